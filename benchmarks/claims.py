@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from forgetfree.display import NULL
 from forgetfree.errors import ReportError
 from forgetfree.results.evidence import Answers, Evidence, Interval
 from forgetfree.results.metrics import reliability
-from forgetfree.results.rendering import NULL, Page, Table, render_page
+from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.run_results import StrategyRuns, load_run_results, merge
 from forgetfree.results.unit_files import answers_of
 
@@ -87,7 +88,7 @@ class Runs:
 
     def __init__(self, directories: Sequence[str]) -> None:
         read = [load_run_results(directory) for directory in directories]
-        withheld = [result.get("scenario", "task") != "task" for result in read]
+        withheld = [result.content.get("scenario", "task") != "task" for result in read]
         # Runs that know the task of a row are not merged with runs that do not.
         self._comparisons = {
             hidden: merge([result for result, its in zip(read, withheld, strict=True) if its == hidden])
@@ -101,7 +102,7 @@ class Runs:
             labels = ", ".join(entry.label for _, entry in entries)
             raise ReportError(f"Each strategy is judged in one configuration, got {labels}. Leave some runs out.")
         self.answers: dict[str, Answers] = {
-            role: {run["seed"]: answers_of(run, comparison.tasks) for run in entry.runs}
+            role: {run.seed: answers_of(run, comparison.tasks) for run in entry.runs}
             for role, entry in self.entries.items()
         }
         self._evidence: dict[tuple[str, ...], Evidence] = {}
@@ -134,9 +135,7 @@ class Runs:
 
 def _role(entry: StrategyRuns) -> str:
     run = entry.runs[0]
-    return str(
-        run["options"].get("composition", "union") if run["strategy"] == "grafting-continual" else run["strategy"]
-    )
+    return str(run.options.get("composition", "union") if run.strategy == "grafting-continual" else run.strategy)
 
 
 # ---- what is measured ---------------------------------------------------------------------------------
@@ -146,7 +145,7 @@ def changed(role: str, runs: Runs) -> Interval:
     """Return the most that any score changes after its task was learned, over all tasks and seeds."""
     changes = []
     for run in runs.entries[role].runs:
-        matrix = np.array(run["matrix"][1:], dtype=np.float64)  # the first row is that before training
+        matrix = run.learning_matrix[1:]  # the first row is that before training
         changes += [np.abs(matrix[task:, task] - matrix[task, task]).max() for task in range(len(matrix))]
     return Interval(max(changes), min(changes), max(changes))
 
@@ -167,9 +166,11 @@ def final_union(runs: Runs) -> Interval | None:
     ``None`` where a run did not ask for it (``final_union``).
     """
     those = runs.entries["union"].runs
-    if not all(run.get("union") for run in those):
+    unions = [run.union.accuracy for run in those if run.union]
+    if len(unions) < len(those):
         return None
-    return _range(float(np.mean(run["union"]["accuracy"]) - np.mean(run["matrix"][-1])) for run in those)
+    own = [run.learning_matrix[-1] for run in those]
+    return _range(float(np.mean(a) - np.mean(b)) for a, b in zip(unions, own, strict=True))
 
 
 def calibration(runs: Runs) -> Interval:
@@ -206,10 +207,9 @@ def cost(runs: Runs) -> Interval:
     fine_tuning: dict[int, float] = {}
     for entry in runs.entries.values():
         for run in entry.runs:
-            fine_tuning[run["seed"]] = max(fine_tuning.get(run["seed"], 0.0), run["seconds"]["fine_tune"])
+            fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), run.seconds["fine_tune"])
     return _range(
-        (run["seconds"]["localize"] + run["seconds"]["train"]) / fine_tuning[run["seed"]]
-        for run in runs.entries["union"].runs
+        (run.seconds["localize"] + run.seconds["train"]) / fine_tuning[run.seed] for run in runs.entries["union"].runs
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from forgetfree.errors import ForgetfreeError, ReportError, UnknownNameError, UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.results.records import Run, RunResults
 from forgetfree.results.run_results import load_run_results
 
 Json = dict[str, Any]
@@ -25,7 +26,7 @@ RESULTS = Path(__file__).parent / "results"
 Verdict = Literal["equal to the bit", "within its interval", "different"]
 
 
-def replay(results: Json, unit: str, data: str, out: Path, model: str | None = None) -> Verdict:
+def replay(results: RunResults, unit: str, data: str, out: Path, model: str | None = None) -> Verdict:
     """Run one unit again, and say how its scores compare with the published ones.
 
     Args:
@@ -51,47 +52,47 @@ def replay(results: Json, unit: str, data: str, out: Path, model: str | None = N
     _check_same(results, job.describe()["about"])
     with threads_as_before():
         set_threads(job.threads)
-        made, now = published.get("made", {}), circumstances(job.device)
+        made, now = published.made, circumstances(job.device)
     same_machine = made.get("versions") == now["versions"] and now["machine"].items() <= made.get("machine", {}).items()
     found = perform(job)
     if found["failed"]:
         raise ReportError(f"{unit} failed: {found['failed'][0]['error']}")
-    return compared(published, found["runs"][0], list(results["data"]["test_rows"].values()), exactly=same_machine)
+    return compared(published, RunResults.of(found).runs[0], list(results.test_rows.values()), exactly=same_machine)
 
 
-def units_of(results: Json) -> dict[str, Json]:
+def units_of(results: RunResults) -> dict[str, Run]:
     """Return the runs of a file by the names of their units."""
-    return {f"{run['strategy']}/seed-{run['seed']}": run for run in results["runs"]}
+    return {f"{run.strategy}/seed-{run.seed}": run for run in results.runs}
 
 
-def config_of(results: Json, run: Json, data: str, out: Path, model: str | None = None) -> Any:
+def config_of(results: RunResults, run: Run, data: str, out: Path, model: str | None = None) -> Any:
     """Return the configuration that repeats a run; arguments as those of `replay`."""
     from forgetfree.jobs.run_config import RunConfig, RunOptions
 
-    own = RunOptions.__dataclass_fields__
-    settings = {key: value for key, value in results.get("set", {}).items() if key in own}
-    settings.setdefault("test_limit", max(results["data"]["test_rows"].values()))
-    settings |= {"scenario": results.get("scenario", "task"), "evaluate_on": results.get("evaluated_on", "test")}
+    own, content = RunOptions.__dataclass_fields__, results.content
+    settings = {key: value for key, value in content.get("set", {}).items() if key in own}
+    settings.setdefault("test_limit", max(results.test_rows.values()))
+    settings |= {"scenario": content.get("scenario", "task"), "evaluate_on": content.get("evaluated_on", "test")}
     # No score depends on these.
     settings |= {"floors": "constant", "temperature_scaling": False, "readout_again": False}
-    if threads := run.get("made", {}).get("machine", {}).get("threads"):
+    if threads := run.made.get("machine", {}).get("threads"):
         settings["threads"] = threads
-    settings |= {f"{run['strategy']}.{key}": value for key, value in run["options"].items()}
+    settings |= {f"{run.strategy}.{key}": value for key, value in run.options.items()}
     return RunConfig(
-        stream=results["stream"],
-        strategies=(run["strategy"],),
-        seeds=(run["seed"],),
-        shots=results["data"]["shots"],
-        model=model or results["model"]["name"],
-        readout=results["model"]["readout"],
+        stream=results.stream,
+        strategies=(run.strategy,),
+        seeds=(run.seed,),
+        shots=results.data["shots"],
+        model=model or results.model["name"],
+        readout=results.model["readout"],
         data=data,
         settings=settings,
-        device=run.get("made", {}).get("machine", {}).get("device", "auto"),
+        device=run.made.get("machine", {}).get("device", "auto"),
         out=str(out),
     )
 
 
-def compared(published: Json, again: Json, rows: Sequence[int], *, exactly: bool) -> Verdict:
+def compared(published: Run, again: Run, rows: Sequence[int], *, exactly: bool) -> Verdict:
     """Return how the scores of a run compare with those of the same run before.
 
     Args:
@@ -102,23 +103,23 @@ def compared(published: Json, again: Json, rows: Sequence[int], *, exactly: bool
     """
     from scipy.stats import binomtest
 
-    if all(published[key] == again[key] for key in ("matrix", "ece")):
+    if (published.matrix, published.ece) == (again.matrix, again.ece):
         return "equal to the bit"
     if exactly:
         return "different"
-    for score, other, n in zip(published["matrix"][-1], again["matrix"][-1], rows, strict=True):
+    for score, other, n in zip(published.learning_matrix[-1], again.learning_matrix[-1], rows, strict=True):
         interval = binomtest(round(score * n), n).proportion_ci(method="wilson")
         if not interval.low <= other <= interval.high:
             return "different"
     return "within its interval"
 
 
-def _check_same(results: Json, about: Json) -> None:
+def _check_same(results: RunResults, about: Json) -> None:
     for what, ours, theirs in (
-        ("model", about["model"]["fingerprint"], results["model"].get("fingerprint")),
-        ("data", about["data"]["fingerprints"], results["data"].get("fingerprints")),
-        ("numbers of test rows", about["data"]["test_rows"], results["data"].get("test_rows")),
-        ("adapters that tasks start from", about.get("starts", {}), results.get("starts", {})),
+        ("model", about["model"]["fingerprint"], results.model.get("fingerprint")),
+        ("data", about["data"]["fingerprints"], results.data.get("fingerprints")),
+        ("numbers of test rows", about["data"]["test_rows"], results.data.get("test_rows")),
+        ("adapters that tasks start from", about.get("starts", {}), results.starts),
     ):
         if ours != theirs:
             raise ReportError(

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from forgetfree.core.mask import learn_region as learn_region
     from forgetfree.core.parameters import ParameterSpace as ParameterSpace
     from forgetfree.core.regions import Region as Region
+    from forgetfree.jobs.loaded_results import Results as Results
+    from forgetfree.jobs.loaded_results import load_results as load_results
     from forgetfree.learning.training import TrainingOptions as TrainingOptions
     from forgetfree.ledger import Ledger as Ledger
     from forgetfree.ledger import LedgerSwitch as LedgerSwitch
     from forgetfree.ledger import MixedBatchModel as MixedBatchModel
     from forgetfree.ledger.graft import Graft as Graft
     from forgetfree.models.loading import load_model as load_model
-    from forgetfree.results.table import Results as Results
-    from forgetfree.results.table import load_results as load_results
     from forgetfree.serve.inference import Predictor as Predictor
     from forgetfree.serve.task_switch import TaskSwitch as TaskSwitch
 
@@ -42,14 +42,14 @@ _HOME = {
     "ParameterSpace": "forgetfree.core.parameters",
     "Predictor": "forgetfree.serve.inference",
     "Region": "forgetfree.core.regions",
-    "Results": "forgetfree.results.table",
+    "Results": "forgetfree.jobs.loaded_results",
     "Stream": "forgetfree.continual.streams",
     "TaskSwitch": "forgetfree.serve.task_switch",
     "TrainingOptions": "forgetfree.learning.training",
     "graft": "forgetfree.cli.calls",
     "learn_region": "forgetfree.core.mask",
     "load_model": "forgetfree.models.loading",
-    "load_results": "forgetfree.results.table",
+    "load_results": "forgetfree.jobs.loaded_results",
     "load_stream": "forgetfree.continual.streams",
     "plan": "forgetfree.cli.plan",
     "run": "forgetfree.cli.calls",

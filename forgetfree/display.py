@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+#: Stands where there is no number, or nothing was set.
+NULL = "—"
 #: What moves a cursor, colours a terminal, ends a line, changes the direction of text, or is no character at all:
 #: controls, the two separators, bidirectional controls and lone surrogates. Joiners and marks belong to real text.
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -72,13 +72,22 @@ def read_json(
         check(value)
     except ValueError as fault:
         raise error(f"{path}: {first_line(fault)}. {remedy}") from fault
-    if signed and isinstance(value, dict) and "checksum" in value:
-        try:
-            check_signature(value)
-        except ValueError as fault:
-            raise error(f"{path}: {first_line(fault)}. Undo that, or restore it from a copy.") from fault
-        del value["checksum"]
-    return value
+    return unsigned(value, path, error) if signed else value
+
+
+def unsigned(value: Any, path: Path, error: type[ForgetfreeError]) -> Any:
+    """Return the content of a file without its checksum, as `read_json` does where it is signed.
+
+    Raises:
+        ForgetfreeError: ``error``: the content is not what was signed.
+    """
+    if not isinstance(value, dict) or "checksum" not in value:
+        return value
+    try:
+        check_signature(value)
+    except ValueError as fault:
+        raise error(f"{path}: {first_line(fault)}. Undo that, or restore it from a copy.") from fault
+    return {key: each for key, each in value.items() if key != "checksum"}
 
 
 def sign(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -284,8 +284,8 @@ JOBS: dict[str, JobEntry] = {
     "graft": JobEntry(
         Entry("forgetfree.jobs.graft:GraftJob"),
         "grafts",
-        Entry("forgetfree.results.graft_report:load_graft_results"),
-        Entry("forgetfree.results.graft_report:lay_out_graft"),
+        Entry("forgetfree.results.stored:load_graft_results"),
+        Entry("forgetfree.results.report.graft_tables:lay_out_graft"),
     ),
     "experiment": JobEntry(
         Entry("forgetfree.jobs.experiments.job:ExperimentJob"),
@@ -296,8 +296,8 @@ JOBS: dict[str, JobEntry] = {
     "sweep": JobEntry(
         Entry("forgetfree.jobs.sweep:SweepJob"),
         "trials",
-        Entry("forgetfree.results.sweep_report:load_sweep_results"),
-        Entry("forgetfree.results.sweep_report:lay_out_sweep"),
+        Entry("forgetfree.results.stored:load_sweep_results"),
+        Entry("forgetfree.results.report.sweep_tables:lay_out_sweep"),
     ),
 }
 

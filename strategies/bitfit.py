@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from forgetfree.continual.regions import RegionStrategy, TaskRegions, check_region_rate
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.task_training import Skill
 from forgetfree.core.regions import biases
+from forgetfree.learning.planned import Planned, TaskSize, ledger_bytes, training
 
 
 class BitFit(RegionStrategy):
@@ -27,6 +30,14 @@ class BitFit(RegionStrategy):
         check_region_rate(options)
         biases(stream.model.space())
 
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """A training a task, which keeps its biases."""
+        return Planned(
+            [[training(options, task, options.region_steps)] for task in tasks],
+            lambda space: ledger_bytes(space, *[len(biases(space))] * len(tasks)),
+        )
+
     def setup(self) -> None:
         """Make an empty ledger, in which each task stands alone."""
         self.regions = TaskRegions(self, "alone")
@@ -35,11 +46,11 @@ class BitFit(RegionStrategy):
     def begin(self, task: EncodedTask) -> Training:
         """Train all biases."""
         self.regions.ledger.check_new(task.name)
-        return self.regions.training(task, self._biases)
+        return self.regions.training(task, Skill(self._biases, len(self._biases) / len(self.space)))
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record the biases."""
-        self.regions.commit(task, self._biases, len(self._biases) / len(self.space))
+        self.regions.commit(training)
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the task's own biases."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, read_json
-from forgetfree.learning.monitor import Phase
+from forgetfree.learning.planned import Planned, TaskSize, fine_tuning
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.state import ModelState, StateStore
 
@@ -29,10 +29,12 @@ class FineTune(ContinualStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = TaskwiseOptions
     forget_free: ClassVar[bool] = True
-    taskwise: ClassVar[bool] = True
-    #: What a task takes beside evaluation, for an estimate beforehand; default: train.
-    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune",)
     resumable: ClassVar[bool] = True
+
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """A model a task, which is shared."""
+        return Planned([[fine_tuning(options, task)] for task in tasks], lambda space: 0)
 
     def setup(self) -> None:
         """Keep a model per task."""
@@ -41,14 +43,14 @@ class FineTune(ContinualStrategy):
     def begin(self, task: EncodedTask) -> Training:
         """Train everything from the task's start; no step where another strategy has made the fine-tuned model already."""
         self.scope.enter_context(undo_on_error(lambda: self.pre_trained.load_(self.model)))
-        self._known = self.scope.enter_context(self.models.making(task))
-        (self._known or self.stream.start_of(task)).load_(self.model)
-        steps = 0 if self._known else self.full_steps(task)
+        known = self.scope.enter_context(self.models.making(task))
+        (known or self.bench(task).start).load_(self.model)
+        steps = 0 if known else self.full_steps(task)
         return self.everything(task, steps=steps, phase="fine_tune")
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Keep the model; the next task starts from θ_pre again."""
-        self.models.keep(task, self._known or ModelState.of(self.model, [task.name]), is_new=self._known is None)
+        self.models.keep(task, ModelState.of(self.model, [task.name]), is_new=training.steps > 0)
         self.pre_trained.load_(self.model)
 
     @contextmanager
@@ -77,13 +79,18 @@ class TaskModels:
         self._store = StateStore() if strategy.has_plugins else strategy.store
         self._on_disk = strategy.shares_store and not strategy.has_plugins
 
+    def key(self, task: EncodedTask) -> str:
+        """Return under which key the task's model stands: of everything that determines it, where others share the store."""
+        strategy = self._strategy
+        return strategy.bench(task).key(strategy.options) if strategy.shares_store else task.name
+
     def making(self, task: EncodedTask) -> AbstractContextManager[ModelState | None]:
         """Give the task's fine-tuned model, if it is in the store; else no other process makes it until this one has."""
-        return self._store.making(self._strategy.fine_tuned_key(task))
+        return self._store.making(self.key(task))
 
     def keep(self, task: EncodedTask, state: ModelState, *, is_new: bool) -> None:
         """Keep the task's model, which is new unless `making` gave it."""
-        key = self._keys[task.name] = self._strategy.fine_tuned_key(task)
+        key = self._keys[task.name] = self.key(task)
         self._sizes[task.name] = state.size_in_bytes
         if is_new:
             self._store.put(key, state)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from forgetfree.continual.foundations import Foundations
 from forgetfree.continual.regions import RegionStrategy, TaskRegions
-from forgetfree.continual.skills import SkillOptions, check_skill, learn_region, starting_values
+from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill, planned_skills
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.core.base_regions import budget
-from forgetfree.learning.monitor import Phase
+from forgetfree.learning.planned import Planned, TaskSize
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
 
@@ -35,7 +36,6 @@ class GraftRetrain(RegionStrategy):
     """
 
     Options: ClassVar[type[TrainingOptions]] = GraftRetrainOptions
-    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune", "localize", "train")
     resumable: ClassVar[bool] = True
 
     @classmethod
@@ -43,26 +43,27 @@ class GraftRetrain(RegionStrategy):
         """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
         check_skill(options, stream)
 
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """Fine-tuning, the search for γ, its training; a region a task."""
+        return planned_skills(options, tasks)
+
     def setup(self) -> None:
         """Make an empty ledger, in which each task stands alone."""
         self.regions = TaskRegions(self, "alone")
+        self.skills = SkillTraining(self, Foundations(self))
 
     def begin(self, task: EncodedTask) -> Training:
         """Fine-tune θ_pre on the task alone, localize γ, and train it."""
         self.regions.ledger.check_new(task.name)
-        fine_tuned = self.fine_tuned(task)
-        self._region = learn_region(self, task, fine_tuned).region
-        return self.regions.training(
-            task,
-            self._region,
-            start=starting_values(self, task, self._region, fine_tuned)[0],
-            readout=dict(fine_tuned.readouts[task.name]),
-            budget=budget(len(self.space), self.options.sparsity),
-        )
+        bench = self.bench(task)
+        fine_tuned = bench.fine_tuned(self.options)
+        (learned,) = bench.localized(fine_tuned, self.options)
+        return self.skills.training(task, learned.region, fine_tuned)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record the region and its values."""
-        self.regions.commit(task, self._region, self.options.sparsity)
+        self.regions.commit(training)
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the task's own region on θ_pre."""

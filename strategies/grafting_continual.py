@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from forgetfree.continual.regions import RegionStrategy, TaskRegions
-from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill, learn_region, sought_on_theta_pre
+from forgetfree.continual.both_ways import BothWays, both_ways
+from forgetfree.continual.foundations import Foundations, LocalizeAt, sought_on_theta_pre
+from forgetfree.continual.regions import RegionStrategy, TaskRegions, scores_of_union
+from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill, planned_skills
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.core.mask import LearnedRegion
+from forgetfree.continual.task_training import skill_of
+from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError
-from forgetfree.learning.monitor import Phase
+from forgetfree.learning.planned import Planned, TaskSize
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger import Ledger
-from forgetfree.models.state import ModelState
 from forgetfree.options import option
 
 
@@ -30,7 +32,7 @@ class GraftingOptions(SkillOptions):
         "overlap and no task depends on the order; or auto: for each task what answers its validation rows better, for which "
         "its region is trained twice",
     )
-    localize_at: Literal["pretrained", "union"] = option(
+    localize_at: LocalizeAt = option(
         "pretrained", "where γ is searched for: on θ_pre, as in the paper; or on the union so far, among what is free"
     )
     final_union: bool = option(False, "evaluate the one final union on all tasks too")
@@ -53,7 +55,6 @@ class GraftingContinual(RegionStrategy):
     """
 
     Options: ClassVar[type[TrainingOptions]] = GraftingOptions
-    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune", "localize", "train")
     resumable: ClassVar[bool] = True
 
     @classmethod
@@ -69,21 +70,20 @@ class GraftingContinual(RegionStrategy):
                 "composition=alone makes no union, and final_union answers with one. Leave one of them out."
             )
 
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """Fine-tuning, the search for γ_n, its training, both ways where that is asked for; a region a task."""
+        planned = planned_skills(options, tasks)
+        return both_ways(planned, options.localize_at) if options.composition == "auto" else planned
+
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with the union of all regions up to its own, or with its own."""
         self.regions = TaskRegions(self, self.options.composition)
-        self.skills = SkillTraining(self)
-        self.noted = self.skills.scales  # a job keeps it
+        self.foundations = Foundations(self, self.options.localize_at)
+        one_way = SkillTraining(self, self.foundations)
+        self.ways = BothWays(one_way) if self.options.composition == "auto" else one_way
         #: γ_n of tasks for which it was found in another stream.
-        self.reused: dict[str, LearnedRegion] = {}
-        #: The task whose union answers for all tasks, while the final union is evaluated.
-        self._answers_all: EncodedTask | None = None
-
-    def reuse(self, ledger: Ledger) -> set[str]:
-        """Take over γ_n wherever it was sought on θ_pre: what other tasks own has no part in it."""
-        if self.options.localize_at == "pretrained":
-            self.reused = sought_on_theta_pre(ledger)
-        return set(self.reused)
+        self.reused: dict[str, Region] = {}
 
     def begin(self, task: EncodedTask) -> Training:
         """Find γ_n, and train of it what no earlier task owns, on top of what they own."""
@@ -91,48 +91,32 @@ class GraftingContinual(RegionStrategy):
 
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
-        found = self.reused.get(task.name)
-        with self.regions.start_of(task) as start:  # the union, for a task met again; else θ_pre
-            alone = self.regions.stands_alone(task)
-            fine_tuned = self.fine_tuned(task, start)
-            if start is not None and not alone:
-                fine_tuned = self.skills.where_free(fine_tuned, start)
-            if found is None and (start is not None or self.options.localize_at == "pretrained"):
-                found = learn_region(self, task, fine_tuned, start)
-        both_ways = start is None and self.regions.ledger.last_of_union and self.options.composition == "auto"
-        rival = self.skills.trained_alone(task, found, fine_tuned) if both_ways else None
-        if found is None:
-            union = ModelState.of(self.model, [task.name])
-            found = learn_region(self, task, self.skills.where_free(fine_tuned, union), union)
+        with self.foundations.fine_tuning(task) as bench:
+            fine_tuned = bench.fine_tuned(self.options)
+        region = self.reused.get(task.name)
+        if region is None:
+            with self.foundations.search(task) as bench:
+                region = bench.localized(fine_tuned, self.options)[0].region
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
-        training = self.skills.training(task, found, fine_tuned, start, alone=alone)
-        return self.skills.against(rival, training) if rival else training
+        return self.ways.training(task, region, fine_tuned)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """(3) Record in the ledger who owns what, with its values."""
-        self.regions.commit(task, self.skills.localized[task.name].region, self.options.sparsity)
+        self.regions.commit(training)
+        self.notes[task.name] = skill_of(training).scale
 
-    @contextmanager
-    def answering(self, task: EncodedTask) -> Iterator[None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k."""
-        with self.regions.answering(self._answers_all or task):
-            yield
+        return self.regions.answering(task)
+
+    def reuse(self, ledger: Ledger) -> set[str]:
+        """Take over γ_n wherever it was sought on θ_pre: what other tasks own has no part in it."""
+        if self.options.localize_at == "pretrained":
+            self.reused = sought_on_theta_pre(ledger)
+        return set(self.reused)
 
     def extra_results(self) -> dict[str, Any]:
         """Return scaled starts, and the scores of the one final union on all tasks: what the union per task buys."""
-        extra = {"scales": self.skills.scales} if self.options.region_start == "scaled" else {}
-        if not self.options.final_union:
-            return extra
-        last = self.regions.ledger.records[self.regions.ledger.last_of_union - 1].task
-        self._answers_all = next(task for task in self.learned if task.name == last)
-        try:
-            answers = self.evaluate()
-        finally:
-            self._answers_all = None
-        return extra | {
-            "union": {
-                "accuracy": [answers[task.name].score(task.definition.metric) for task in self.stream.tasks],
-                "ece": [answers[task.name].ece for task in self.stream.tasks],
-            }
-        }
+        extra: dict[str, Any] = {"scales": self.notes} if self.options.region_start == "scaled" else {}
+        return extra | ({"union": scores_of_union(self)} if self.options.final_union else {})

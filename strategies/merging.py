@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from forgetfree.continual.kept_ledger import LEDGER, KeptLedger
 from forgetfree.continual.regions import TaskRegions
-from forgetfree.continual.skills import learn_region
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
 from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.task_training import Skill
 from forgetfree.core.base_regions import budget, most_moved
 from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.monitor import Phase
+from forgetfree.learning.planned import Planned, TaskSize, fine_tuning, ledger_bytes, search
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger import Ledger, merged_graft, merged_ledger
 from forgetfree.ledger.graft import Graft
@@ -49,36 +51,42 @@ class Merging(ContinualStrategy):
     """Fine-tune θ_pre on each task alone, keep of θ_ft the entries that the rule needs, and merge those of all tasks.
 
     A task is answered by the merged model of all learned tasks with its own readout; so is one that is not learned yet, with
-    an untrained readout. What is kept are the grafts, of which the next merge is made, and the merged model: see `_Grafts`.
+    an untrained readout. What is kept are the grafts, of which the next merge is made, and the merged model: see `_KeptGrafts`.
     """
 
-    taskwise: ClassVar[bool] = True
-    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune",)
     resumable: ClassVar[bool] = True
     rule: ClassVar[MergeRule]
 
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """θ_ft of each task, which is shared; its graft, and the merged model."""
+        return Planned(
+            [
+                [fine_tuning(options, task), *([search(options, task)] if isinstance(options, StitchOptions) else [])]
+                for task in tasks
+            ],
+            lambda space: ledger_bytes(space, *_entries(options, space, len(tasks))),
+        )
+
     def setup(self) -> None:
         """Make an empty ledger of grafts, in which each task stands alone."""
-        self.regions = _Grafts(self, "alone")
+        self.regions = TaskRegions(self, "alone")
+        self.kept = _KeptGrafts(self)
         self._merged: tuple[int, Graft] | None = None
 
     @abstractmethod
-    def region(self, task: EncodedTask, fine_tuned: ModelState) -> tuple[Region, float]:
+    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
         """Return the entries of θ_ft that are kept, and the share of the space that they were allowed."""
 
     def begin(self, task: EncodedTask) -> Training:
         """Fine-tune θ_pre on the task alone; nothing is trained after that."""
         self.regions.ledger.check_new(task.name)
         fine_tuned = self.fine_tuned(task)
-        self._region, self._share = self.region(task, fine_tuned)
-        readout = dict(fine_tuned.readouts[task.name])
-        return self.regions.training(
-            task, self._region, start=fine_tuned.theta, readout=readout, steps=0, options=self.options
-        )
+        return self.regions.training(task, self.skill(task, fine_tuned), fine_tuned, steps=0, options=self.options)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record the task's entries."""
-        self.regions.commit(task, self._region, self._share)
+        self.regions.commit(training)
 
     @contextmanager
     def answering(self, task: EncodedTask) -> Iterator[None]:
@@ -103,20 +111,38 @@ class Merging(ContinualStrategy):
         return merged_ledger(grafts.space, grafts.fingerprint, grafts.binding, self.merged(), grafts.records)
 
 
-class _Grafts(TaskRegions):
+def _entries(options: Any, space: ParameterSpace, tasks: int) -> list[int]:
+    """Return the most entries that the graft of each task has, and the merged one."""
+    share = options.sparsity if isinstance(options, StitchOptions) else getattr(options, "density", 1.0)
+    each = int(share * len(space))
+    return [*[each] * tasks, min(len(space), each * tasks)]
+
+
+class _KeptGrafts:
     """Keeps two ledgers: that of the grafts, to learn further tasks, and the merged one, to answer with."""
 
-    file: ClassVar[str] = "grafts.safetensors"
-    _strategy: Merging
+    def __init__(self, strategy: Merging) -> None:
+        self._strategy = strategy
+        self._grafts = KeptLedger(strategy, strategy.regions, "grafts.safetensors")
+
+    @property
+    def ledger(self) -> Ledger:
+        """That of the grafts."""
+        return self._grafts.ledger
 
     def save(self, directory: Path) -> None:
         """Write both."""
-        super().save(directory)
-        self._strategy.merged_ledger().save(directory / TaskRegions.file)
+        self._grafts.save(directory)
+        self._strategy.merged_ledger().save(directory / LEDGER)
+
+    def load(self, directory: Path) -> None:
+        """Read that of the grafts, of which the other is made."""
+        self._grafts.load(directory)
 
     def bytes_kept(self) -> int:
         """Count both."""
-        return super().bytes_kept() + (self._strategy.merged_ledger().size_in_bytes if self.ledger.records else 0)
+        merged = self._strategy.merged_ledger().size_in_bytes if self.ledger.records else 0
+        return self._grafts.bytes_kept() + merged
 
 
 class MergeTaskArithmetic(Merging):
@@ -125,9 +151,9 @@ class MergeTaskArithmetic(Merging):
     Options: ClassVar[type[TrainingOptions]] = TaskArithmeticOptions
     rule: ClassVar[MergeRule] = "task-arithmetic"
 
-    def region(self, task: EncodedTask, fine_tuned: ModelState) -> tuple[Region, float]:
+    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
         """Return all entries that moved."""
-        return most_moved(self.pre_trained.theta, fine_tuned.theta, len(self.space)), 1.0
+        return Skill(most_moved(self.pre_trained.theta, fine_tuned.theta, len(self.space)), 1.0)
 
 
 class MergeTies(Merging):
@@ -144,10 +170,10 @@ class MergeTies(Merging):
         """Refuse a density that leaves no entry."""
         budget(len(stream.model.space()), options.density)
 
-    def region(self, task: EncodedTask, fine_tuned: ModelState) -> tuple[Region, float]:
+    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
         """Return the most moved entries."""
         share = self.options.density
-        return most_moved(self.pre_trained.theta, fine_tuned.theta, budget(len(self.space), share)), share
+        return Skill(most_moved(self.pre_trained.theta, fine_tuned.theta, budget(len(self.space), share)), share)
 
 
 class MergeStitch(Merging):
@@ -158,7 +184,6 @@ class MergeStitch(Merging):
     """
 
     Options: ClassVar[type[TrainingOptions]] = StitchOptions
-    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune", "localize")
     rule: ClassVar[MergeRule] = "stitch"
 
     @classmethod
@@ -166,6 +191,7 @@ class MergeStitch(Merging):
         """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
         check_localization(options, stream.model.space())
 
-    def region(self, task: EncodedTask, fine_tuned: ModelState) -> tuple[Region, float]:
+    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
         """Return the task's localized region."""
-        return learn_region(self, task, fine_tuned).region, self.options.sparsity
+        (learned,) = self.bench(task).localized(fine_tuned, self.options)
+        return Skill(learned.region, self.options.sparsity)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from forgetfree.continual.regions import RegionOptions, RegionStrategy, TaskRegions, check_region_rate
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.task_training import Skill
 from forgetfree.core.base_regions import top
-from forgetfree.core.parameters import at_least_float32, entries, weight_matrices
+from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries, weight_matrices
 from forgetfree.core.regions import Region
-from forgetfree.core.tensors import load_tensors_, tensors_of
+from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import WholeTensors
-from forgetfree.learning.training import TrainingOptions, fine_tune, scheduled_rate
+from forgetfree.learning.planned import Planned, PlannedPhase, TaskSize, ledger_bytes, training
+from forgetfree.learning.training import TrainingOptions
+from forgetfree.models.state import ModelState
 from forgetfree.options import option
 
 
@@ -60,6 +63,26 @@ class PackNet(RegionStrategy):
         check_region_rate(options)
         weight_matrices(stream.model.space())
 
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """Training of all that is free, which no other strategy shares, and retraining of what is kept of it."""
+
+        def kept(space: ParameterSpace) -> int:
+            matrices = sum(space.tensors[i].size for i in weight_matrices(space))
+            shares = (options.keep * (1 - options.keep) ** number for number in range(len(tasks)))
+            return ledger_bytes(space, *(int(matrices * each) for each in shares))
+
+        return Planned(
+            [
+                [
+                    PlannedPhase("fine_tune", task.steps, options.batch_size),
+                    training(options, task, retraining_steps(options, task.steps)),
+                ]
+                for task in tasks
+            ],
+            kept,
+        )
+
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with the union of all regions up to its own."""
         self.regions = TaskRegions(self, "union")
@@ -71,61 +94,53 @@ class PackNet(RegionStrategy):
         is_free = ~owned.mask(len(self.space))
         matrices = [self.space.tensors[i] for i in weight_matrices(self.space)]
         wheres = [slice(spec.offset, spec.offset + spec.size) for spec in matrices]
-        self._region, theta, readout = Region.empty(), None, None
+        region, trained = Region.empty(), None
         if any(bool(is_free[where].any()) for where in wheres):
-            theta, readout = self._train_free(task, owned)
-            change = (theta.to(at_least_float32(theta.dtype)) - self.pre_trained.theta).abs_()
+            trained = self._train_free(task, owned)
+            change = (trained.theta.to(at_least_float32(trained.theta.dtype)) - self.pre_trained.theta).abs_()
             kept = []
             for where in wheres:
                 free = is_free[where]
                 count = share(int(free.sum()), self.options.keep)
                 kept.append(top(change[where], count, free).indices + where.start)
-            self._region = Region(torch.cat(kept))
-        steps = self.options.region_steps
+            region = Region(torch.cat(kept))
         return self.regions.training(
             task,
-            self._region,
-            start=theta,
-            readout=readout,
+            Skill(region, len(region) / len(self.space)),
+            trained,
             budget=len(self.space),  # retraining goes on at the rate of training
-            steps=-(-self.full_steps(task) // 2) if steps is None else steps,
+            steps=retraining_steps(self.options, self.full_steps(task)),
         )
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record what is kept; the rest is θ_pre again."""
-        self.regions.commit(task, self._region, len(self._region) / len(self.space))
+        self.regions.commit(training)
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the union of what the tasks up to this one keep."""
         return self.regions.answering(task)
 
-    def _train_free(self, task: EncodedTask, owned: Region) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return θ ``(N,)`` and the readout after training; the model is as it was."""
-        model, steps = self.model, self.full_steps(task)
+    def _train_free(self, task: EncodedTask, owned: Region) -> ModelState:
+        """Return what training leaves; the model is as it was."""
+        model = self.model
         tensors = self.space.parameters(model.backbone)
         places = [entries(tensors[i].detach(), local) for i, local, _ in self.space.split(owned.indices)]
         frozen = [(flat, at, flat[at]) for flat, at in places]
-        readout = model.readout_module(task.label)
-        with self.holding(), self.phase("fine_tune", task, steps) as on_step:
-            self.monitor.learning_rate(scheduled_rate(self.options, steps))
-            load_tensors_(readout, self.pre_trained.readouts[task.name])
 
-            def after_update(step: int, loss: float) -> None:
-                for flat, at, values in frozen:  # momentum and decay move them without a gradient
-                    flat[at] = values
-                on_step(step, loss)
+        def freeze() -> None:
+            for flat, at, values in frozen:  # momentum and decay move them without a gradient
+                flat[at] = values
 
-            fine_tune(
-                model,
-                task.train,
-                self.options,
-                steps=steps,
-                seed=self.phase_seed("fine_tune", task),
-                on_step=after_update,
-                trained=WholeTensors(tensors[i] for i in weight_matrices(self.space)),
-                checkpoint=self.monitor.checkpoint(),
-            )
-            return self.space.flatten(model.backbone).cpu(), tensors_of(readout)
+        with self.holding():
+            load_tensors_(model.readout_module(task.label), self.pre_trained.readouts[task.name])
+            matrices = WholeTensors(tensors[i] for i in weight_matrices(self.space))
+            self.bench(task).train_(self.options, "fine_tune", matrices, after_update=freeze)
+            return ModelState.of(model, [task.name])
+
+
+def retraining_steps(options: PackNetOptions, steps: int | None) -> int | None:
+    """Return the updates of retraining after so many of training: half as many, unless the options say how many."""
+    return options.region_steps if options.region_steps is not None or steps is None else -(-steps // 2)
 
 
 def share(count: int, keep: float) -> int:

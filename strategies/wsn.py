@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -14,8 +15,10 @@ from torch import nn
 from forgetfree.continual.regions import RegionOptions, RegionStrategy, TaskRegions, check_region_rate
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.task_training import Skill
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
 from forgetfree.core.regions import Region
+from forgetfree.learning.planned import Planned, TaskSize, ledger_bytes, training
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger.graft import Graft
 from forgetfree.options import option
@@ -65,6 +68,16 @@ class WSN(RegionStrategy):
         check_region_rate(options)
         weight_matrices(stream.model.space())
 
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """A training a task, which keeps its mask and the values that no earlier task owns: at most a share of each matrix."""
+
+        def kept(space: ParameterSpace) -> int:
+            matrices = sum(space.tensors[i].size for i in weight_matrices(space))
+            return ledger_bytes(space, *[int(options.capacity * matrices)] * len(tasks))
+
+        return Planned([[training(options, task, options.region_steps)] for task in tasks], kept)
+
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with its mask alone, which may hold entries of earlier tasks."""
         self.regions = TaskRegions(self, "selection")
@@ -74,7 +87,7 @@ class WSN(RegionStrategy):
         self.regions.ledger.check_new(task.name)
         return self.regions.training(
             task,
-            Region.empty(),
+            Skill(Region.empty(), self.options.capacity),
             budget=int(self.options.capacity * len(self.space)),
             trained=partial(self._subnetwork, task),
         )
@@ -84,7 +97,7 @@ class WSN(RegionStrategy):
         indices = torch.cat([torch.empty(0, dtype=torch.int64), *(r.owned.region.indices for r in records)])
         values = torch.cat([self.pre_trained.theta[:0], *(r.owned.values for r in records)])
         order = indices.argsort()
-        self._winning = WinningSubnetwork(
+        return WinningSubnetwork(
             self.model.backbone,
             self.space,
             Graft(Region(indices[order]), values[order]),
@@ -92,12 +105,11 @@ class WSN(RegionStrategy):
             mask_every=self.options.mask_every,
             seed=derive_seed(self.phase_seed("train", task), "scores"),
         )
-        return self._winning
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record M = M ∪ m_t; the model holds θ_pre after."""
-        self.regions.commit(task, self._winning.region(), self.options.capacity)
-        del self._winning
+        winning = cast(WinningSubnetwork, training.trained)
+        self.regions.commit(replace(training, skill=Skill(winning.region(), self.options.capacity)))
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the task's mask alone."""

@@ -21,12 +21,12 @@ os.environ.pop("COLUMNS", None)
 import pytest
 import tiny
 
-from forgetfree.results import inline
+from forgetfree.results.report import figures
 
 ModelDirectory = Callable[[str], Path]
 #: What draws the cases of sampled tests: today, or what the user sets; workers of pytest-xdist inherit it.
 DAY = os.environ.setdefault("FORGETFREE_TESTS_DAY", datetime.datetime.now(datetime.UTC).date().isoformat())
-_drawn, _fsync = inline._drawn, os.fsync
+_drawn, _fsync = figures._drawn, os.fsync
 MakeStream = Callable[..., Any]
 
 
@@ -77,7 +77,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     test's matter, and a busy machine mostly waits for its disk.
     """
     draws = item.path.parent.name == "results" or item.get_closest_marker("figures") is not None
-    inline._drawn = _drawn if draws else lambda figure: '<svg viewBox="0 0 252 180"></svg>'
+    figures._drawn = _drawn if draws else lambda figure: '<svg viewBox="0 0 252 180"></svg>'
     os.fsync = _fsync if item.get_closest_marker("slow") is not None else _not_synced
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from forgetfree.results.metrics import summarize
+from forgetfree.results.records import RunResults
+from forgetfree.results.run_results import Comparison, merge
 
 Json = dict[str, Any]
 TASKS = ["qnli", "mrpc"]
@@ -44,6 +47,15 @@ def results_of(*runs: Json, **more: Any) -> Json:
         "runs": list(runs),
         **more,
     }
+
+
+def record_of(results: Json) -> RunResults:
+    """The record of results, with where they were read under ``source``."""
+    return RunResults.of(results, results.get("source", ""))
+
+
+def together(results: Sequence[Json]) -> Comparison:
+    return merge([record_of(each) for each in results])
 
 
 def write(folder: Path, results: Any) -> Path:

@@ -138,7 +138,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 )
 def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[str, ...]) -> None:
     """Every row of these tables stands on its page as `forgetfree report` writes it."""
-    from forgetfree.results.reports import render
+    from forgetfree.results.report.run_report import render
     from forgetfree.results.run_results import load_run_results, merge
 
     report = render(
@@ -166,7 +166,7 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
     ],
 )
 def test_the_row_of_grafts_alone_is_that_of_the_committed_run(runs: str, page: str, name: str) -> None:
-    from forgetfree.results.reports import lay_out
+    from forgetfree.results.report.run_report import lay_out
     from forgetfree.results.run_results import load_run_results, merge
 
     (row,) = (
@@ -180,7 +180,7 @@ def test_the_row_of_grafts_alone_is_that_of_the_committed_run(runs: str, page: s
 
 def test_the_scores_of_the_readme_are_those_of_the_committed_run() -> None:
     """Every cell but the last, kept per task, stands in the report, and none is bold."""
-    from forgetfree.results.reports import lay_out
+    from forgetfree.results.report.run_report import lay_out
     from forgetfree.results.run_results import load_run_results, merge
 
     table = lay_out(merge([load_run_results(RESULTS / "main-job.csv")])).tables[0]
@@ -216,15 +216,17 @@ def test_the_experiments_are_those_of_the_committed_runs() -> None:
     pages = {path.stem: path.read_text(encoding="utf-8") for path in (results / "paper").glob("*.md")}
     assert pages == {file.stem: paper.page(file) for file in paper.run_files()}
     tried = [load_experiment_results(file) for file in paper.CHOICES.glob("*.csv")]
-    assert tried and all(run["complete"] and run["setting"]["evaluate_on"] == "validation" for run in tried)
+    assert tried and all(run.complete and run.setting.evaluate_on == "validation" for run in tried)
     # One row for each task of each run: none is a mean of two, and nothing is tried that its row does not name.
-    assert paper.choices().count("\n|") == 2 + sum(len(run["units"]) for run in tried)
+    assert paper.choices().count("\n|") == 2 + sum(len(run.units) for run in tried)
     named = ("model", "readout", "tasks", "shots", "seeds", "sparsities", "fixed", "test_limit", "evaluate_on")
     preset = json.loads(json.dumps(asdict(load_experiment("localization").presets["small"])))
-    assert [run for run in tried if preset | {key: run["setting"][key] for key in named} != run["setting"]] == []
+    assert [
+        run for run in tried if preset | {key: run.setting.content[key] for key in named} != run.setting.content
+    ] == []
     held = {path.stem for path in paper.RESULTS.glob("*.csv")}
     assert {file.stem for file in paper.run_files()} == held
-    assert all(load_experiment_results(file)["complete"] for file in paper.run_files())
+    assert all(load_experiment_results(file).complete for file in paper.run_files())
     for file in paper.RESULTS.rglob("*.csv"):  # no places of the machine they were made on
         assert re.findall(r"(?<![\w.])/(?:home|root|tmp|work|Users|mnt)/\S*", file.read_text(encoding="utf-8")) == []
     assert {path.stem for path in (ROOT / "docs" / "figures").glob("*.png")} == held
@@ -241,13 +243,13 @@ def test_the_committed_run_of_an_experiment_is_whole_and_of_the_preset(name: str
 
     results = load_experiment_results(paper.RESULTS / f"{name}.csv")
     preset = load_experiment(name).presets["small"]
-    seeds = tuple(results["setting"]["seeds"])
+    seeds = tuple(results.setting.seeds)
     assert set(seeds) >= set(preset.seeds)  # there may be more
     preset = replace(preset, seeds=seeds)
-    assert results["complete"] and set(results["skipped"]) <= {"trec", "subj", "rte"}
-    assert results["setting"] == json.loads(json.dumps(asdict(preset)))
-    planned = [unit for unit in load_experiment(name).units(preset) if unit.get("task") not in results["skipped"]]
-    assert [unit["unit"] for unit in results["units"]] == planned
+    assert results.complete and set(results.skipped) <= {"trec", "subj", "rte"}
+    assert results.setting.content == json.loads(json.dumps(asdict(preset)))
+    planned = [unit for unit in load_experiment(name).units(preset) if unit.get("task") not in results.skipped]
+    assert [unit.unit for unit in results.units] == planned
 
 
 def test_the_committed_runs_are_short() -> None:

@@ -20,11 +20,10 @@ from forgetfree.jobs.experiments import (
     load_experiment_results,
     outcome,
     pivot,
-    rows_of,
     share_of,
     sparsities_of,
 )
-from forgetfree.results.rendering import Page, render_page
+from forgetfree.results.report.page import Page, render_page
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -40,13 +39,13 @@ def run_files() -> list[Path]:
 def page(file: Path) -> str:
     """Return the outcome of a run file with its figure."""
     run = load_experiment_results(file)
-    title, rest = render_page(outcome(run), "markdown").replace(run["experiment"], file.stem, 1).split("\n", 1)
+    title, rest = render_page(outcome(run), "markdown").replace(run.experiment, file.stem, 1).split("\n", 1)
     return f"{title}\n\n![{file.stem}](../../figures/{file.stem}.png)\n{rest.rstrip()}\n"
 
 
 def contents() -> str:
     """Return a line for each page, with what it asks."""
-    asked = {file.stem: load_experiment(load_experiment_results(file)["experiment"]).question for file in run_files()}
+    asked = {file.stem: load_experiment(load_experiment_results(file).experiment).question for file in run_files()}
     lines = [f"- [{name}](paper/{name}.md): {question}" for name, question in asked.items()]
     return _marked("pages", "\n".join(lines))
 
@@ -56,9 +55,9 @@ def choices() -> str:
     rows = []
     for file in sorted(CHOICES.glob("*.csv")):
         run = load_experiment_results(file)
-        readout = {"readout": run["setting"]["readout"]} if run["setting"]["readout"] != SMALL.readout else {}
-        tried = ", ".join(f"{key}={value}" for key, value in (readout | run["setting"]["fixed"]).items())
-        rows += [{**row, "tried": tried} for row in rows_of(run)]
+        readout = {"readout": run.setting.readout} if run.setting.readout != SMALL.readout else {}
+        tried = ", ".join(f"{key}={value}" for key, value in (readout | run.setting.fixed).items())
+        rows += [{**row, "tried": tried} for row in run.rows]
     columns: dict[str, tuple[str, dict[str, object]]] = {"fine-tuned": ("score", {"model": "fine-tuned"})}
     for sparsity in sparsities_of(rows, model="grafted"):
         columns[f"graft {share_of(sparsity)}"] = "score", {"model": "grafted", "sparsity": sparsity}
@@ -85,7 +84,7 @@ def main() -> None:
         run = load_experiment_results(file)
         with tempfile.TemporaryDirectory() as drawn:
             draw_outcome(run, Path(drawn))
-            (figures / f"{file.stem}.png").write_bytes((Path(drawn) / f"{run['experiment']}.png").read_bytes())
+            (figures / f"{file.stem}.png").write_bytes((Path(drawn) / f"{run.experiment}.png").read_bytes())
 
 
 if __name__ == "__main__":

@@ -41,8 +41,9 @@ from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import fine_tune, predict
 from forgetfree.models.lora_adapters import LoraAdapters, lora_config, targets
 from forgetfree.results.answers import LabelAnswers, label_answers
-from forgetfree.results.figures import legend, look, panels
-from forgetfree.results.rendering import CONSTANT, Table
+from forgetfree.results.records import CONSTANT
+from forgetfree.results.report.figures import legend, look, panels
+from forgetfree.results.report.page import Table
 from forgetfree.seeds import derive_seed
 
 #: Ranks of LoRA and widths of bottlenecks (B.3).

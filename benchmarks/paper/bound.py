@@ -35,8 +35,9 @@ from forgetfree.models.state import ModelState
 from forgetfree.registry import recipe_of
 from forgetfree.results.answers import Answers, label_answers
 from forgetfree.results.bounds import SCALE_NATS, certified_error, on_grid, printed_bound, region_nats
-from forgetfree.results.figures import legend, look, panels
-from forgetfree.results.rendering import CONSTANT, Table
+from forgetfree.results.records import CONSTANT
+from forgetfree.results.report.figures import legend, look, panels
+from forgetfree.results.report.page import Table
 
 #: The probability that a bound fails, for each task and seed.
 DELTA = 0.05

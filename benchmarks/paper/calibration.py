@@ -28,9 +28,9 @@ from forgetfree.jobs.experiments import (
     with_constant,
 )
 from forgetfree.models.state import ModelState
-from forgetfree.results.figures import look, panels
 from forgetfree.results.metrics import reliability
-from forgetfree.results.rendering import Table
+from forgetfree.results.report.figures import look, panels
+from forgetfree.results.report.page import Table
 
 MODELS = {"fine-tuned": "fine-tuned", "grafted": "graft", "retrained": "region re-trained", "bitfit": "BitFit"}
 

@@ -10,7 +10,7 @@ from forgetfree.benchmarks.paper.localization import Localization
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
 from forgetfree.benchmarks.paper.published import TABLE_9
 from forgetfree.jobs.experiments import Row
-from forgetfree.results.rendering import Table
+from forgetfree.results.report.page import Table
 
 
 class Causal(Localization):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.display import NULL
 from forgetfree.jobs.experiments import (
     Claim,
     Experiment,
@@ -28,8 +29,9 @@ from forgetfree.jobs.experiments import (
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.results.figures import legend, look, panels
-from forgetfree.results.rendering import CONSTANT, NULL, Table, percent
+from forgetfree.results.records import CONSTANT
+from forgetfree.results.report.figures import legend, look, panels
+from forgetfree.results.report.page import Table, percent
 
 STREAM = ("qnli", "ag_news", "sst2")
 #: Table 4: after the last task, RoBERTa-base, 4096-shot.

@@ -26,7 +26,7 @@ from forgetfree.jobs.experiments import (
     verdict,
     with_constant,
 )
-from forgetfree.results.rendering import Table
+from forgetfree.results.report.page import Table
 
 REGIONS = ("learned", "fisher", "random")
 

@@ -10,7 +10,7 @@ from forgetfree.benchmarks.paper.localization import Localization
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
 from forgetfree.benchmarks.paper.published import TABLE_5
 from forgetfree.jobs.experiments import Claim, Row, mean, share_of, shown, sparsities_of, verdict
-from forgetfree.results.rendering import Table
+from forgetfree.results.report.page import Table
 
 SPARSITIES = (3e-4, 6e-4, 1.2e-3)
 

@@ -28,8 +28,8 @@ from forgetfree.jobs.experiments import (
     verdict,
     with_constant,
 )
-from forgetfree.results.figures import legend, look, panels
-from forgetfree.results.rendering import Table
+from forgetfree.results.report.figures import legend, look, panels
+from forgetfree.results.report.page import Table
 
 
 class Localization(Experiment):

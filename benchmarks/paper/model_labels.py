@@ -31,7 +31,7 @@ from forgetfree.jobs.experiments import (
     with_constant,
 )
 from forgetfree.results.answers import label_answers
-from forgetfree.results.rendering import Table
+from forgetfree.results.report.page import Table
 
 LABELS = ("true labels", "own labels")
 

@@ -37,8 +37,8 @@ from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.multi_task import purified, train_together
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.state import ModelState
-from forgetfree.results.figures import panels
-from forgetfree.results.rendering import Table
+from forgetfree.results.report.figures import panels
+from forgetfree.results.report.page import Table
 
 #: Kinds of tasks. The paper names seven of its eight tasks; the kinds are its own (§5.1), AG News is our eighth.
 KINDS = {

@@ -30,8 +30,9 @@ from forgetfree.jobs.experiments import (
     verdict,
     with_constant,
 )
-from forgetfree.results.figures import legend, look, panels
-from forgetfree.results.rendering import CONSTANT, Table
+from forgetfree.results.records import CONSTANT
+from forgetfree.results.report.figures import legend, look, panels
+from forgetfree.results.report.page import Table
 
 #: Source to targets; of a target's names the first whose data is there.
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {

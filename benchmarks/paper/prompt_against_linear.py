@@ -28,7 +28,7 @@ from forgetfree.jobs.experiments import (
     verdict,
     with_constant,
 )
-from forgetfree.results.rendering import Table
+from forgetfree.results.report.page import Table
 
 #: ``auto`` is the readout by label words that the model has a head for.
 READOUTS = ("auto", "linear")

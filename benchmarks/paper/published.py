@@ -6,7 +6,7 @@ their share.
 
 from __future__ import annotations
 
-from forgetfree.results.rendering import Table
+from forgetfree.results.report.page import Table
 
 
 def _table(title: str, text: str) -> Table:

@@ -30,7 +30,7 @@ from forgetfree.jobs.experiments import (
     with_constant,
 )
 from forgetfree.models.state import ModelState
-from forgetfree.results.rendering import Table
+from forgetfree.results.report.page import Table
 
 
 class WhatFails(Experiment):

@@ -26,8 +26,8 @@ from forgetfree.jobs.experiments import (
     shown,
     verdict,
 )
-from forgetfree.results.figures import legend, marks, panels
-from forgetfree.results.rendering import Table
+from forgetfree.results.report.figures import legend, panels, styles
+from forgetfree.results.report.page import Table
 
 BY = {"layer": layer_of, "kind": kind_of}
 #: What figure 10 finds most of.
@@ -119,7 +119,8 @@ class Where(Experiment):
                     *along, label=label, **(style | ({} if by == "layer" else {"linestyle": ""}))
                 )  # kinds have no order
 
-            for task, mark in zip(distinct(rows, "task"), marks(), strict=False):  # marks never end
+            tasks = distinct(rows, "task")
+            for task, mark in zip(tasks, styles(len(tasks)), strict=True):
                 draw([100 * mean(those, "share", task=task, group=group) for group in groups], task, **mark)
             sizes = [100 * mean(those, "of_model", group=group) for group in groups]
             draw(sizes, "all graftable", color="black", marker="|", markersize=9)

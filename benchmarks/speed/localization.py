@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from forgetfree.benchmarks.speed.measurement import Figure, PeakMemory, alternate, ratio
 from forgetfree.data.sources import load_task
-from forgetfree.learning.fine_tuning import fine_tuned_state
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.loading import load_model
@@ -25,12 +24,13 @@ def figures(turns: int = 9) -> list[Figure]:
     """Measure on the demo task SST-2 with minilm and its recipe, in fp32."""
     recipe = {name: value for name, value in MODELS["minilm"].recipe.items() if "." not in name}
     options = LocalizationOptions(steps=STEPS, **recipe)
-    bench = SingleTask(load_model("minilm", "linear"), load_task("sst2", "demo"))
-    fine_tuned = fine_tuned_state(bench.loaded, bench.task, bench.pre, options, seed=0)
+    bench = SingleTask.of(load_model("minilm", "linear"), load_task("sst2", "demo"))
+    anew = SingleTask(bench.loaded, bench.task, pre=bench.pre, device=bench.device)  # without a store
+    fine_tuned = anew.fine_tuned(options)
 
     contenders = {
         "localize": lambda: bench.localized(fine_tuned, options),
-        f"{STEPS} steps": lambda: fine_tuned_state(bench.loaded, bench.task, bench.pre, options, seed=0),
+        f"{STEPS} steps": lambda: anew.fine_tuned(options),
     }
     seconds = alternate(contenders, turns=max(1, turns // 4), warm_up=0)
     made = []

@@ -42,7 +42,7 @@ from forgetfree.errors import TrainingError, UnknownNameError
 from forgetfree.files import write_atomically
 from forgetfree.options import build
 from forgetfree.results import metrics
-from forgetfree.results.rendering import CONSTANT
+from forgetfree.results.records import CONSTANT
 from forgetfree.results.stored import rows_to_csv
 
 STREAMS = ("permuted", "split-task", "split-class")

@@ -50,7 +50,7 @@ def picture(run: Path = RUN) -> str:
         if entry.label not in LINES:
             continue
         name, before, after = LINES[entry.label]
-        scores = 100 * np.array([run["matrix"][1:] for run in entry.runs], dtype=float)[:, :, 0]
+        scores = 100 * np.array([run.learning_matrix[1:] for run in entry.runs])[:, :, 0]
         band = [*_points(scores.max(0)), *reversed(_points(scores.min(0)))]
         parts.append(f'<polygon points="{" ".join(band)}" class="{entry.label}-fill" fill="{before}" opacity="0.18"/>')
         line = " ".join(_points(scores.mean(0)))

@@ -20,6 +20,7 @@ from forgetfree.jobs.config import JobConfig, key_of
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.in_memory import InMemory
 from forgetfree.jobs.job import Job
+from forgetfree.jobs.loaded_results import Results, load_results
 from forgetfree.jobs.run_config import RunConfig, strategies_of
 from forgetfree.jobs.running.directory import failures, resumption
 from forgetfree.jobs.running.engine import perform
@@ -29,7 +30,6 @@ from forgetfree.jobs.running.progress import make_progress
 from forgetfree.jobs.running.torchrun import PARTS
 from forgetfree.learning.own_optimizers import refuse_made
 from forgetfree.options import build, by_name, name_of_function
-from forgetfree.results.table import Results, load_results
 
 Json = dict[str, Any]
 
@@ -240,7 +240,7 @@ def _performed(
         for message in failed:
             say(f"forgetfree: error: {message}")
         if out is None:
-            results._kept.hold()
+            results.hold()
         return results
 
 

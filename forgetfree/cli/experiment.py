@@ -36,10 +36,11 @@ def _begin(config: ExperimentConfig) -> Begun:
 def _show(results: dict[str, Any], out: Path, verbose: bool) -> None:
     """Print the report, or its first table."""
     from forgetfree.jobs.experiments import outcome
-    from forgetfree.results.rendering import brief_page, render_page
+    from forgetfree.results.records import ExperimentResults
+    from forgetfree.results.report.page import brief_page, render_page
 
     if results["units"]:
-        page = outcome(results)
+        page = outcome(ExperimentResults.of(results))
         print(render_page(page if verbose else brief_page(page), "rich"))
         print(escaped(f"Report: {out / 'report.md'} (all tables)  Figure: {out / results['experiment']}.png"))
 

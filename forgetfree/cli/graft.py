@@ -27,11 +27,12 @@ def _begin(config: GraftConfig) -> Begun:
 
 def _show(results: dict[str, Any], out: Path, verbose: bool) -> None:
     """Print the report, or its first table, and the files."""
-    from forgetfree.results.graft_report import lay_out_graft
-    from forgetfree.results.rendering import brief_page, render_page
+    from forgetfree.results.records import GraftResults
+    from forgetfree.results.report.graft_tables import lay_out_graft
+    from forgetfree.results.report.page import brief_page, render_page
 
     if results["rows"]:
-        page = lay_out_graft(results)
+        page = lay_out_graft(GraftResults.of(results))
         print(render_page(page if verbose else brief_page(page), "rich"))
         for graft in results["grafts"]:
             print(escaped(f"Graft: {out / graft['file']} ({graft['bytes']:,} bytes)"))

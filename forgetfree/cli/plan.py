@@ -11,7 +11,7 @@ from forgetfree.display import counted, escaped
 from forgetfree.jobs.config import JobConfig
 from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.in_memory import InMemory
-from forgetfree.results.rendering import size
+from forgetfree.results.report.page import size
 
 #: The most units that are printed.
 _SHOWN = 12

@@ -52,7 +52,7 @@ def command(
         raise UsageError(
             "--format csv is for scores, and a sweep's trials are a table of settings. Give --format json."
         )
-    from forgetfree.results.rendering import render_page
+    from forgetfree.results.report.page import render_page
 
     job = registry.JOBS[kind]
     assert job.page is not None  # of runs alone
@@ -64,7 +64,7 @@ def command(
 
         make_directory(draw, "--draw")
     if how == "json":
-        told = [{**results, "report": asdict(lay_out(results))} for results in all_results]
+        told = [{**results.content, "report": asdict(lay_out(results))} for results in all_results]
         _print(json_text(told[0] if len(told) == 1 else told, indent=2), how)
         all_results = all_results if draw else []
     for results in all_results:
@@ -76,8 +76,8 @@ def command(
 
 def _of_runs(paths: Sequence[Path], how: Format) -> str:
     """Return the tables by task; where other tasks, rows or models forbid them, a leaderboard."""
-    from forgetfree.results.leaderboard import render_leaderboard
-    from forgetfree.results.reports import render
+    from forgetfree.results.report.leaderboard import render_leaderboard
+    from forgetfree.results.report.run_report import render
     from forgetfree.results.run_results import differing, load_run_results, merge, one_file
 
     runs = [load_run_results(path) for path in paths]

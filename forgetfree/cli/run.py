@@ -33,12 +33,13 @@ def _begin(config: RunConfig) -> Begun:
 
 def show_run(results: dict[str, Any], out: Path, verbose: bool) -> None:
     """Print the outcome of a run: its headline and first table, or all, and where the report is."""
-    from forgetfree.results.rendering import brief_page, render_page
-    from forgetfree.results.reports import lay_out
+    from forgetfree.results.records import RunResults
+    from forgetfree.results.report.page import brief_page, render_page
+    from forgetfree.results.report.run_report import lay_out
     from forgetfree.results.run_results import merge
 
     if results["runs"]:
-        page = lay_out(merge([results]), ended=verbose)
+        page = lay_out(merge([RunResults.of(results)]), ended=verbose)
         print(render_page(page if verbose else brief_page(page), "rich"))
         print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (all tables)"))
 

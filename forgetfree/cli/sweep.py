@@ -29,10 +29,11 @@ def _begin(config: SweepConfig) -> Begun:
 def _show(results: dict[str, Any], out: Path, verbose: bool) -> None:
     """Print the trials, and the report of the chosen run."""
     from forgetfree.cli.run import show_run
-    from forgetfree.results.rendering import render_page
-    from forgetfree.results.sweep_report import lay_out_sweep
+    from forgetfree.results.records import SweepResults
+    from forgetfree.results.report.page import render_page
+    from forgetfree.results.report.sweep_tables import lay_out_sweep
 
-    print(render_page(lay_out_sweep(results), "rich"))
+    print(render_page(lay_out_sweep(SweepResults.of(results)), "rich"))
     show_run(results["run"], out / "chosen", verbose)
     print(escaped(f"Trials: {out / 'report.md'}"))
 

@@ -1,35 +1,21 @@
-"""The skill of a task within a strategy: where it lies (paper, eqs. 3 and 4), and how its region is trained.
-
-It is trained on the union so far, on θ_pre alone, or both ways to see which answers better.
-"""
+"""How the skill of a task is trained, once it is localized: from which values, on what, at which rate."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
-import torch
-from torch import Tensor
-
+from forgetfree.continual.foundations import Foundations
 from forgetfree.continual.regions import RegionOptions, RegionStrategy, check_region_rate
-from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.continual.task_training import Training
+from forgetfree.continual.task_training import Skill, Training
 from forgetfree.core.base_regions import budget
-from forgetfree.core.graft import graft_theta, interpolate
-from forgetfree.core.mask import LearnedRegion
 from forgetfree.core.regions import Region
-from forgetfree.core.tensors import load_tensors_, tensors_of
-from forgetfree.data.sampling import representative
-from forgetfree.learning.localization import LocalizationOptions, check_localization, localize, mask_options
-from forgetfree.learning.scaled_start import choose_scale, quality
-from forgetfree.learning.training import fine_tune
-from forgetfree.ledger import Ledger, Record
+from forgetfree.learning.localization import LocalizationOptions, check_localization
+from forgetfree.learning.planned import Planned, TaskSize, fine_tuning, ledger_bytes, search, training
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.tasks import version_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,191 +36,51 @@ def check_skill(options: SkillOptions, stream: Stream) -> None:
     check_localization(options, stream.model.space())
 
 
-def learn_region(
-    strategy: ContinualStrategy, task: EncodedTask, fine_tuned: ModelState, standing_on: ModelState | None = None
-) -> LearnedRegion:
-    """Return γ of one task by eqs. 3 and 4; the model holds what γ is searched on before and after.
-
-    Args:
-        strategy: its options are `SkillOptions`.
-        task: the task.
-        fine_tuned: θ_ft, with the task's readout.
-        standing_on: what the model holds; default: θ_pre.
-    """
-    options = strategy.options
-    mask = mask_options(options, len(task.train), strategy.full_steps(task))
-    seed = strategy.phase_seed("localize", task)
-    with strategy.phase("localize", task, mask.steps) as on_step:
-        strategy.monitor.learning_rate(lambda step: mask.learning_rate)
-        return localize(
-            strategy.model,
-            task,
-            standing_on or strategy.pre_trained,
-            fine_tuned,
-            options,
-            mask,
-            sparsities=[options.sparsity],
-            seed=seed,
-            on_step=on_step,
-            checkpoint=strategy.monitor.checkpoint(),
-        )[0]
-
-
-def starting_values(
-    strategy: ContinualStrategy,
-    task: EncodedTask,
-    region: Region,
-    fine_tuned: ModelState,
-    standing_on: ModelState | None = None,
-) -> tuple[Tensor | None, float]:
-    """Return the values ``(N,)`` that a region is trained from, ``None`` for those in the model, and how far along they lie.
-
-    Args:
-        strategy: its options are `SkillOptions`; its model holds what the region will stand on.
-        task: the task.
-        region: the entries that are going to be trained.
-        fine_tuned: θ_ft, with the task's readout.
-        standing_on: what it was fine-tuned from; default: θ_pre.
-    """
-    options, pre = strategy.options, (standing_on or strategy.pre_trained).theta
-    if options.region_start == "pre-trained":
-        return None, 0.0
-    if options.region_start == "fine-tuned":
-        return fine_tuned.theta, 1.0
-    module = strategy.model.readout_module(task.label)
-    untrained = tensors_of(module)
-    load_tensors_(module, fine_tuned.readouts[task.name])
-    try:
-        scale = choose_scale(
-            strategy.model,
-            task,
-            region,
-            pre,
-            fine_tuned.theta,
-            options,
-            largest=options.largest_scale,
-            rows=options.validation_rows,
-        )
-    finally:
-        load_tensors_(module, untrained)
-    return interpolate(pre, fine_tuned.theta, scale), scale
-
-
-@dataclass(frozen=True)
-class TrainedAlone:
-    """A task as it was trained on θ_pre alone: its record, how good it is, its γ, and how far along it started."""
-
-    record: Record
-    quality: tuple[float, float]
-    localized: LearnedRegion
-    scale: float
+def planned_skills(options: SkillOptions, tasks: Sequence[TaskSize]) -> Planned:
+    """Return what localizing and training a region a task takes."""
+    return Planned(
+        [
+            [fine_tuning(options, task), search(options, task), training(options, task, options.region_steps)]
+            for task in tasks
+        ],
+        lambda space: ledger_bytes(space, *[int(options.sparsity * len(space))] * len(tasks)),
+    )
 
 
 class SkillTraining:
-    """What is known of the skills of a strategy, and the training of the next one.
+    """Trains what is free of γ on the union so far, or all of it on θ_pre where a task stands alone.
 
     Args:
         strategy: its options are `SkillOptions`.
-
-    Attributes:
-        localized: γ_n of each task as it was localized.
-        scales: how far along fine-tuning's move each task's region started.
+        foundations: what its tasks are built on.
     """
 
-    def __init__(self, strategy: RegionStrategy) -> None:
-        self.localized: dict[str, LearnedRegion] = {}
-        self.scales: dict[str, float] = {}
-        self._strategy: Any = strategy
+    def __init__(self, strategy: RegionStrategy, foundations: Foundations) -> None:
+        self.strategy, self.foundations = strategy, foundations
 
     def training(
-        self,
-        task: EncodedTask,
-        found: LearnedRegion,
-        fine_tuned: ModelState,
-        start: ModelState | None = None,
-        *,
-        alone: bool,
+        self, task: EncodedTask, region: Region, fine_tuned: ModelState, *, alone: bool | None = None
     ) -> Training:
-        """Return the training of what is free of a region, on top of what the model holds.
+        """Return the training of γ, from as far along fine-tuning's move as ``region_start`` says.
 
         Args:
             task: the task.
-            found: γ_n.
-            fine_tuned: θ_ft, with the task's readout.
-            start: what it was fine-tuned from; default: θ_pre.
-            alone: whether the task stands on θ_pre alone, so that all of γ_n is free.
+            region: γ.
+            fine_tuned: θ_ft, with the readout that is trained further.
+            alone: whether the task is to stand on θ_pre alone; default: as `Foundations.stands_alone` says.
         """
-        strategy = self._strategy
-        # Without the scores, which are as large as the model: the ledger's memory is O(T·s).
-        self.localized[task.name] = replace(found, scores=found.scores.new_empty(0))
-        free = strategy.regions.ledger.free(found.region, alone=alone)
-        values, self.scales[task.name] = starting_values(strategy, task, free, fine_tuned, start)
-        training: Training = strategy.regions.training(
-            task,
-            found.region,
-            start=values,
-            readout=dict(fine_tuned.readouts[task.name]),
-            budget=budget(len(strategy.space), strategy.options.sparsity),  # though fewer entries may have moved
-            alone=alone,
-        )
-        return training
-
-    def where_free(self, fine_tuned: ModelState, union: ModelState) -> ModelState:
-        """Return θ_ft with the union's values where an entry is owned: one that did not move is never taken."""
-        owned = self._strategy.regions.ledger.owned()
-        return replace(fine_tuned, theta=graft_theta(fine_tuned.theta, union.theta, owned))
-
-    # -- Both ways: composition=auto --------------------------------------------------------------------------
-
-    def trained_alone(self, task: EncodedTask, found: LearnedRegion | None, fine_tuned: ModelState) -> TrainedAlone:
-        """Train the region on θ_pre alone, and return what came of it; the model is as before.
-
-        Args:
-            task: the task.
-            found: γ_n; ``None``: it is sought here.
-            fine_tuned: θ_ft, with the task's readout.
-        """
-        strategy = self._strategy
-        with strategy.regions.pre_trained():
-            found = found or learn_region(strategy, task, fine_tuned)
-            try:
-                training = self.training(task, found, fine_tuned, alone=True)
-                with strategy.phase("train", task, training.steps) as on_step:
-                    fine_tune(
-                        strategy.model,
-                        task.train,
-                        training.options,
-                        steps=training.steps,
-                        seed=strategy.phase_seed("train", task),
-                        on_step=lambda step, _: on_step(step, math.nan),  # one training a task is logged
-                        trained=training.trained,
-                        checkpoint=strategy.monitor.checkpoint(),
-                        about=("alone",),
-                    )
-                record = strategy.regions.record(task, found.region, strategy.options.sparsity)
-                return TrainedAlone(record, self._quality(task), self.localized[task.name], self.scales[task.name])
-            finally:
-                strategy.regions.withdraw()
-
-    def against(self, rival: TrainedAlone, training: Training) -> Training:
-        """Return a training on the union that gives way to the rival at its end, if that answers better."""
-        return replace(training, settle=partial(self._settle, training.task, rival))
-
-    def _settle(self, task: EncodedTask, rival: TrainedAlone) -> None:
-        if rival.quality > self._quality(task):
-            self._strategy.regions.put_alone(task, rival.record)
-            self.localized[task.name], self.scales[task.name] = rival.localized, rival.scale
-
-    def _quality(self, task: EncodedTask) -> tuple[float, float]:
-        strategy = self._strategy
-        rows = task.validation.subset(representative(task.validation.targets, strategy.options.validation_rows))
-        return quality(strategy.model, task, rows, strategy.options)
-
-
-def sought_on_theta_pre(ledger: Ledger) -> dict[str, LearnedRegion]:
-    """Return γ of the tasks of a ledger that were sought on θ_pre: later versions were sought on a union."""
-    return {
-        record.task: LearnedRegion(record.region, len(record.region), torch.empty(0), 0, (), ())
-        for record in ledger.records
-        if version_of(record.task)[1] == 1
-    }
+        regions, options = self.strategy.regions, self.strategy.options
+        alone = self.foundations.stands_alone(task) if alone is None else alone
+        with self.foundations.region(task, alone=alone) as bench:
+            if options.region_start == "scaled":
+                free, stands_in = (
+                    regions.ledger.free(region, alone=alone),
+                    replace(bench.pre, readouts=fine_tuned.readouts),
+                )
+                scale = bench.scale(fine_tuned, free, options, options.largest_scale, stands_in)
+            else:
+                scale = {"pre-trained": 0.0, "fine-tuned": 1.0}[options.region_start]
+            start = bench.moved(fine_tuned, scale)
+        skill = Skill(region, options.sparsity, alone=alone, scale=scale)
+        # Though fewer entries may have moved, the rate is that of as many as γ may have.
+        return regions.training(task, skill, start, budget=budget(len(self.strategy.space), options.sparsity))

@@ -7,7 +7,6 @@ A strategy says what is trained for a task, from where and for how long (`begin`
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -25,13 +24,15 @@ from forgetfree.continual.task_training import Answer, Training, undo_on_error
 from forgetfree.continual.template import StrategyTemplate
 from forgetfree.continual.whole_model import Kept, WholeModel
 from forgetfree.core.readout_model import ReadoutModel
-from forgetfree.core.steps import OnStep
+from forgetfree.core.regions import Region
 from forgetfree.core.trained import WholeTensors
 from forgetfree.device import find_device
 from forgetfree.files import StrPath
-from forgetfree.learning.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
-from forgetfree.learning.monitor import Monitor, Phase
-from forgetfree.learning.training import TrainingOptions, for_device, scheduled_rate
+from forgetfree.learning.fine_tuning import full_steps
+from forgetfree.learning.monitor import Monitor, Phase, Stopwatch
+from forgetfree.learning.planned import Planned, TaskSize
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.learning.training import TrainingOptions, for_device
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.answers import Answers
@@ -60,20 +61,20 @@ class ContinualStrategy(StrategyTemplate):
     Options: ClassVar[type[TrainingOptions]] = TrainingOptions
     #: True where later tasks leave every earlier task's logits as they are, bit for bit.
     forget_free: ClassVar[bool] = False
-    #: True where each task is answered by a model of its own, chosen by the task; `Options` are `TaskwiseOptions` then.
-    taskwise: ClassVar[bool] = False
     #: True where later tasks depend on nothing but what `kept` saves, and steps only on what `Training` names: see `--resume`.
     resumable: ClassVar[bool] = False
     #: True where a task may be learned in parts, as Avalanche's online streams cut it, one `train` after another.
     online: ClassVar[bool] = False
     #: What is kept to answer later: saved, loaded, counted. Set another in `setup` if the model is not all, or not kept.
     kept: Kept
-    #: The tasks learned so far, in order.
-    learned: list[EncodedTask]
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Raise where options and stream do not go together; asked before anything is trained."""
+
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned | None:
+        """Return what a stream takes, before anything is trained; ``None``: a training a task, and one model that is kept."""
 
     def setup(self) -> None:
         """Make what the strategy needs; called once, at the end of the constructor. The model holds θ_pre."""
@@ -104,6 +105,13 @@ class ContinualStrategy(StrategyTemplate):
         return {}
 
     # -- What you use ----------------------------------------------------------------------------------------
+
+    #: The tasks learned so far, in order.
+    learned: list[EncodedTask]
+    #: What `extra_results` is to say of tasks learned so far: numbers and texts, by task. A run that is resumed has them again.
+    notes: dict[str, Any]
+    #: Whether each task is answered by a model of its own, chosen by the task: where `Options` are `TaskwiseOptions`.
+    taskwise: ClassVar[bool] = False
 
     @final
     def everything(self, task: EncodedTask, **changes: Any) -> Training:
@@ -144,28 +152,30 @@ class ContinualStrategy(StrategyTemplate):
         return full_steps(self.options, task)
 
     @final
-    def fine_tuned(self, task: EncodedTask, start: ModelState | None = None) -> ModelState:
-        """Return θ_ft of ``task``: ``start`` fine-tuned on it alone, without plugins; the model is as before.
+    def bench(self, task: EncodedTask, pre: ModelState | None = None, taken: Region | None = None) -> SingleTask:
+        """Return the bench of ``task``, where θ_ft and γ are made of it alone, without plugins.
 
-        From the default, `Stream.start_of`, it is made once, shared by all strategies through the store, if one was given.
+        Args:
+            task: the task.
+            pre: what the model holds, before and after each of its methods; default: θ_pre.
+            taken: entries that γ is not to have.
         """
-
-        def make() -> ModelState:
-            seed, steps, kept = self.phase_seed("fine_tune", task), self.full_steps(task), self.monitor.checkpoint()
-            with self.phase("fine_tune", task, steps) as on_step:
-                self.monitor.learning_rate(scheduled_rate(self.options, steps))
-                how = start or self.pre_trained, self.options, seed, on_step, kept
-                return fine_tuned_state(self.stream.loaded, task, *how, start or self.stream.start_of(task))
-
-        return make() if start or not self.shares_store else self.store.get_or_make(self.fine_tuned_key(task), make)
+        return SingleTask(
+            self.stream.loaded,
+            task,
+            pre=pre or self.pre_trained,
+            taken=taken,
+            seed=self.seed,
+            device=self.device,
+            store=self.store if self.shares_store and pre is None else None,
+            monitor=self.monitor,
+            adapter=None if pre else self.stream.starts.get(task.name),
+        )
 
     @final
-    def fine_tuned_key(self, task: EncodedTask) -> str:
-        """Return a digest of everything that determines the fine-tuned model; without a shared store, the task's name."""
-        if not self.shares_store:
-            return task.name
-        how = self.pre_trained, self.options, self.seed, self.device, self.stream.starts.get(task.name)
-        return fine_tuned_key(self.stream.loaded, task, *how)
+    def fine_tuned(self, task: EncodedTask) -> ModelState:
+        """Return θ_ft of ``task``, made once for all who share the store; the model holds θ_pre before and after."""
+        return self.bench(task).fine_tuned(self.options)
 
     @property
     def model(self) -> ReadoutModel:
@@ -188,17 +198,6 @@ class ContinualStrategy(StrategyTemplate):
         """Return the seed of one phase of one task, or of one part of it."""
         part = None if self.experience is None else part_of(self.experience)
         return derive_seed(self.seed, phase, task.name, *([] if part is None else [part]))
-
-    @final
-    @contextmanager
-    def phase(self, name: Phase, task: EncodedTask, steps: int) -> Iterator[OnStep]:
-        """Time a phase and show it; yields what to call after each step."""
-        start = time.perf_counter()
-        try:
-            with self.monitor.phase(task.name, name, steps) as on_step:
-                yield on_step
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     # -- What users call, beside Avalanche's `train` and `eval` ------------------------------------------------
 
@@ -261,20 +260,22 @@ class ContinualStrategy(StrategyTemplate):
         self.is_busy = False
         stream.turn.take(self)
         self.seed = seed
-        self.monitor = monitor or Monitor()
+        self.monitor = Stopwatch(monitor or Monitor())
         self.shares_store = store is not None
         self.store = store or StateStore()
         self.space = stream.model.space()
         self.pre_trained = stream.pre_trained
         self.has_plugins = bool(plugins)  # what they do to training is not in the key of a shared model
-        self.seconds: dict[Phase, float] = {}
+        self.seconds = self.monitor.seconds
         self.predictions: dict[str, Answers] = {}
+        self.notes: dict[str, Any] = {}
         self.training: Training | None = None
         self.scope = ExitStack()
         self.learned = []
         self.readouts: dict[str, dict[str, Tensor]] = {}  # of the learned tasks, as they were left
         self.kept = WholeModel(self)
-        super().__init__(
+        # Avalanche gives the template a constructor that knows no other base of a strategy, such as avalanche's DER.
+        super(StrategyTemplate, self).__init__(
             model=stream.model.to(device),
             optimizer=torch.optim.SGD(stream.model.parameters(), lr=1.0),  # replaced for every task
             criterion=nn.CrossEntropyLoss(),
@@ -293,6 +294,7 @@ class ContinualStrategy(StrategyTemplate):
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         check_final_names(cls)
+        cls.taskwise = isinstance(cls.Options, type) and issubclass(cls.Options, TaskwiseOptions)
 
 
 __all__ = ["Answer", "ContinualStrategy", "Kept", "TaskwiseOptions", "Training", "WholeModel", "undo_on_error"]

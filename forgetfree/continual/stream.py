@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -101,12 +101,6 @@ class Stream:
     def turn(self) -> Turn:
         """Whose turn it is to use the model, among the strategies of all streams over its backbone."""
         return turn_of(self.model.backbone)
-
-    def start_of(self, task: EncodedTask) -> ModelState:
-        """Return what a task is fine-tuned from: θ_pre, or θ_pre with its adapter merged into it."""
-        if (start := self.starts.get(task.name)) is None:
-            return self.pre_trained
-        return replace(self.pre_trained, theta=start.theta(self.model))
 
     def task_of(self, experience: Any, *, training: bool = False) -> EncodedTask:
         """Return the task of an experience of the benchmark, of a copy with the same rows, or of a part that Avalanche cut off.

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.readout_model import ReadoutModel
-from forgetfree.core.tensors import tensors_of
+from forgetfree.core.regions import Region
 from forgetfree.core.trained import Trained
 from forgetfree.display import brief
 from forgetfree.errors import ConformanceError
@@ -21,6 +20,23 @@ from forgetfree.learning.training import TrainingOptions
 
 #: From inputs ``(B, …)`` and task labels ``(B,)`` to logits ``(B, n)`` in float32; the model itself is one.
 Answer = Callable[[Tensor, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Skill:
+    """Where the skill of a task lies, for a strategy on a ledger: what is recorded beside the values.
+
+    Attributes:
+        region: γ, of which what is free is trained.
+        sparsity: the share of the space that γ was allowed.
+        alone: whether the task stands on θ_pre alone, so that all of γ is free.
+        scale: how far along fine-tuning's move the region started: the c of θ_pre + c · (θ_ft − θ_pre).
+    """
+
+    region: Region
+    sparsity: float
+    alone: bool = False
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +55,8 @@ class Training:
         optimizer: from PyTorch's parameter groups (the backbone's, the readout's) to an optimiser, in place of the options'.
         schedule: from the number of updates done to the factor on the learning rate, in place of the options'.
         learns: the tasks that are learned by it; default: ``task`` alone.
-        settle: called after the last update; what it leaves in the model is what is recorded.
+        skill: what `commit` records beside the values, where a region is trained.
+        settle: called after the last update; `commit` gets the training that it returns, with what it leaves in the model.
     """
 
     task: EncodedTask
@@ -53,13 +70,12 @@ class Training:
     optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None
     schedule: Callable[[int], float] | None = None
     learns: tuple[EncodedTask, ...] = ()
-    settle: Callable[[], None] | None = None
+    skill: Skill | None = None
+    settle: Callable[[], Training] | None = None
 
-    def settled(self, model: ReadoutModel) -> dict[str, Tensor]:
-        """Settle what the last update left in ``model``, and return the task's readout."""
-        if self.settle:
-            self.settle()
-        return tensors_of(model.readout_module(self.task.label))
+    def settled(self) -> Training:
+        """Settle what the last update left in the model, and return what is to be recorded."""
+        return self if self.settle is None else self.settle()
 
     def faults(self) -> list[str]:
         """List what makes it impossible to train with these values."""
@@ -82,6 +98,12 @@ def training_of(strategy: Any) -> Training:
     training = strategy.training
     assert isinstance(training, Training)
     return training
+
+
+def skill_of(training: Training) -> Skill:
+    """Return the skill that a training on a region is of."""
+    assert training.skill is not None, "regions.training gives a training its skill"
+    return training.skill
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import among_labels_of_batch, among_own_labels, answer_for, learn_features
 from forgetfree.continual.task_training import Training, checked_training, training_of
 from forgetfree.core.checkpoint import Checkpoint
+from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.sampling import by_length
 from forgetfree.learning.lower_layers import lower_layers_kept
@@ -104,8 +105,8 @@ class StrategyTemplate(SupervisedTemplate):
         super()._before_training_exp(**kwargs)
 
     def _after_training_exp(self, **kwargs: Any) -> None:
-        training = training_of(self)
-        readout = training.settled(self.model)
+        self.training = training = training_of(self).settled()
+        readout = tensors_of(self.model.readout_module(training.task.label))
         with among_own_labels(self, training.task):
             self.commit(training.task, training)
         for task in training.learns or (training.task,):
@@ -192,7 +193,7 @@ class StrategyTemplate(SupervisedTemplate):
         self._seed = self.phase_seed(training.phase, training.task)
         torch.manual_seed(derive_seed(self._seed, "dropout"))
         self._part, self._step = WHOLE, self._training_state.begin(self._checkpoint, self._updates, self._seed)
-        showing = self.phase(training.phase, training.task, self._updates)
+        showing = self.monitor.phase(training.task.name, training.phase, self._updates)
         with lower_layers_kept(self.model, training.options.cache_lower_layers), showing as self._on_step:
             self.monitor.learning_rate(lambda step: self._update.rate)
             yield
@@ -271,7 +272,7 @@ class StrategyTemplate(SupervisedTemplate):
         """Answer all rows of one task by the model that answers for it, and keep the answers in the rows' order."""
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
         batches = ((b[0].to(self.device), b[-1].to(self.device) if len(b) > 2 else 0) for b in self.dataloader)
-        showing = self.phase("evaluate", self.task, len(self.dataloader))
+        showing = self.monitor.phase(self.task.name, "evaluate", len(self.dataloader))
         with showing as self._on_evaluated, answer_for(self, self.task, batches) as self._answer:
             super().eval_epoch(**kwargs)
         self.predictions[self.task.name] = answers_in_order(
@@ -294,7 +295,3 @@ def _at_work(strategy: StrategyTemplate) -> Iterator[None]:
         yield
     finally:
         model.precision, strategy.is_busy = before
-
-
-# Avalanche gives each class a constructor that calls its own, past that of a strategy a class also inherits from.
-delattr(StrategyTemplate, "__init__")

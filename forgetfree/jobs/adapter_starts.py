@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 
 def fine_tunes(strategy: Any) -> bool:
-    """Return whether a strategy's class fine-tunes each task on its own, from where `Stream.start_of` says."""
-    return "fine_tune" in getattr(strategy, "phases", ())
+    """Return whether a strategy's class fine-tunes each task on its own, from where `SingleTask.start` says."""
+    from forgetfree.learning.planned import TaskSize, planned_by
+
+    return planned_by(strategy, strategy.Options(), [TaskSize()]).fine_tunes
 
 
 def check_start(task: str, tasks: Iterable[str]) -> None:

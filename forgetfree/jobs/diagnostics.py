@@ -18,7 +18,7 @@ from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.floors import bag_of_words, linear_probe
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import label_answers
-from forgetfree.results.rendering import LEARNED_FLOORS
+from forgetfree.results.records import LEARNED_FLOORS
 from forgetfree.results.temperature import CALIBRATION_ROWS, fitted_temperature
 
 if TYPE_CHECKING:

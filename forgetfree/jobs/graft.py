@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,10 @@ from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.resume import described
 from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.jobs.running.workload import PlannedUnit, Workload
+from forgetfree.jobs.running.workload import PlannedUnit, Workload, planned_grafts
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.monitor import Monitor, Phase, Stopwatch
+from forgetfree.learning.monitor import Monitor, Stopwatch
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import predict
 from forgetfree.ledger.graft import Graft
@@ -49,8 +49,9 @@ from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers
-from forgetfree.results.graft_report import lay_out_graft
-from forgetfree.results.rendering import render_page
+from forgetfree.results.records import GraftResults
+from forgetfree.results.report.graft_tables import lay_out_graft
+from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.results.unit_record import sha256
 
@@ -126,14 +127,15 @@ class GraftJob(Job[GraftConfig]):
             return Workload(config.model, config.readout, tasks, CommonOptions())
         workload = Workload(config.model, config.readout, tasks, checked.common)
         sparsities = tuple(options.sparsity for options in checked.options)
-        phases: tuple[Phase, ...] = ("localize",) if config.fine_tuned else ("fine_tune", "localize")
+        tuned = config.fine_tuned is not None
+        planned = partial(planned_grafts, checked.options[0], sparsities, tuned=tuned)
         for seed in config.seeds:
             workload.units.append(
                 PlannedUnit(
                     f"seed-{seed}",
                     tasks,
                     checked.options[0],
-                    phases,
+                    planned,
                     config.shots,
                     seed,
                     evaluations=3.0 + len(sparsities),
@@ -203,7 +205,7 @@ class GraftJob(Job[GraftConfig]):
             given = load_fine_tuned(config.fine_tuned, config.model, self.rows.task, **how)
             given.add_task(self.rows.task)
         readout = readout_for(config.readout, [self.rows.task])
-        bench = SingleTask(
+        bench = SingleTask.of(
             given.loaded
             if given
             else load_model(
@@ -237,7 +239,11 @@ class GraftJob(Job[GraftConfig]):
         if bench.loaded.readout in LINEAR and not subject.given:
             states["readout alone"] = under_head
         scores: list[Score] = []
-        scales = {sparsity: bench.scale(fine_tuned, region, first) for sparsity, region in regions.items()}
+        largest = first.largest_scale  # of 1, no other is tried
+        scales = {
+            sparsity: 1.0 if largest == 1 else bench.scale(fine_tuned, region, first, largest)
+            for sparsity, region in regions.items()
+        }
         moved = {sparsity: bench.moved(fine_tuned, scale) for sparsity, scale in scales.items()}
         beside = sum(scale != 1 for scale in scales.values())
         with watch.phase(task.name, "evaluate", 1 + len(states) + len(regions) + beside) as on_step:
@@ -303,7 +309,7 @@ class GraftJob(Job[GraftConfig]):
     def report(cls, out: Path, results: Json, ended: bool) -> None:
         """Write the tables."""
         if results["rows"]:
-            write_atomically(out / "report.md", render_page(lay_out_graft(results), "markdown"))
+            write_atomically(out / "report.md", render_page(lay_out_graft(GraftResults.of(results)), "markdown"))
 
 
 def _file(sparsity: float) -> str:

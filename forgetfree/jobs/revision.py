@@ -33,7 +33,7 @@ from forgetfree.jobs.running.environment import make_directory, refuse_held
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.resume import as_json, grown, read_config
 from forgetfree.jobs.running.unit import HISTORY, Json, Unit
-from forgetfree.jobs.stream_checkpoint import Learned, Row, noted
+from forgetfree.jobs.stream_checkpoint import Learned, Row
 from forgetfree.jobs.stream_learner import StreamLearner
 from forgetfree.jobs.stream_prefix import StreamPrefix
 from forgetfree.json_file import parse_json, sign
@@ -337,7 +337,7 @@ class _RevisedLearner(StreamLearner):
             write_atomically(directory / HISTORY, prefix.history(self._reused))
         if not prefix.tasks or directory is None:
             return super().begin(name, learned, answers, directory)
-        noted(strategy).update(prefix.scales)
+        strategy.notes.update(prefix.scales)
         tasks = strategy.stream.tasks[: len(prefix.tasks)]
         rows: list[Row] = [{} for _ in tasks]
         new = [task for task in strategy.stream.tasks if task.name not in self._of.tasks]

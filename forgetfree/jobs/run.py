@@ -9,6 +9,7 @@ OUT/STRATEGY/seed-S/                  ledger.safetensors or checkpoint.safetenso
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,10 +32,13 @@ from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.running.workload import PlannedUnit, Workload
 from forgetfree.jobs.stream_checkpoint import Row
 from forgetfree.jobs.stream_learner import StreamLearner
-from forgetfree.learning.monitor import PHASES, Monitor, Phase
+from forgetfree.learning.localization import LocalizationOptions
+from forgetfree.learning.monitor import PHASES, Monitor
+from forgetfree.learning.planned import planned_by
 from forgetfree.options import recorded
 from forgetfree.results.answers import constant_scores
-from forgetfree.results.reports import render
+from forgetfree.results.records import RunResults
+from forgetfree.results.report.run_report import render
 from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.serve.run_binding import run_binding
@@ -220,7 +224,7 @@ class RunJob(Job[RunConfig]):
     @classmethod
     def report(cls, out: Path, results: Json, ended: bool) -> None:
         """Write the tables, and the page with figures."""
-        comparison = merge([with_timings(results, out) | {"source": str(out)}])
+        comparison = merge([with_timings(RunResults.of(results, str(out)), out)])
         if results["runs"]:
             write_atomically(out / "report.md", render(comparison, "markdown", ended=ended))
         if ended:
@@ -230,21 +234,18 @@ class RunJob(Job[RunConfig]):
 def _planned(name: str, tasks: tuple[str, ...], checked: CheckedRun, shots: int | None, seed: int) -> PlannedUnit:
     """Return the unit of a strategy and a seed, as far as it costs."""
     strategy, options, count = checked.classes[name], checked.options[name], len(tasks)
-    phases: tuple[Phase, ...] = getattr(strategy, "phases", ("train",))
     # When it is learned; after each later task, if that may change it; before the first and until it is learned.
     changing = 0 if strategy.forget_free else (count - 1) / 2
     evaluations = 1 + changing + (1 + (count - 1) / 2 if checked.run.upper_triangle else 0)
-    keeps = "ledger" if hasattr(options, "sparsity") else "models" if phases == ("fine_tune",) else "model"
     return PlannedUnit(
         f"{name}/seed-{seed}",
         tasks,
         options,
-        phases,
+        partial(planned_by, strategy, options),
         shots,
         seed,
-        keeps,
         evaluations,
-        sparsities=(options.sparsity,) if hasattr(options, "sparsity") else (),
+        sparsities=(options.sparsity,) if isinstance(options, LocalizationOptions) else (),
         check=strategy.check,
     )
 

@@ -53,7 +53,7 @@ class Learned:
 
 
 class StreamCheckpoint:
-    """Keeps what a strategy has learned, if it is `resumable`, and its dict ``noted`` of what it tells at the end, if any.
+    """Keeps what a strategy has learned, if it is `resumable`, and what it notes for the end.
 
     Args:
         checkpoint: that of the unit.
@@ -108,7 +108,7 @@ class StreamCheckpoint:
             strategy.load(folder)
             strategy.seconds |= about["phases"] | measured["phases"]
             learned.seconds += measured["seconds"]
-            noted(strategy).update(measured["noted"])
+            strategy.notes.update(measured["notes"])
         learned.rows += rows
         learned.kept_bytes += about["kept_bytes"]
         learned.broken += about["broken"]
@@ -124,7 +124,7 @@ class StreamCheckpoint:
         with new_directory(self._directory / f"learned-{done}") as directory:
             strategy = self._learned.strategy
             strategy.save(directory)
-            measured = {"seconds": self._learned.seconds, "phases": strategy.seconds, "noted": noted(strategy)}
+            measured = {"seconds": self._learned.seconds, "phases": strategy.seconds, "notes": strategy.notes}
             write_json(directory / _MEASURED, sign(measured | {"files": described_files(directory)}))
         shutil.rmtree(self._directory / f"learned-{done - 1}", ignore_errors=True)
         self._phases.forget()
@@ -153,12 +153,6 @@ class StreamCheckpoint:
             for name, array in answers.tensors().items()
         }
         _FILE.write_large(path, tensors, {"about": json.dumps(about)})
-
-
-def noted(strategy: ContinualStrategy) -> dict[str, Any]:
-    """Return what a strategy notes for what it tells at the end, to be read or changed; nothing where it has no ``noted``."""
-    held: dict[str, Any] = getattr(strategy, "noted", {})
-    return held
 
 
 def tasks_learned(directory: Path) -> int:

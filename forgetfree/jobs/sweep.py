@@ -26,9 +26,10 @@ from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.running.workload import Workload
 from forgetfree.jobs.sweep_config import CheckedSweep, Range, Setting, SweepConfig, setting_text
 from forgetfree.learning.monitor import Monitor
-from forgetfree.results.rendering import render_page
+from forgetfree.results.records import CHOSEN, SweepResults
+from forgetfree.results.report.page import render_page
+from forgetfree.results.report.sweep_tables import lay_out_sweep
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
-from forgetfree.results.sweep_report import CHOSEN, lay_out_sweep
 from forgetfree.seeds import derive_seed
 
 #: Trials that are drawn at a time: from all that came before, so the outcome does not depend on the number of workers.
@@ -253,7 +254,7 @@ class SweepJob(Job[SweepConfig]):
     @classmethod
     def report(cls, out: Path, results: Json, ended: bool) -> None:
         """Write the table of trials."""
-        write_atomically(out / "report.md", render_page(lay_out_sweep(results), "markdown"))
+        write_atomically(out / "report.md", render_page(lay_out_sweep(SweepResults.of(results)), "markdown"))
 
 
 def _first_setting(config: SweepConfig) -> tuple[Setting]:

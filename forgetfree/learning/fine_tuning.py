@@ -1,4 +1,4 @@
-"""θ_ft, the model fine-tuned on one task alone, and the key that names everything that determines it."""
+"""How long a task is fine-tuned, and the key that names everything that determines θ_ft, the model fine-tuned on it alone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from importlib.metadata import version
 import torch
 
 from forgetfree import __version__
-from forgetfree.core.checkpoint import Checkpoint
-from forgetfree.core.steps import OnStep
 from forgetfree.core.tensors import digest_of
 from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.training import TrainingOptions, fine_tune, for_device, paper_steps
+from forgetfree.learning.training import TrainingOptions, for_device, paper_steps
 from forgetfree.models.adapter_start import AdapterStart
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState
@@ -74,40 +72,6 @@ def fine_tuned_key(
         content["start"] = [start.sha256, version("peft")]
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=_identity).encode()).hexdigest()
     return f"{task.name[:40]}-{digest[:16]}"  # it becomes a file's name, whose length is limited
-
-
-def fine_tuned_state(
-    loaded: LoadedModel,
-    task: EncodedTask,
-    pre: ModelState,
-    options: TrainingOptions,
-    seed: int,
-    on_step: OnStep | None = None,
-    checkpoint: Checkpoint | None = None,
-    start: ModelState | None = None,
-) -> ModelState:
-    """Fine-tune θ_pre, or another start, on ``task``.
-
-    The model holds θ_pre before and afterwards, and the readouts of other tasks do not change.
-
-    Args:
-        loaded: the model.
-        task: the task, its sample drawn.
-        pre: θ_pre, with the task's untrained readout.
-        options: how to train.
-        seed: for batches and dropout.
-        on_step: called after every update.
-        checkpoint: keeps where the training stands.
-        start: what it starts from; default: ``pre``.
-    """
-    model = loaded.model
-    (start or pre).load_(model, [task.name])
-    try:
-        steps = full_steps(options, task)
-        fine_tune(model, task.train, options, steps=steps, seed=seed, on_step=on_step, checkpoint=checkpoint)
-        return ModelState.of(model, [task.name])
-    finally:
-        pre.load_(model, [task.name])
 
 
 @cache

@@ -1,35 +1,30 @@
-"""Localizes the skill of one task: from a fine-tuned model and rows to a region (paper, §2, eqs. 3 and 4)."""
+"""How the skill of one task is localized: the options, γ_base, the steps on S and their batches (paper, §2 and §3).
+
+`forgetfree.learning.single_task` goes from θ_ft to a region by them; equations 3 and 4 are `forgetfree.core.mask`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from forgetfree.core.base_regions import BaseKind, base_region, budget, most_moved, top
 from forgetfree.core.batch_loss import BatchLoss, CrossEntropy
-from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.examples import Batch, Examples
 from forgetfree.core.fisher import diagonal_fisher
-from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
+from forgetfree.core.mask import MaskOptions
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region, biases
-from forgetfree.core.steps import OnStep
-from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError
-from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.training import TrainingOptions, predict
-from forgetfree.models.state import ModelState
-from forgetfree.options import option, recorded
+from forgetfree.learning.training import TrainingOptions
+from forgetfree.options import option
 from forgetfree.parallel.parts import batch_loss
-from forgetfree.seeds import derive_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,94 +138,6 @@ def searches(options: LocalizationOptions, sparsities: Sequence[float], base: Re
     return len(sparsities) if sized else 1
 
 
-def _later(on_step: OnStep, before: int, step: int, loss: float) -> None:
-    on_step(before + step, loss)
-
-
-def localize(
-    model: ReadoutModel,
-    task: EncodedTask,
-    pre: ModelState,
-    fine_tuned: ModelState,
-    options: LocalizationOptions,
-    mask: MaskOptions,
-    *,
-    sparsities: Sequence[float],
-    seed: int,
-    base: Region | None = None,
-    on_step: OnStep | None = None,
-    checkpoint: Checkpoint | None = None,
-) -> list[LearnedRegion]:
-    """Find γ of one task by eqs. 3 and 4, with the fine-tuned readout: one for each sparsity.
-
-    Each is found as if it were the only one.
-
-    Args:
-        model: holds θ_pre, before and afterwards.
-        task: its training rows teach S, its validation rows choose between hard masks.
-        pre: θ_pre.
-        fine_tuned: θ_ft, with the task's readout.
-        options: base, rows to validate on.
-        mask: how S is learned, see `mask_options`.
-        sparsities: the shares of the space that the regions may have.
-        seed: for a random base and for the batches.
-        base: γ_base, cut to its most moved entries if it is too large. Default: of the kind that the options name.
-        on_step: called after every step.
-        checkpoint: keeps where the search stands.
-    """
-    space = model.space()
-    if searches(options, sparsities, base, len(space)) > 1:
-        return [
-            region
-            for i, each in enumerate(sparsities)
-            for region in localize(
-                model,
-                task,
-                pre,
-                fine_tuned,
-                options,
-                mask,
-                sparsities=[each],
-                seed=seed,
-                base=base,
-                on_step=on_step and partial(_later, on_step, i * mask.steps),
-                checkpoint=checkpoint,
-            )
-        ]
-    device = next(model.parameters()).device
-    theta_pre, theta_ft = pre.theta.to(device), fine_tuned.theta.to(device)
-    validation = task.validation.subset(representative(task.validation.targets, options.validation_rows))
-
-    def score() -> float:
-        logits = predict(model, validation, batch_size=options.rows_at_once, precision=options.precision)
-        return task.quality(task.answers(logits, validation))
-
-    with _reading_as(fine_tuned, pre, model, task):
-        count = budget(len(space), sparsities[0])
-        if base is None:
-            size, draw = base_size(options, mask, count), derive_seed(seed, "base")
-            base = choose_base(
-                options.base, model, task.train, theta_pre, theta_ft, size, seed=draw, fisher_rows=options.fisher_rows
-            )
-        elif len(base) > count:
-            base = most_moved(theta_pre, theta_ft, count, among=base)
-        return learn_regions(
-            model.backbone,
-            space,
-            theta_pre,
-            theta_ft,
-            mask_batches(task.train, mask, derive_seed(seed, "batches"), options, device),
-            mask_loss(model, options),
-            sparsities=sparsities,
-            base=base,
-            options=mask,
-            validate=score,
-            on_step=on_step,
-            checkpoint=checkpoint,
-            about=(seed, recorded(options), task.train.labels, sorted(fine_tuned.readouts[task.name].items())),
-        )
-
-
 def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> BatchLoss:
     """Return the loss of θ(γ) over a batch of `mask_batches`, whose parts several processes may share."""
     tensors = model.space().parameters(model.backbone)
@@ -248,27 +155,3 @@ def mask_batches(
     lengths = rows.lengths
     for batch in plan_batches(lengths, mask.batch_size, mask.steps, seed, group_by_length=False):
         yield [rows.batch(part) for part in micro_batches(batch, lengths, **piece)]
-
-
-@contextmanager
-def _reading_as(fine_tuned: ModelState, pre: ModelState, model: ReadoutModel, task: EncodedTask) -> Iterator[None]:
-    """Give the model the fine-tuned readout and buffers, without dropout; restore it after the block.
-
-    A mask is judged as the trained region will be: with BatchNorm's statistics of the task.
-    """
-    readout, mode = model.readout_module(task.label), model.training
-    untrained = tensors_of(readout)
-    load_tensors_(readout, fine_tuned.readouts[task.name])
-    _load_buffers(model, fine_tuned)
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(mode)
-        load_tensors_(readout, untrained)
-        _load_buffers(model, pre)
-
-
-def _load_buffers(model: ReadoutModel, state: ModelState) -> None:
-    for name, buffer in persistent_buffers(model.backbone).items():
-        buffer.copy_(state.buffers[name])

@@ -1,68 +1,109 @@
-"""One task on one model: fine-tune, localize, graft, re-train, answer (paper, §2 and §3). Needs no Avalanche.
+"""The bench of one task on one model: fine-tune, localize, graft, train a region, answer (paper, §2 and §3).
 
-Every model of the paper's single-task experiments is a `ModelState`: θ, and the readout it answers with. Those made of
-θ_pre and θ_ft by a formula have their θ from `forgetfree.core.graft` (`graft_theta`, `pruned_theta`, `interpolate`).
+Grafts, experiments and strategies use it alike. Every model that comes of it is a `ModelState`: θ, and the readout it answers
+with. Those made of θ_pre and θ_ft by a formula have their θ from `forgetfree.core.graft` (`graft_theta`, `pruned_theta`,
+`interpolate`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from forgetfree.core.base_regions import BaseKind
+from forgetfree.core.base_regions import BaseKind, budget, most_moved
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
 from forgetfree.core.examples import Examples
 from forgetfree.core.graft import graft_theta, interpolate
-from forgetfree.core.mask import LearnedRegion
+from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import RegionParameters
+from forgetfree.core.steps import OnStep
+from forgetfree.core.trained import RegionParameters, Trained
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows, TaskRows
+from forgetfree.data.sampling import representative
 from forgetfree.device import find_device
-from forgetfree.learning.encoded_task import encode_task
-from forgetfree.learning.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
+from forgetfree.learning.encoded_task import EncodedTask, encode_task
+from forgetfree.learning.fine_tuning import fine_tuned_key, full_steps
 from forgetfree.learning.localization import (
     LocalizationOptions,
+    base_size,
     check_localization,
     choose_base,
-    localize,
+    mask_batches,
+    mask_loss,
     mask_options,
     searches,
 )
-from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.scaled_start import GraftOptions, choose_scale
+from forgetfree.learning.monitor import Monitor, Phase
+from forgetfree.learning.scaled_start import choose_scale
 from forgetfree.learning.training import TrainingOptions, fine_tune, predict, scheduled_rate
 from forgetfree.ledger.binding import network_of
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.models.adapter_start import AdapterStart
 from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState, StateStore
+from forgetfree.options import recorded
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 
 
+def region_rate(options: TrainingOptions, space_size: int, budget: int) -> float:
+    """Return the learning rate by which a region is trained, if that of fine-tuning suits the whole model.
+
+    With AdamW it is √(N/s) times as high, for s of N entries: AdamW moves every entry by about its rate, so that s of them
+    move less far together.
+    """
+    return options.learning_rate * (math.sqrt(space_size / max(1, budget)) if options.optimizer == "adamw" else 1)
+
+
+def _later(on_step: OnStep, before: int, step: int, loss: float) -> None:
+    on_step(before + step, loss)
+
+
 class SingleTask:
-    """One task, its rows, and the model that reads them. The model holds θ_pre between calls.
+    """One task, its rows, and the model that reads them. The model holds ``pre`` between calls.
 
     Args:
-        loaded: the model; it must have no readout of this task yet.
-        rows: the task and its rows.
-        shots: training rows per label; default: all.
-        or_fewer: take all rows of a label that has fewer, instead of refusing.
-        seed: for the sample and all training.
-        test_limit: evaluate on at most this many test rows, spread evenly; default: all.
-        device: where to train; ``auto``: on a GPU, if there is one.
-        store: keeps and shares fine-tuned models; default: in memory.
+        loaded: the model.
+        task: the task, encoded for it.
+        pre: θ_pre, or what else the task is learned on top of, with the task's untrained readout: what the model holds.
+        seed: for all training.
+        device: where to train.
+        store: keeps and shares fine-tuned models; default: each is made anew.
         monitor: is told of phases and steps.
+        adapter: what fine-tuning starts from, where that is not ``pre``.
+        taken: entries that γ is not to have; default: none.
     """
 
     def __init__(
         self,
+        loaded: LoadedModel,
+        task: EncodedTask,
+        *,
+        pre: ModelState | None = None,
+        seed: int = 0,
+        device: torch.device,
+        store: StateStore | None = None,
+        monitor: Monitor | None = None,
+        adapter: AdapterStart | None = None,
+        taken: Region | None = None,
+    ) -> None:
+        self.loaded, self.model, self.task, self.seed, self.device = loaded, loaded.model, task, seed, device
+        self.space = self.model.space()
+        self.pre = pre or ModelState.of(self.model, [task.name])
+        self.monitor = monitor or Monitor()
+        self._store, self._adapter, self._taken = store, adapter, taken
+
+    @classmethod
+    def of(
+        cls,
         loaded: LoadedModel,
         rows: TaskRows,
         *,
@@ -73,34 +114,50 @@ class SingleTask:
         device: str | torch.device = "auto",
         store: StateStore | None = None,
         monitor: Monitor | None = None,
-    ) -> None:
-        self.loaded, self.model, self.seed = loaded, loaded.model, seed
-        self.device = torch.device(find_device("auto") if device == "auto" else device)
-        self.task = encode_task(rows, loaded, shots=shots, or_fewer=or_fewer, seed=seed, test_limit=test_limit)
-        self.space = self.model.space()
-        self.pre = ModelState.of(self.model, [self.task.name])
-        self.model.to(self.device)
-        self._store = store or StateStore()
-        self.monitor = monitor or Monitor()
+    ) -> SingleTask:
+        """Make the bench of a task whose rows are not encoded yet.
+
+        Args:
+            loaded: the model; it must have no readout of this task yet.
+            rows: the task and its rows.
+            shots: training rows per label; default: all.
+            or_fewer: take all rows of a label that has fewer, instead of refusing.
+            seed: for the sample and all training.
+            test_limit: evaluate on at most this many test rows, spread evenly; default: all.
+            device: where to train; ``auto``: on a GPU, if there is one.
+            store: keeps and shares fine-tuned models; default: in memory.
+            monitor: is told of phases and steps.
+        """
+        device = torch.device(find_device("auto") if device == "auto" else device)
+        task = encode_task(rows, loaded, shots=shots, or_fewer=or_fewer, seed=seed, test_limit=test_limit)
+        pre = ModelState.of(loaded.model, [task.name])
+        loaded.model.to(device)
+        return cls(loaded, task, pre=pre, seed=seed, device=device, store=store or StateStore(), monitor=monitor)
+
+    def seed_of(self, phase: Phase) -> int:
+        """Return the seed of a phase."""
+        return derive_seed(self.seed, phase, self.task.name)
 
     # -- Models ----------------------------------------------------------------------------------------------
 
+    @property
+    def start(self) -> ModelState:
+        """What fine-tuning starts from: θ_pre, or θ_pre with an adapter merged into it."""
+        return self.pre if self._adapter is None else replace(self.pre, theta=self._adapter.theta(self.model))
+
     def fine_tuned(self, options: TrainingOptions) -> ModelState:
-        """Return θ_ft, made once for everything that determines it and shared with strategies."""
+        """Return θ_ft, fine-tuned on the task alone; where there is a store, made once for everything that determines it."""
 
         def make() -> ModelState:
-            seed = derive_seed(self.seed, "fine_tune", self.task.name)
-            steps = full_steps(options, self.task)
-            with self.monitor.phase(self.task.name, "fine_tune", steps) as on_step:
-                self.monitor.learning_rate(scheduled_rate(options, steps))
-                kept = self.monitor.checkpoint()
-                return fine_tuned_state(self.loaded, self.task, self.pre, options, seed, on_step, kept)
+            with self.holding(self.start):
+                self.train_(options, "fine_tune")
+                return ModelState.of(self.model, [self.task.name])
 
-        return self._store.get_or_make(self.key(options), make)
+        return make() if self._store is None else self._store.get_or_make(self.key(options), make)
 
     def key(self, options: TrainingOptions) -> str:
         """Return the key of θ_ft in the store."""
-        return fine_tuned_key(self.loaded, self.task, self.pre, options, self.seed, self.device)
+        return fine_tuned_key(self.loaded, self.task, self.pre, options, self.seed, self.device, self._adapter)
 
     def localized(
         self,
@@ -119,33 +176,70 @@ class SingleTask:
             sparsities: the shares that the regions may have; default: that of the options.
             base: γ_base, cut to its most moved entries if too large. Default: of the kind that the options name.
         """
+        if self._taken is not None:  # what did not move is never taken
+            fine_tuned = replace(fine_tuned, theta=graft_theta(fine_tuned.theta, self.pre.theta, self._taken))
         wanted = [options.sparsity] if sparsities is None else list(sparsities)
         for sparsity in wanted:
             check_localization(replace(options, sparsity=sparsity), self.space)
         mask = mask_options(options, len(self.task.train), full_steps(options, self.task))
-        seed = derive_seed(self.seed, "localize", self.task.name)
-        steps = mask.steps * searches(options, wanted, base, len(self.space))
-        with self.monitor.phase(self.task.name, "localize", steps) as on_step:
+        together = searches(options, wanted, base, len(self.space)) == 1
+        groups = [wanted] if together else [[sparsity] for sparsity in wanted]
+        with self.monitor.phase(self.task.name, "localize", mask.steps * len(groups)) as on_step:
             self.monitor.learning_rate(lambda step: mask.learning_rate)
-            return localize(
-                self.model,
-                self.task,
-                self.pre,
-                fine_tuned,
-                options,
-                mask,
-                sparsities=wanted,
-                seed=seed,
+            found = list[LearnedRegion]()
+            for number, group in enumerate(groups):
+                told = partial(_later, on_step, number * mask.steps)
+                found += self._search(fine_tuned, options, mask, group, base, told)
+            return found
+
+    def _search(
+        self,
+        fine_tuned: ModelState,
+        options: LocalizationOptions,
+        mask: MaskOptions,
+        sparsities: Sequence[float],
+        base: Region | None,
+        on_step: OnStep,
+    ) -> list[LearnedRegion]:
+        """Learn S on the training rows, with the readout and the buffers of θ_ft; validation rows choose between hard masks.
+
+        A mask is judged as the trained region will be: with BatchNorm's statistics of the task.
+        """
+        seed, count = self.seed_of("localize"), budget(len(self.space), sparsities[0])
+        readout = fine_tuned.readouts[self.task.name]
+        theta_pre, theta_ft = self.pre.theta.to(self.device), fine_tuned.theta.to(self.device)
+        validation = self.task.validation.subset(representative(self.task.validation.targets, options.validation_rows))
+
+        def score() -> float:
+            logits = predict(self.model, validation, batch_size=options.rows_at_once, precision=options.precision)
+            return self.task.quality(self.task.answers(logits, validation))
+
+        if base is None:
+            base = self.base(options.base, fine_tuned, base_size(options, mask, count), options.fisher_rows)
+        elif len(base) > count:
+            base = most_moved(theta_pre, theta_ft, count, among=base)
+        with self._reading_as(fine_tuned):
+            return learn_regions(
+                self.model.backbone,
+                self.space,
+                theta_pre,
+                theta_ft,
+                mask_batches(self.task.train, mask, derive_seed(seed, "batches"), options, self.device),
+                mask_loss(self.model, options),
+                sparsities=sparsities,
                 base=base,
+                options=mask,
+                validate=score,
                 on_step=on_step,
                 checkpoint=self.monitor.checkpoint(),
+                about=(seed, recorded(options), self.task.train.labels, sorted(readout.items())),
             )
 
     def base(self, kind: BaseKind, fine_tuned: ModelState, count: int, fisher_rows: int = 256) -> Region:
         """Choose a region that is not learned, of at most ``count`` entries: see `choose_base`."""
-        seed = derive_seed(derive_seed(self.seed, "localize", self.task.name), "base")
+        seed = derive_seed(self.seed_of("localize"), "base")
         theta_pre, theta_ft = self.pre.theta.to(self.device), fine_tuned.theta.to(self.device)
-        with self.holding(replace(fine_tuned, theta=self.pre.theta)):
+        with self._reading_as(fine_tuned):
             return choose_base(
                 kind,
                 self.model,
@@ -161,11 +255,24 @@ class SingleTask:
         """Return θ(γ) of eq. 1, with the fine-tuned readout."""
         return replace(fine_tuned, theta=graft_theta(self.pre.theta, fine_tuned.theta, region))
 
-    def scale(self, fine_tuned: ModelState, region: Region, options: GraftOptions) -> float:
-        """Return the c by which a graft of ``region`` answers training rows best, see `choose_scale`."""
-        if options.largest_scale == 1:
-            return 1.0
-        with self.holding(replace(fine_tuned, theta=self.pre.theta)):
+    def scale(
+        self,
+        fine_tuned: ModelState,
+        region: Region,
+        options: LocalizationOptions,
+        largest: float,
+        on: ModelState | None = None,
+    ) -> float:
+        """Return the c by which a graft of ``region`` answers training rows best, see `choose_scale`.
+
+        Args:
+            fine_tuned: θ_ft.
+            region: γ.
+            options: how rows are answered, and how many of them.
+            largest: the largest c that is tried; of 1, no other is.
+            on: what the graft is put into, and answers with; default: θ_pre with the readout and the buffers of θ_ft.
+        """
+        with self.holding(on or replace(fine_tuned, theta=self.pre.theta)):
             return choose_scale(
                 self.model,
                 self.task,
@@ -173,50 +280,75 @@ class SingleTask:
                 self.pre.theta,
                 fine_tuned.theta,
                 options,
-                largest=options.largest_scale,
+                largest=largest,
                 rows=options.validation_rows,
             )
 
     def moved(self, fine_tuned: ModelState, scale: float) -> ModelState:
         """Return the state at θ_pre + c · (θ_ft − θ_pre), with the fine-tuned readout."""
-        return (
-            fine_tuned
-            if scale == 1
-            else replace(fine_tuned, theta=interpolate(self.pre.theta, fine_tuned.theta, scale))
-        )
+        if scale == 1:
+            return fine_tuned
+        theta = self.pre.theta if scale == 0 else interpolate(self.pre.theta, fine_tuned.theta, scale)
+        return replace(fine_tuned, theta=theta)
 
     def retrained(self, start: ModelState, region: Region, options: TrainingOptions) -> ModelState:
-        """Train ``region`` of θ_pre alone on the task, together with the readout (paper, §3.1).
-
-        With AdamW the rate is that of fine-tuning times √(N/s) for s of N entries, so that updates are equally long.
+        """Train ``region`` of θ_pre alone on the task, together with the readout (paper, §3.1); see `region_rate`.
 
         Args:
             start: the state whose readout is trained further; its θ is not used.
             region: what is trained, starting from θ_pre.
             options: those of fine-tuning.
         """
-        rate = options.learning_rate
-        if options.optimizer == "adamw":
-            rate *= math.sqrt(len(self.space) / max(1, len(region)))
+        rate = region_rate(options, len(self.space), len(region))
         readout_rate = options.readout_learning_rate or options.learning_rate
         options = replace(options, learning_rate=rate, readout_learning_rate=readout_rate, l1=0.0)
-        steps = full_steps(options, self.task)
-        seed = derive_seed(self.seed, "train", self.task.name)
         with self.holding(replace(start, theta=self.pre.theta)):
-            trained = RegionParameters(self.model.backbone, self.space, region)
-            with self.monitor.phase(self.task.name, "train", steps) as on_step:
-                self.monitor.learning_rate(scheduled_rate(options, steps))
-                fine_tune(
-                    self.model,
-                    self.task.train,
-                    options,
-                    steps=steps,
-                    seed=seed,
-                    on_step=on_step,
-                    trained=trained,
-                    checkpoint=self.monitor.checkpoint(),
-                )
+            self.train_(options, "train", RegionParameters(self.model.backbone, self.space, region))
             return ModelState.of(self.model, [self.task.name])
+
+    def train_(
+        self,
+        options: TrainingOptions,
+        phase: Phase,
+        trained: Trained | None = None,
+        steps: int | None = None,
+        *,
+        after_update: Callable[[], None] | None = None,
+        logged: bool = True,
+        about: tuple[str, ...] = (),
+    ) -> None:
+        """Train in the model, from the weights that it holds, and leave there what comes of it.
+
+        Args:
+            options: how to train.
+            phase: what the steps are called.
+            trained: what is trained of the backbone; default: all graftable tensors.
+            steps: updates; default: those of the options, or the paper's.
+            after_update: called after every update.
+            logged: whether losses and learning rates are told.
+            about: what tells the training from another that starts alike.
+        """
+        steps = full_steps(options, self.task) if steps is None else steps
+        with self.monitor.phase(self.task.name, phase, steps) as on_step:
+            if logged:
+                self.monitor.learning_rate(scheduled_rate(options, steps))
+
+            def updated(step: int, loss: float) -> None:
+                if after_update:
+                    after_update()
+                on_step(step, loss if logged else math.nan)
+
+            fine_tune(
+                self.model,
+                self.task.train,
+                options,
+                steps=steps,
+                seed=self.seed_of(phase),
+                on_step=updated,
+                trained=trained,
+                checkpoint=self.monitor.checkpoint(),
+                about=about,
+            )
 
     def graft(self, fine_tuned: ModelState, region: Region, sparsity: float) -> Graft:
         """Return what `grafted` holds at ``region`` as a graft, which can be saved and applied elsewhere.
@@ -257,6 +389,17 @@ class SingleTask:
             yield
         finally:
             self.pre.load_(self.model, [self.task.name])
+
+    @contextmanager
+    def _reading_as(self, fine_tuned: ModelState) -> Iterator[None]:
+        """Inside, the model is θ_pre with the readout and the buffers of θ_ft, and draws no dropout."""
+        mode = self.model.training
+        with self.holding(replace(fine_tuned, theta=self.pre.theta)):
+            self.model.eval()
+            try:
+                yield
+            finally:
+                self.model.train(mode)
 
     # -- Answers ---------------------------------------------------------------------------------------------
 

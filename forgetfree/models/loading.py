@@ -189,8 +189,8 @@ def _load(
 
 def sized(
     path: str, name: str, readout: str, graftable: str | None = None, tasks: Iterable[TaskDefinition] = ()
-) -> tuple[ReadoutKind, Any, int, int]:
-    """Return a model's readout, configuration, number of parameters and of graftable entries; its weights are not read.
+) -> tuple[ReadoutKind, Any, int, ParameterSpace]:
+    """Return a model's readout, configuration, number of parameters and graftable tensors; its weights are not read.
 
     Args:
         path: directory or hub name.
@@ -214,7 +214,7 @@ def sized(
         more = _without_pooler(config) if kind in LINEAR else {}
         network = loader.from_config(config, trust_remote_code=False, **more)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    return kind, config, parameters, len(ParameterSpace.of(network, include=(graftable or ".",)))
+    return kind, config, parameters, ParameterSpace.of(network, include=(graftable or ".",))
 
 
 def config_of(backbone: nn.Module) -> Any:

@@ -6,22 +6,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from forgetfree.display import brief, tell_note
+from forgetfree.display import NULL, brief, tell_note
 from forgetfree.errors import ReportError
 from forgetfree.files import StrPath
 from forgetfree.json_file import is_table, read_json
 from forgetfree.options import typed
-from forgetfree.results.rendering import CONSTANT, LEARNED_FLOORS, NULL
-from forgetfree.results.schema import check_run
-from forgetfree.results.stored import find_results, read_stored, to_csv
-from forgetfree.results.sweep_report import CHOSEN, load_sweep_results
+from forgetfree.results.records import CHOSEN, CONSTANT, LEARNED_FLOORS, Failed, Record, Run, RunResults, Unfinished
+from forgetfree.results.stored import find_results, load_sweep_results, read_stored, to_csv
 from forgetfree.results.unit_files import made_of
 from forgetfree.results.unit_record import is_own
 
@@ -29,7 +27,6 @@ __all__ = [
     "Comparison",
     "StrategyRuns",
     "differing",
-    "kept_bytes",
     "load_run_results",
     "merge",
     "one_file",
@@ -57,11 +54,11 @@ class StrategyRuns:
 
     Attributes:
         label: the strategy's name, with the options in which it differs from its other rows.
-        runs: entries of `runs` in results.json, by rising seed.
+        runs: its runs, by rising seed; each says where it was read.
     """
 
     label: str
-    runs: tuple[Json, ...]
+    runs: tuple[Run, ...]
 
 
 @dataclass(frozen=True)
@@ -77,9 +74,9 @@ class Comparison:
         learned_floors: by their names in tables, what a classifier scores without fine-tuning, per task, as means over seeds;
             None where there is none.
         test_rows: per task, how many rows are scored; empty where the results do not say it.
-        strategies: one entry per row, in the order first seen. Each run says under `source` where it was read.
-        unfinished: runs cut short, as in results.json, each with its `source`.
-        failed: runs that could not go on, likewise.
+        strategies: one entry per row, in the order first seen.
+        unfinished: runs cut short.
+        failed: runs that could not go on.
         sources: the directories read.
     """
 
@@ -91,9 +88,16 @@ class Comparison:
     learned_floors: Mapping[str, tuple[float | None, ...]]
     test_rows: Mapping[str, int]
     strategies: tuple[StrategyRuns, ...]
-    unfinished: tuple[Json, ...]
-    failed: tuple[Json, ...]
+    unfinished: tuple[Unfinished, ...]
+    failed: tuple[Failed, ...]
     sources: tuple[str, ...]
+
+    @property
+    def content(self) -> Json:
+        """All of it as JSON: every run in full, with where it was read."""
+        strategies = [{"label": entry.label, "runs": _with_sources(entry.runs)} for entry in self.strategies]
+        parts = {name: _with_sources(getattr(self, name)) for name in ("unfinished", "failed")}
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"strategies": strategies} | parts
 
     @property
     def best_floors(self) -> list[tuple[str, float]]:
@@ -109,14 +113,15 @@ class Comparison:
         ]
 
 
-def load_run_results(path: StrPath) -> Json:
+def _with_sources(parts: Iterable[Record]) -> list[Json]:
+    return [part.content | {"source": part.source} for part in parts]
+
+
+def load_run_results(path: StrPath) -> RunResults:
     """Read and check the results of a run.
 
     Args:
         path: a run directory, the results.json in it, or a CSV file that says the same.
-
-    Returns:
-        The content of results.json, and under `source` the path it was read from.
 
     Raises:
         ReportError: the file is missing, not JSON, or not of this schema; the message names file and key.
@@ -127,38 +132,44 @@ def load_run_results(path: StrPath) -> Json:
             f"{file} does not exist. A run writes it when its first strategy is done: give the directory of "
             "such a run, or finish this one with `forgetfree run ... --resume`."
         )
-    results = read_stored(file, check_run, "Restore it from a copy, or run again with another --out.")
-    return {**with_timings(_with_trials(results, file), file.parent), "source": str(path)}
+
+    def read(content: Any) -> RunResults:
+        results = RunResults.of(content, str(path))
+        results.check_sense()
+        return results
+
+    results = read_stored(file, read, "Restore it from a copy, or run again with another --out.")
+    return with_timings(_with_trials(results, file), file.parent)
 
 
-def _with_trials(results: Json, file: Path) -> Json:
+def _with_trials(results: RunResults, file: Path) -> RunResults:
     """Return the results of the run that a sweep ends with, with ``trials`` of each run: among how many settings it chose."""
     sweep = file.parent.parent / "results.json"
     if file.name != "results.json" or file.parent.name != CHOSEN or not sweep.exists():
         return results
     try:
-        trials = len(load_sweep_results(sweep)["trials"])
+        trials = len(load_sweep_results(sweep).trials)
     except ReportError as error:  # what can be said without it is said
         tell_note(f"Among how many settings {file.parent} was chosen is left out: {error}")
         return results
-    return results | {"runs": [run | {"trials": trials} for run in results["runs"]]}
+    return results.with_runs([run.with_facts(trials=trials) for run in results.runs])
 
 
-def with_timings(results: Json, directory: Path) -> Json:
+def with_timings(results: RunResults, directory: Path) -> RunResults:
     """Return the results, with ``seconds_per_task`` of each run where a file beside them holds it."""
     runs = []
-    for run in results["runs"]:
-        path = directory / run["strategy"] / f"seed-{run['seed']}" / SECONDS_PER_TASK
+    for run in results.runs:
+        path = directory / run.strategy / f"seed-{run.seed}" / SECONDS_PER_TASK
         try:
             seconds = read_json(path, ReportError, "")
         except ReportError:  # what can be said without it is said
             seconds = None
-        right = is_table([seconds], 1, len(results["tasks"])) and is_own(path)
-        runs.append(run | {"seconds_per_task": seconds} if right else run)
-    return results | {"runs": runs}
+        right = is_table([seconds], 1, len(results.tasks)) and is_own(path)
+        runs.append(run.with_facts(seconds_per_task=seconds) if right else run)
+    return results.with_runs(runs)
 
 
-def merge(results: Sequence[Json]) -> Comparison:
+def merge(results: Sequence[RunResults]) -> Comparison:
     """Bring the runs of several directories and seeds together.
 
     Runs of one strategy stand in one row, unless their `options` differ: then each configuration has its own. Where directories
@@ -175,100 +186,88 @@ def merge(results: Sequence[Json]) -> Comparison:
         raise ReportError("There are no results to report on. Give at least one run directory.")
     several = len(results) > 1
     sources = tuple(
-        result.get("source", f"results {number}" if several else "") for number, result in enumerate(results, start=1)
+        result.source or (f"results {number}" if several else "") for number, result in enumerate(results, start=1)
     )
     first = results[0]
     for result, source in zip(results, sources, strict=True):
         if difference := next(_differences(first, result), None):
             raise ReportError(_APART.format(ours=sources[0], theirs=source, difference=difference[1]))
     telling = _telling(results)
-    # strategy → its options as JSON → seed → (run, where it was found)
-    found: dict[str, dict[str, dict[int, tuple[Json, str]]]] = {}
+    results = [result.from_source(source) for result, source in zip(results, sources, strict=True)]
+    # strategy → its options as JSON → seed → run
+    found: dict[str, dict[str, dict[int, Run]]] = {}
     metric: tuple[list[str], str] | None = None
-    for result, source in zip(results, sources, strict=True):
-        for run in result["runs"]:
-            metric = metric or (run["metric"], source)
-            if run["metric"] != metric[0]:
-                metrics = f"metrics are {', '.join(metric[0])} in one and {', '.join(run['metric'])} in the other"
-                raise ReportError(_APART.format(ours=metric[1], theirs=source, difference=metrics))
-            own = {key: _stated(result, key) for key in telling} | (run.get("options") or {})
+    for result in results:
+        for run in result.runs:
+            metric = metric or (run.metric, run.source)
+            if run.metric != metric[0]:
+                metrics = f"metrics are {', '.join(metric[0])} in one and {', '.join(run.metric)} in the other"
+                raise ReportError(_APART.format(ours=metric[1], theirs=run.source, difference=metrics))
+            own = {key: _stated(result, key) for key in telling} | run.options
             options = json.dumps(own, sort_keys=True)
-            seeds = found.setdefault(run["strategy"], {}).setdefault(options, {})
-            earlier, place = seeds.setdefault(run["seed"], (run, source))
-            if _apart_from_seconds(run) != _apart_from_seconds(earlier):
+            earlier = found.setdefault(run.strategy, {}).setdefault(options, {}).setdefault(run.seed, run)
+            if run.outcome != earlier.outcome:
                 raise ReportError(
-                    f"{run['strategy']} with seed {run['seed']} is in {place} and in {source}, with "
+                    f"{run.strategy} with seed {run.seed} is in {earlier.source} and in {run.source}, with "
                     "different outcomes. Leave one of them out, or run with another seed."
                 )
     return Comparison(
-        stream=first["stream"],
-        tasks=tuple(first["tasks"]),
-        metric=tuple(metric[0]) if metric else ("accuracy",) * len(first["tasks"]),
+        stream=first.stream,
+        tasks=tuple(first.tasks),
+        metric=tuple(metric[0]) if metric else ("accuracy",) * len(first.tasks),
         settings=_shared_settings(results),
-        constant=next((tuple(result["floors"]["constant"]) for result in results if result.get("floors")), None),
+        constant=next((tuple(result.floors.constant) for result in results if result.floors), None),
         learned_floors={} if telling else _learned_floors(results),
-        test_rows=first["data"].get("test_rows", {}),
+        test_rows=first.test_rows,
         strategies=tuple(
             StrategyRuns(
                 label=_label(strategy, json.loads(options), [json.loads(other) for other in variants], telling),
-                runs=tuple({**seeds[seed][0], "source": seeds[seed][1]} for seed in sorted(seeds)),
+                runs=tuple(seeds[seed] for seed in sorted(seeds)),
             )
             for strategy, variants in found.items()
             for options, seeds in variants.items()
         ),
-        unfinished=tuple(
-            {**run, "source": source}
-            for result, source in zip(results, sources, strict=True)
-            for run in result.get("unfinished", [])
-        ),
-        failed=tuple(
-            {**run, "source": source}
-            for result, source in zip(results, sources, strict=True)
-            for run in result.get("failed", [])
-        ),
+        unfinished=tuple(run for result in results for run in result.unfinished),
+        failed=tuple(run for result in results for run in result.failed),
         sources=sources,
     )
 
 
-def one_file(results: Sequence[Json]) -> str:
+def one_file(results: Sequence[RunResults]) -> str:
     """Return all runs of several directories as the text of one CSV file, with the settings of the first.
 
     Raises:
         ReportError: as `merge`, or there are two configurations of one strategy.
     """
     strategies = merge(results).strategies
-    if len({entry.runs[0]["strategy"] for entry in strategies}) < len(strategies) or _telling(results):
+    if len({entry.runs[0].strategy for entry in strategies}) < len(strategies) or _telling(results):
         raise ReportError(
             f"One CSV file holds one set-up and one configuration of a strategy, got "
             f"{', '.join(entry.label for entry in strategies)}. Write a file for each."
         )
-    whole = {**results[0], "runs": [{**run, **made_of(run)} for entry in strategies for run in entry.runs]}
-    if floors := whole.get("floors"):
-        whole["floors"] = floors | _floors_by_seed(results)
+    whole = results[0].with_runs([run.with_facts(**made_of(run)) for entry in strategies for run in entry.runs])
+    if whole.floors:
+        whole = whole.with_facts(floors=whole.floors.with_facts(**_floors_by_seed(results)))
     return to_csv(whole)
 
 
-def kept_bytes(run: Json) -> list[int]:
-    """Return the bytes kept beside the pre-trained model after each task; of older results, those of the ledger at the end."""
-    kept: list[int] = run.get("kept_bytes") or ([run["ledger"]["bytes"]] if run["ledger"] else [])
-    return kept
-
-
-def _learned_floors(results: Sequence[Json]) -> dict[str, tuple[float | None, ...]]:
+def _learned_floors(results: Sequence[RunResults]) -> dict[str, tuple[float | None, ...]]:
     """Return the means over seeds of the floors that were fitted to training rows."""
     found = {}
     for name, of_seeds in _floors_by_seed(results).items():
         columns = zip(*of_seeds.values(), strict=True)
-        found[LEARNED_FLOORS[name]] = tuple(None if None in scores else fmean(scores) for scores in columns)
+        found[LEARNED_FLOORS[name]] = tuple(
+            None if None in scores else fmean(score for score in scores if score is not None) for scores in columns
+        )
     return {name: scores for name, scores in found.items() if any(score is not None for score in scores)}
 
 
-def _floors_by_seed(results: Sequence[Json]) -> dict[str, Json]:
+def _floors_by_seed(results: Sequence[RunResults]) -> dict[str, dict[str, list[float | None]]]:
     """Return the floors that were fitted to training rows: by name and seed, those of each task."""
-    found: dict[str, Json] = {}
+    found: dict[str, dict[str, list[float | None]]] = {}
     for name in LEARNED_FLOORS:
         for result in results:
-            if of_seeds := (result.get("floors") or {}).get(name):
+            if result.floors and (of_seeds := getattr(result.floors, name)):
                 found[name] = found.get(name, {}) | of_seeds
     return found
 
@@ -276,25 +275,26 @@ def _floors_by_seed(results: Sequence[Json]) -> dict[str, Json]:
 # ---- merging --------------------------------------------------------------------------------------------
 
 
-def same_rows(ours: Json, theirs: Json) -> bool:
+def same_rows(ours: RunResults, theirs: RunResults) -> bool:
     """Say whether two runs were scored on the same rows of the same tasks, whatever model learned them."""
     return not {"tasks", "scenario", "evaluated_on", "data", "metric"}.intersection(differing([ours, theirs]))
 
 
-def differing(results: Sequence[Json]) -> list[str]:
+def differing(results: Sequence[RunResults]) -> list[str]:
     """List what keeps runs from being compared task by task; nothing where all of them can be."""
-    first, metrics = results[0], {tuple(run["metric"]) for result in results for run in result["runs"]}
+    first, metrics = results[0], {tuple(run.metric) for result in results for run in result.runs}
     found = dict.fromkeys(key for result in results for key, _ in _differences(first, result))
     return [*found, *(["metric"] if len(metrics) > 1 else [])]
 
 
-def _differences(ours: Json, theirs: Json) -> Iterator[tuple[str, str]]:
+def _differences(ours: RunResults, theirs: RunResults) -> Iterator[tuple[str, str]]:
     """Yield in which respects two runs differ so that they cannot be compared, and how, in the user's words."""
+    both = [ours.content, theirs.content]
     for key in ("tasks", "scenario", "evaluated_on"):
-        a, b = (each.get(key, USUAL.get(key)) for each in (ours, theirs))
+        a, b = (each.get(key, USUAL.get(key)) for each in both)
         if a != b:
             yield key, f"{key.replace('_', ' ')}: {typed(a)} in one and {typed(b)} in the other"
-    models = [each["model"] for each in (ours, theirs)]
+    models = [ours.model, theirs.model]
     weights = [model.get("fingerprint") for model in models]
     held = [_without(model, *_MAY_DIFFER, *(["name"] if all(weights) else [])) for model in models]
     if weights[0] != weights[1]:
@@ -302,9 +302,10 @@ def _differences(ours: Json, theirs: Json) -> Iterator[tuple[str, str]]:
         yield "model", f"the weights of their models, {names}, are not the same"
     elif held[0] != held[1]:
         yield "model", f"of their models, {_unlike(*held)}"
-    if ours.get("readout") != theirs.get("readout"):
-        yield "readout", _unlike({"readout": ours.get("readout")}, {"readout": theirs.get("readout")})
-    data = [_without(each.get("data") or {}, *_MAY_DIFFER) for each in (ours, theirs)]
+    readouts = [{"readout": each.get("readout")} for each in both]
+    if readouts[0] != readouts[1]:
+        yield "readout", _unlike(*readouts)
+    data = [_without(each.data, *_MAY_DIFFER) for each in (ours, theirs)]
     rows = [each.get("fingerprints") or {} for each in data]
     if rows[0] != rows[1] and all(isinstance(each, dict) for each in rows):
         tasks = [task for task in {**rows[0], **rows[1]} if rows[0].get(task) != rows[1].get(task)]
@@ -323,10 +324,6 @@ def _unlike(ours: Json, theirs: Json) -> str:
     return f"{key.replace('_', ' ')} is {brief(ours.get(key))} in one and {brief(theirs.get(key))} in the other"
 
 
-def _apart_from_seconds(run: Json) -> Json:
-    return {key: value for key, value in run.items() if key not in ("seconds", "seconds_per_task", "made", "trials")}
-
-
 def _label(strategy: str, options: Json, variants: Sequence[Json], always: Sequence[str]) -> str:
     """Return the strategy's name, with those of its options that are not the same in all of its variants, or always told.
 
@@ -340,30 +337,30 @@ def _label(strategy: str, options: Json, variants: Sequence[Json], always: Seque
     return f"{strategy} ({', '.join(f'{key}={typed(options[key]) if key in options else NULL}' for key in telling)})"
 
 
-def _stated(results: Json, key: str) -> Any:
+def _stated(results: RunResults, key: str) -> Any:
     """Return what results say of the set-up, wherever they say it."""
     if key == "starts":  # by the first figures of each adapter's SHA-256
-        return ", ".join(f"{task}:{digest[:8]}" for task, digest in results.get("starts", {}).items()) or USUAL[key]
-    places = (results, results["data"], results["model"], results.get("set") or {})
+        return ", ".join(f"{task}:{digest[:8]}" for task, digest in results.starts.items()) or USUAL[key]
+    places = (results.content, results.data, results.model, results.content.get("set") or {})
     return next((place[key] for place in places if place.get(key) is not None), None)
 
 
-def _telling(results: Sequence[Json]) -> list[str]:
+def _telling(results: Sequence[RunResults]) -> list[str]:
     """Return what differs between the set-ups of several directories."""
     return [key for key in _MAY_DIFFER if any(_stated(each, key) != _stated(results[0], key) for each in results)]
 
 
-def _shared_settings(results: Sequence[Json]) -> Json:
+def _shared_settings(results: Sequence[RunResults]) -> Json:
     """Return what all results say alike of the set-up."""
     first, *others = map(_settings, results)
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 
 
-def _settings(results: Json) -> Json:
+def _settings(results: RunResults) -> Json:
     """Return what results say of the set-up, for display."""
-    settings = {"model": results["model"].get("name")}
+    settings = {"model": results.model.get("name")}
     stated = ("scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", "starts")
-    for key in (*stated, *(results.get("set") or ())):
+    for key in (*stated, *(results.content.get("set") or ())):
         settings[key] = _stated(results, key)
     return {
         key: value

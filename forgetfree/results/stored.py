@@ -9,23 +9,22 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forgetfree import registry
 from forgetfree.errors import ReportError, first_line
 from forgetfree.files import StrPath
-from forgetfree.json_file import parse_json, read_bounded, read_json
-from forgetfree.results.schema import check_version
+from forgetfree.json_file import parse_json, read_bounded, read_json, unsigned
+from forgetfree.results.records import UNION, ExperimentResults, GraftResults, RunResults, SweepResults, check_version
 from forgetfree.results.scores import Score, rows_of_scores, scores_of_rows, typed
 from forgetfree.results.unit_record import MADE_OF, check_made_of
 
+_Results = TypeVar("_Results")
 Json = dict[str, Any]
-#: Of a graft's rows.
-_GRAFT = ("score", "ece", "agreement")
-_UNION = "union_"
-_RUN = ("ece", "agreement", f"{_UNION}accuracy", f"{_UNION}ece")
+_RUN = ("ece", "agreement", f"{UNION}accuracy", f"{UNION}ece")
 
 
 def task_metrics() -> tuple[str, ...]:
@@ -39,39 +38,69 @@ def find_results(path: StrPath) -> Path:
     return path / "results.json" if path.is_dir() else path
 
 
-def read_stored(path: Path, check: Callable[[Any], None], remedy: str) -> Json:
-    """Read results from JSON or CSV, and check them.
+def read_stored(path: Path, read: Callable[[Json], _Results], remedy: str) -> _Results:
+    """Read results from JSON or CSV.
 
     Args:
         path: a file.
-        check: raises ``ValueError`` where they are not what they must be.
+        read: makes a record of the content, or raises ``ValueError`` where it is not what it must be.
         remedy: the last sentence of an error.
 
     Raises:
         ReportError: the file is missing or damaged; the message names file and place.
     """
     if path.suffix != ".csv":
-        results: Json = read_json(path, ReportError, remedy, check, signed=True)
-        if isinstance(results, dict):
-            check_made_of(path.parent, results.pop(MADE_OF, {}))
+        signed = read_json(path, ReportError, remedy)
+        content = (
+            {key: each for key, each in signed.items() if key not in _SEALS} if isinstance(signed, dict) else signed
+        )
+        try:
+            results = read(content)
+        except ValueError as error:
+            raise ReportError(f"{path}: {first_line(error)}. {remedy}") from error
+        check_made_of(path.parent, unsigned(signed, path, ReportError).get(MADE_OF, {}))
         return results
     try:
-        results = of_csv(read_bounded(path))
-        check(results)
+        return read(of_csv(read_bounded(path)))
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {first_line(error)}. {remedy}") from error
     except (ValueError, KeyError, TypeError, csv.Error) as error:
         missing = f"a row or a setting lacks {error}" if isinstance(error, KeyError) else first_line(error)
         raise ReportError(f"{path}: {missing}. {remedy}") from error
-    return results
+
+
+#: What results.json says of itself.
+_SEALS = ("checksum", MADE_OF)
+
+
+def load_graft_results(path: Path) -> GraftResults:
+    """Read and check the results of a graft.
+
+    Args:
+        path: its directory, the results.json in it, or a CSV file that says the same.
+
+    Raises:
+        ReportError: the file is missing or is not what ``forgetfree graft`` writes; the message names file and key.
+    """
+    read = partial(GraftResults.of, source=str(path))
+    return read_stored(find_results(path), read, "Restore it from a copy, or graft again with another --out.")
+
+
+def load_sweep_results(path: Path) -> SweepResults:
+    """Read and check the results of a sweep.
+
+    Raises:
+        ReportError: the file is missing or damaged.
+    """
+    read = partial(SweepResults.of, source=str(path))
+    return read_stored(find_results(path), read, "Restore it from a copy, or go on with --resume.")
 
 
 def command_of(path: Path) -> str:
     """Return the command that wrote results: ``experiment``, ``graft``, ``sweep``, or else ``run``."""
     file = find_results(path)
     try:  # whether it has changed says the reader of that command
-        table = file.suffix == ".csv"
-        return _command(read_stored(file, lambda _: None, "") if table else read_json(file, ReportError, ""))
+        return _command(read_stored(file, dict, "") if file.suffix == ".csv" else read_json(file, ReportError, ""))
     except ReportError:
         return "run"  # whose reader says what is wrong
 
@@ -81,34 +110,7 @@ def _command(results: Any) -> str:
     return next((command for command, entry in reversed(registry.JOBS.items()) if entry.mark in held), "run")
 
 
-# -- Results as scores -----------------------------------------------------------------------------------
-
-
-def scores_of(results: Json) -> list[Score]:
-    """Return all scores of checked results, of any command."""
-    command = _command(results)
-    if command == "run":
-        return [score for run in results["runs"] for score in scores_of_run(run, results)]
-    if command == "graft":
-        known = {"task": results["task"], "test_rows": results["data"]["test_rows"]}
-        scores = scores_of_rows(({**known, **row} for row in results["rows"]), _GRAFT)
-        names = {"score": results["metric"]}
-        return [Score(s.of, s.task, s.after, names.get(s.metric, s.metric), s.value, s.rows) for s in scores]
-    return scores_of_rows(_rows(results), _measured(results))
-
-
-def scores_of_run(run: Json, results: Json) -> Iterator[Score]:
-    """Yield the scores of one entry of ``runs``; ``results`` say its tasks and how many test rows they have."""
-    of, tasks = {"strategy": run["strategy"], "seed": run["seed"]}, results["tasks"]
-    rows = results["data"].get("test_rows", {})
-    for after, (scores, eces) in enumerate(zip(run["matrix"], run["ece"], strict=True)):
-        for i, task in enumerate(tasks):
-            found = {run["metric"][i]: scores[i], "ece": eces[i]} if scores[i] is not None else {}
-            if after == len(tasks):
-                found |= {"agreement": run["agreement"][i]} if run.get("agreement") else {}
-                found |= {_UNION + name: values[i] for name, values in (run.get("union") or {}).items()}
-            for metric, value in found.items():
-                yield Score(of, task, after, metric, float(value), rows.get(task, 0))
+# -- Scores of a run -------------------------------------------------------------------------------------
 
 
 def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
@@ -136,37 +138,28 @@ def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
     run: Json = {"metric": metric, "matrix": matrix(metric), "ece": matrix(["ece"] * len(tasks))}
     if "agreement" in metrics:
         run["agreement"] = [values["agreement", last, task] for task in tasks]
-    if f"{_UNION}ece" in metrics:
-        run["union"] = {name: [values[_UNION + name, last, task] for task in tasks] for name in ("accuracy", "ece")}
+    if f"{UNION}ece" in metrics:
+        run["union"] = {name: [values[UNION + name, last, task] for task in tasks] for name in ("accuracy", "ece")}
     return run
-
-
-def _rows(results: Json) -> list[Json]:
-    return [row for unit in results["units"] for row in unit["rows"]]
-
-
-def _measured(results: Json) -> tuple[str, ...]:
-    measured: tuple[str, ...] = registry.EXPERIMENTS[results["experiment"]].load().measured
-    return measured
 
 
 # -- One CSV file ----------------------------------------------------------------------------------------
 
 
-def to_csv(results: Json) -> str:
-    """Return checked results of any command as the text of a CSV file."""
-    command = _command(results)
-    if command == "run":
-        scored = ("metric", "matrix", "ece", "agreement", "union", "source")
-        header = [{key: value for key, value in results.items() if key not in ("runs", "source")}]
-        header += [{key: value for key, value in run.items() if key not in scored} for run in results["runs"]]
-        return rows_to_csv(rows_of_scores(scores_of(results)), header)
-    if command == "graft":
-        return rows_to_csv(results["rows"], [{key: value for key, value in results.items() if key != "rows"}])
-    units = results["units"]
-    left = {key: value for key, value in results.items() if key not in ("units", "claims")}
-    rows = rows_of_scores(scores_of(results))
-    return rows_to_csv(rows, [left | {"unit": list(units[0]["unit"]) if units else []}])
+def to_csv(results: RunResults | GraftResults | ExperimentResults) -> str:
+    """Return results as the text of a CSV file."""
+    if isinstance(results, GraftResults):
+        header = {key: value for key, value in results.content.items() if key != "rows"}
+        return rows_to_csv([row.content for row in results.rows], [header])
+    rows = rows_of_scores(results.scores())
+    if isinstance(results, ExperimentResults):
+        units = results.units
+        header = {key: value for key, value in results.content.items() if key not in ("units", "claims")}
+        return rows_to_csv(rows, [header | {"unit": list(units[0].unit) if units else []}])
+    scored = ("metric", "matrix", "ece", "agreement", "union")
+    header = {key: value for key, value in results.content.items() if key != "runs"}
+    of_runs = [{key: value for key, value in run.content.items() if key not in scored} for run in results.runs]
+    return rows_to_csv(rows, [header, *of_runs])
 
 
 def of_csv(text: str) -> Json:

@@ -1,138 +1,31 @@
-"""Results as one table: what runs, grafts and experiments measured, to be read, summarised, compared and drawn.
-
->>> results = load_results("runs/a", "runs/b")  # doctest: +SKIP
->>> results.matrix("grafting-continual", seed=0)  # doctest: +SKIP
-"""
+"""Scores as one table, to be read, summarised, compared and drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from forgetfree.errors import ReportError, UnknownNameError, UsageError, first_line
-from forgetfree.files import StrPath
-from forgetfree.json_file import check_fields, read_json
+from forgetfree.errors import ReportError, UnknownNameError, UsageError
 from forgetfree.results import metrics
-from forgetfree.results.graft_report import lay_out_graft, load_graft_results
 from forgetfree.results.intervals import student
-from forgetfree.results.kept import Kept
-from forgetfree.results.rendering import Page, notebook_html, render_page
-from forgetfree.results.reports import lay_out
-from forgetfree.results.run_results import load_run_results, merge
-from forgetfree.results.schema import REFERENCE, check_experiment
-from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
-from forgetfree.results.stored import command_of, find_results, read_stored, scores_of, scores_of_run, task_metrics
-from forgetfree.results.unit_record import check_own
+from forgetfree.results.records import REFERENCE
+from forgetfree.results.scores import COLUMNS, Score
+from forgetfree.results.stored import task_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from forgetfree.ledger import Ledger
-    from forgetfree.ledger.graft import Graft
 
 #: The metric of a task's own: accuracy, or F1 where the task is measured by it.
 SCORE = "score"
 #: The first row of a learning matrix.
 BEFORE = "before training"
-_REMEDY = "Restore it from a copy, or go on with --resume."
 
 
-def load_results(*paths: StrPath) -> Results:
-    """Read what was measured.
-
-    Args:
-        paths: any of: directories that ``forgetfree run``, ``graft`` or ``experiment`` wrote, of this version or 0.2; a
-            results.json; a scores.csv; a CSV file of ``forgetfree report --format csv``. Several are brought together: runs of
-            one strategy whose options differ are told apart by them, ``lora (rank=8)``.
-
-    Raises:
-        ReportError: a file is missing or damaged, runs must not be compared, or one thing was measured twice with different
-            outcomes.
-        UsageError: there is no path, or some lead to runs of strategies and some do not.
-    """
-    if not paths:
-        raise UsageError("load_results needs at least one path. Give what forgetfree run, graft or experiment wrote.")
-    runs: list[dict[str, Any]] = []
-    scores: list[Score] = []
-    kept, grafts = Kept(), list[Any]()
-    for path in map(Path, paths):
-        put_together = find_results(path).exists()
-        if path.is_dir() and not put_together and not (path / "config.json").exists():
-            raise ReportError(_without_results(path))
-        units = sorted(path.rglob("unit.json")) if path.is_dir() and not put_together else []
-        if path.name == SCORES_FILE:
-            scores += _own_scores(path)
-        elif units:  # interrupted before they were put together
-            done = [unit for unit in units if read_json(unit, ReportError, _REMEDY, _check_unit)["status"] == "done"]
-            scores += [score for unit in done for score in _own_scores(unit.with_name(SCORES_FILE))]
-        elif (command := command_of(path)) == "run":
-            runs.append(load_run_results(path))
-        elif command == "graft":
-            grafts.append(load_graft_results(path))
-            scores += scores_of(dict(grafts[-1]))
-            for graft in grafts[-1]["grafts"]:
-                kept.add(find_results(path).parent / graft["file"], graft["seed"], graft["sparsity"])
-        else:
-            scores += _of_experiment(path)
-    comparison = merge(runs) if runs else None
-    for entry in comparison.strategies if comparison else ():
-        for run in entry.runs:
-            own = find_results(Path(run["source"])).parent / run["strategy"] / f"seed-{run['seed']}"
-            kept.add(own / "ledger.safetensors", entry.label, run["seed"])
-            scores += [
-                replace(score, of={**score.of, "strategy": entry.label}) for score in scores_of_run(run, runs[0])
-            ]
-    if len({"strategy" in score.of for score in scores}) > 1:
-        raise UsageError("Runs of strategies and other results have no table in common. Load them one by one.")
-    results = Results.of_scores(scores)
-    results._kept = kept
-    if comparison:
-        results._page = partial(lay_out, comparison)
-    elif len(grafts) == 1:
-        results._page = partial(lay_out_graft, grafts[0])
-    return results
-
-
-def _without_results(path: Path) -> str:
-    """Say that a directory is not one of a job, and which directories below it are."""
-    begun = {file.parent for pattern in ("*/config.json", "*/*/config.json") for file in path.glob(pattern)}
-    jobs = {directory for directory in begun if next(directory.rglob("unit.json"), None)}
-    jobs |= {file.parent for pattern in ("*/results.json", "*/*/results.json") for file in path.glob(pattern)}
-    if not jobs:
-        return f"{path} holds no results of its own. Give a directory that forgetfree run, graft or experiment wrote."
-    named = ", ".join(map(str, sorted(jobs)[:3])) + (", …" if len(jobs) > 3 else "")
-    return f"{path} holds no results of its own, but directories below it do: {named}. Give them one by one."
-
-
-def _check_unit(record: Any) -> None:
-    check_fields("", record, {"status": str})
-
-
-def _own_scores(path: Path) -> list[Score]:
-    """Return the scores of a file, which must be its unit's own where it lies in the folder of one."""
-    scores = read_scores(path)
-    check_own(path, ReportError)
-    return scores
-
-
-def _of_experiment(path: Path) -> list[Score]:
-    results = read_stored(find_results(path), check_experiment, _REMEDY)
-    try:
-        return scores_of(results)
-    except (TypeError, ValueError) as error:
-        raise ReportError(
-            f"{path}: a row holds no number where one was measured ({first_line(error)}). {_REMEDY}"
-        ) from error
-
-
-class Results:
+class ScoreTable:
     """A table of scores.
 
     Args:
@@ -143,11 +36,7 @@ class Results:
         ReportError: one thing was measured twice, with different outcomes, or runs scored a task on different numbers of rows.
     """
 
-    #: Lays out the tables of the report, where there is one.
-    _page: Callable[[], Page] | None = None
-
     def __init__(self, scores: pd.DataFrame) -> None:
-        self._kept = Kept()
         self.units = [name for name in scores.columns if name not in COLUMNS]
         what = [*self.units, "task", "after", "metric"]
         scores = scores.drop_duplicates([*what, "value"], ignore_index=True)
@@ -168,52 +57,11 @@ class Results:
         self.scores = scores
 
     @classmethod
-    def of_scores(cls, scores: Iterable[Score]) -> Results:
+    def of_scores(cls, scores: Iterable[Score]) -> Self:
         """Return the table of scores, in their order."""
         rows = [{**s.of, **{name: getattr(s, name) for name in COLUMNS}} for s in scores]
         units = dict.fromkeys(name for row in rows for name in row if name not in COLUMNS)
         return cls(pd.DataFrame(rows, columns=[*units, *COLUMNS]))
-
-    def __repr__(self) -> str:
-        if self._page is None:
-            return f"Results({len(self.scores)} scores of {', '.join(self.units) or 'nothing'})"
-        page = self._page()
-        return render_page(replace(page, tables=page.tables[:1]), "rich").rstrip()
-
-    def _repr_html_(self) -> str:
-        """Return the tables of the report for a notebook; of experiments, and of several grafts, the summary."""
-        return self.summary().to_html() if self._page is None else notebook_html(self._page())
-
-    def ledger(self, strategy: str = "grafting-continual", seed: int = 0) -> Ledger:
-        """Return the ledger that a run left: who owns which parameter, and its value.
-
-        Args:
-            strategy: as in `matrix`.
-            seed: of the run.
-
-        Raises:
-            UnknownNameError: no such strategy.
-            ReportError: the strategy keeps no ledger, or there is no such seed.
-        """
-        if strategy not in self.strategies:
-            raise UnknownNameError("strategy in these results:", strategy, self.strategies)
-        found: Ledger = self._kept.get(f"ledger of {strategy} with seed {seed}", strategy, seed)
-        return found
-
-    def graft(self, seed: int = 0, sparsity: float | None = None) -> Graft:
-        """Return a graft that ``graft`` made.
-
-        Args:
-            seed: of the graft.
-            sparsity: of its region; default: the first.
-
-        Raises:
-            ReportError: there is none.
-        """
-        if sparsity is None and "sparsity" in self.units:
-            sparsity = next(iter(self.scores["sparsity"].dropna().unique()), None)
-        found: Graft = self._kept.get(f"graft of seed {seed} and sparsity {sparsity}", seed, sparsity)
-        return found
 
     @property
     def tasks(self) -> list[str]:
@@ -331,7 +179,7 @@ class Results:
             UnknownNameError: no such metric.
             ReportError: there are no scores.
         """
-        from forgetfree.results.figures import legend, marks, panels
+        from forgetfree.results.report.figures import legend, panels, styles
 
         if self.scores.empty:
             raise ReportError("There are no scores to draw. Load results of a job that finished at least one unit.")
@@ -339,7 +187,8 @@ class Results:
         for ax, task in zip(axes, self.tasks, strict=True):
             held = self._of(metric, task=task)
             if self._are_runs:
-                for (strategy, of), style in zip(held.groupby("strategy", sort=False), marks(), strict=False):
+                of_strategies = held.groupby("strategy", sort=False)
+                for (strategy, of), style in zip(of_strategies, styles(len(of_strategies)), strict=True):
                     spread = 100 * of.groupby("after")["value"].agg(["mean", "min", "max"])
                     ax.fill_between(
                         spread.index, spread["min"], spread["max"], color=style["color"], alpha=0.15, linewidth=0
@@ -385,7 +234,7 @@ class Results:
 
 
 def _compared(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> dict[str, Any]:
-    """Compare numbers paired by seed, see `Results.compare`."""
+    """Compare numbers paired by seed, see `ScoreTable.compare`."""
     difference, low, high = student(a - b)
     verdict = "higher" if low > 0 else "lower" if high < 0 else "undecided"
     return {

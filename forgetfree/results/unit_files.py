@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from forgetfree.errors import MetricError, ReportError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import check, parse_json, read_bounded
 from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.records import Run
 from forgetfree.results.unit_record import check_own, is_own
 
 if TYPE_CHECKING:
@@ -28,13 +29,7 @@ _REMEDY = "Restore it from a copy, or go on with --resume, which makes it again.
 HISTORY = "history.jsonl"
 
 
-def folder_of(run: Mapping[str, Any]) -> Path:
-    """Return the folder of an entry of ``runs``, which says under ``source`` where it was read."""
-    source = Path(run["source"])
-    return (source.parent if source.suffix == ".json" else source) / str(run["strategy"]) / f"seed-{run['seed']}"
-
-
-def answers_of(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, LabelAnswers]:
+def answers_of(run: Run, tasks: Sequence[str]) -> dict[str, LabelAnswers]:
     """Return the last answers on every task; nothing where the file is missing, or `fault_of_answers` says what is wrong."""
     try:
         return _answers(run, tasks)
@@ -42,7 +37,7 @@ def answers_of(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, LabelA
         return {}
 
 
-def fault_of_answers(run: Mapping[str, Any], tasks: Sequence[str]) -> str:
+def fault_of_answers(run: Run, tasks: Sequence[str]) -> str:
     """Say why the answers of a unit are not shown; nothing where they are, or where there are none."""
     try:
         _answers(run, tasks)
@@ -51,9 +46,9 @@ def fault_of_answers(run: Mapping[str, Any], tasks: Sequence[str]) -> str:
     return ""
 
 
-def fault_of_file(run: Mapping[str, Any], name: str) -> str:
+def fault_of_file(run: Run, name: str) -> str:
     """Say why a file of a unit is not read; nothing where it is, or where there is none."""
-    path = folder_of(run) / name
+    path = run.folder / name
     try:
         if path.exists():
             check_own(path, ReportError)
@@ -62,18 +57,18 @@ def fault_of_file(run: Mapping[str, Any], name: str) -> str:
     return ""
 
 
-def _answers(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, LabelAnswers]:
+def _answers(run: Run, tasks: Sequence[str]) -> dict[str, LabelAnswers]:
     """Return the last answers on every task, none where the file is missing; raise ``ReportError`` where it is not sound."""
     from safetensors import SafetensorError
 
-    path = folder_of(run) / "predictions.safetensors"
+    path = run.folder / "predictions.safetensors"
     if not path.exists():
         return {}
     check_own(path, ReportError)
     try:
         held = _arrays(path)
         found = {task: LabelAnswers(held[f"{task}/logits"], held[f"{task}/labels"]) for task in tasks}
-        for task, expected in zip(tasks, run["ece"][-1], strict=True):
+        for task, expected in zip(tasks, np.array(run.ece[-1], dtype=float), strict=True):
             right = math.isclose(ece := found[task].ece, expected, abs_tol=1e-6)
             check(f"the ECE of {task!r}", ece, right, f"{expected}, as in the results")
     except KeyError as error:
@@ -108,11 +103,11 @@ def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def made_of(run: Mapping[str, Any]) -> Json:
+def made_of(run: Run) -> Json:
     """Return what a unit was computed with, under ``made``; nothing where its unit.json is missing or damaged."""
-    if "made" in run:  # it was read from a file that has it
+    if run.made:  # it was read from a file that has it
         return {}
-    made = _made(folder_of(run) / "unit.json")
+    made = _made(run.folder / "unit.json")
     return {"made": made} if made else {}
 
 
@@ -137,10 +132,10 @@ def _made(path: Path) -> Json:
         return {}
 
 
-def losses_of(run: Mapping[str, Any]) -> list[Json]:
+def losses_of(run: Run) -> list[Json]:
     """Return the logged steps of a unit (``task``, ``phase``, ``step``, ``loss``); none where they are damaged."""
     try:
-        path = folder_of(run) / HISTORY
+        path = run.folder / HISTORY
         lines = read_bounded(path).splitlines()
         steps = [parse_json(line) for line in lines]
         named = all(isinstance(each["task"], str) and isinstance(each["phase"], str) for each in steps)

@@ -12,7 +12,7 @@ from forgetfree.data.encoding import Encoder, Slot
 from forgetfree.display import escaped
 from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.models.peft_directory import READOUT
-from forgetfree.results.rendering import in_markdown
+from forgetfree.results.report.page import in_markdown
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from forgetfree import registry
-from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions
+from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import OptionError
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.testing.faults import Faults, listed
@@ -42,10 +42,8 @@ def check_class(cls: Any, faults: Faults) -> None:
 
 def _check_options(cls: type[ContinualStrategy], faults: Faults) -> None:
     options: Any = cls.Options
-    base = TaskwiseOptions if cls.taskwise else TrainingOptions
-    if not (isinstance(options, type) and issubclass(options, base)):
-        why = "with taskwise = True, " if cls.taskwise else ""
-        faults.add(f"Options: {why}expected a subclass of {base.__name__}, got {options!r}.")
+    if not (isinstance(options, type) and issubclass(options, TrainingOptions)):
+        faults.add(f"Options: expected a subclass of TrainingOptions, got {options!r}.")
         return
     if "__dataclass_params__" not in vars(options):  # a dataclass that inherits from a frozen one is frozen
         faults.add(

@@ -94,13 +94,15 @@ class Recorder(Monitor):
         """What was said of them."""
         for task, phase, steps, heard in self._phases:
             if phase not in PHASES:
-                faults.add(f"progress: expected a phase of {', '.join(PHASES)}, got {phase!r}. Look at self.phase(…).")
+                faults.add(
+                    f"progress: expected a phase of {', '.join(PHASES)}, got {phase!r}. Look at self.monitor.phase(…)."
+                )
             if task not in run.tasks:
-                faults.add(f"progress: expected a task of the stream, got {task!r}. Look at self.phase(…).")
+                faults.add(f"progress: expected a task of the stream, got {task!r}. Look at self.monitor.phase(…).")
             if heard != list(range(1, steps + 1)):
                 faults.add(
                     f"progress: expected to hear of each step of {phase} that was announced, 1 to {steps}, got {len(heard)}: "
-                    f"{listed(list(map(str, heard))) or 'none'}. Look at Training.steps and at what self.phase(…) yields."
+                    f"{listed(list(map(str, heard))) or 'none'}. Look at Training.steps, and at self.monitor.phase(…)."
                 )
         trained = {task for task, phase, _, heard in self._phases if heard and phase != "evaluate"}
         # Nothing needs to be trained for a task that was learned with an earlier one.
@@ -108,5 +110,5 @@ class Recorder(Monitor):
         if mute := [task for task in new if task not in trained]:
             faults.add(
                 f"progress: expected to hear of the training of every task, got no step of {listed(mute)}. Look at "
-                "Training.steps, and train within self.phase(…)."
+                "Training.steps, and train within self.monitor.phase(…)."
             )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
 from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.learning.planned import Planned, TaskSize
 from forgetfree.learning.training import TrainingOptions
-from forgetfree.strategies.lora.task_adapters import AdapterOptions, TaskAdapters, check_targets
+from forgetfree.strategies.lora.task_adapters import AdapterOptions, TaskAdapters, check_targets, planned_adapters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +29,17 @@ class LoRA(ContinualStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = LoRAOptions
     forget_free: ClassVar[bool] = True
-    taskwise: ClassVar[bool] = True
     resumable: ClassVar[bool] = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse a model without layers to adapt."""
         check_targets(cls.__name__, options, stream)
+
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """A training a task, which keeps its adapters."""
+        return planned_adapters(options, tasks)
 
     def setup(self) -> None:
         """Make adapters that act alone, none so far."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,10 +13,11 @@ from torch.nn.functional import cross_entropy
 
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.learning.planned import Planned, TaskSize
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.lora_adapters import overlap
 from forgetfree.options import option
-from forgetfree.strategies.lora.task_adapters import AdapterOptions, TaskAdapters, check_targets
+from forgetfree.strategies.lora.task_adapters import AdapterOptions, TaskAdapters, check_targets, planned_adapters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,11 @@ class OLoRA(ContinualStrategy):
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse a model without layers to adapt."""
         check_targets(cls.__name__, options, stream)
+
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """A training a task, which keeps its adapters."""
+        return planned_adapters(options, tasks)
 
     def setup(self) -> None:
         """Make adapters that act together, none so far."""

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.core.trained import WholeTensors
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, RunError, TaskError
+from forgetfree.learning.planned import Planned, TaskSize, training
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger import changed_buffers
 from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, lora_config, targets
@@ -72,6 +74,17 @@ def adapter_training(options: AdapterOptions) -> TrainingOptions:
         readout_learning_rate=options.readout_learning_rate or options.learning_rate,
         l1=0.0,
     )
+
+
+def planned_adapters(options: AdapterOptions, tasks: Sequence[TaskSize]) -> Planned:
+    """Return what adapters take: a training a task, and at most A and B of every weight matrix whose name is wanted."""
+
+    def kept(space: ParameterSpace) -> int:
+        pattern = options.target_modules or "."
+        wanted = [each.shape for each in space.tensors if len(each.shape) == 2 and re.search(pattern, each.name)]
+        return 4 * len(tasks) * options.rank * sum(map(sum, wanted))
+
+    return Planned([[training(options, task)] for task in tasks], kept)
 
 
 class TaskAdapters:

@@ -153,7 +153,7 @@ def test_the_whole_interval_decides(compared: str, interval: tuple[float, float,
 
 def test_a_score_that_changes_is_forgetting(runs: list[str]) -> None:
     held = Runs(runs)
-    held.entries["union"].runs[0]["matrix"][-1][0] += 1e-9
+    held.entries["union"].runs[0].matrix[-1][0] += 1e-9
     found = MEASURED["nothing is forgotten"](held)
     assert found is not None
     assert Claim("", "=", 0.0).verdict(found) == "does not"

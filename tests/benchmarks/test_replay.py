@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import datetime
 import io
 import json
@@ -15,6 +14,7 @@ import pytest
 from forgetfree import cli
 from forgetfree.benchmarks import replay
 from forgetfree.results.metrics import summarize
+from forgetfree.results.records import Run, RunResults
 from forgetfree.results.run_results import load_run_results, one_file
 from forgetfree.results.stored import to_csv
 
@@ -47,9 +47,9 @@ def file(published: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathFac
 def test_a_run_file_says_what_each_unit_was_computed_with(file: Path, published: tuple[Path, list[str]]) -> None:
     for name, run in replay.units_of(load_run_results(file)).items():
         record = json.loads((published[0] / name / "unit.json").read_text())
-        assert {key: run["made"][key] for key in ("versions", "code", "command")}.items() <= record.items()
-        assert run["made"]["machine"].items() <= record["machine"].items()
-        assert run["made"]["machine"]["threads"] == 1 and "forgetfree" in run["made"]["versions"]
+        assert {key: run.made[key] for key in ("versions", "code", "command")}.items() <= record.items()
+        assert run.made["machine"].items() <= record["machine"].items()
+        assert run.made["machine"]["threads"] == 1 and "forgetfree" in run.made["versions"]
     assert one_file([load_run_results(file)]) == file.read_text()  # made of a file, it says the same
 
 
@@ -67,10 +67,11 @@ def test_a_file_without_units_machines_is_repeated_too(
 ) -> None:
     """Older files do not say what they were computed with, nor which limits were set."""
     results = load_run_results(file)
-    old = {key: value for key, value in results.items() if key != "set"} | {
-        "runs": [{key: value for key, value in run.items() if key != "made"} for run in results["runs"]]
+    content = {key: value for key, value in results.content.items() if key != "set"} | {
+        "runs": [{key: value for key, value in run.content.items() if key != "made"} for run in results.runs]
     }
-    config = replay.config_of(old, old["runs"][0], published[1][1], tmp_path / "out")
+    old = RunResults.of(content)
+    config = replay.config_of(old, old.runs[0], published[1][1], tmp_path / "out")
     assert config.settings["test_limit"] == 9 and "threads" not in config.settings
     assert config.checked().options["fine-tune"].steps == 4
 
@@ -79,31 +80,31 @@ def test_a_file_without_units_machines_is_repeated_too(
 @pytest.mark.parametrize("name", ["main-job", "baselines", "long", "small"])
 def test_every_published_unit_can_still_be_asked_for(name: str, tmp_path: Path) -> None:
     results = load_run_results(replay.RESULTS / f"{name}.csv")
-    for run in results["runs"]:
+    for run in results.runs:
         asked = replay.config_of(results, run, "demo", tmp_path)
-        options = asked.checked().options[run["strategy"]]
-        assert {key: getattr(options, key) for key in run["options"]} == run["options"]
+        options = asked.checked().options[run.strategy]
+        assert {key: getattr(options, key) for key in run.options} == run.options
 
 
 def test_scores_that_were_not_published_are_told(
     file: Path, published: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the same versions and machine one bit is enough; otherwise a score must leave its interval."""
-    run = load_run_results(file)["runs"][0]
-    same, near, far = (copy.deepcopy(run) for _ in range(3))
-    run["matrix"][-1], near["matrix"][-1], far["matrix"][-1] = [0.8, 0.5], [0.85, 0.5], [0.8, 0.2]
-    same["matrix"][-1] = [0.8, 0.5]
+    results = load_run_results(file)
+
+    def ending(*last: float) -> Run:
+        return results.runs[0].with_facts(matrix=[*results.runs[0].matrix[:-1], list(last)])
+
+    run, same, near, far = ending(0.8, 0.5), ending(0.8, 0.5), ending(0.85, 0.5), ending(0.8, 0.2)
     rows = [100, 40]  # Wilson: 0.711 to 0.867, and 0.352 to 0.648
     assert replay.compared(run, same, rows, exactly=True) == "equal to the bit"
     assert replay.compared(run, near, rows, exactly=True) == "different"
     assert replay.compared(run, near, rows, exactly=False) == "within its interval"
     assert replay.compared(run, far, rows, exactly=False) == "different"
-    far["matrix"][-1] = [0.87, 0.5]
-    assert replay.compared(run, far, rows, exactly=False) == "different"
-    results = load_run_results(file)
-    (changed_run := results["runs"][0])["matrix"][-1][0] = 0.0
-    changed_run["summary"] = summarize(changed_run["matrix"], changed_run["ece"])
-    (changed := tmp_path / "changed.csv").write_text(to_csv(results))
+    assert replay.compared(run, ending(0.87, 0.5), rows, exactly=False) == "different"
+    worse = ending(0.0, results.runs[0].matrix[-1][1])
+    worse = worse.with_facts(summary=summarize(worse.matrix, worse.ece))
+    (changed := tmp_path / "changed.csv").write_text(to_csv(results.with_runs([worse, *results.runs[1:]])))
     assert replay.main([str(changed), "--unit", "fine-tune/seed-1", *published[1]]) == 1
     assert "fine-tune/seed-1: different" in capsys.readouterr().out
 

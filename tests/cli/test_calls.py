@@ -23,9 +23,9 @@ from forgetfree import cli
 from forgetfree.cli import calls
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import OptionError, ReportError, RunError, UnknownNameError, UsageError, in_arguments
+from forgetfree.jobs.loaded_results import Results
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
-from forgetfree.results.table import Results
 
 Json = dict[str, Any]
 BOTH = ["fine-tune", "grafting-continual"]
@@ -237,7 +237,7 @@ def test_nothing_stays_on_disk_and_all_that_results_need_is_there(
 
 
 def test_the_page_of_a_notebook_shows_texts_of_users_as_they_are(in_memory: Results) -> None:
-    from forgetfree.results.rendering import Page, Table, notebook_html
+    from forgetfree.results.report.page import Page, Table, notebook_html
 
     page = Page("<b>", ("a & b",), (Table("t", ("h",), (("<script>",),)),))
     assert notebook_html(page).count("&lt;") == 2 and "a &amp; b" in notebook_html(page)

@@ -46,8 +46,9 @@ from forgetfree.models.loading import load_model
 from forgetfree.registry import ModelEntry
 from forgetfree.results import metrics
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.graft_report import lay_out_graft
-from forgetfree.results.rendering import render_page
+from forgetfree.results.report.graft_tables import lay_out_graft
+from forgetfree.results.report.page import render_page
+from forgetfree.results.stored import load_graft_results
 from forgetfree.tensor_file import TensorFile
 
 #: Tensors and metadata of any format, with their checksum.
@@ -211,7 +212,7 @@ def test_one_seed_and_one_sparsity_make_one_plain_file(graft: GraftCommand, caps
     assert f"Graft: {out / 'graft.safetensors'} (" in capsys.readouterr().out
     capsys.readouterr()
     assert cli.main(["report", str(out)]) == 0  # the tables again, without any training
-    assert capsys.readouterr().out.split() == render_page(lay_out_graft(results_of(out)), "rich").split()
+    assert capsys.readouterr().out.split() == render_page(lay_out_graft(load_graft_results(out)), "rich").split()
     assert results_of(graft("--base", str(out)))["base"] == out.name  # the directory that holds one graft serves, too
 
 
@@ -259,7 +260,7 @@ def test_the_figures_are_those_of_the_models(graft: GraftCommand, kind: str) -> 
     """θ put together by hand, and the metrics of its answers."""
     out = graft("--seed", "3", *LEARN, kind=kind)
     options = LocalizationOptions(steps=20, sparsity=0.05, optimizer="adamw", learning_rate=0.01)
-    bench = SingleTask(load_model(str(graft.directory(kind))), load_task("sst2", str(graft.data)), shots=8, seed=3)
+    bench = SingleTask.of(load_model(str(graft.directory(kind))), load_task("sst2", str(graft.data)), shots=8, seed=3)
     ft = bench.fine_tuned(options)
     reference = bench.answers(ft)
     saved = Graft.load(out / "graft.safetensors")
@@ -317,7 +318,7 @@ def test_tasks_of_pairs_and_of_four_labels(graft: GraftCommand) -> None:
 
 
 def fine_tuned_of(graft: GraftCommand, **options: Any) -> tuple[SingleTask, Any]:
-    bench = SingleTask(load_model(str(graft.directory("bert"))), load_task("sst2", str(graft.data)), shots=4)
+    bench = SingleTask.of(load_model(str(graft.directory("bert"))), load_task("sst2", str(graft.data)), shots=4)
     return bench, bench.fine_tuned(LocalizationOptions(steps=3, **options))
 
 
@@ -521,7 +522,7 @@ def test_language_models_are_read_by_label_words(
     assert figures(row_of(out, "grafted")) == figures(row_of(out, "fine-tuned"))
     given.save_pretrained(tmp_path / "whole")
     load_model(str(graft.directory(kind))).tokenizer.save_pretrained(tmp_path / "whole")
-    bench = SingleTask(load_model(str(tmp_path / "whole")), load_task("sst2", str(graft.data)), shots=4)
+    bench = SingleTask.of(load_model(str(tmp_path / "whole")), load_task("sst2", str(graft.data)), shots=4)
     answers = bench.answers(bench.pre)
     assert figures(row_of(out, "fine-tuned"))[:2] == (answers.score("accuracy"), answers.ece)
 

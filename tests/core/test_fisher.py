@@ -115,7 +115,7 @@ def test_strategies_take_these_bases(
     settings = ["--set", f"base={base}", "--set", "mask_steps=0"]
     strategy = ["--strategy", "grafting-continual", "--out", str(tmp_path)]
     assert cli.main(["run", "sst2", *given, *settings, *strategy]) == 0
-    bench = SingleTask(load_model(model), load_task("sst2", str(data_directory)), shots=4)
+    bench = SingleTask.of(load_model(model), load_task("sst2", str(data_directory)), shots=4)
     fine_tuned = bench.fine_tuned(options)
     region = bench.base(base, fine_tuned, int(0.05 * len(bench.space)))
     ledger = Ledger.load(tmp_path / "grafting-continual" / "seed-0" / "ledger.safetensors")

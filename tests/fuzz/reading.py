@@ -30,9 +30,10 @@ from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.results.config_file import load_run
-from forgetfree.results.graft_report import lay_out_graft
-from forgetfree.results.rendering import render_page
-from forgetfree.results.reports import render
+from forgetfree.results.records import Record
+from forgetfree.results.report.graft_tables import lay_out_graft
+from forgetfree.results.report.page import render_page
+from forgetfree.results.report.run_report import render
 from forgetfree.results.run_results import load_run_results, merge
 from forgetfree.results.scores import read_scores, write_scores
 from forgetfree.tasks import TaskDefinition
@@ -52,6 +53,8 @@ def bits(value: Any) -> Any:
         return {key: bits(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [bits(each) for each in value]
+    if isinstance(value, Record):
+        return bits(value.content)
     if isinstance(value, Graft):
         return bits(vars(value))
     if hasattr(value, "__dataclass_fields__"):
@@ -233,9 +236,9 @@ def sound_config(config: Any, path: Path) -> None:
 
 def sound_results(results: Any, path: Path) -> None:
     assert render(merge([results]), "markdown") and json.loads(render(merge([results]), "json"))
-    for run in results["runs"]:
-        assert np.asarray(run["matrix"]).shape == (len(results["tasks"]) + 1, len(results["tasks"]))
-        assert all(0 <= score <= 1 for row in run["matrix"] for score in row)
+    for run in results.runs:
+        assert run.learning_matrix.shape == (len(results.tasks) + 1, len(results.tasks))
+        assert ((run.learning_matrix >= 0) & (run.learning_matrix <= 1)).all()
 
 
 def sound_scores(scores: Any, path: Path) -> None:
@@ -246,12 +249,12 @@ def sound_scores(scores: Any, path: Path) -> None:
 
 def sound_graft_results(results: Any, path: Path) -> None:
     assert render_page(lay_out_graft(results), "markdown")
-    assert all(0 <= row[key] <= 1 for row in results["rows"] for key in ("score", "ece", "agreement"))
+    assert all(0 <= getattr(row, key) <= 1 for row in results.rows for key in ("score", "ece", "agreement"))
 
 
 def sound_experiment(results: Any, path: Path) -> None:
     assert render_page(outcome(results), "markdown")
-    assert results["units"]
+    assert results.units
 
 
 def read_predictions(path: Path, samples: Samples) -> Any:
@@ -289,7 +292,7 @@ def sound_score(score: Any, path: Path) -> None:
 
 
 def read_seconds(path: Path, samples: Samples) -> Any:
-    return [run.get("seconds_per_task") for run in load_run_results(path.parents[2])["runs"]]
+    return [run.seconds_per_task for run in load_run_results(path.parents[2]).runs]
 
 
 def sound_floors(found: Any, path: Path) -> None:

@@ -16,10 +16,9 @@ from forgetfree.continual.streams import Stream, load_stream
 from forgetfree.jobs.experiments import load_experiment_results
 from forgetfree.models.fine_tuned_directory import write_readout
 from forgetfree.models.state import StateStore
-from forgetfree.results.graft_report import load_graft_results
 from forgetfree.results.run_results import load_run_results
 from forgetfree.results.scores import write_scores
-from forgetfree.results.stored import scores_of, to_csv
+from forgetfree.results.stored import load_graft_results, to_csv
 
 TASKS = ("qnli", "ag_news")
 STRATEGIES = (
@@ -77,6 +76,6 @@ def make_samples(root: Path, data: Path, model: Path) -> Samples:
     run, graft = load_run_results(root / "run"), load_graft_results(root / "graft")
     for name, held in {"run": run, "graft": graft, "experiment": load_experiment_results(root / "experiment")}.items():
         (root / f"{name}.csv").write_text(to_csv(held), encoding="utf-8")
-    write_scores(root / "scores.csv", scores_of(run)[:12])
+    write_scores(root / "scores.csv", run.scores()[:12])
     resume = ["run", *commands["run"], "--resume", "--out"]
     return Samples(root, resume, load_stream(",".join(TASKS), data=str(data), model=str(model), readout="linear"))

@@ -28,9 +28,9 @@ from fuzz.mutations import BYTES, JSON, SIGNED, Mutation
 
 from forgetfree import cli
 from forgetfree.errors import ForgetfreeError
+from forgetfree.jobs.loaded_results import load_results
 from forgetfree.jobs.running import checkpoints, unit
-from forgetfree.results import inline
-from forgetfree.results.table import load_results
+from forgetfree.results.report import figures
 
 TASKS = ("sst2", "qnli")
 STRATEGIES = ("grafting-continual", "packnet", "lora", "fine-tune", "continual-ft")
@@ -137,12 +137,12 @@ def plain_figures() -> Iterator[None]:
         ]
         return f'<svg viewBox="0 0 252 180"><text>{hashlib.sha256(repr(held).encode()).hexdigest()}</text></svg>'
 
-    before = inline._drawn
-    inline._drawn = drawn
+    before = figures._drawn
+    figures._drawn = drawn
     try:
         yield
     finally:
-        inline._drawn = before
+        figures._drawn = before
 
 
 # -- Readers ---------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_fine_tuning_begins_at_the_merged_adapter_and_all_else_at_theta_pre(
                 assert first is None or (answers == first).all()
                 first = answers
             for task in stream.tasks:
-                held = store.get(learner.fine_tuned_key(task))
+                held = store.get(learner.bench(task).key(learner.options))
                 assert held is not None
                 assert torch.equal(thetas.setdefault((task.name, bool(begun)), held.theta), held.theta)
             if learner.ledger:

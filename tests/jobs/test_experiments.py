@@ -34,7 +34,8 @@ from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.rendering import CONSTANT, render_page
+from forgetfree.results.records import CONSTANT
+from forgetfree.results.report.page import render_page
 
 QUICK = ["--shots", "4", "--readout", "linear"]
 QUICK += [part for setting in ("steps=2", "mask_steps=1", "mask_batch_size=8") for part in ("--set", setting)]

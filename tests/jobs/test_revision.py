@@ -24,7 +24,7 @@ from forgetfree import Ledger, Predictor, cli
 from forgetfree.data.sources import load_tasks
 from forgetfree.jobs.stream_checkpoint import StreamCheckpoint
 from forgetfree.json_file import sign
-from forgetfree.strategies import grafting_continual
+from forgetfree.learning.single_task import SingleTask
 from forgetfree.strategies.grafting_continual import GraftingContinual
 
 #: Unions, entries that later tasks use again, tasks that stand alone; and one model for all tasks.
@@ -178,7 +178,7 @@ def test_regions_of_later_tasks_are_not_sought_again(
     run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
     whole, expected = run(*TASKS, **GRAFTING), run(*(each for each in TASKS if each != task), **GRAFTING)
-    monkeypatch.setattr(grafting_continual, "learn_region", lambda *_: pytest.fail("a region is sought again"))
+    monkeypatch.setattr(SingleTask, "localized", lambda *_: pytest.fail("a region is sought again"))
     assert remove(whole, task, tmp_path / "out") == 0
     same(tmp_path / "out", expected)
     assert [line for line in logged(tmp_path / "out") if "fine_tune" not in line] == [

@@ -248,7 +248,8 @@ def test_optuna_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_tie_is_told() -> None:
-    from forgetfree.results.sweep_report import lay_out_sweep
+    from forgetfree.results.records import SweepResults
+    from forgetfree.results.report.sweep_tables import lay_out_sweep
 
     def trial(number: int, mean: float) -> Json:
         return {
@@ -269,7 +270,7 @@ def test_a_tie_is_told() -> None:
     }
     assert (
         "1 other setting scored the same, and the first was taken: 6 validation rows"
-        in lay_out_sweep(results).notes[-1]
+        in lay_out_sweep(SweepResults.of(results)).notes[-1]
     )
     results["trials"][1]["mean"] = 0.9
-    assert "Chosen: steps=0." in lay_out_sweep(results).notes[-1]
+    assert "Chosen: steps=0." in lay_out_sweep(SweepResults.of(results)).notes[-1]

@@ -53,7 +53,7 @@ def bench(model_directory: Callable[[str], Path], data_directory: Path) -> Calla
         if opposite:
             flipped = replace(rows.train, labels=[1 - label for label in rows.train.labels])
             rows = replace(rows, train=flipped)
-        return SingleTask(load_model(str(model_directory("bert")), "linear"), rows, seed=3, monitor=monitor)
+        return SingleTask.of(load_model(str(model_directory("bert")), "linear"), rows, seed=3, monitor=monitor)
 
     return make
 

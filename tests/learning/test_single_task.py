@@ -23,7 +23,7 @@ from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import plan_batches
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError
-from forgetfree.learning import localization
+from forgetfree.learning import localization, single_task
 from forgetfree.learning.fine_tuning import full_steps
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Monitor
@@ -40,7 +40,7 @@ OPTIONS = LocalizationOptions(steps=4, batch_size=4, learning_rate=0.1, sparsity
 
 @pytest.fixture
 def bench(model_directory, data_directory: Path) -> SingleTask:
-    return SingleTask(
+    return SingleTask.of(
         load_model(str(model_directory("bert")), "linear"), load_tasks("sst2", str(data_directory))[0], seed=3
     )
 
@@ -118,7 +118,7 @@ def test_the_fine_tuned_model_is_the_one_that_strategies_make_and_share(
     )
     task = next(task for task in stream.tasks if task.name == "sst2")
     theirs = strategy.fine_tuned(task)
-    alone = SingleTask(
+    alone = SingleTask.of(
         load_model(str(model_directory("bert")), "linear"),
         load_tasks("sst2", str(data_directory))[0],
         seed=3,
@@ -126,7 +126,7 @@ def test_the_fine_tuned_model_is_the_one_that_strategies_make_and_share(
     )
     ours = alone.fine_tuned(options)
     assert ours is theirs  # from the store
-    again = SingleTask(
+    again = SingleTask.of(
         load_model(str(model_directory("bert")), "linear"), load_tasks("sst2", str(data_directory))[0], seed=3
     ).fine_tuned(options)
     assert torch.equal(again.theta, theirs.theta)
@@ -203,7 +203,7 @@ def test_updates_go_by_the_shots_asked_for(model_directory) -> None:
     task = TaskRows(TaskDefinition("own", "single", ("no", "yes")), rows, few, few)
 
     def steps(**how: Any) -> int:
-        bench = SingleTask(load_model(str(model_directory("bert")), "linear"), task, **how)
+        bench = SingleTask.of(load_model(str(model_directory("bert")), "linear"), task, **how)
         return full_steps(TrainingOptions(), bench.task)
 
     assert steps(shots=64) == 16 * 2 * 64
@@ -233,13 +233,13 @@ def test_the_base_region_is_a_fraction_of_the_budget_where_s_is_learned(
     options = replace(OPTIONS, sparsity=0.05, base=kind, base_fraction=fraction, mask_steps=steps)
     count = int(0.05 * len(bench.space))
     found: list[Region] = []
-    learn = localization.learn_regions
+    learn = single_task.learn_regions
 
     def spied(*arguments: Any, base: Region, **named: Any) -> Any:
         found.append(base)
         return learn(*arguments, base=base, **named)
 
-    monkeypatch.setattr(localization, "learn_regions", spied)
+    monkeypatch.setattr(single_task, "learn_regions", spied)
     fine_tuned = bench.fine_tuned(options)
     (learned,) = bench.localized(fine_tuned, options)
     assert found == [bench.base(kind, fine_tuned, max(1, int(share * count)))]
@@ -261,7 +261,7 @@ def test_every_step_of_several_searches_is_told_once(
 
     heard: dict[str, Any] = {}
     (rows,) = load_tasks("sst2", str(data_directory))
-    bench = SingleTask(load_model(str(model_directory("bert")), "linear"), rows, shots=4, monitor=Listener())
+    bench = SingleTask.of(load_model(str(model_directory("bert")), "linear"), rows, shots=4, monitor=Listener())
     options = LocalizationOptions(steps=2, mask_steps=3, base=base)
     bench.localized(bench.fine_tuned(options), options, (0.01, 0.05))
     assert heard["localize"] == (len(expected), expected)
@@ -277,10 +277,10 @@ def test_f1_needs_rows_of_label_1(model_directory, data_directory: Path, split: 
     with pytest.raises(
         DataError, match=rf"'sst2' is measured by the F1 of label 1 \('positive'\), and none of its \d {split}"
     ):
-        SingleTask(loaded, replace(measured, **{split: getattr(rows, split).take(without)}))
+        SingleTask.of(loaded, replace(measured, **{split: getattr(rows, split).take(without)}))
     with pytest.raises(DataError, match=f"none of its . {split} rows"):
         make_stream("x", [replace(measured, **{split: getattr(rows, split).take(without)})], loaded)
-    SingleTask(loaded, measured)
+    SingleTask.of(loaded, measured)
 
 
 def test_batches_of_the_mask_search_mix_lengths_evenly(
@@ -292,7 +292,7 @@ def test_batches_of_the_mask_search_mix_lengths_evenly(
     texts = tuple(" ".join(draw.choices(words, k=min(60, 2 + int(draw.expovariate(0.1))))) for _ in range(450))
     (task,) = load_tasks("sst2", str(data_directory))
     train = Rows(texts, (), tuple(draw.randrange(2) for _ in texts))
-    bench = SingleTask(load_model(str(model_directory("bert")), "linear"), replace(task, train=train))
+    bench = SingleTask.of(load_model(str(model_directory("bert")), "linear"), replace(task, train=train))
     plans: list[list[list[int]]] = []
 
     def noted(*arguments: Any, **how: Any) -> list[list[int]]:

@@ -56,7 +56,7 @@ def test_a_family_is_grafted_and_written(
     family, directory = model
     loaded = load_model(str(directory), readout)
     assert loaded.readout == (readout if readout == "linear" else families.FAMILIES[family].readout)
-    bench = SingleTask(loaded, load_task("qnli", str(data_directory)), shots=8)
+    bench = SingleTask.of(loaded, load_task("qnli", str(data_directory)), shots=8)
     options = LocalizationOptions(steps=3, learning_rate=0.1, sparsity=0.05, mask_steps=2, mask_batch_size=8)
     fine_tuned = bench.fine_tuned(options)
     (found,) = bench.localized(fine_tuned, options)
@@ -97,7 +97,7 @@ def test_pipeline_answers_as_a_familys_linear_readout_does(
 ) -> None:
     """`pipeline("text-classification")` gives the same labels and probabilities, or an error, never another answer."""
     family, directory = model
-    bench = SingleTask(load_model(str(directory), "linear"), load_task(task, str(data_directory)))
+    bench = SingleTask.of(load_model(str(directory), "linear"), load_task(task, str(data_directory)))
     labels = bench.task.definition.labels
     pre = bench.pre.readouts[task]
     torch.manual_seed(1)

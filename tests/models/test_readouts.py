@@ -92,7 +92,7 @@ def test_t5_is_read_by_its_encoder_at_the_last_token(tmp_path: Path, name: str) 
 @pytest.mark.parametrize("name", ["Bart", "T5", "XLNet", "OPT"])
 def test_padding_changes_no_answer(tmp_path: Path, name: str, data_directory: Path) -> None:
     loaded = load_model(str(families.write(name, tmp_path)), "linear")
-    bench = SingleTask(loaded, load_task("qnli", str(data_directory)), shots=4)
+    bench = SingleTask.of(loaded, load_task("qnli", str(data_directory)), shots=4)
     together = torch.from_numpy(bench.answers(bench.pre).logits)
     alone = torch.from_numpy(bench.answers(bench.pre, options=TrainingOptions(evaluation_batch_size=1)).logits)
     assert len(set(bench.task.test.lengths)) > 1
@@ -253,7 +253,7 @@ def test_a_fine_tuned_classifier_of_barts_is_read_by_its_head(tmp_path: Path, da
     model.save_pretrained(given)
     found = load_fine_tuned(str(given), str(base), rows.task)
     found.add_task(rows.task)
-    bench = SingleTask(found.loaded, rows, shots=4)
+    bench = SingleTask.of(found.loaded, rows, shots=4)
     x = bench.task.test.batch(range(4))[0]
     with torch.no_grad():
         expected = model.eval()(x, attention_mask=x.ne(model.config.pad_token_id).long()).logits

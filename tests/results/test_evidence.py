@@ -216,9 +216,9 @@ def test_a_report_says_what_its_averages_are_worth(tmp_path: Path, capsys: pytes
     assert list(by_name) == ["the floor", *loss]
     assert by_name["fine-tune"][3] == r"100.0 \[100.0, 100.0\]"
     results = load_run_results(tmp_path / "run")
-    constant = results["floors"]["constant"]
+    constant = results.floors.constant
     assert by_name["the floor"][0] == f"{100 * constant[0]:.1f} (a constant answer)"
-    scores = {name: np.mean([run["matrix"][-1] for run in results["runs"] if run["strategy"] == name]) for name in loss}
+    scores = {name: np.mean([run.matrix[-1] for run in results.runs if run.strategy == name]) for name in loss}
     floor = np.mean(constant)
     kept = (scores["continual-ft"] - floor) / (scores["fine-tune"] - floor)
     assert by_name["continual-ft"][3].startswith(f"{100 * kept:.1f} ")

@@ -13,9 +13,10 @@ import pytest
 from forgetfree import load_results
 from forgetfree.errors import MetricError, ReportError
 from forgetfree.results import metrics
-from forgetfree.results.reports import render
+from forgetfree.results.records import RunResults
+from forgetfree.results.report.run_report import render
 from forgetfree.results.run_results import load_run_results, merge
-from forgetfree.results.stored import of_csv, run_of_scores, scores_of_run, to_csv
+from forgetfree.results.stored import of_csv, run_of_scores, to_csv
 
 LOWER = [[None, None, None], [0.9, None, None], [0.8, 0.7, None], [0.6, 0.7, 0.5]]
 WHOLE = [[0.1, 0.2, 0.3], [0.9, 0.4, 0.3], [0.8, 0.7, 0.2], [0.6, 0.7, 0.5]]
@@ -59,7 +60,7 @@ def test_results_go_through_files_tables_and_reports(results: dict[str, Any], tm
         text = render(merge([held]), format)
         assert "nan" not in text.lower()
         assert "learning b changed the answers for a" in text.replace("\\", "")
-    text = to_csv(results)
+    text = to_csv(RunResults.of(results))
     assert of_csv(text)["runs"] == results["runs"]
     (tmp_path / "all.csv").write_text(text)
     for path in (tmp_path, tmp_path / "all.csv"):
@@ -72,7 +73,7 @@ def test_results_go_through_files_tables_and_reports(results: dict[str, Any], tm
 
 
 def test_scores_are_put_back_into_their_places(results: dict[str, Any]) -> None:
-    scores = list(scores_of_run(results["runs"][0], results))
+    scores = RunResults.of(results).scores()
     assert len(scores) == 2 * 6
     found = run_of_scores(scores, ["a", "b", "c"])
     assert found["matrix"] == LOWER and found["ece"] == LOWER

@@ -11,22 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handmade import results_of, run_of, write
+from handmade import results_of, run_of, together, write
 from matplotlib import colormaps
 from reported import make_run
 
-from forgetfree.results.headline import headline
-from forgetfree.results.inline import COLOURS, SHADES
 from forgetfree.results.intervals import student
-from forgetfree.results.panels import _on
-from forgetfree.results.rendering import Page, Table, notebook_html, render_page, transposed, with_best
-from forgetfree.results.reports import lay_out, render
-from forgetfree.results.run_page import command_of
+from forgetfree.results.report.figures import COLOURS, SHADES, _on
+from forgetfree.results.report.headline import headline
+from forgetfree.results.report.page import Page, Table, notebook_html, render_page, transposed, with_best
+from forgetfree.results.report.run_report import command_of, lay_out, render
 from forgetfree.results.run_results import Comparison, load_run_results, merge
 
 
 def compared(*runs: Any, **more: Any) -> Comparison:
-    return merge([results_of(*runs, **more)])
+    return together([results_of(*runs, **more)])
 
 
 # ---- the sentence -----------------------------------------------------------------------------------------
@@ -238,8 +236,8 @@ def test_results_in_one_file_have_a_page(name: str) -> None:
     source = Path(__file__).parents[2] / "benchmarks" / "results" / f"{name}.csv"
     found = load_run_results(source)
     kept = ("continual-ft", "grafting-continual")  # of 22
-    runs = [run for run in found["runs"] if run["strategy"] in kept]
-    text = render(merge([{**found, "runs": runs}]), "html")
+    found = found.with_runs([run for run in found.runs if run.strategy in kept])
+    text = render(merge([found]), "html")
     newer = {"ownership"} if name != "baselines" else set()  # files of version 0.2.0 do not say who owns what
     assert {"forgetting", "cost", "matrix", "curves", "overlap", "tables"} | newer == set(sections(text))
     assert "grafting-continual lost 0.0 points on average" in text.lower()

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handmade import TASKS, Json, ledger_of, results_of, run_of, write
+from handmade import TASKS, Json, ledger_of, record_of, results_of, run_of, together, write
 
 from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError
-from forgetfree.results.leaderboard import lay_out_leaderboard
 from forgetfree.results.metrics import summarize
-from forgetfree.results.rendering import FORMATS, Page, Table
-from forgetfree.results.reports import lay_out, render
+from forgetfree.results.report.leaderboard import lay_out_leaderboard
+from forgetfree.results.report.page import FORMATS, Page, Table
+from forgetfree.results.report.run_report import lay_out, render
 from forgetfree.results.run_results import Comparison, load_run_results, merge, one_file
 
 
 def page_of(*runs: Json, **more: Any) -> Page:
-    return lay_out(merge([results_of(*runs, **more)]))
+    return lay_out(together([results_of(*runs, **more)]))
 
 
 def table_of(page: Page, title: str) -> Table:
@@ -35,7 +35,7 @@ def table_of(page: Page, title: str) -> Table:
 @pytest.fixture
 def two_seeds() -> Comparison:
     """continual-ft ends at 0.6 / 0.7 with seed 0 and at 0.7 / 0.9 with seed 1."""
-    return merge([results_of(run_of("continual-ft", 0, [0.6, 0.7]), run_of("continual-ft", 1, [0.7, 0.9]))])
+    return together([results_of(run_of("continual-ft", 0, [0.6, 0.7]), run_of("continual-ft", 1, [0.7, 0.9]))])
 
 
 # ---- the tables -----------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_a_constant_answer_has_the_last_row() -> None:
     table = table_of(page_of(run, floors=floors), "After the last task")
     assert table.rows[1:] == (("a constant answer", "62.0", "80.0", "71.0", "—", "—", "—"),)
     older = results_of(run_of("ewc", 0, [0.8, 0.7]))  # of a version that did not say it
-    merged = lay_out(merge([older, results_of(run, floors=floors)]))
+    merged = lay_out(together([older, results_of(run, floors=floors)]))
     assert [row[0] for row in table_of(merged, "After the last task").rows] == [
         "ewc",
         "continual-ft",
@@ -216,7 +216,7 @@ def test_a_stream_of_one_task_and_results_without_runs_are_reported() -> None:
     assert not [
         header for each in page.tables for header in each.header if "orgetting" in header or header in ("FWT", "BWT")
     ]
-    empty = merge([results_of()])
+    empty = together([results_of()])
     assert lay_out(empty).tables[0].rows == ()
     assert all(render(empty, name) for name in FORMATS)
 
@@ -227,8 +227,9 @@ def test_a_stream_of_one_task_and_results_without_runs_are_reported() -> None:
 def test_a_directory_and_its_file_are_read_alike(tmp_path: Path) -> None:
     results = results_of(run_of("fine-tune", 0, [0.8, 0.7]), from_a_later_version="ignored")
     folder = write(tmp_path / "a", results)
-    assert load_run_results(folder) == {**results, "source": str(folder)}
-    assert load_run_results(folder / "results.json") == {**results, "source": str(folder / "results.json")}
+    read = [load_run_results(path) for path in (folder, folder / "results.json")]
+    assert [each.content for each in read] == [results, results]
+    assert [each.source for each in read] == [str(folder), str(folder / "results.json")]
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -393,14 +394,14 @@ def test_content_that_is_no_object_is_refused(tmp_path: Path) -> None:
 
 
 def test_seeds_of_several_directories_come_together_in_order() -> None:
-    merged = merge(
+    merged = together(
         [
             results_of(run_of("b", 1, [0.6, 0.7]), source="one"),
             results_of(run_of("a", 0, [0.6, 0.7]), run_of("b", 0, [0.6, 0.7]), source="two"),
         ]
     )
     assert merged.sources == ("one", "two")
-    assert [(entry.label, [run["seed"] for run in entry.runs]) for entry in merged.strategies] == [
+    assert [(entry.label, [run.seed for run in entry.runs]) for entry in merged.strategies] == [
         ("b", [0, 1]),
         ("a", [0]),
     ]
@@ -409,7 +410,7 @@ def test_seeds_of_several_directories_come_together_in_order() -> None:
 def test_the_same_run_twice_counts_once() -> None:
     """Time aside, which no repetition reproduces."""
     again = run_of("a", 0, [0.6, 0.7], seconds={"train": 9.0})
-    merged = merge([results_of(run_of("a", 0, [0.6, 0.7])), results_of(again)])
+    merged = together([results_of(run_of("a", 0, [0.6, 0.7])), results_of(again)])
     assert [len(entry.runs) for entry in merged.strategies] == [1]
 
 
@@ -417,7 +418,7 @@ def test_two_outcomes_of_one_seed_are_refused() -> None:
     results = [results_of(run_of("a", 0, [0.6, last]), source=f"runs/{last}") for last in (0.7, 0.8)]
     message = r"^a with seed 0 is in runs/0\.7 and in runs/0\.8, with different outcomes\. Leave one"
     with pytest.raises(ReportError, match=message):
-        merge(results)
+        together(results)
 
 
 @pytest.mark.parametrize(
@@ -444,13 +445,13 @@ def test_what_must_not_be_compared_is_refused_by_name(more: Json, message: str) 
     with pytest.raises(
         ReportError, match=rf"^x and z cannot be compared task by task: {message}\. Report on them separat"
     ):
-        merge(results)
+        together(results)
 
 
 def test_different_metrics_are_refused() -> None:
     other = run_of("b", 0, [0.6, 0.7], metric=["accuracy", "accuracy"])
     with pytest.raises(ReportError, match=r"^x and y cannot be compared task by task: metrics are accuracy, f1 in one"):
-        merge([results_of(run_of("a", 0, [0.6, 0.7]), source="x"), results_of(other, source="y")])
+        together([results_of(run_of("a", 0, [0.6, 0.7]), source="x"), results_of(other, source="y")])
 
 
 def test_what_cannot_be_compared_by_task_is_a_leaderboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -490,7 +491,7 @@ def test_nothing_to_merge_is_refused() -> None:
 
 def test_configurations_of_one_strategy_stand_in_rows_of_their_own() -> None:
     """Named by what differs only: `steps` is the same in all."""
-    merged = merge(
+    merged = together(
         [
             results_of(
                 run_of("a", 0, [0.6, 0.7], options={"sparsity": 0.01, "steps": 9}),
@@ -518,18 +519,18 @@ def test_runs_that_differ_in_shots_or_steps_stand_side_by_side_and_say_it() -> N
         return results_of(*runs, data=data, source=f"{shots}-{steps}", set={"learning_rate": "0.1"})
 
     few, many, long = directory(16, 9, "a", "b"), directory(64, 9, "a", "c"), directory(64, 30, "a", l1=0.5)
-    merged = merge([few, many])
+    merged = together([few, many])
     labels = ["a (shots=16)", "a (shots=64)", "b (shots=16)", "c (shots=64)"]
     assert [entry.label for entry in merged.strategies] == labels
     assert merged.settings == {"model": "minilm", "readout": "prompt", "steps": 9, "learning_rate": "0.1"}
-    assert [entry.label for entry in merge([few, many, long]).strategies if entry.label.startswith("a")] == [
+    assert [entry.label for entry in together([few, many, long]).strategies if entry.label.startswith("a")] == [
         "a (shots=16, steps=9, l1=—)",
         "a (shots=64, steps=9, l1=—)",
         "a (shots=64, steps=30, l1=0.5)",
     ]
-    assert [entry.label for entry in merge([many]).strategies] == ["a", "c"]
+    assert [entry.label for entry in together([many]).strategies] == ["a", "c"]
     with pytest.raises(ReportError, match=r"^One CSV file holds one set-up and one configuration"):
-        one_file([directory(16, 9, "b"), directory(64, 9, "c")])
+        one_file([record_of(directory(16, 9, "b")), record_of(directory(64, 9, "c"))])
 
 
 def test_the_set_up_is_told_as_it_was_typed_and_what_nobody_typed_is_not() -> None:
@@ -541,7 +542,7 @@ def test_the_set_up_is_told_as_it_was_typed_and_what_nobody_typed_is_not() -> No
         "Also set: dropout=false mask_batch_size=512.",
     )
     runs = [run_of("a", 0, [0.6, 0.7], options={"parts": parts, "dropout": not parts}) for parts in (None, 4)]
-    merged = merge([results_of(runs[0], source="x"), results_of(runs[1], source="y")])
+    merged = together([results_of(runs[0], source="x"), results_of(runs[1], source="y")])
     assert [entry.label for entry in merged.strategies] == ["a (dropout=true)", "a (dropout=false, parts=4)"]
 
 
@@ -551,8 +552,8 @@ def test_one_file_of_several_directories_has_the_floors_of_all_their_seeds(tmp_p
         return results_of(run_of("a", seed, [0.6, 0.7]), floors=floors, source=f"seed-{seed}")
 
     both = [directory(0, 0.5), directory(1, 0.6)]
-    (tmp_path / "both.csv").write_text(one_file(both))
-    for merged in (merge(both), merge([load_run_results(tmp_path / "both.csv")])):
+    (tmp_path / "both.csv").write_text(one_file([record_of(each) for each in both]))
+    for merged in (together(both), merge([load_run_results(tmp_path / "both.csv")])):
         assert merged.learned_floors["a bag of words"] == pytest.approx((0.55, 0.6))
 
 
@@ -564,7 +565,7 @@ HOSTILE = r"a & <b>|[red]_\{x}"
 @pytest.fixture
 def hostile() -> Comparison:
     """A strategy whose name means something in every format; BWT is −20.0 and intransigence unknown."""
-    return merge([results_of(run_of(HOSTILE, 0, [0.6, 0.7]))])
+    return together([results_of(run_of(HOSTILE, 0, [0.6, 0.7]))])
 
 
 def test_an_unknown_format_is_refused(two_seeds: Comparison) -> None:
@@ -749,7 +750,7 @@ def test_without_sound_timings_there_is_no_growth_table(tmp_path: Path, content:
 def test_scenarios_are_not_compared() -> None:
     runs = [run_of("continual-ft", 0, [0.6, 0.7])]
     with pytest.raises(ReportError, match="scenario: task in one and class in the other"):
-        merge([results_of(*runs), results_of(*runs, scenario="class")])
+        together([results_of(*runs), results_of(*runs, scenario="class")])
 
 
 @pytest.mark.parametrize("key", ["average", "forgetting", "bwt", "fwt", "ece", "intransigence"])
@@ -795,7 +796,7 @@ def test_an_option_out_of_its_bounds_is_refused(tmp_path: Path, option: str, val
 def test_options_of_plug_ins_have_bounds_of_their_own(tmp_path: Path) -> None:
     results = copy.deepcopy(results_of(run_of("my-lora", 0, [0.8, 0.7])))
     results["runs"][0]["options"] = {"rank": 0, "alpha": -1.0}
-    assert load_run_results(write(tmp_path / "a", results))["runs"][0]["options"]["rank"] == 0
+    assert load_run_results(write(tmp_path / "a", results)).runs[0].options["rank"] == 0
 
 
 def test_the_bounds_of_options_are_those_that_strategies_declare() -> None:
@@ -803,7 +804,7 @@ def test_the_bounds_of_options_are_those_that_strategies_declare() -> None:
 
     from forgetfree import registry
     from forgetfree.learning.training import TrainingOptions
-    from forgetfree.results.schema import MASOptions, OwnOptions, RunOptions
+    from forgetfree.results.option_bounds import MASOptions, OwnOptions, RunOptions
 
     names = {Gt: "gt", Ge: "ge", Le: "le"}
 

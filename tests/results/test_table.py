@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from handmade import TASKS, results_of, run_of, write
+from handmade import TASKS, record_of, results_of, run_of, write
 
 import forgetfree
 from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
+from forgetfree.jobs.loaded_results import Results
 from forgetfree.json_file import sign
 from forgetfree.results.run_results import load_run_results
 from forgetfree.results.scores import Score, write_scores
-from forgetfree.results.stored import scores_of, to_csv
-from forgetfree.results.table import Results
+from forgetfree.results.stored import to_csv
 from forgetfree.results.unit_record import described
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -208,7 +207,7 @@ def test_two_experiments_stand_in_one_table() -> None:
 def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_path: Path) -> None:
     """A run that was killed: each finished unit has its scores beside its unit.json, and any other is left out."""
     whole = forgetfree.load_results(four_runs).scores
-    held = scores_of(load_run_results(four_runs))
+    held = load_run_results(four_runs).scores()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").write_text("{}")
     for seed in (0, 1):
@@ -356,7 +355,7 @@ def test_runs_on_different_numbers_of_test_rows_are_refused() -> None:
 )
 def test_a_damaged_csv_file_is_refused_in_one_paragraph(change: Any, message: str, tmp_path: Path) -> None:
     run = run_of("ewc", 0, [0.6, 0.7]) | {"metric": ["accuracy", "accuracy"]}
-    text = to_csv(copy.deepcopy(results_of(run)))
+    text = to_csv(record_of(results_of(run)))
     file = tmp_path / "all.csv"
     file.write_text(text)
     forgetfree.load_results(file)

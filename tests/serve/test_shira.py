@@ -44,7 +44,7 @@ class Made:
 
     def __init__(self, root: Path, model: Path, data: Path, readout: str, task: str) -> None:
         self.root, self.model = root, str(model)
-        self.single = SingleTask(load_model(self.model, readout), load_tasks(task, str(data))[0])
+        self.single = SingleTask.of(load_model(self.model, readout), load_tasks(task, str(data))[0])
         self.fine_tuned = self.single.fine_tuned(TrainingOptions(steps=2, learning_rate=0.05))
         self.all = self.graft(lambda name: True)
         self.linear = self.graft(lambda name: "weight" in name and "LayerNorm" not in kind_of(name))

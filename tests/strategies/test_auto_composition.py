@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from forgetfree import Ledger, Predictor, cli, registry
-from forgetfree.continual.skills import SkillTraining
+from forgetfree.continual.both_ways import BothWays
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.sources import load_tasks
@@ -47,11 +47,11 @@ def learn(stream: Any, **changes: Any) -> Any:
 def prefer(monkeypatch: pytest.MonkeyPatch, alone: set[str]) -> None:
     """Let validation rows prefer that these tasks stand alone."""
 
-    def quality(skills: Any, task: Any) -> tuple[float, float]:
-        is_alone = skills._strategy.regions._alone
+    def quality(ways: Any, task: Any) -> tuple[float, float]:
+        is_alone = ways._strategy.training is None  # in `begin`, before the training on the union
         return float(is_alone == (task.name in alone)), 0.0
 
-    monkeypatch.setattr(SkillTraining, "_quality", quality)
+    monkeypatch.setattr(BothWays, "_quality", quality)
 
 
 def assert_same(one: Record, other: Record) -> None:
@@ -139,11 +139,11 @@ def test_an_interrupted_rival_leaves_the_model_as_it_was(
         with monkeypatch.context() as patch:
             left = iter(range(calls - 1))
 
-            def quality(skills: Any, task: Any) -> tuple[float, float]:
+            def quality(ways: Any, task: Any) -> tuple[float, float]:
                 next(left)  # noqa: B023
                 return 0.0, 0.0
 
-            patch.setattr(SkillTraining, "_quality", quality)
+            patch.setattr(BothWays, "_quality", quality)
             with pytest.raises((StopIteration, RuntimeError)):
                 strategy.train(second)
         assert (strategy.evaluate([stream.tasks[0]])["qnli"].logits == before).all()

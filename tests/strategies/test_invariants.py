@@ -25,7 +25,6 @@ from torch import Tensor
 
 from forgetfree import registry
 from forgetfree.continual.regions import region_training
-from forgetfree.continual.skills import learn_region
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.regions import Region
@@ -252,7 +251,7 @@ def test_localizing_leaves_the_pre_trained_model_in_place(tiny_stream: MakeStrea
     state = strategy.fine_tuned(stream.tasks[0])
     assert not torch.equal(state.theta, strategy.pre_trained.theta)
     assert_same_tensors(everything(stream.model), before)
-    learn_region(strategy, stream.tasks[0], state)
+    strategy.bench(stream.tasks[0]).localized(state, strategy.options)
     assert_same_tensors(everything(stream.model), before)
 
 
@@ -267,7 +266,7 @@ def test_no_dropout_while_the_mask_is_learned(tiny_stream: MakeStream) -> None:
     strategy = make("grafting-continual", stream)
     state = strategy.fine_tuned(stream.tasks[0])
     seen.clear()
-    learn_region(strategy, stream.tasks[0], state)
+    strategy.bench(stream.tasks[0]).localized(state, strategy.options)
     assert len(seen) > 0
     assert not any(seen)
 
@@ -365,7 +364,7 @@ def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
     grafting_stream = tiny_stream(kind, MODELS[kind], stream="qnli,sst2")
     grafting = make("grafting-continual", grafting_stream, **changes)
     for task in stream.tasks:
-        expected = strategy.store.get(strategy.fine_tuned_key(task))
+        expected = strategy.store.get(strategy.models.key(task))
         assert expected is not None
         inside = grafting.fine_tuned(grafting_stream.tasks[task.label])
         _assert_same_state(inside, expected, task.name)
@@ -555,12 +554,6 @@ def test_a_stream_whose_model_was_changed_is_refused(tiny_stream: MakeStream) ->
         stream.model.backbone.embeddings.word_embeddings.weight.add_(1)
     with pytest.raises(LedgerError, match="belongs to other weights"):
         make("grafting-continual", stream)
-
-
-def test_localized_regions_are_kept_without_their_scores(history: History) -> None:
-    """Scores are as large as the model; memory is to grow with the regions only."""
-    for learned in history.strategy.skills.localized.values():
-        assert learned.scores.numel() == 0 and len(learned.region) > 0
 
 
 @pytest.mark.sampled("0.01-10.0")

@@ -458,7 +458,7 @@ def test_packnet_keeps_the_top_share_of_the_free_entries_of_each_tensor(
 
     def spy(*arguments: Any) -> Any:
         made = train_free(*arguments)
-        dense.append(made[0].clone())
+        dense.append(made.theta.clone())
         return made
 
     monkeypatch.setattr(strategy, "_train_free", spy)
@@ -486,7 +486,7 @@ def test_packnet_retrains_what_it_keeps_from_where_it_was(tiny_stream: MakeStrea
     """Without retraining, the task keeps the values of the first phase, and the others go back to θ_pre."""
     strategy = make("packnet", tiny_stream(), region_steps=0)
     first = strategy.stream.tasks[0]
-    theta, _ = strategy._train_free(first, Region.empty())
+    theta = strategy._train_free(first, Region.empty()).theta
     learn(strategy, 1)
     record = strategy.ledger.records[0]
     assert torch.equal(record.owned.values, theta[record.owned.region.indices])
@@ -631,7 +631,7 @@ def test_wsn_learns_a_mask_that_is_not_the_one_it_drew(tiny_stream: MakeStream) 
 
     class First(SupervisedPlugin):
         def before_training_exp(self, strategy: Any, **_: Any) -> None:
-            self.mask = strategy._winning._mask.clone()
+            self.mask = strategy.training.trained._mask.clone()
 
     first = First()
     strategy = learn(make("wsn", tiny_stream(), plugins=[first], **OPTIMIZERS["adamw"]), 1)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree import registry
-from forgetfree.continual.skills import learn_region
 from forgetfree.continual.streams import Stream, benchmark_stream, make_stream
 from forgetfree.core.base_regions import most_moved
 from forgetfree.core.body import fingerprint_of
@@ -191,7 +190,7 @@ def test_scores_and_regions_in_training_are_float32(kind: str, least: torch.dtyp
     stream = STREAMS[kind]()
     learner = strategy("grafting-continual", stream)
     space, task = stream.model.space(), stream.tasks[0]
-    found = learn_region(learner, task, learner.fine_tuned(task))
+    (found,) = learner.bench(task).localized(learner.fine_tuned(task), learner.options)
     assert found.scores.dtype == least
     assert len(found.scores.unique()) > 100  # steps of all sizes, not those of an 8-bit mantissa
     assert RegionParameters(stream.model.backbone, space, found.region).values.dtype == least

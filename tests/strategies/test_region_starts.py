@@ -103,7 +103,7 @@ def test_a_scaled_region_starts_there(tiny_stream: MakeStream) -> None:
 
 def test_only_one_and_nought_are_tried_where_no_more_is_allowed(tiny_stream: MakeStream) -> None:
     strategy = learn(tiny_stream(), region_start="scaled", largest_scale=1, region_steps=0)
-    assert set(strategy.skills.scales.values()) <= {0, 1}
+    assert set(strategy.notes.values()) <= {0, 1}
     with pytest.raises(OptionError, match="largest_scale must be at least 1"):
         learn(tiny_stream(), largest_scale=0.5)
 

@@ -105,7 +105,6 @@ class Bare(TrainingOptions):
     ("members", "message"),
     [
         ({"Options": dict}, "Options: expected a subclass of TrainingOptions, got <class 'dict'>."),
-        ({"taskwise": True}, "Options: with taskwise = True, expected a subclass of TaskwiseOptions"),
         ({"Options": Bare}, "Options: expected a frozen dataclass, got Bare, which is none. Decorate it"),
         ({"Options": Silent}, "Options: expected a help text for every field, got none for strength. Make it by"),
         ({"Options": OutOfBounds}, "Options: constructed from their defaults: expected no error, got OptionError"),
@@ -287,7 +286,7 @@ class UnknownPhase(Plain):
     """Dreams of no task, and says nothing."""
 
     def begin(self, task: Any) -> Training:
-        with self.phase("dream", replace(task, definition=replace(task.definition, name="nothing")), 3):  # type: ignore[arg-type]
+        with self.monitor.phase("nothing", "dream", 3):  # type: ignore[arg-type]
             return super().begin(task)
 
 
@@ -295,7 +294,7 @@ class Miscounts(Plain):
     """Announces more than it does."""
 
     def begin(self, task: Any) -> Training:
-        with self.phase("train", task, 4) as on_step:
+        with self.monitor.phase(task.name, "train", 4) as on_step:
             for step in (1, 2, 3):
                 on_step(step, 0.5)
         return super().begin(task)
@@ -386,7 +385,6 @@ class Forgetful(Plain):
     """Its `load` does not say which tasks it can answer, so that their readouts are not found."""
 
     Options: ClassVar[type[TrainingOptions]] = TaskwiseOptions
-    taskwise: ClassVar[bool] = True
 
     class Kept(WholeModel):
         def load(self, directory: Path) -> None:
@@ -462,7 +460,6 @@ class OwnModels(ContinualStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = TaskwiseOptions
     forget_free: ClassVar[bool] = True
-    taskwise: ClassVar[bool] = True
 
     def setup(self) -> None:
         self.states: dict[str, ModelState] = {}

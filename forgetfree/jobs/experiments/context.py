@@ -120,7 +120,7 @@ class ExperimentContext:
             loaded: the model, where several tasks share one; default: its own.
         """
         preset = self.preset
-        bench = SingleTask(
+        bench = SingleTask.of(
             loaded or self.model(unit.get("readout")),
             self.rows(unit["task"]),
             shots=unit["shots"],

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from forgetfree.jobs.experiments.rows import Row, distinct, mean
-from forgetfree.results.figures import curves, legend, look
+from forgetfree.results.report.figures import curves, legend, look
 
 
 def scores_over_sparsity(

@@ -13,7 +13,7 @@ from forgetfree.errors import UnknownNameError
 from forgetfree.jobs.experiments.context import ExperimentContext
 from forgetfree.jobs.experiments.preset import Preset
 from forgetfree.jobs.experiments.rows import Row, Unit
-from forgetfree.results.rendering import Table
+from forgetfree.results.report.page import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,13 +26,14 @@ from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import tell_shared_rows, versions
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.jobs.running.workload import PlannedUnit, Workload
+from forgetfree.jobs.running.workload import PlannedUnit, Workload, planned_grafts
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Monitor
 from forgetfree.models.loading import LoadedModel, config_of, load_model
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
-from forgetfree.results.rendering import render_page
+from forgetfree.results.records import ExperimentResults
+from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, scores_of_rows, write_scores
 
 #: Lists of a preset, and the part of a unit that each gives: a longer list is more units of the same kind.
@@ -95,7 +96,7 @@ class ExperimentJob(Job[ExperimentConfig]):
                     f"units/{'-'.join(map(str, unit.values()))}",
                     (unit["task"],) if "task" in unit else names,
                     options,
-                    ("fine_tune", "localize"),
+                    partial(planned_grafts, options, preset.sparsities),
                     unit.get("shots", preset.shots[0]),
                     unit.get("seed", preset.seeds[0]),
                     evaluations=2.0 + len(preset.sparsities),
@@ -213,9 +214,10 @@ class ExperimentJob(Job[ExperimentConfig]):
     def report(cls, out: Path, results: Json, ended: bool) -> None:
         """Write the claims and tables, and draw the figure."""
         if ended and results["units"]:
-            write_atomically(out / "report.md", render_page(outcome(results), "markdown"))
+            measured = ExperimentResults.of(results)
+            write_atomically(out / "report.md", render_page(outcome(measured), "markdown"))
             try:
-                draw_outcome(results, out)
+                draw_outcome(measured, out)
             except ReportError:
                 if results["complete"]:  # else what failed may be what the figure shows
                     raise

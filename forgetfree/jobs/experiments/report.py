@@ -11,8 +11,8 @@ from forgetfree.errors import ReportError, RunError, first_line
 from forgetfree.files import StrPath
 from forgetfree.jobs.experiments.experiment import load_experiment
 from forgetfree.jobs.experiments.rows import Row
-from forgetfree.results.rendering import Page, Table, render_page
-from forgetfree.results.schema import check_experiment
+from forgetfree.results.records import ExperimentResults
+from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.stored import find_results, read_stored
 from forgetfree.results.unit_files import made_of_units
 from forgetfree.tasks import MAX_LENGTH
@@ -21,30 +21,28 @@ from forgetfree.tasks import MAX_LENGTH
 _DEFAULTS = {"max_length": MAX_LENGTH, "evaluate_on": "test"}
 
 
-def load_experiment_results(path: StrPath) -> dict[str, Any]:
+def load_experiment_results(path: StrPath) -> ExperimentResults:
     """Read and check the results of an experiment; under ``made`` stands what its units were computed with.
 
     Raises:
         ReportError: it cannot be read, is of another kind, or lacks what its report is made of.
     """
-    found = find_results(path)
-    results = read_stored(found, _validate, "Give what `forgetfree experiment --out` wrote.")
-    made = made_of_units(found.parent / "units") if found.suffix == ".json" else {}  # a CSV file has it
-    return _with_defaults(results) | made
+    file = find_results(path)
+    results = read_stored(file, _read, "Give what `forgetfree experiment --out` wrote.")
+    return results.with_facts(**made_of_units(file.parent / "units")) if file.suffix == ".json" else results
 
 
-def _with_defaults(results: Mapping[str, Any]) -> dict[str, Any]:
-    return {**results, "setting": {**_DEFAULTS, **results["setting"]}}
-
-
-def _validate(results: Any) -> None:
+def _read(content: Any) -> ExperimentResults:
     """Check that the report can be made of it, and that it can be resumed."""
-    if not isinstance(results, dict) or not {"experiment", "setting", "units"} <= results.keys():
+    if not isinstance(content, dict) or not {"experiment", "setting", "units"} <= content.keys():
         raise ValueError("it holds no results of an experiment")
-    check_experiment(results)
-    if rows_of(results):
+    if isinstance(content["setting"], dict):
+        content = {**content, "setting": {**_DEFAULTS, **content["setting"]}}
+    results = ExperimentResults.of(content)
+    if results.rows:
         with _what_rows_lack():
-            render_page(outcome(_with_defaults(results)), "markdown")
+            render_page(outcome(results), "markdown")
+    return results
 
 
 @contextmanager
@@ -58,31 +56,31 @@ def _what_rows_lack() -> Iterator[None]:
         raise ValueError(f"its rows are not those of this experiment ({first_line(error)})") from error
 
 
-def rows_of(results: Mapping[str, Any]) -> list[Row]:
-    """Return all rows, unit after unit."""
-    return [row for unit in results["units"] for row in unit["rows"]]
+def rows_of(content: Mapping[str, Any]) -> list[Row]:
+    """Return all rows in the content of results.json, unit after unit."""
+    return [row for unit in content["units"] for row in unit["rows"]]
 
 
-def outcome(results: Mapping[str, Any]) -> Page:
+def outcome(results: ExperimentResults) -> Page:
     """Return the report of an experiment: claims, then tables.
 
     Raises:
         RunError: nothing is measured yet.
     """
-    experiment, rows, setting = load_experiment(results["experiment"]), rows_of(results), results["setting"]
+    experiment, rows, setting = load_experiment(results.experiment), results.rows, results.setting
     if not rows:
         raise RunError("The experiment has no rows yet: its first unit is not done. Go on with --resume.")
     seeds = len({row["seed"] for row in rows})
     notes = [
         experiment.question,
-        f"preset {results['preset']}: {setting['model']}, readout {setting['readout']}, "
-        f"{' and '.join(map(str, setting['shots']))} shots, {seeds} {'seed' if seeds == 1 else 'seeds: mean (std)'}; all in %",
+        f"preset {results.preset}: {setting.model}, readout {setting.readout}, "
+        f"{' and '.join(map(str, setting.shots))} shots, {seeds} {'seed' if seeds == 1 else 'seeds: mean (std)'}; all in %",
     ]
-    if (rows_are := setting.get("evaluate_on", "test")) != "test":
-        notes.append(f"scored on {rows_are} rows: to choose options by, not to report")
-    if results["skipped"]:
-        notes.append(f"no data at hand for: {', '.join(results['skipped'])}")
-    if not results.get("complete"):
+    if setting.evaluate_on != "test":
+        notes.append(f"scored on {setting.evaluate_on} rows: to choose options by, not to report")
+    if results.skipped:
+        notes.append(f"no data at hand for: {', '.join(results.skipped)}")
+    if not results.complete:
         notes.append("not finished: some units are missing")
     verdicts = {True: "yes", False: "no", None: "undecided"}
     claims = Table(
@@ -90,21 +88,21 @@ def outcome(results: Mapping[str, Any]) -> Page:
         ("claim", "paper", "here", "holds here"),
         tuple((c.text, c.paper, c.ours, verdicts[c.holds]) for c in experiment.claims(rows)),
     )
-    return Page(f"{results['experiment']}: {experiment.paper}", tuple(notes), (claims, *experiment.tables(rows)))
+    return Page(f"{results.experiment}: {experiment.paper}", tuple(notes), (claims, *experiment.tables(rows)))
 
 
-def draw_outcome(results: Mapping[str, Any], out: Path) -> None:
+def draw_outcome(results: ExperimentResults, out: Path) -> None:
     """Write the figure as PNG and SVG.
 
     Raises:
         ReportError: the rows lack what it shows.
     """
-    from forgetfree.results.figures import save_figure
+    from forgetfree.results.report.figures import save_figure
 
-    name = results["experiment"]
+    name = results.experiment
     try:
         with _what_rows_lack():
-            figure = load_experiment(name).draw(rows_of(results))
+            figure = load_experiment(name).draw(results.rows)
     except ValueError as error:
         raise ReportError(f"The figure of {name!r} cannot be drawn: {error}. Measure it again.") from error
     save_figure(figure, out / name)

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from forgetfree.results.rendering import CONSTANT, NULL, Table, cell, percent
+from forgetfree.display import NULL
+from forgetfree.results.records import CONSTANT
+from forgetfree.results.report.page import Table, cell, percent
 
 #: What ``score`` is called.
 SCORE = "Accuracy, or F1 where the task is measured by it"

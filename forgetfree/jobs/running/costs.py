@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -93,11 +92,6 @@ def padded(lengths: Sequence[int], batch_size: int) -> float:
     """Return the mean length of batches of rows drawn from these lengths, which are padded to their longest."""
     random = Random(0)
     return sum(max(random.choices(lengths, k=batch_size)) for _ in range(64)) / 64
-
-
-def ledger_bytes(space: int, entries: int) -> int:
-    """Return about as many bytes as a record of a ledger takes: a value, and log2 C(N, s) bits for where it is, an entry."""
-    return round(entries * (32 + math.log2(math.e * space / entries)) / 8) if entries else 0
 
 
 def memory_bytes(config: Any, parameters: int, graftable: int, options: TrainingOptions, length: float) -> int:

@@ -9,37 +9,39 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.core.base_regions import tiny_region_note
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
-from forgetfree.jobs.running import costs
 from forgetfree.jobs.running.environment import existing
 from forgetfree.jobs.running.unit import Json
 from forgetfree.jobs.running.workload import Workload
+from forgetfree.learning.planned import TaskSize, whole_model
 from forgetfree.models.loading import locate, sized
 from forgetfree.tasks import TaskDefinition
 
 
-def check_space(workload: Workload, out: str, found: Json) -> None:
+def check_space(workload: Workload, out: str, found: Json, network: Any = None) -> None:
     """Raise ``UsageError`` unless there is room for what a job writes; say, too, where its regions are tiny.
 
     Args:
         workload: of the job.
         out: its directory.
         found: its config.json.
+        network: the model, where the workload does not name it.
     """
-    model, common = found["about"]["model"], workload.common
-    if isinstance(model, dict):
-        graftable = model["graftable"]
-    else:  # of an experiment
-        graftable = sized(locate(workload.model), workload.model, workload.readout, common.graftable)[3]
-    tell_note(tiny_region_note(graftable, workload.sparsities))
+    graftable = workload.common.graftable
+    if network is not None:
+        space = ParameterSpace.of(network, include=(graftable or ".",))
+    else:
+        space = sized(locate(workload.model), workload.model, workload.readout, graftable)[3]
+    tell_note(tiny_region_note(len(space), workload.sparsities))
     definitions = {each["name"]: TaskDefinition.of_fields(each) for each in found["tasks"]}
     tests = {name: rows.get("test", 0) for name, rows in found["data"].items()}
-    refuse_without(*needed_bytes(workload, tests, definitions, graftable), out, workload)
+    refuse_without(*needed_bytes(workload, tests, definitions, space), out, workload)
 
 
 def needed_bytes(
-    workload: Workload, tests: Mapping[str, int], definitions: Mapping[str, TaskDefinition], graftable: int
+    workload: Workload, tests: Mapping[str, int], definitions: Mapping[str, TaskDefinition], space: ParameterSpace
 ) -> tuple[int, int]:
     """Return about as many bytes as a job writes: of fine-tuned models; of ledgers or models, and predictions.
 
@@ -47,25 +49,22 @@ def needed_bytes(
         workload: of the job.
         tests: how many test rows each task answers, where it is known.
         definitions: the tasks, where they are known.
-        graftable: entries of the model.
+        space: the graftable tensors of the model.
     """
-    whole, models, kept = 4 * graftable, set[Any](), 0
+    models, kept = set[Any](), 0
     for unit in workload.units:
+        planned = unit.planned([TaskSize()] * len(unit.tasks))
         models |= {
             (task, unit.seed, unit.shots, number)
             for task in unit.tasks
-            if "fine_tune" in unit.phases
+            if planned.fine_tunes
             for number in range(unit.repeats)
         }
-        if unit.keeps == "ledger":
-            entries = [int(graftable * each) for each in unit.sparsities]
-            kept += len(unit.tasks) * sum(costs.ledger_bytes(graftable, each) for each in entries)
-        elif unit.keeps == "model":
-            kept += whole
+        kept += planned.kept(space)
         for task in unit.tasks:
             labels = len(definitions[task].labels) if task in definitions else 2
             kept += tests.get(task, 0) * (4 * labels + 8)
-    return whole * len(models), kept
+    return whole_model(space) * len(models), kept
 
 
 def refuse_without(models: int, kept: int, out: str, workload: Workload) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.core.base_regions import budget, tiny_region_note
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly
@@ -43,8 +44,9 @@ from forgetfree.jobs.running.unit import Json
 from forgetfree.jobs.running.workload import PlannedUnit, Workload
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.learning.encoded_task import sampled
-from forgetfree.learning.localization import mask_options
+from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
+from forgetfree.learning.planned import TaskSize
 from forgetfree.learning.training import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
 from forgetfree.results.temperature import CALIBRATION_ROWS
@@ -122,17 +124,17 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
         start = (faults.attempt(starts_of, {name: place}, config.model, in_memory.model) or {}).get(name)
         if start is not None and model is not None and model.loaded is not None:
             notes += faults.attempt(start.check, model.loaded.model) or ()
-    if model is not None and model.graftable:
+    if model is not None and model.space:
         for sparsity in workload.sparsities:
             faults.attempt(budget, model.graftable, sparsity)
         notes += filter(None, [tiny_region_note(model.graftable, workload.sparsities)])
         faults.attempt(
             refuse_without,
-            *needed_bytes(workload, _tests(workload, rows), definitions, model.graftable),
+            *needed_bytes(workload, _tests(workload, rows), definitions, model.space),
             config.out,
             workload,
         )
-    return _Found(faults, notes, workload, device, rows, definitions, model or _Model("", "", None, 0, 0, False))
+    return _Found(faults, notes, workload, device, rows, definitions, model or _Model("", "", None, 0, None, False))
 
 
 # -- Places, data and model -----------------------------------------------------------------------------------
@@ -186,9 +188,14 @@ class _Model:
     readout: str
     config: Any
     parameters: int
-    graftable: int
+    space: ParameterSpace | None
     local: bool
     loaded: LoadedModel | None = None
+
+    @property
+    def graftable(self) -> int:
+        """The number of graftable entries; 0: not known."""
+        return len(self.space) if self.space else 0
 
 
 def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefinition], notes: list[str]) -> _Model:
@@ -197,7 +204,8 @@ def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefiniti
     if in_memory.reads_tensors:
         notes.append("The model reads tensors: it is not timed here.")
         size = sum(parameter.numel() for parameter in in_memory.model.parameters())
-        return _Model(type(in_memory.model).__name__, "linear", None, size, size, True)
+        space = ParameterSpace.of(in_memory.model, include=(workload.common.graftable or ".",))
+        return _Model(type(in_memory.model).__name__, "linear", None, size, space, True)
     path = None if in_memory.model is not None else locate(workload.model)
     local = path is None or Path(path).is_dir()
     if not local:
@@ -217,7 +225,7 @@ def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefiniti
             loaded.readout,
             getattr(backbone, "config", None),
             size,
-            len(loaded.model.space()),
+            loaded.model.space(),
             True,
             loaded,
         )
@@ -228,7 +236,7 @@ def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefiniti
         if local:
             raise
         notes.append(f"Its configuration cannot be read either, so that nothing is estimated: {first_line(error)}.")
-        return _Model(workload.model, readout, None, 0, 0, False)
+        return _Model(workload.model, readout, None, 0, None, False)
 
 
 # -- The plan -------------------------------------------------------------------------------------------------
@@ -259,7 +267,7 @@ def _plan(config: JobConfig, found: _Found) -> Json:
     most, there = max(memory, default=0), costs.device_memory(device)
     if most > there:
         notes.append(f"About {most:,} bytes of memory are needed on {device}, which has {there:,}: training may fail.")
-    _tell_room(workload, model, notes)
+    _tell_room(workload, units, model, notes)
     known = bool(seconds) and None not in seconds and model.parameters > 0
     return {
         "schema": 1,
@@ -283,7 +291,9 @@ def _plan(config: JobConfig, found: _Found) -> Json:
             "steps": dict(total),
             "seconds": round(sum(seconds), 1) if known else None,
             "memory_bytes": most,
-            "disk_bytes": sum(needed_bytes(workload, _tests(workload, rows), definitions, model.graftable)),
+            "disk_bytes": sum(needed_bytes(workload, _tests(workload, rows), definitions, model.space))
+            if model.space
+            else 0,
             "disk_free_bytes": shutil.disk_usage(existing(Path(config.out))).free,
         },
         "estimated": rates.source if rates else "not at all",
@@ -333,41 +343,37 @@ def _phases(
 ) -> Iterator[Json]:
     """Yield the phases of a unit; a fine-tuned model that another unit makes costs nothing, and ``shared`` names that unit."""
     options, limit = unit.options, workload.common.test_limit
-    for task in unit.tasks:
-        count = len(definitions[task].labels) if task in definitions else 2
-        given = rows.get(task)
-        train = None if given is None else len(sampled(given, unit.shots, unit.seed, workload.common.or_fewer))
-        rarest = unit.shots or (
-            given and min(MOST_SHOTS, *Counter(kind_of(given.task).groups(given.train.labels)).values())
-        )
-        full = options.steps or (paper_steps(count, rarest) if rarest else None)
+    sizes = [_size(task, unit, workload, rows.get(task), definitions.get(task)) for task in unit.tasks]
+    for task, planned in zip(unit.tasks, unit.planned(sizes).phases, strict=True):
         tokens = lengths.get(task) or [workload.common.max_length // 2]
         length = min(costs.padded(tokens, options.batch_size), workload.common.max_length)
         phase = partial(_phase, task, rates)
-        for name in unit.phases:
-            steps, size, maker = full, options.batch_size, unit.name
-            if name == "fine_tune":
-                key = task, unit.seed, unit.shots, options.learning_rate, options.optimizer, full
+        for each in planned:
+            steps, maker = each.steps, unit.name
+            if each.shared:
+                key = task, unit.seed, unit.shots, options.learning_rate, options.optimizer, steps
                 maker = made.setdefault(key, unit.name)
-                steps = full and full * unit.repeats if maker == unit.name else 0
-            elif name == "train" and getattr(options, "region_steps", None) is not None:
-                steps = options.region_steps  # type: ignore[attr-defined]
-            elif name == "localize" and full:
-                mask = mask_options(options, train or options.mask_batch_size, full)  # type: ignore[arg-type, attr-defined]
-                steps, size = mask.steps, mask.batch_size
-            if steps and getattr(options, "composition", "") == "auto" and task != unit.tasks[0]:  # tried both ways
-                both = name == "train" or (name == "localize" and options.localize_at == "union")  # type: ignore[attr-defined]
-                steps *= 1 + both
+                steps = steps and steps * unit.repeats if maker == unit.name else 0
             shared = {} if maker == unit.name else {"shared": maker}
-            yield phase(name, steps, (steps or 0) * size * length) | shared
-        if given is not None:
+            yield phase(each.phase, steps, (steps or 0) * each.rows * length) | shared
+        if (given := rows.get(task)) is not None:
             answered = round(min(len(given.test), limit or len(given.test)) * unit.evaluations)
-            if "localize" in unit.phases:
-                answered += min(len(given.validation), options.validation_rows) * options.mask_evaluations  # type: ignore[attr-defined]
+            if isinstance(options, LocalizationOptions):
+                answered += min(len(given.validation), options.validation_rows) * options.mask_evaluations
             if getattr(workload.common, "temperature_scaling", False):
                 answered += min(len(given.validation), CALIBRATION_ROWS)
             mean = sum(tokens) / len(tokens)
             yield phase("evaluate", answered, answered * mean)
+
+
+def _size(
+    task: str, unit: PlannedUnit, workload: Workload, rows: TaskRows | None, definition: TaskDefinition | None
+) -> TaskSize:
+    """Return the size of a task, as far as it is known."""
+    drawn = None if rows is None else len(sampled(rows, unit.shots, unit.seed, workload.common.or_fewer))
+    rarest = unit.shots or (rows and min(MOST_SHOTS, *Counter(kind_of(rows.task).groups(rows.train.labels)).values()))
+    labels = 2 if definition is None else len(definition.labels)
+    return TaskSize(unit.options.steps or (paper_steps(labels, rarest) if rarest else None), drawn)
 
 
 def _phase(task: str, rates: costs.Rates | None, name: Phase, steps: int | None, tokens: float) -> Json:
@@ -377,11 +383,11 @@ def _phase(task: str, rates: costs.Rates | None, name: Phase, steps: int | None,
     return {"task": task, "phase": name, "steps": steps, "seconds": seconds}
 
 
-def _tell_room(workload: Workload, model: _Model, notes: list[str]) -> None:
+def _tell_room(workload: Workload, planned: Sequence[Json], model: _Model, notes: list[str]) -> None:
     """Note where the regions of all tasks are more than there is."""
-    for unit in workload.units:
+    for unit, about in zip(workload.units, planned, strict=True):
         share = len(unit.tasks) * max(unit.sparsities, default=0)
-        if unit.keeps == "ledger" and share > 1 and "train" in unit.phases:
+        if share > 1 and any(phase["phase"] == "train" for phase in about["phases"]):
             notes.append(
                 f"{unit.name}: {len(unit.tasks)} regions of {max(unit.sparsities):g} of the {model.graftable:,} "
                 "graftable entries are more than there are. Later tasks train what earlier ones left. Set a lower sparsity."

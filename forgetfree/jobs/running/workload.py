@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from forgetfree.jobs.config import CommonOptions
-from forgetfree.learning.monitor import Phase
+from forgetfree.learning.localization import LocalizationOptions
+from forgetfree.learning.planned import Planned, TaskSize, fine_tuning, ledger_bytes, search
 from forgetfree.learning.training import TrainingOptions
 
 
@@ -19,10 +20,9 @@ class PlannedUnit:
         name: that of its folder.
         tasks: that it learns, in order.
         options: how.
-        phases: that each task takes.
+        planned: from the tasks' sizes to what they take.
         shots: training rows a label.
         seed: of the sample.
-        keeps: ``ledger``, ``models`` or ``model``.
         evaluations: how many times it answers the test rows of a task, on average.
         repeats: how many models it fine-tunes for a task.
         sparsities: shares of the space that regions may have.
@@ -32,10 +32,9 @@ class PlannedUnit:
     name: str
     tasks: tuple[str, ...]
     options: TrainingOptions
-    phases: tuple[Phase, ...]
+    planned: Callable[[Sequence[TaskSize]], Planned]
     shots: int | None
     seed: int
-    keeps: str = "ledger"
     evaluations: float = 1.0
     repeats: int = 1
     sparsities: tuple[float, ...] = ()
@@ -68,3 +67,20 @@ class Workload:
     def sparsities(self) -> tuple[float, ...]:
         """The sparsities of all units, each once."""
         return tuple(dict.fromkeys(sparsity for unit in self.units for sparsity in unit.sparsities))
+
+
+def planned_grafts(
+    options: LocalizationOptions, sparsities: Sequence[float], tasks: Sequence[TaskSize], *, tuned: bool = False
+) -> Planned:
+    """Return what grafts of several sparsities take, a task at a time: one search, and one fine-tuned model.
+
+    Args:
+        options: how a task is fine-tuned and localized.
+        sparsities: of the grafts.
+        tasks: the tasks.
+        tuned: whether the fine-tuned model is there already.
+    """
+    return Planned(
+        [[*([] if tuned else [fine_tuning(options, task)]), search(options, task)] for task in tasks],
+        lambda space: ledger_bytes(space, *[int(len(space) * each) for each in sparsities] * len(tasks)),
+    )

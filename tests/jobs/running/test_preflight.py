@@ -18,6 +18,7 @@ import transformers
 from forgetfree import cli
 from forgetfree.jobs.running import costs, disk_space
 from forgetfree.jobs.running.unit import Unit
+from forgetfree.learning.planned import ledger_bytes
 from forgetfree.models.loading import load_model, sized
 
 Plan = Callable[..., dict[str, Any]]
@@ -86,6 +87,37 @@ def test_a_run_takes_the_steps_that_were_planned(
     assert (found["model"]["parameters"], found["model"]["graftable"]) == (model["parameters"], model["graftable"])
     written = sum(file.stat().st_size for file in (tmp_path / "out").rglob("*.safetensors"))
     assert written / 3 < found["total"]["disk_bytes"] < 3 * written
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [
+        ("packnet", ["keep=0.1"]),
+        ("wsn", ["capacity=0.02"]),
+        ("bitfit", []),
+        ("lora", ["rank=2", "target_modules=query"]),
+        ("merge-ties", ["density=0.05"]),
+        ("grafting-continual", ["composition=auto", "localize_at=union", "mask_steps=2", "sparsity=0.01"]),
+    ],
+)
+def test_a_strategy_says_its_phases_and_what_it_keeps(
+    plan: Plan, usual: list[str], tmp_path: Path, strategy: str, more: list[str]
+) -> None:
+    """As the run logs them and writes it; beside the fine-tuned models, far less than a whole model."""
+    words = ["run", "qnli,sst2", "--strategy", strategy, "--steps", "4"]
+    words += [word for setting in more for word in ("--set", setting)]
+    found = plan(*words)
+    assert cli.main([*words, *usual]) == 0
+    folder = tmp_path / "out" / strategy / "seed-0"
+    logged = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    taken = {(line["task"], line["phase"]) for line in logged if line.get("phase") not in ("evaluate", None)}
+    planned = [phase for unit in found["units"] for phase in unit["phases"] if phase["phase"] != "evaluate"]
+    assert {(phase["task"], phase["phase"]) for phase in planned} == taken
+    whole = 4 * found["model"]["graftable"]
+    kept = found["total"]["disk_bytes"] - whole * (2 if strategy in ("merge-ties", "grafting-continual") else 0)
+    written = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert kept < 3 * written and written < 3 * kept + 8_000  # headers
+    assert kept < whole / 2
 
 
 def test_steps_follow_the_rule_of_the_paper(plan: Plan) -> None:
@@ -160,7 +192,8 @@ def test_a_large_model_is_sized_by_its_configuration_alone(tmp_path: Path) -> No
     """GPT-2 XL: 1.5 billion parameters, of which no number is made."""
     config = transformers.GPT2Config(n_embd=1600, n_layer=48, n_head=25, architectures=["GPT2LMHeadModel"])
     config.save_pretrained(tmp_path)
-    readout, _, parameters, graftable = sized(str(tmp_path), "xl", "auto")
+    readout, _, parameters, space = sized(str(tmp_path), "xl", "auto")
+    graftable = len(space)
     assert readout == "causal"
     layer = 12 * 1600**2 + 13 * 1600  # by hand: attention 4d² + 4d, feed-forward 8d² + 5d, two norms 4d
     assert graftable == 48 * layer + 2 * 1600
@@ -174,8 +207,8 @@ def test_a_model_is_sized_as_it_is_loaded(model_directory: Any) -> None:
         path = str(model_directory(kind))
         loaded = load_model(path, readout)
         size = sum(parameter.numel() for parameter in loaded.model.backbone.parameters())
-        found, _, parameters, graftable = sized(path, path, readout)
-        assert (found, parameters, graftable) == (readout, size, len(loaded.model.space()))
+        found, _, parameters, space = sized(path, path, readout)
+        assert (found, parameters, space.layout_hash) == (readout, size, loaded.model.space().layout_hash)
 
 
 # -- Faults ----------------------------------------------------------------------------------------------
@@ -319,7 +352,7 @@ def test_bytes_of_a_ledger_are_about_those_of_its_file(tmp_path: Path) -> None:
     ledger = Ledger(space, "x", "union")
     ledger.append(Record("a", region, Graft(region, torch.randn(3000)), 0.01))
     ledger.save(tmp_path / "ledger.safetensors")
-    estimated, written = costs.ledger_bytes(len(space), 3000), (tmp_path / "ledger.safetensors").stat().st_size
+    estimated, written = ledger_bytes(space, 3000), (tmp_path / "ledger.safetensors").stat().st_size
     assert 0.7 * written < estimated < 1.3 * written
 
 

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from forgetfree.display import counted
-from forgetfree.results.inline import FAINT, LINES, Picture, canvas, picture, styles
 from forgetfree.results.intervals import student
 from forgetfree.results.metrics import forgetting, reliability
-from forgetfree.results.panels import NAMED, key_to, scale_of_costs, shaded, short
-from forgetfree.results.rendering import percent, size
-from forgetfree.results.run_results import Comparison, StrategyRuns, kept_bytes
+from forgetfree.results.records import LedgerSummary, Run
+from forgetfree.results.report.figures import (
+    FAINT,
+    LINES,
+    NAMED,
+    Picture,
+    canvas,
+    key_to,
+    picture,
+    scale_of_costs,
+    shaded,
+    short,
+    styles,
+)
+from forgetfree.results.report.page import percent, size
+from forgetfree.results.run_results import Comparison, StrategyRuns
 from forgetfree.results.unit_files import answers_of, losses_of
 
 Json = dict[str, Any]
@@ -58,7 +71,7 @@ def _matrices(comparison: Comparison) -> Section:
     tasks = _names(comparison.tasks)
     pictures = []
     for entry in comparison.strategies:
-        mean = np.mean([_matrix(run) for run in entry.runs], axis=0)
+        mean = np.mean([run.learning_matrix for run in entry.runs], axis=0)
         lost = f"{percent(float(np.nanmean(mean[-1])))} % on average after the last task"
         pictures.append(
             shaded(100 * mean, entry.label, lost, ("before", *tasks), tasks, "after", "score on", (0, 100), "{:.0f}")
@@ -71,7 +84,7 @@ def _matrices(comparison: Comparison) -> Section:
 
 def _curves(comparison: Comparison) -> Section:
     entries, tasks = comparison.strategies, comparison.tasks
-    matrices = [np.array([100 * _matrix(run) for run in entry.runs]) for entry in entries]
+    matrices = [np.array([100 * run.learning_matrix for run in entry.runs]) for entry in entries]
     panels: list[tuple[str, Callable[[Floats], Floats], float | None]]
     if len(tasks) <= NAMED:
         floors: Sequence[float | None] = comparison.constant or [None] * len(tasks)
@@ -131,7 +144,7 @@ def _forgetting(comparison: Comparison) -> Section:
         with canvas(height=0.9 + 0.24 * len(entries)) as ax:
             says = []
             for place, (entry, style) in enumerate(zip(entries, styles(len(entries)), strict=True)):
-                values = [100 * forgetting(run["matrix"]) for run in entry.runs]
+                values = [100 * forgetting(run.learning_matrix) for run in entry.runs]
                 mean, low, high = student(values)
                 ax.plot([low, high], [place, place], color=style["color"], solid_capstyle="butt")  # NaN draws nothing
                 ax.plot(values, [place] * len(values), "|", color=style["color"], markersize=9)
@@ -155,21 +168,21 @@ def _forgetting(comparison: Comparison) -> Section:
 
 def _costs(comparison: Comparison) -> Section:
     entries, tasks = comparison.strategies, len(comparison.tasks)
-    costs: list[tuple[str, str, Callable[[float], str], Callable[[Json], float]]] = [
+    costs: list[tuple[str, str, Callable[[float], str], Callable[[Run], float]]] = [
         (
             "Score against time",
             "seconds of all phases",
             lambda x: f"{x:,.0f}",
-            lambda run: sum(run["seconds"].values()),
+            lambda run: run.all_seconds,
         ),
-        ("Score against memory", "kept per task", size, lambda run: (kept_bytes(run) or [0])[-1] / tasks),
+        ("Score against memory", "kept per task", size, lambda run: (run.memory or [0])[-1] / tasks),
     ]
     pictures = []
     for title, label, show, cost in costs:
         with canvas() as ax:
             says, found = [], []
             for entry, style in zip(entries, styles(len(entries)), strict=True):
-                ends = np.array([100 * _matrix(run)[-1].mean() for run in entry.runs])
+                ends = np.array([100 * run.learning_matrix[-1].mean() for run in entry.runs])
                 x = float(np.mean([cost(run) for run in entry.runs]))
                 if x <= 0:
                     continue
@@ -208,7 +221,7 @@ def _calibration(comparison: Comparison) -> Section:
             for of in ("accuracy", "confidence")
         )
         held = counts > 0
-        ece = float(np.mean([run["ece"][-1] for run in entry.runs]))
+        ece = float(np.mean([run.ece[-1] for run in entry.runs]))
         with canvas(height=2.9) as ax:
             ax.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
             x, y = 100 * sure[held] / counts[held], 100 * hits[held] / counts[held]
@@ -230,31 +243,35 @@ def _calibration(comparison: Comparison) -> Section:
 # ---- ledgers ----------------------------------------------------------------------------------------------
 
 
-def _with_ledger(comparison: Comparison, *keys: str) -> Iterator[tuple[StrategyRuns, list[Json]]]:
+def _with_ledger(comparison: Comparison) -> Iterator[tuple[StrategyRuns, list[LedgerSummary]]]:
     for entry in comparison.strategies:
-        if all(run["ledger"] and all(run["ledger"].get(key) for key in keys) for run in entry.runs):
-            yield entry, [run["ledger"] for run in entry.runs]
+        ledgers = [run.ledger for run in entry.runs if run.ledger]
+        if len(ledgers) == len(entry.runs):
+            yield entry, ledgers
 
 
-def _overlapping(ledgers: Iterable[Json]) -> bool:
+def _overlapping(ledgers: Iterable[LedgerSummary]) -> bool:
     """Say whether several tasks may own an entry, each with its own value."""
-    return any(ledger.get("composition") in ("alone", "auto") for ledger in ledgers)
+    return any(ledger.may_overlap for ledger in ledgers)
 
 
 def _places(comparison: Comparison) -> Section:
     pictures = []
-    for entry, ledgers in _with_ledger(comparison, "places"):
+    for entry, ledgers in _with_ledger(comparison):
+        every = [ledger.places for ledger in ledgers if ledger.places]
+        if len(every) < len(ledgers):
+            continue
         alone = _overlapping(ledgers)
-        layers = list(dict.fromkeys(place["layer"] for place in ledgers[0]["places"]))
-        kinds = list(dict.fromkeys(place["kind"] for place in ledgers[0]["places"]))
+        layers = list(dict.fromkeys(place.layer for place in every[0]))
+        kinds = list(dict.fromkeys(place.kind for place in every[0]))
         share = np.full((len(layers), len(kinds)), np.nan)
         of_layer = np.zeros((len(layers), len(comparison.tasks)))
-        for place in (place for ledger in ledgers for place in ledger["places"]):
-            row, column = layers.index(place["layer"]), kinds.index(place["kind"])
-            held = max(place["owned"]) if alone else sum(place["owned"])  # regions that stand alone may overlap
-            part = 100 * held / place["entries"] / len(ledgers)
+        for place in chain(*every):
+            row, column = layers.index(place.layer), kinds.index(place.kind)
+            held = max(place.owned) if alone else sum(place.owned)  # regions that stand alone may overlap
+            part = 100 * held / place.entries / len(ledgers)
             share[row, column] = np.nan_to_num(share[row, column]) + part
-            of_layer[row] += np.array(place["owned"]) / len(ledgers)
+            of_layer[row] += np.array(place.owned) / len(ledgers)
         of_layer *= 100 / np.maximum(of_layer.sum(0), 1)
         most = np.unravel_index(np.nanargmax(share), share.shape)
         says = f"most, {share[most]:.3g} % of the entries, in {layers[most[0]]}, {kinds[most[1]]}"
@@ -282,8 +299,8 @@ def _places(comparison: Comparison) -> Section:
 
 def _overlaps(comparison: Comparison) -> Section:
     pictures, names = [], _names(comparison.tasks)
-    for entry, ledgers in _with_ledger(comparison, "overlap") if len(names) > 1 else ():
-        mean = 100 * np.mean([ledger["overlap"] for ledger in ledgers], axis=0)
+    for entry, ledgers in _with_ledger(comparison) if len(names) > 1 else ():
+        mean = 100 * np.mean([ledger.overlap for ledger in ledgers], axis=0)
         np.fill_diagonal(mean, np.nan)
         most = float(np.nanmax(mean)) or 1.0
         says, top = f"at most {most:.0f} % of a region", most if len(names) > NAMED else 100
@@ -291,7 +308,7 @@ def _overlaps(comparison: Comparison) -> Section:
             shaded(mean, entry.label, says, names, names, "in the region of", "share of", (0, top), "{:.0f}")
         )
     text = "How much of a column's region lies in the row's, in %"
-    if not any(_overlapping(ledgers) for _, ledgers in _with_ledger(comparison, "overlap")):
+    if not any(_overlapping(ledgers) for _, ledgers in _with_ledger(comparison)):
         text += ". An entry that two regions hold belongs to the earlier task"
     text += f"; {_seeds(comparison)}."
     return Section("overlap", "Overlap of regions", text, pictures)
@@ -333,18 +350,12 @@ def _losses(comparison: Comparison) -> Section:
                 ax.figure.legend(loc="outside upper center", ncols=len(named), fontsize=8)
         last = pieces[next(reversed(pieces))][-1]["loss"]
         pictures.append(
-            picture(
-                ax, f"{entry.label}, seed {run['seed']}", f"{counted(len(steps), 'step')}, the last loss {last:.3g}"
-            )
+            picture(ax, f"{entry.label}, seed {run.seed}", f"{counted(len(steps), 'step')}, the last loss {last:.3g}")
         )
     return Section("losses", "Losses", "The loss over the steps of training, of the first seed.", pictures)
 
 
 # ---- words ----------------------------------------------------------------------------------------------
-
-
-def _matrix(run: Json) -> Floats:
-    return np.array(run["matrix"], dtype=float)
 
 
 def _names(tasks: Sequence[str]) -> list[str]:

@@ -9,8 +9,8 @@ import numpy as np
 
 from forgetfree.results.intervals import student
 from forgetfree.results.metrics import average_accuracy, forgetting
-from forgetfree.results.rendering import percent, size
-from forgetfree.results.run_results import Comparison, StrategyRuns, kept_bytes
+from forgetfree.results.report.page import percent, size
+from forgetfree.results.run_results import Comparison, StrategyRuns
 
 NAIVE, OURS, REFERENCE = "continual-ft", "grafting-continual", "fine-tune"
 #: They see the data of other tasks at once, or keep a model for each task: nothing to be forgotten, or no stream.
@@ -38,8 +38,8 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
             yield f"{NAIVE} is not among the strategies: what naive training would have lost is not known."
     if naive and ours:
         yield _difference(ours, naive)
-    names = [entry.runs[0]["strategy"] for entry in comparison.strategies]
-    if any(names.count(entry.runs[0]["strategy"]) > 1 for entry in (naive, ours) if entry):
+    names = [entry.runs[0].strategy for entry in comparison.strategies]
+    if any(names.count(entry.runs[0].strategy) > 1 for entry in (naive, ours) if entry):
         yield "These sentences tell the first set-up of a strategy; the tables have all."
     constant = (
         comparison.constant and f"a constant answer scores {percent(float(np.mean(comparison.constant)))} % on average"
@@ -53,19 +53,19 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
 
 def _first(comparison: Comparison, strategy: str) -> StrategyRuns | None:
     """Return the first row of a strategy; where it has several, its label says which it is."""
-    return next((entry for entry in comparison.strategies if entry.runs[0]["strategy"] == strategy), None)
+    return next((entry for entry in comparison.strategies if entry.runs[0].strategy == strategy), None)
 
 
 def _best_of_the_others(comparison: Comparison) -> StrategyRuns | None:
-    others = [e for e in comparison.strategies if e.runs[0]["strategy"] not in (NAIVE, *_REFERENCES)]
+    others = [e for e in comparison.strategies if e.runs[0].strategy not in (NAIVE, *_REFERENCES)]
     return max(others, key=_average, default=None)
 
 
 def _lost(entry: StrategyRuns) -> str:
     """Say how many points a strategy lost on average, and how sure that is."""
-    values = [forgetting(run["matrix"]) for run in entry.runs]
+    values = [forgetting(run.learning_matrix) for run in entry.runs]
     mean, low, high = student(values)
-    name = f"naive fine-tuning ({entry.label})" if entry.runs[0]["strategy"] == NAIVE else entry.label
+    name = f"naive fine-tuning ({entry.label})" if entry.runs[0].strategy == NAIVE else entry.label
     lost = f"{name} {'gained' if percent(mean).startswith('-') else 'lost'} {_points(abs(mean))} on average"
     if not any(values):
         return f"{lost}{', with every seed' if len(values) > 1 else ''}"
@@ -79,7 +79,7 @@ def _lost(entry: StrategyRuns) -> str:
 
 def _price(entry: StrategyRuns | None, tasks: int) -> str:
     """Say what the strategy named last keeps per task."""
-    kept = [kept_bytes(run) for run in entry.runs] if entry else []
+    kept = [run.memory for run in entry.runs] if entry else []
     return f", at {size(float(np.mean([each[-1] for each in kept])) / tasks)} a task" if kept and all(kept) else ""
 
 
@@ -87,8 +87,8 @@ def _difference(ours: StrategyRuns, naive: StrategyRuns) -> str:
     """Compare the averages at the end, in pairs of the same seed."""
     scores = f"At the end {ours.label} scores {percent(_average(ours))} % on average, {naive.label} "
     scores += f"{percent(_average(naive))} %"
-    other = {run["seed"]: average_accuracy(run["matrix"]) for run in naive.runs}
-    pairs = [average_accuracy(run["matrix"]) - other[run["seed"]] for run in ours.runs if run["seed"] in other]
+    other = {run.seed: average_accuracy(run.learning_matrix) for run in naive.runs}
+    pairs = [average_accuracy(run.learning_matrix) - other[run.seed] for run in ours.runs if run.seed in other]
     if not pairs:
         return f"{scores}; they have no seed in common."
     mean, low, high = student(pairs)
@@ -102,7 +102,7 @@ def _difference(ours: StrategyRuns, naive: StrategyRuns) -> str:
 
 
 def _average(entry: StrategyRuns) -> float:
-    return float(np.mean([average_accuracy(run["matrix"]) for run in entry.runs]))
+    return float(np.mean([average_accuracy(run.learning_matrix) for run in entry.runs]))
 
 
 def _points(fraction: float) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from forgetfree.display import NULL
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import Answers, Evidence, Interval, debiased_ece, ece_noise_floor
-from forgetfree.results.headline import NAIVE, REFERENCE
-from forgetfree.results.legend import MEANINGS
-from forgetfree.results.rendering import NULL, WIDE, Table, cell, percent, transposed
+from forgetfree.results.report.headline import NAIVE, REFERENCE
+from forgetfree.results.report.legend import meanings
+from forgetfree.results.report.page import WIDE, Table, cell, percent, transposed
 from forgetfree.results.run_results import Comparison
 from forgetfree.results.unit_files import answers_of
 
@@ -24,7 +25,7 @@ def evidence_tables(comparison: Comparison) -> list[Table]:
     metrics = dict(zip(comparison.tasks, comparison.metric, strict=True))
     answers: dict[str, Answers] = {}
     for entry in comparison.strategies:
-        found = {run["seed"]: answers_of(run, comparison.tasks) for run in entry.runs}
+        found = {run.seed: answers_of(run, comparison.tasks) for run in entry.runs}
         if found and all(found.values()) and all(_of_rows(each, metrics) for each in found.values()):
             answers[entry.label] = found
     if not answers or len({_rows(each) for found in answers.values() for each in found.values()}) > 1:
@@ -60,7 +61,7 @@ def _intervals(comparison: Comparison, answers: dict[str, Answers], evidence: Ev
         "Averages with their 95 % intervals (in %, differences in percentage points)",
         ("strategy", "average", *(f"minus {label}" for label in compared)),
         tuple(rows),
-        legend=tuple((name, MEANINGS[name]) for name in named),
+        legend=meanings(*named),
     )
 
 
@@ -82,14 +83,14 @@ def _retention(comparison: Comparison, answers: dict[str, Answers], evidence: Ev
         f"Kept above the floor (in % of what {reference} has above it, with 95 % intervals)",
         ("strategy", *comparison.tasks, "average"),
         tuple(rows),
-        legend=tuple((name, MEANINGS[name]) for name in ("kept above the floor", "interval")),
+        legend=meanings("kept above the floor", "interval"),
     )
     yield transposed(table, "task") if len(comparison.tasks) > WIDE else table
 
 
 def _label_of(comparison: Comparison, answers: dict[str, Answers], strategy: str) -> str | None:
     """Return the label of the first row of a strategy whose answers are known."""
-    found = (e.label for e in comparison.strategies if e.label in answers and e.runs[0]["strategy"] == strategy)
+    found = (e.label for e in comparison.strategies if e.label in answers and e.runs[0].strategy == strategy)
     return next(found, None)
 
 
@@ -102,13 +103,13 @@ def _calibration(comparison: Comparison, answers: dict[str, Answers]) -> Table:
     }
     runs = {entry.label: entry.runs for entry in comparison.strategies}
     scaled = {"ECE after scaling": "ece_scaled", "temperature": "temperature"}
-    if not any(run.get("temperature") for label in answers for run in runs[label]):
+    if not any(run.temperature for label in answers for run in runs[label]):
         scaled = {}
 
     def means(key: str, label: str) -> Iterator[float | None]:
         for run in runs[label]:
-            values = run.get(key) or [None]
-            yield None if None in values else float(np.mean(values))
+            values: Sequence[float | None] = getattr(run, key) or [None]
+            yield None if None in values else float(np.mean(np.array(values, dtype=float)))
 
     rows = [
         (
@@ -128,7 +129,7 @@ def _calibration(comparison: Comparison, answers: dict[str, Answers]) -> Table:
         "Calibration beside chance (in percentage points; means over tasks)",
         ("strategy", *measures, *scaled),
         tuple(rows),
-        legend=tuple((name, MEANINGS[name]) for name in (*measures, *scaled)),
+        legend=meanings(*measures, *scaled),
     )
 
 

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
-from forgetfree.display import json_text
-from forgetfree.results.legend import MEANINGS
+from forgetfree.display import NULL, json_text
 from forgetfree.results.metrics import average_accuracy
-from forgetfree.results.rendering import NULL, WIDE, Page, Table, cell, percent, render_page, size, with_best
-from forgetfree.results.run_results import USUAL, Comparison, StrategyRuns, differing, kept_bytes, merge, same_rows
+from forgetfree.results.records import Failed, RunResults, Unfinished
+from forgetfree.results.report.legend import MEANINGS
+from forgetfree.results.report.page import WIDE, Page, Table, cell, percent, render_page, size, with_best
+from forgetfree.results.run_results import USUAL, Comparison, StrategyRuns, differing, merge, same_rows
 
-Json = dict[str, Any]
 
-
-def render_leaderboard(results: Sequence[Json], format: str) -> str:
-    """Return the leaderboard of several runs as text, in any format of `forgetfree.results.reports.render`."""
+def render_leaderboard(results: Sequence[RunResults], format: str) -> str:
+    """Return the leaderboard of several runs as text, in any format of `forgetfree.results.report.run_report.render`."""
     page = lay_out_leaderboard(results)
     if format == "json":
-        comparisons = [asdict(merge([result])) for result in results]
+        comparisons = [merge([result]).content for result in results]
         return json_text({"comparisons": comparisons, "report": asdict(page)}, indent=2)
     return render_page(page, format)
 
 
-def lay_out_leaderboard(results: Sequence[Json]) -> Page:
+def lay_out_leaderboard(results: Sequence[RunResults]) -> Page:
     """Return a table for each set of test rows, and in it a row for each strategy of each run, the best average first.
 
     Args:
         results: what `load_run_results` returned, of at least one run each.
     """
-    groups: list[list[Json]] = []
+    groups: list[list[RunResults]] = []
     for result in results:
         own = next((group for group in groups if same_rows(group[0], result)), None)
         if own is None:
@@ -43,7 +41,7 @@ def lay_out_leaderboard(results: Sequence[Json]) -> Page:
     return Page(f"forgetfree: {len(results)} runs", tuple(_notes(results, runs)), tuple(tables))
 
 
-def _notes(results: Sequence[Json], groups: Sequence[Sequence[Comparison]]) -> Iterator[str]:
+def _notes(results: Sequence[RunResults], groups: Sequence[Sequence[Comparison]]) -> Iterator[str]:
     yield f"The runs are not compared task by task; they differ in: {', '.join(differing(results))}."
     if len(groups) > 1:
         yield "Each table has test rows of its own: averages of different tables say nothing of one another."
@@ -51,15 +49,17 @@ def _notes(results: Sequence[Json], groups: Sequence[Sequence[Comparison]]) -> I
     if any(len(entry.runs) > 1 for run in runs for entry in run.strategies):
         yield "Cells are mean (standard deviation, n - 1) over seeds."
     for run in runs:
-        for what, left in (("Unfinished", run.unfinished), ("Failed", run.failed)):
+        kinds: Sequence[tuple[str, Sequence[Unfinished | Failed]]]
+        kinds = (("Unfinished", run.unfinished), ("Failed", run.failed))
+        for what, left in kinds:
             for each in left:
-                yield f"{what} and left out: {each['strategy']}, seed {each['seed']} ({each['source']})."
+                yield f"{what} and left out: {each.strategy}, seed {each.seed} ({each.source})."
 
 
 def _table(runs: Sequence[Comparison]) -> Table:
     """Return the strategies of runs that were scored on the same rows."""
     entries = [(each, entry) for each in runs for entry in each.strategies]
-    entries.sort(key=lambda pair: -float(np.mean([average_accuracy(run["matrix"]) for run in pair[1].runs])))
+    entries.sort(key=lambda pair: -float(np.mean([average_accuracy(run.learning_matrix) for run in pair[1].runs])))
     names = ("average", "best floor", "forgetting", "kept", "(s)")
     header = ("strategy", "run", "model", "seeds", "average", "best floor", "forgetting", "kept", "seconds")
     table = Table(
@@ -72,19 +72,19 @@ def _table(runs: Sequence[Comparison]) -> Table:
 
 
 def _row(comparison: Comparison, entry: StrategyRuns) -> tuple[str, ...]:
-    summaries = [run["summary"] for run in entry.runs]
-    kept = [kept_bytes(run) for run in entry.runs]
+    summaries = [run.summary for run in entry.runs]
+    kept = [run.memory for run in entry.runs]
     floors = [score for _, score in comparison.best_floors]
     return (
         entry.label,
         comparison.sources[0],
         str(comparison.settings.get("model", NULL)),
         str(len(entry.runs)),
-        cell((each["average"] for each in summaries), percent),
+        cell((each.average for each in summaries), percent),
         percent(float(np.mean(floors))) if floors else NULL,
-        cell((each["forgetting"] for each in summaries), percent) if len(comparison.tasks) > 1 else NULL,
+        cell((each.forgetting for each in summaries), percent) if len(comparison.tasks) > 1 else NULL,
         size(float(np.mean([each[-1] for each in kept]))) if all(kept) else NULL,
-        cell((sum(run["seconds"].values()) for run in entry.runs), lambda seconds: f"{seconds:,.1f}"),
+        cell((run.all_seconds for run in entry.runs), lambda seconds: f"{seconds:,.1f}"),
     )
 
 

@@ -1,72 +1,24 @@
-"""The report of one or several runs: their `Comparison` laid out as a `Page` of tables.
-
->>> results = [load_run_results(Path("runs/a")), load_run_results(Path("runs/b"))]  # doctest: +SKIP
->>> print(render(merge(results), "markdown"))  # doctest: +SKIP
-"""
+"""The tables of runs: which numbers stand in which column, and how they are written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from forgetfree.display import json_text
-from forgetfree.results.evidence_tables import evidence_tables
-from forgetfree.results.headline import headline
-from forgetfree.results.legend import MEANINGS
+from forgetfree.display import NULL
 from forgetfree.results.metrics import forgetting_per_task
-from forgetfree.results.notes import left_out, notes
-from forgetfree.results.rendering import (
-    CONSTANT,
-    NULL,
-    WIDE,
-    Page,
-    Table,
-    cell,
-    percent,
-    render_page,
-    transposed,
-    with_best,
-    without_columns,
-)
-from forgetfree.results.run_results import Comparison, StrategyRuns, kept_bytes
+from forgetfree.results.records import CONSTANT, LedgerSummary, Run
+from forgetfree.results.report.evidence_tables import evidence_tables
+from forgetfree.results.report.legend import meanings
+from forgetfree.results.report.page import WIDE, Table, cell, percent, transposed, with_best, without_columns
+from forgetfree.results.run_results import Comparison, StrategyRuns
 from forgetfree.tasks import version_of
 
-__all__ = ["lay_out", "render"]
-
-Json = dict[str, Any]
-
-
-def render(comparison: Comparison, format: str, *, ended: bool = True) -> str:
-    """Return a comparison as text.
-
-    Args:
-        comparison: what `merge` returned.
-        format: one of `FORMATS`: `rich` (plain text as wide as the terminal), `markdown` (GitHub's tables),
-            `json` (the tables, and every run in full), `html` (a page that needs no other file) or `latex`
-            (tables for the booktabs package).
-        ended: nothing more is run, so that tables which read all answers are worth their time.
-
-    Returns:
-        Text that ends with a newline.
-    """
-    if format == "json":
-        content = {**asdict(comparison), "report": asdict(lay_out(comparison))}
-        content = {key: value for key, value in content.items() if key != "learned_floors" or value}
-        return json_text(content, indent=2)
-    if format == "html":
-        from forgetfree.results.run_page import render_run_page  # draws figures
-
-        return render_run_page(comparison, lay_out(comparison))
-    return render_page(lay_out(comparison, ended=ended), format)
-
-
-# ---- tables ---------------------------------------------------------------------------------------------
-
 #: A number of a run, by row and column of a table.
-Value = Callable[[Json, int, int], float | None]
+Value = Callable[[Run, int, int], float | None]
 
 
 class Columns(NamedTuple):
@@ -91,10 +43,14 @@ class Columns(NamedTuple):
 _LONG = 5
 
 
-def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
-    """Return all tables of a report, in the order in which they are read; see `render`."""
-    strategies = comparison.strategies
-    wide = len(comparison.tasks) > WIDE
+def tables_of(comparison: Comparison, *, ended: bool) -> list[Table]:
+    """Return all tables of a report, in the order in which they are read.
+
+    Args:
+        comparison: what `merge` returned.
+        ended: nothing more is run, so that tables which read all answers are worth their time.
+    """
+    strategies, wide = comparison.strategies, len(comparison.tasks) > WIDE
     matrix_table = _course_table if wide else _matrix_table
     by_task = [_outcome_table(comparison), _transfer_table(comparison), _calibration_table(comparison)]
     if len(comparison.tasks) == 1:  # nothing can be forgotten or transferred
@@ -103,45 +59,36 @@ def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
     known += [
         table(comparison, entry) for table in (_growth_table, _ledger_table, matrix_table) for entry in strategies
     ]
-    return Page(
-        title=f"forgetfree: {_stream(comparison)}",
-        notes=(*notes(comparison), *(left_out(comparison) if ended else ())),
-        tables=(
-            *(transposed(table, "task") if wide and table.rows else table for table in by_task),
-            *(evidence_tables(comparison) if ended else ()),
-            *(table for table in known if table.rows),
-        ),
-        headline=headline(comparison),
-    )
+    return [
+        *(transposed(table, "task") if wide and table.rows else table for table in by_task),
+        *(evidence_tables(comparison) if ended else ()),
+        *(table for table in known if table.rows),
+    ]
 
 
-def _table(title: str, corner: str, rows: Iterable[tuple[str, Sequence[Json]]], *groups: Columns) -> Table:
+def _table(title: str, corner: str, rows: Iterable[tuple[str, Sequence[Run]]], *groups: Columns) -> Table:
     """Return a table whose cells are means over the runs of a row."""
     body = []
     for row, (name, runs) in enumerate(rows):
         columns = ((of.value, column, of.show) for of in groups for column in range(len(of.headers)))
         body.append((name, *(cell((value(run, row, i) for run in runs), show) for value, i, show in columns)))
     header = (corner, *(header for of in groups for header in of.headers))
-    legend = _legend(of.legend for of in groups if of.headers and of.legend)
+    legend = meanings(*(of.legend for of in groups if of.headers and of.legend))
     return with_best(Table(title, header, tuple(body), legend=legend), [of.better for of in groups for _ in of.headers])
 
 
-def _legend(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, MEANINGS[name]) for name in names)
-
-
-def _strategies(comparison: Comparison) -> list[tuple[str, Sequence[Json]]]:
+def _strategies(comparison: Comparison) -> list[tuple[str, Sequence[Run]]]:
     return [(entry.label, entry.runs) for entry in comparison.strategies]
 
 
 def _summary(header: str, key: str, better: int) -> Columns:
-    return Columns([header], lambda run, *_: run["summary"][key], percent, better, header)
+    return Columns([header], lambda run, *_: getattr(run.summary, key), percent, better, header)
 
 
 def _outcome_table(comparison: Comparison) -> Table:
     """Return table 4 of the paper: what each strategy still knows of each task at the end."""
     columns = [
-        Columns(_task_headers(comparison), lambda run, _, i: run["matrix"][-1][i], percent, 1, "a task"),
+        Columns(_task_headers(comparison), lambda run, _, i: run.matrix[-1][i], percent, 1, "a task"),
         _summary("average", "average", 1),
         _summary("forgetting", "forgetting", -1),
         _summary("BWT", "bwt", 1),
@@ -152,8 +99,9 @@ def _outcome_table(comparison: Comparison) -> Table:
     rows = []
     for entry, row in zip(comparison.strategies, table.rows, strict=True):
         rows.append(row)
-        if all(run.get("union") for run in entry.runs):
-            scores, eces = ([run["union"][key] for run in entry.runs] for key in ("accuracy", "ece"))
+        if all(run.union for run in entry.runs):
+            unions = [run.union for run in entry.runs if run.union]
+            scores, eces = [union.accuracy for union in unions], [union.ece for union in unions]
             average, ece = (cell(map(np.mean, values), percent) for values in (scores, eces))
             of_tasks = (cell(column, percent) for column in zip(*scores, strict=True))
             rows.append((f"{entry.label} (one final union)", *of_tasks, average, NULL, NULL, ece))
@@ -163,7 +111,7 @@ def _outcome_table(comparison: Comparison) -> Table:
         known = [score for score in floor if score is not None]
         average = percent(float(np.mean(known))) if len(known) == len(floor) else NULL
         rows.append((name, *(NULL if score is None else percent(score) for score in floor), average, NULL, NULL, NULL))
-    more = _legend([*floors, "bold"])
+    more = meanings(*floors, "bold")
     better = [of.better for of in columns for _ in of.headers]
     return with_best(replace(table, rows=tuple(rows), legend=table.legend + more), better)
 
@@ -177,7 +125,7 @@ def _transfer_table(comparison: Comparison) -> Table:
         _summary("intransigence", "intransigence", -1),
         Columns(
             [f"forgetting {task}" for task in comparison.tasks],
-            lambda run, _, i: forgetting_per_task(run["matrix"])[i],
+            lambda run, _, i: forgetting_per_task(run.learning_matrix)[i],
             percent,
             -1,
             "forgetting of a task",
@@ -193,9 +141,9 @@ def _versions(comparison: Comparison) -> Columns:
         places.setdefault(version_of(task)[0], []).append(place)
     ends = [(held[0], held[-1]) for held in places.values() if len(held) > 1]
 
-    def brought(run: Json, _: int, i: int) -> float:
+    def brought(run: Run, _: int, i: int) -> float:
         first, latest = ends[i]
-        scores = run["matrix"]
+        scores = run.learning_matrix
         return float(scores[-1][latest] - scores[first + 1][first])
 
     headers = [f"BWT to {comparison.tasks[latest]}" for _, latest in ends]
@@ -204,17 +152,17 @@ def _versions(comparison: Comparison) -> Columns:
 
 def _calibration_table(comparison: Comparison) -> Table:
     """Return for each task ECE, and how often the answers are those of the fine-tuned model."""
-    known = any(run.get("agreement") for entry in comparison.strategies for run in entry.runs)
+    known = any(run.agreement for entry in comparison.strategies for run in entry.runs)
     agreement = [f"agreement {task}" for task in comparison.tasks] if known else []
     ece = [f"ECE {task}" for task in comparison.tasks]
     return _table(
         f"Calibration error per task{', and agreement with the fine-tuned model' * known} (in %)",
         "strategy",
         _strategies(comparison),
-        Columns(ece, lambda run, _, i: run["ece"][-1][i], percent, -1, "ECE of a task"),
+        Columns(ece, lambda run, _, i: run.ece[-1][i], percent, -1, "ECE of a task"),
         Columns(
             agreement,
-            lambda run, _, i: run["agreement"][i] if run.get("agreement") else None,
+            lambda run, _, i: run.agreement[i] if run.agreement else None,
             percent,
             legend="agreement",
         ),
@@ -223,30 +171,32 @@ def _calibration_table(comparison: Comparison) -> Table:
 
 def _readout_table(comparison: Comparison) -> Table:
     """Return the scores of new readouts on the models as they are at the end, and what they win."""
-    entries = [entry for entry in comparison.strategies if all(run.get("readout_again") for run in entry.runs)]
+    entries = [entry for entry in comparison.strategies if all(run.readout_again for run in entry.runs)]
 
-    def mean(run: Json, key: str) -> float | None:
-        scores = {"again": run["readout_again"], "own": run["matrix"][-1]}[key]
-        return None if None in scores else float(np.mean(scores))
+    def again(run: Run, i: int) -> float | None:
+        return run.readout_again[i] if run.readout_again else None
 
-    def won(run: Json, *_: int) -> float | None:
-        again, own = mean(run, "again"), mean(run, "own")
-        return None if again is None or own is None else again - own
+    def mean(scores: Sequence[float | None] | None) -> float | None:
+        return None if scores is None or None in scores else float(np.mean(np.array(scores, dtype=float)))
+
+    def won(run: Run, *_: int) -> float | None:
+        now, own = mean(run.readout_again), mean(run.matrix[-1])
+        return None if now is None or own is None else now - own
 
     return _table(
         "After re-training the readout on the final model (in %, the difference in percentage points)",
         "strategy",
         [(entry.label, entry.runs) for entry in entries],
-        Columns(_task_headers(comparison), lambda run, _, i: run["readout_again"][i], percent, 1, "a task, re-trained"),
-        Columns(["average"], lambda run, *_: mean(run, "again"), percent, 1, "average"),
+        Columns(_task_headers(comparison), lambda run, _, i: again(run, i), percent, 1, "a task, re-trained"),
+        Columns(["average"], lambda run, *_: mean(run.readout_again), percent, 1, "average"),
         Columns(["won by re-training"], won, percent, 0, "won by re-training"),
     )
 
 
 def _cost_table(comparison: Comparison) -> Table:
     runs = [run for entry in comparison.strategies for run in entry.runs]
-    phases = list(dict.fromkeys(phase for run in runs for phase in run["seconds"]))
-    memory = ("kept (bytes)", "kept per task (bytes)") if any(kept_bytes(run) for run in runs) else ()
+    phases = list(dict.fromkeys(phase for run in runs for phase in run.seconds))
+    memory = ("kept (bytes)", "kept per task (bytes)") if any(run.memory for run in runs) else ()
     tasks = len(comparison.tasks)
     return _table(
         "Time per phase, and memory kept",
@@ -254,13 +204,13 @@ def _cost_table(comparison: Comparison) -> Table:
         _strategies(comparison) if phases or memory else (),
         Columns(
             [f"{phase.replace('_', '-')} (s)" for phase in phases],
-            lambda run, _, i: run["seconds"].get(phases[i]),
+            lambda run, _, i: run.seconds.get(phases[i]),
             _seconds,
             legend="(s)",
         ),
         Columns(
             memory,
-            lambda run, _, i: kept_bytes(run)[-1] / (tasks if i else 1) if kept_bytes(run) else None,
+            lambda run, _, i: run.memory[-1] / (tasks if i else 1) if run.memory else None,
             _count,
             -1,
             "kept",
@@ -271,48 +221,53 @@ def _cost_table(comparison: Comparison) -> Table:
 def _growth_table(comparison: Comparison, entry: StrategyRuns) -> Table:
     """Show what each further task costs, and what it does to the first."""
     tasks = comparison.tasks
-    known = len(tasks) > _LONG and all(run.get("kept_bytes") and run.get("seconds_per_task") for run in entry.runs)
+    known = len(tasks) > _LONG and all(run.kept_bytes and run.seconds_per_task for run in entry.runs)
 
-    def owned(run: Json, row: int, _: int) -> float | None:
-        ledger = run["ledger"]
-        return ledger["owned_size"][row] / ledger["region_size"][row] if ledger and ledger["region_size"][row] else None
+    def owned(run: Run, row: int, _: int) -> float | None:
+        ledger = run.ledger
+        return ledger.owned_size[row] / ledger.region_size[row] if ledger and ledger.region_size[row] else None
 
     return _table(
         f"Growth of {entry.label} with the number of tasks",
         "after",
         [(task, entry.runs) for task in tasks] if known else (),
-        Columns(["learning it (s)"], lambda run, row, _: run["seconds_per_task"][row], _seconds),
-        Columns(["kept (bytes)"], lambda run, row, _: run["kept_bytes"][row], _count),
+        Columns(["learning it (s)"], lambda run, row, _: (run.seconds_per_task or [])[row], _seconds),
+        Columns(["kept (bytes)"], lambda run, row, _: (run.kept_bytes or [])[row], _count),
         Columns(["of its region not owned before (%)"], owned, percent, legend="of its region not owned before"),
-        Columns([f"{tasks[0]} (%)"], lambda run, row, _: run["matrix"][row + 1][0], percent),
-        Columns(["average so far (%)"], lambda run, row, _: float(np.mean(run["matrix"][row + 1][: row + 1])), percent),
+        Columns([f"{tasks[0]} (%)"], lambda run, row, _: run.matrix[row + 1][0], percent),
+        Columns(
+            ["average so far (%)"], lambda run, row, _: float(run.learning_matrix[row + 1, : row + 1].mean()), percent
+        ),
     )
 
 
 def _ledger_table(comparison: Comparison, entry: StrategyRuns) -> Table:
-    tasks, known = comparison.tasks, all(run["ledger"] for run in entry.runs)
+    tasks, known = comparison.tasks, all(run.ledger for run in entry.runs)
 
-    def most(run: Json, row: int, _: int) -> float:
-        return max((run["ledger"]["overlap"][earlier][row] for earlier in range(row)), default=0.0)
+    def of_ledger(value: Callable[[LedgerSummary, int, int], float]) -> Value:
+        return lambda run, row, column: value(run.ledger, row, column) if run.ledger else None
 
-    def overlap(run: Json, row: int, column: int) -> float:
-        share: float = run["ledger"]["overlap"][row][column]
-        return share
+    def most(ledger: LedgerSummary, row: int, _: int) -> float:
+        return max((ledger.overlap[earlier][row] for earlier in range(row)), default=0.0)
+
+    overlap = of_ledger(lambda ledger, row, column: ledger.overlap[row][column])
 
     overlaps = Columns([f"overlap {task}" for task in tasks], overlap, _share, legend="overlap")
     return _table(
         f"Ledger of {entry.label} (entries of the region, entries owned, overlap of regions)",
         "task",
         [(task, entry.runs) for task in tasks] if known else (),
-        Columns(["region"], lambda run, row, _: run["ledger"]["region_size"][row], _count, legend="region"),
-        Columns(["owned"], lambda run, row, _: run["ledger"]["owned_size"][row], _count, legend="owned"),
-        Columns(["largest overlap"], most, _share, legend="largest overlap") if len(tasks) > WIDE else overlaps,
+        Columns(["region"], of_ledger(lambda ledger, row, _: ledger.region_size[row]), _count, legend="region"),
+        Columns(["owned"], of_ledger(lambda ledger, row, _: ledger.owned_size[row]), _count, legend="owned"),
+        Columns(["largest overlap"], of_ledger(most), _share, legend="largest overlap")
+        if len(tasks) > WIDE
+        else overlaps,
     )
 
 
 def _matrix_table(comparison: Comparison, entry: StrategyRuns) -> Table:
     stages = ("before training", *(f"after {task}" for task in comparison.tasks))
-    means = np.mean(np.array([run["matrix"] for run in entry.runs], dtype=float), axis=0)
+    means = np.mean([run.learning_matrix for run in entry.runs], axis=0)
     return Table(
         title=f"Learning matrix of {entry.label} (in %, {_mean_over(len(entry.runs))})",
         header=("stage", *_task_headers(comparison)),
@@ -326,28 +281,17 @@ def _course_table(comparison: Comparison, entry: StrategyRuns) -> Table:
         f"Each task over the stream of {entry.label} (in %)",
         "task",
         [(task, entry.runs) for task in _task_headers(comparison)],
-        Columns(["before training"], lambda run, row, _: _known(run["matrix"][0][row]), percent),
-        Columns(["once learned"], lambda run, row, _: run["matrix"][row + 1][row], percent, 0, "once learned"),
-        Columns(["at the end"], lambda run, row, _: run["matrix"][-1][row], percent),
+        Columns(["before training"], lambda run, row, _: float(run.learning_matrix[0, row]), percent),
+        Columns(["once learned"], lambda run, row, _: run.matrix[row + 1][row], percent, 0, "once learned"),
+        Columns(["at the end"], lambda run, row, _: run.matrix[-1][row], percent),
         Columns(
             ["forgetting"],
-            lambda run, row, _: forgetting_per_task(run["matrix"])[row],
+            lambda run, row, _: forgetting_per_task(run.learning_matrix)[row],
             percent,
             0,
             "forgetting of a task",
         ),
     )
-
-
-def _known(score: float | None) -> float:
-    return float("nan") if score is None else score
-
-
-def _stream(comparison: Comparison) -> str:
-    """Return the name of the stream; where it lists many tasks, how many."""
-    tasks = comparison.tasks
-    listed = len(tasks) > WIDE and "," in comparison.stream
-    return f"{len(tasks)} tasks, {tasks[0]} to {tasks[-1]}" if listed else comparison.stream
 
 
 def _task_headers(comparison: Comparison) -> list[str]:

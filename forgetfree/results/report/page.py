@@ -21,35 +21,13 @@ import rich.console
 import rich.table
 import rich.text
 
-from forgetfree.display import escaped
+from forgetfree.display import NULL, escaped
 from forgetfree.errors import UnknownNameError
 
-__all__ = [
-    *(
-        "CONSTANT",
-        "FORMATS",
-        "NULL",
-        "Page",
-        "Table",
-        "brief_page",
-        "cell",
-        "notebook_html",
-        "percent",
-        "render_html",
-        "render_page",
-    ),
-    *("shown", "size", "transposed", "with_best", "without_columns"),
-]
-
-NULL = "—"
 #: Longer cells are no numbers.
 _PROSE = 40
 #: In tables of streams longer than this, tasks are rows: no page is as wide as fifty of them.
 WIDE = 10
-#: What the best constant answer scores, beside every score.
-CONSTANT = "a constant answer"
-#: Floors that are fitted to training rows, by their names in results.json.
-LEARNED_FLOORS = {"bag_of_words": "a bag of words", "linear_probe": "a linear probe"}
 
 
 @dataclass(frozen=True)
@@ -286,7 +264,7 @@ def _as_markdown(page: Page) -> str:
 @cache
 def _templates() -> jinja2.Environment:
     # Every value is escaped, quotes as Python's own library writes them.
-    loader = jinja2.PackageLoader("forgetfree.results", ".")
+    loader = jinja2.PackageLoader("forgetfree.results.report", ".")
     return jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, autoescape=True)
 
 
@@ -300,7 +278,7 @@ def render_html(page: Page, sections: Sequence[Any] = (), style: str = "") -> st
 
     Args:
         page: tables and notes.
-        sections: of figures, `forgetfree.results.run_figures.Section`, before the tables.
+        sections: of figures, `forgetfree.results.report.run_figures.Section`, before the tables.
         style: the colours of the figures.
     """
     template = _templates().get_template("report.html.jinja")

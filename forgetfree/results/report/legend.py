@@ -48,3 +48,8 @@ MEANINGS = {
     "won by re-training": "that average minus the strategy's own: what the readout had forgotten, not the features",
     "once learned": "the score right after the task was learned",
 }
+
+
+def meanings(*names: str) -> tuple[tuple[str, str], ...]:
+    """Return the legend of columns."""
+    return tuple((name, MEANINGS[name]) for name in names)

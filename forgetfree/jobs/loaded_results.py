@@ -1,0 +1,223 @@
+"""What jobs wrote, read together: the scores as one table, and the ledgers and grafts beside them.
+
+>>> results = load_results("runs/a", "runs/b")  # doctest: +SKIP
+>>> results.matrix("grafting-continual", seed=0)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forgetfree.errors import ReportError, UnknownNameError, UsageError, first_line
+from forgetfree.files import StrPath
+from forgetfree.json_file import check_fields, read_json
+from forgetfree.results.records import ExperimentResults, GraftResults, RunResults
+from forgetfree.results.report.graft_tables import lay_out_graft
+from forgetfree.results.report.page import Page, notebook_html, render_page
+from forgetfree.results.report.run_report import lay_out
+from forgetfree.results.run_results import load_run_results, merge
+from forgetfree.results.scores import SCORES_FILE, Score, read_scores
+from forgetfree.results.stored import command_of, find_results, load_graft_results, read_stored
+from forgetfree.results.table import ScoreTable
+from forgetfree.results.unit_record import check_own
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from forgetfree.ledger import Ledger
+    from forgetfree.ledger.graft import Graft
+
+_REMEDY = "Restore it from a copy, or go on with --resume."
+
+
+def load_results(*paths: StrPath) -> Results:
+    """Read what was measured.
+
+    Args:
+        paths: any of: directories that ``forgetfree run``, ``graft`` or ``experiment`` wrote, of this version or 0.2; a
+            results.json; a scores.csv; a CSV file of ``forgetfree report --format csv``. Several are brought together: runs of
+            one strategy whose options differ are told apart by them, ``lora (rank=8)``.
+
+    Raises:
+        ReportError: a file is missing or damaged, runs must not be compared, or one thing was measured twice with different
+            outcomes.
+        UsageError: there is no path, or some lead to runs of strategies and some do not.
+    """
+    if not paths:
+        raise UsageError("load_results needs at least one path. Give what forgetfree run, graft or experiment wrote.")
+    runs, scores = list[RunResults](), list[Score]()
+    artifacts, grafts = _Artifacts(), list[GraftResults]()
+    for path in map(Path, paths):
+        put_together = find_results(path).exists()
+        if path.is_dir() and not put_together and not (path / "config.json").exists():
+            raise ReportError(_without_results(path))
+        units = sorted(path.rglob("unit.json")) if path.is_dir() and not put_together else []
+        if path.name == SCORES_FILE:
+            scores += _own_scores(path)
+        elif units:  # interrupted before they were put together
+            done = [unit for unit in units if read_json(unit, ReportError, _REMEDY, _check_unit)["status"] == "done"]
+            scores += [score for unit in done for score in _own_scores(unit.with_name(SCORES_FILE))]
+        elif (command := command_of(path)) == "run":
+            runs.append(load_run_results(path))
+        elif command == "graft":
+            grafts.append(load_graft_results(path))
+            scores += grafts[-1].scores()
+            for graft in grafts[-1].grafts:
+                artifacts.add(find_results(path).parent / graft.file, graft.seed, graft.sparsity)
+        else:
+            scores += _of_experiment(path)
+    comparison = merge(runs) if runs else None
+    for entry in comparison.strategies if comparison else ():
+        for run in entry.runs:
+            own = find_results(run.source).parent / run.strategy / f"seed-{run.seed}"
+            artifacts.add(own / "ledger.safetensors", entry.label, run.seed)
+            scores += [replace(score, of={**score.of, "strategy": entry.label}) for score in runs[0].scores_of(run)]
+    if len({"strategy" in score.of for score in scores}) > 1:
+        raise UsageError("Runs of strategies and other results have no table in common. Load them one by one.")
+    results = Results.of_scores(scores)
+    results._artifacts = artifacts
+    if comparison:
+        results._page = partial(lay_out, comparison)
+    elif len(grafts) == 1:
+        results._page = partial(lay_out_graft, grafts[0])
+    return results
+
+
+def _without_results(path: Path) -> str:
+    """Say that a directory is not one of a job, and which directories below it are."""
+    begun = {file.parent for pattern in ("*/config.json", "*/*/config.json") for file in path.glob(pattern)}
+    jobs = {directory for directory in begun if next(directory.rglob("unit.json"), None)}
+    jobs |= {file.parent for pattern in ("*/results.json", "*/*/results.json") for file in path.glob(pattern)}
+    if not jobs:
+        return f"{path} holds no results of its own. Give a directory that forgetfree run, graft or experiment wrote."
+    named = ", ".join(map(str, sorted(jobs)[:3])) + (", …" if len(jobs) > 3 else "")
+    return f"{path} holds no results of its own, but directories below it do: {named}. Give them one by one."
+
+
+def _check_unit(record: Any) -> None:
+    check_fields("", record, {"status": str})
+
+
+def _own_scores(path: Path) -> list[Score]:
+    """Return the scores of a file, which must be its unit's own where it lies in the folder of one."""
+    scores = read_scores(path)
+    check_own(path, ReportError)
+    return scores
+
+
+def _of_experiment(path: Path) -> list[Score]:
+    results = read_stored(find_results(path), ExperimentResults.of, _REMEDY)
+    try:
+        return results.scores()
+    except (TypeError, ValueError) as error:
+        raise ReportError(
+            f"{path}: a row holds no number where one was measured ({first_line(error)}). {_REMEDY}"
+        ) from error
+
+
+class Results(ScoreTable):
+    """A table of scores, with the ledgers and grafts that stand beside it, and the report that was made of it.
+
+    Args:
+        scores: see `ScoreTable`.
+    """
+
+    #: Lays out the tables of the report, where there is one.
+    _page: Callable[[], Page] | None = None
+
+    def __init__(self, scores: pd.DataFrame) -> None:
+        super().__init__(scores)
+        self._artifacts = _Artifacts()
+
+    def hold(self) -> None:
+        """Read the ledgers and grafts into memory, because their files will be removed."""
+        self._artifacts.hold()
+
+    def __repr__(self) -> str:
+        if self._page is None:
+            return f"Results({len(self.scores)} scores of {', '.join(self.units) or 'nothing'})"
+        page = self._page()
+        return render_page(replace(page, tables=page.tables[:1]), "rich").rstrip()
+
+    def _repr_html_(self) -> str:
+        """Return the tables of the report for a notebook; of experiments, and of several grafts, the summary."""
+        return self.summary().to_html() if self._page is None else notebook_html(self._page())
+
+    def ledger(self, strategy: str = "grafting-continual", seed: int = 0) -> Ledger:
+        """Return the ledger that a run left: who owns which parameter, and its value.
+
+        Args:
+            strategy: as in `matrix`.
+            seed: of the run.
+
+        Raises:
+            UnknownNameError: no such strategy.
+            ReportError: the strategy keeps no ledger, or there is no such seed.
+        """
+        if strategy not in self.strategies:
+            raise UnknownNameError("strategy in these results:", strategy, self.strategies)
+        found: Ledger = self._artifacts.get(f"ledger of {strategy} with seed {seed}", strategy, seed)
+        return found
+
+    def graft(self, seed: int = 0, sparsity: float | None = None) -> Graft:
+        """Return a graft that ``graft`` made.
+
+        Args:
+            seed: of the graft.
+            sparsity: of its region; default: the first.
+
+        Raises:
+            ReportError: there is none.
+        """
+        if sparsity is None and "sparsity" in self.units:
+            sparsity = next(iter(self.scores["sparsity"].dropna().unique()), None)
+        found: Graft = self._artifacts.get(f"graft of seed {seed} and sparsity {sparsity}", seed, sparsity)
+        return found
+
+
+class _Artifacts:
+    """Ledgers by strategy and seed, grafts by seed and sparsity: read from files when asked for, or held in memory."""
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[Hashable, ...], Path] = {}
+        self._held: dict[tuple[Hashable, ...], Any] = {}
+
+    def add(self, path: Path, *key: Hashable) -> None:
+        """Note where something may be found."""
+        self._files[key] = path
+
+    def hold(self) -> None:
+        """Read all that is there into memory, because the files will be removed."""
+        self._held = {key: _read(path) for key, path in self._files.items() if path.is_file()}
+        self._files.clear()
+
+    def get(self, what: str, *key: Hashable) -> Any:
+        """Return a ledger or a graft.
+
+        Args:
+            what: its name in a message.
+            key: as it was added.
+
+        Raises:
+            ReportError: there is none, or its file is that of another seed or run.
+            LedgerError, GraftError: its file is damaged.
+        """
+        if key in self._held:
+            return self._held[key]
+        if key in self._files and self._files[key].is_file():
+            check_own(self._files[key], ReportError)
+            return _read(self._files[key])
+        known = [*self._held, *(other for other, path in self._files.items() if path.is_file())]
+        listed = "; ".join(" ".join(map(str, each)) for each in known) or "none"
+        raise ReportError(f"There is no {what}. There are: {listed}.")
+
+
+def _read(path: Path) -> Ledger | Graft:
+    from forgetfree.ledger import Ledger
+    from forgetfree.ledger.graft import Graft  # with torch, which a table of scores does not need
+
+    return Ledger.load(path) if path.name.startswith("ledger") else Graft.load(path)

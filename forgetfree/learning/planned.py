@@ -1,0 +1,106 @@
+"""What learning tasks takes, said before anything is trained: phases with their steps, and bytes that are kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.learning.localization import LocalizationOptions, mask_options
+from forgetfree.learning.monitor import Phase
+from forgetfree.learning.training import TrainingOptions
+
+
+@dataclass(frozen=True)
+class TaskSize:
+    """What the phases of a task depend on.
+
+    Attributes:
+        steps: updates of fine-tuning it; ``None``: not known without its rows.
+        rows: training rows; ``None``: not known.
+    """
+
+    steps: int | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class PlannedPhase:
+    """A phase of a task, beside evaluation.
+
+    Attributes:
+        phase: what it is called.
+        steps: how many; ``None``: not known.
+        rows: that a step reads.
+        shared: whether it makes θ_ft, fine-tuned on the task alone, which units of one job make once.
+    """
+
+    phase: Phase
+    steps: int | None
+    rows: int
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What tasks take.
+
+    Attributes:
+        phases: of each task, in order.
+        kept: from the graftable tensors to the bytes that are kept of all tasks, beside fine-tuned models that are shared.
+    """
+
+    phases: Sequence[Sequence[PlannedPhase]]
+    kept: Callable[[ParameterSpace], int]
+
+    @property
+    def fine_tunes(self) -> bool:
+        """Whether tasks are fine-tuned alone, from where `SingleTask.start` says."""
+        return any(phase.shared for phases in self.phases for phase in phases)
+
+
+def fine_tuning(options: TrainingOptions, task: TaskSize) -> PlannedPhase:
+    """Return the phase that makes θ_ft."""
+    return PlannedPhase("fine_tune", task.steps, options.batch_size, shared=True)
+
+
+def search(options: LocalizationOptions, task: TaskSize) -> PlannedPhase:
+    """Return the phase that seeks γ."""
+    if task.steps is None:
+        return PlannedPhase("localize", None, options.batch_size)
+    mask = mask_options(options, task.rows or options.mask_batch_size, task.steps)
+    return PlannedPhase("localize", mask.steps, mask.batch_size)
+
+
+def training(options: TrainingOptions, task: TaskSize, steps: int | None = None) -> PlannedPhase:
+    """Return the phase that Avalanche's loop trains.
+
+    Args:
+        options: how.
+        task: of what size.
+        steps: updates; default: as many as fine-tuning has.
+    """
+    return PlannedPhase("train", task.steps if steps is None else steps, options.batch_size)
+
+
+def planned_by(strategy: Any, options: TrainingOptions, tasks: Sequence[TaskSize]) -> Planned:
+    """Return what tasks take by a strategy's class, see `ContinualStrategy.planned`."""
+    planned: Planned | None = strategy.planned(options, tasks)
+    return Planned([[training(options, task)] for task in tasks], whole_model) if planned is None else planned
+
+
+def whole_model(space: ParameterSpace) -> int:
+    """Return the bytes of one whole model."""
+    return 4 * len(space)
+
+
+def ledger_bytes(space: ParameterSpace, *entries: int) -> int:
+    """Return about as many bytes as records of a ledger take: a value, and log2 C(N, s) bits for where it is, an entry.
+
+    Args:
+        space: of N entries.
+        entries: that each record has.
+    """
+    return sum(round(each * (32 + math.log2(math.e * len(space) / each)) / 8) for each in entries if each)
