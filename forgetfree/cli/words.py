@@ -34,7 +34,7 @@ def fail(message: str, code: int) -> int:
 
 
 @contextmanager
-def unsaid(quiet: bool) -> Iterator[None]:
+def silence(quiet: bool) -> Iterator[None]:
     """Let nothing through to stderr inside but errors, if ``quiet``."""
     global _errors
     if not quiet:

@@ -113,12 +113,18 @@ def _is_matrix(rows: Sequence[Sequence[float | None]], context: Context) -> bool
     )
 
 
+def _has_such_columns(rows: Sequence[Sequence[float | None]], context: Context) -> bool:
+    held = [[0.0 if all(row[i : i + 1] == [None] for row in rows) else x for i, x in enumerate(row)] for row in rows]
+    return _is_matrix(held, context)
+
+
 _MATRIX = (
     "a row before training and one after each task, each of {n} numbers%s; null for all tasks that are not learned yet, or for "
     "none"
 )
 Matrix = Annotated[list[list[float | None]], _that(_is_matrix, _MATRIX % "")]
-MatrixOfShares = Annotated[list[list[Share | None]], _that(_is_matrix, _MATRIX % " in [0, 1]")]
+#: Of a task without probabilities all are null.
+MatrixOfShares = Annotated[list[list[Share | None]], _that(_has_such_columns, _MATRIX % " in [0, 1]")]
 Overlap = Annotated[
     list[list[Amount]],
     _that(lambda v, c: len(v) == c["n"] and all(len(row) == c["n"] for row in v), "{n} rows of {n} numbers"),
@@ -203,6 +209,23 @@ class Run(Record):
     def learning_matrix(self) -> Floats:
         """The matrix as an array, shape (T+1, T), NaN where a task was not evaluated before it was learned."""
         return np.array(self.matrix, dtype=np.float64)
+
+    @property
+    def average(self) -> float:
+        """The mean score over all tasks at the end."""
+        return float(self.learning_matrix[-1].mean())
+
+    @property
+    def forgotten(self) -> list[float]:
+        """By how much each task has fallen from its best, see `forgetfree.results.metrics.forgetting_per_task`."""
+        from forgetfree.results.metrics import forgetting_per_task
+
+        return forgetting_per_task(self.learning_matrix, self.metric)
+
+    @property
+    def forgetting(self) -> float:
+        """The mean of `forgotten` over all tasks but the last."""
+        return float(np.mean(self.forgotten[:-1])) if len(self.metric) > 1 else 0.0
 
     @property
     def folder(self) -> Path:

@@ -122,7 +122,7 @@ def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
     Raises:
         KeyError: a score of a learned task is missing.
     """
-    values = {(score.metric, score.after, score.task): score.value for score in scores}
+    values: dict[tuple[str, int, str], Any] = {(s.metric, s.after, s.task): s.value for s in scores}
     last, metrics = max((after for _, after, _ in values), default=-1), {metric for metric, *_ in values}
     scored = {(metric, task) for metric, _, task in values}
     known = task_metrics()
@@ -135,7 +135,10 @@ def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
             for i in range(last + 1)
         ]
 
-    run: Json = {"metric": metric, "matrix": matrix(metric), "ece": matrix(["ece"] * len(tasks))}
+    ece = ["ece" if ("ece", task) in scored else "" for task in tasks]  # answers may have no probabilities
+    values |= {("", i, task): None for task in tasks for i in range(last + 1)}
+
+    run: Json = {"metric": metric, "matrix": matrix(metric), "ece": matrix(ece)}
     if "agreement" in metrics:
         run["agreement"] = [values["agreement", last, task] for task in tasks]
     if f"{UNION}ece" in metrics:

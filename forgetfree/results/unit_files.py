@@ -68,7 +68,9 @@ def _answers(run: Run, tasks: Sequence[str]) -> dict[str, LabelAnswers]:
     try:
         held = _arrays(path)
         found = {task: LabelAnswers(held[f"{task}/logits"], held[f"{task}/labels"]) for task in tasks}
-        for task, expected in zip(tasks, np.array(run.ece[-1], dtype=float), strict=True):
+        for task, expected in zip(tasks, run.ece[-1], strict=True):
+            if expected is None:
+                raise MetricError(f"the answers on {task!r} are no probabilities of labels, and no figure shows them")
             right = math.isclose(ece := found[task].ece, expected, abs_tol=1e-6)
             check(f"the ECE of {task!r}", ece, right, f"{expected}, as in the results")
     except KeyError as error:
@@ -95,7 +97,7 @@ def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
         check(f"the type of {brief(name)}", dtype, dtype in _TYPES, f"one of {', '.join(_TYPES)}")
         digest.update(f"{name} torch.{_TYPES[dtype]} {tuple(tensor['shape'])}\n".encode())
         digest.update(tensor["data"])
-    if header and header.get("checksum") != digest.hexdigest():  # old files have neither
+    if header.get("checksum") != digest.hexdigest():
         raise ValueError("its contents do not match its checksum")
     return {
         name: np.frombuffer(tensor["data"], _TYPES[tensor["dtype"]]).reshape(tensor["shape"])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from forgetfree.display import counted
 from forgetfree.results.intervals import student
-from forgetfree.results.metrics import forgetting, reliability
+from forgetfree.results.metrics import reliability
 from forgetfree.results.records import LedgerSummary, Run
 from forgetfree.results.report.figures import (
     FAINT,
@@ -144,7 +144,7 @@ def _forgetting(comparison: Comparison) -> Section:
         with canvas(height=0.9 + 0.24 * len(entries)) as ax:
             says = []
             for place, (entry, style) in enumerate(zip(entries, styles(len(entries)), strict=True)):
-                values = [100 * forgetting(run.learning_matrix) for run in entry.runs]
+                values = [100 * run.forgetting for run in entry.runs]
                 mean, low, high = student(values)
                 ax.plot([low, high], [place, place], color=style["color"], solid_capstyle="butt")  # NaN draws nothing
                 ax.plot(values, [place] * len(values), "|", color=style["color"], markersize=9)
@@ -221,7 +221,7 @@ def _calibration(comparison: Comparison) -> Section:
             for of in ("accuracy", "confidence")
         )
         held = counts > 0
-        ece = float(np.mean([run.ece[-1] for run in entry.runs]))
+        ece = float(np.mean([each.ece for found in answers for each in found.values()]))
         with canvas(height=2.9) as ax:
             ax.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
             x, y = 100 * sure[held] / counts[held], 100 * hits[held] / counts[held]

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from forgetfree.display import NULL
-from forgetfree.results.metrics import forgetting_per_task
 from forgetfree.results.records import CONSTANT, LedgerSummary, Run
 from forgetfree.results.report.evidence_tables import evidence_tables
 from forgetfree.results.report.legend import meanings
@@ -125,7 +124,7 @@ def _transfer_table(comparison: Comparison) -> Table:
         _summary("intransigence", "intransigence", -1),
         Columns(
             [f"forgetting {task}" for task in comparison.tasks],
-            lambda run, _, i: forgetting_per_task(run.learning_matrix)[i],
+            lambda run, _, i: run.forgotten[i],
             percent,
             -1,
             "forgetting of a task",
@@ -286,7 +285,7 @@ def _course_table(comparison: Comparison, entry: StrategyRuns) -> Table:
         Columns(["at the end"], lambda run, row, _: run.matrix[-1][row], percent),
         Columns(
             ["forgetting"],
-            lambda run, row, _: forgetting_per_task(run.learning_matrix)[row],
+            lambda run, row, _: run.forgotten[row],
             percent,
             0,
             "forgetting of a task",
