@@ -28,9 +28,9 @@ from forgetfree.core.regions import Region
 from forgetfree.core.trained import WholeTensors
 from forgetfree.device import find_device
 from forgetfree.files import StrPath
+from forgetfree.learning.cost import Cost, TaskSize
 from forgetfree.learning.fine_tuning import full_steps
 from forgetfree.learning.monitor import Monitor, Phase, Stopwatch
-from forgetfree.learning.planned import Planned, TaskSize
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import TrainingOptions, for_device
 from forgetfree.ledger import Ledger
@@ -73,7 +73,7 @@ class ContinualStrategy(StrategyTemplate):
         """Raise where options and stream do not go together; asked before anything is trained."""
 
     @classmethod
-    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned | None:
+    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost | None:
         """Return what a stream takes, before anything is trained; ``None``: a training a task, and one model that is kept."""
 
     def setup(self) -> None:
@@ -213,7 +213,7 @@ class ContinualStrategy(StrategyTemplate):
     @final
     def save(self, directory: StrPath) -> None:
         """Write what is needed to answer later."""
-        for part in all_kept(self):
+        for part in all_kept(self.task_features, self.kept):
             part.save(Path(directory))
 
     @final
@@ -223,12 +223,12 @@ class ContinualStrategy(StrategyTemplate):
         Raises:
             ForgetfreeError: a file is missing or damaged, or of another model or stream; nothing is changed.
         """
-        load_all(self, Path(directory))
+        load_all(self.task_features, self.kept, Path(directory))
 
     @final
     def bytes_kept(self) -> int:
         """Return the bytes kept to answer for the tasks learned so far and to learn the next, beside θ_pre itself."""
-        return sum(part.bytes_kept() for part in all_kept(self))
+        return sum(part.bytes_kept() for part in all_kept(self.task_features, self.kept))
 
     @property
     @final

@@ -18,9 +18,8 @@ from forgetfree.display import brief, counted
 from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.kinds.kind import kind_of
-from forgetfree.learning.routing import share_of_entropy
 from forgetfree.learning.task_features import FILE as FEATURES
-from forgetfree.learning.task_features import TaskFeatures
+from forgetfree.learning.task_features import TaskFeatures, share_of_entropy
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_model
