@@ -135,9 +135,9 @@ _CLOSE = 1e-6
 class Summary(Record):
     """What follows from the matrices of a run, see `forgetfree.results.metrics`."""
 
-    average: float | None
-    forgetting: float | None
-    bwt: float | None
+    average: float
+    forgetting: float
+    bwt: float
     fwt: float | None
     intransigence: float | None
     ece: float | None
@@ -170,20 +170,23 @@ class LedgerSummary(Record):
 
 
 class FinalUnion(Record):
-    """The scores under the one final union."""
+    """The scores under the one final union; ``ece`` only where answers have probabilities."""
 
     accuracy: Scores
-    ece: Shares
+    ece: Shares | None
 
 
 class Run(Record):
-    """One strategy with one seed; see docs/results-format.md for what its parts mean."""
+    """One strategy with one seed; see docs/results-format.md for what its parts mean.
+
+    ``ece`` is null where the answers to a task have no probabilities.
+    """
 
     strategy: str
     seed: int
     metric: Annotated[list[str], _that(lambda v, c: len(v) == c["n"], "{n} names of metrics")]
     matrix: Matrix
-    ece: MatrixOfShares
+    ece: MatrixOfShares | None
     summary: Summary
     seconds: dict[str, Amount]
     options: Json = {}
@@ -326,13 +329,14 @@ class RunResults(_OfTasks):
     def scores_of(self, run: Run) -> Iterator[Score]:
         """Yield the scores of one of the runs."""
         of: Mapping[str, str | int] = {"strategy": run.strategy, "seed": run.seed}
-        for after, (scores, eces) in enumerate(zip(run.matrix, run.ece, strict=True)):
+        for after, scores in enumerate(run.matrix):
             for i, task in enumerate(self.tasks):
-                found = {run.metric[i]: scores[i], "ece": eces[i]} if scores[i] is not None else {}
+                found = {run.metric[i]: scores[i], "ece": run.ece[after][i] if run.ece else None}
                 if after == len(self.tasks):
                     found |= {"agreement": run.agreement[i]} if run.agreement else {}
                     if run.union:
-                        found |= {f"{UNION}accuracy": run.union.accuracy[i], f"{UNION}ece": run.union.ece[i]}
+                        eces = run.union.ece
+                        found |= {f"{UNION}accuracy": run.union.accuracy[i], f"{UNION}ece": eces[i] if eces else None}
                 for metric, value in found.items():
                     if value is not None:
                         yield Score(of, task, after, metric, value, self.test_rows.get(task, 0))
@@ -360,7 +364,8 @@ class RunResults(_OfTasks):
         reference = next((r for r in self.runs if r.strategy == REFERENCE and r.seed == run.seed), None)
         learned = np.diagonal(reference.learning_matrix, offset=-1) if reference else None
         try:
-            summary = summarize(run.learning_matrix, np.array(run.ece, dtype=np.float64), learned, run.metric)
+            ece = None if run.ece is None else np.array(run.ece, dtype=np.float64)
+            summary = summarize(run.learning_matrix, ece, learned, run.metric)
         except (MetricError, UsageError) as error:
             raise ValueError(f"{place}: {first_line(error)}") from error
         for key, expected in summary.items():
@@ -413,7 +418,7 @@ class GraftRow(Record):
     seed: int
     model: str
     score: float
-    ece: Share
+    ece: Share | None = None
     agreement: Share
     sparsity: Amount | None
     entries: Amount | None

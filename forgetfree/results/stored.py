@@ -117,7 +117,7 @@ def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
     """Return ``metric``, ``matrix``, ``ece``, ``agreement`` and ``union`` of an entry of ``runs`` from its scores so far.
 
     The matrices have a row before training and one after each task that was learned, and a column for each task; ``None``
-    where a task was not evaluated before it was learned.
+    where a task was not evaluated before it was learned. ``ece`` is ``None`` where answers to a task have no probabilities.
 
     Raises:
         KeyError: a score of a learned task is missing.
@@ -135,11 +135,20 @@ def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
             for i in range(last + 1)
         ]
 
-    run: Json = {"metric": metric, "matrix": matrix(metric), "ece": matrix(["ece"] * len(tasks))}
+    calibrated = all(("ece", task) in scored for task in {task for _, task in scored})
+    run: Json = {
+        "metric": metric,
+        "matrix": matrix(metric),
+        "ece": matrix(["ece"] * len(tasks)) if calibrated else None,
+    }
     if "agreement" in metrics:
         run["agreement"] = [values["agreement", last, task] for task in tasks]
-    if f"{UNION}ece" in metrics:
-        run["union"] = {name: [values[UNION + name, last, task] for task in tasks] for name in ("accuracy", "ece")}
+    if f"{UNION}accuracy" in metrics:
+        named = {"accuracy": True, "ece": calibrated}
+        run["union"] = {
+            name: [values[UNION + name, last, task] for task in tasks] if there else None
+            for name, there in named.items()
+        }
     return run
 
 

@@ -126,7 +126,8 @@ class ScoreTable:
             )
         rows, runs = [], self._runs()
         for strategy, seed in runs:
-            matrix, ece = self.matrix(strategy, seed), self.matrix(strategy, seed, "ece")
+            own = (self.scores["strategy"] == strategy) & (self.scores["metric"] == "ece")
+            matrix, ece = self.matrix(strategy, seed), self.matrix(strategy, seed, "ece") if own.any() else None
             known = [name for name, other in runs if other == seed and name.partition(" (")[0] == REFERENCE]
             reference = np.diagonal(self.matrix(known[0], seed).to_numpy(), offset=-1) if len(known) == 1 else None
             rows.append({"strategy": strategy, **metrics.summarize(matrix, ece, reference)})

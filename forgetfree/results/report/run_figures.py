@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from forgetfree.display import counted
 from forgetfree.results.intervals import student
-from forgetfree.results.metrics import forgetting, reliability
+from forgetfree.results.metrics import reliability
 from forgetfree.results.records import LedgerSummary, Run
+from forgetfree.results.report.evidence_tables import Units
 from forgetfree.results.report.figures import (
     FAINT,
     LINES,
@@ -29,7 +30,6 @@ from forgetfree.results.report.figures import (
 )
 from forgetfree.results.report.page import percent, size
 from forgetfree.results.run_results import Comparison, StrategyRuns
-from forgetfree.results.unit_files import answers_of, losses_of
 
 Json = dict[str, Any]
 Floats = npt.NDArray[np.float64]
@@ -53,13 +53,13 @@ class Section:
     pictures: Sequence[Picture]
 
 
-def sections_of(comparison: Comparison) -> list[Section]:
+def sections_of(comparison: Comparison, units: Units) -> list[Section]:
     """Return the figures of a comparison; a section without any is left out."""
     if not comparison.strategies:
         return []
     found = (
         *(_curves(comparison), _forgetting(comparison), _costs(comparison), _matrices(comparison)),
-        *(_calibration(comparison), _places(comparison), _overlaps(comparison), _losses(comparison)),
+        *(_calibration(comparison, units), _places(comparison), _overlaps(comparison), _losses(comparison, units)),
     )
     return [section for section in found if section.pictures]
 
@@ -144,7 +144,7 @@ def _forgetting(comparison: Comparison) -> Section:
         with canvas(height=0.9 + 0.24 * len(entries)) as ax:
             says = []
             for place, (entry, style) in enumerate(zip(entries, styles(len(entries)), strict=True)):
-                values = [100 * forgetting(run.learning_matrix) for run in entry.runs]
+                values = [100 * run.summary.forgetting for run in entry.runs]
                 mean, low, high = student(values)
                 ax.plot([low, high], [place, place], color=style["color"], solid_capstyle="butt")  # NaN draws nothing
                 ax.plot(values, [place] * len(values), "|", color=style["color"], markersize=9)
@@ -208,10 +208,10 @@ def _costs(comparison: Comparison) -> Section:
     return Section("cost", "Scores against cost", text, key + pictures)
 
 
-def _calibration(comparison: Comparison) -> Section:
+def _calibration(comparison: Comparison, units: Units) -> Section:
     pictures, total = [], 0
     for entry in comparison.strategies:
-        answers = [answers_of(run, comparison.tasks) for run in entry.runs]
+        answers = [unit.answers for unit in units[entry.label]]
         if not all(answers):
             continue
         bins = [reliability(each.logits, each.labels) for found in answers for each in found.values()]
@@ -221,7 +221,8 @@ def _calibration(comparison: Comparison) -> Section:
             for of in ("accuracy", "confidence")
         )
         held = counts > 0
-        ece = float(np.mean([run.ece[-1] for run in entry.runs]))
+        eces = [run.ece[-1] for run in entry.runs if run.ece]
+        ece = float(np.mean(np.array(eces, dtype=float))) if eces else float("nan")
         with canvas(height=2.9) as ax:
             ax.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
             x, y = 100 * sure[held] / counts[held], 100 * hits[held] / counts[held]
@@ -317,11 +318,11 @@ def _overlaps(comparison: Comparison) -> Section:
 # ---- training ---------------------------------------------------------------------------------------------
 
 
-def _losses(comparison: Comparison) -> Section:
+def _losses(comparison: Comparison, units: Units) -> Section:
     pictures = []
     for entry in comparison.strategies:
         run = entry.runs[0]
-        steps = losses_of(run)
+        steps = units[entry.label][0].losses
         pieces: dict[tuple[str, str], list[Json]] = {}
         for step in steps:
             pieces.setdefault((step["task"], step["phase"]), []).append(step)
