@@ -46,7 +46,7 @@ nightly: $(BIN)/.installed
 	$(PYTEST) -m "" --every-case
 	$(MAKE) kill VENV=$(VENV)
 
-# Runs that are killed at every rename and at 100 random moments, and resumed: half an hour.
+# Commands that are killed at every rename and at 100 random moments, and repeated: half an hour.
 MOMENTS ?= 100
 kill: $(BIN)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python tests/kill --moments $(MOMENTS)

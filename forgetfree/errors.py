@@ -262,8 +262,10 @@ def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except ForgetfreeError as error:
             error.args = tuple(in_arguments(each, parameters) if isinstance(each, str) else each for each in error.args)
-            if isinstance(error, SeveralFaultsError):
+            if isinstance(error, SeveralFaultsError | BadDataError):
                 error.faults = tuple(in_arguments(fault, parameters) for fault in error.faults)
+            if isinstance(error, BadDataError):
+                error.others = tuple(in_arguments(fault, parameters) for fault in error.others)
             raise
 
     return call

@@ -8,7 +8,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from forgetfree.errors import RunError, first_line
 StrPath = str | os.PathLike[str]
 
 
-#: What ends the name of a directory that is being filled, so that nobody else's is taken for one.
+#: What ends the name of a file or directory that is being written, so that nobody else's is taken for one.
 _UNFINISHED = ".unfinished"
-#: Between the name that a temporary file is to have and what makes it unique: eight characters, by `tempfile`.
+#: Between the name that a temporary file is to have and its end is what makes it unique: eight characters, by `tempfile`.
 _TEMPORARY = re.compile(rf"\..+\.[a-z0-9_]{{8}}({re.escape(_UNFINISHED)})?")
 #: The numbers of errors of a disk without room, or a quota or limit that is reached.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -42,9 +42,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Give a file to write; after the block it is ``path``, complete and on the disk, or removed if an error was raised."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:_ROOM]}.")
-    os.close(handle)
-    temporary = Path(name)
+    temporary, handle = _unfinished(path, tempfile.mkstemp)
     try:
         yield temporary
         with temporary.open("rb") as file:
@@ -56,6 +54,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(handle)
 
 
 def _sync_directory(path: Path) -> None:
@@ -99,8 +99,8 @@ def new_directory(path: Path) -> Iterator[Path]:
     """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_unfinished(path.parent)
-    temporary, handle = _unfinished(path)
+    remove_unfinished(path.parent)
+    temporary, handle = _unfinished(path, tempfile.mkdtemp)
     try:
         yield temporary
         for file in temporary.rglob("*"):
@@ -124,29 +124,34 @@ def new_directory(path: Path) -> Iterator[Path]:
         os.close(handle)
 
 
-def _unfinished(path: Path) -> tuple[Path, int]:
-    """Make a directory that is to become ``path``, and lock it where that can be, by a handle that a killed process loses."""
+def _unfinished(path: Path, make: Callable[..., Any]) -> tuple[Path, int]:
+    """Make what is to become ``path``, and lock it where that can be, by a handle that a killed process loses.
+
+    Args:
+        path: a file or a directory.
+        make: of `tempfile`, what makes such a one.
+    """
     while True:
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:_ROOM]}.", suffix=_UNFINISHED))
+        made = make(dir=path.parent, prefix=f".{path.name[:_ROOM]}.", suffix=_UNFINISHED)
         with suppress(FileNotFoundError):  # somebody took it for what a killed process left, before it was locked
-            handle = os.open(temporary, os.O_RDONLY)
+            handle, name = made if isinstance(made, tuple) else (os.open(made, os.O_RDONLY), made)
             with suppress(OSError):
                 _lock(handle)
-            if temporary.is_dir():
-                return temporary, handle
+            if os.path.lexists(name):
+                return Path(name), handle
             os.close(handle)
 
 
-def _remove_unfinished(parent: Path) -> None:
-    """Remove the directories that killed processes did not finish; those that are being filled are locked."""
+def remove_unfinished(parent: Path) -> None:
+    """Remove the files and directories that killed processes did not finish; those that are being written are locked."""
     with suppress(OSError):
         for path in parent.iterdir():
-            if path.name.endswith(_UNFINISHED) and is_left(path.name) and path.is_dir() and not path.is_symlink():
+            if path.name.endswith(_UNFINISHED) and is_left(path.name) and not path.is_symlink():
                 with suppress(OSError):
-                    handle = os.open(path, os.O_RDONLY)
+                    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
                     try:
                         _lock(handle)
-                        shutil.rmtree(path, ignore_errors=True)
+                        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
                     finally:
                         os.close(handle)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from typing import Any
 
 import pytest
 
@@ -60,13 +61,14 @@ def test_an_unknown_name_may_bring_a_hint() -> None:
         ("--start sst2=my/lora is none; --shots must be 1.", "starts={'sst2': 'my/lora'} is none; shots must be 1."),
     ],
 )
-def test_callers_from_python_are_told_of_arguments(flags: str, arguments: str) -> None:
+@pytest.mark.parametrize("kind", [errors.SeveralFaultsError, errors.BadDataError])
+def test_callers_from_python_are_told_of_arguments(kind: type[Any], flags: str, arguments: str) -> None:
     """Commands in a message stay as they are typed, and a function's parameters say which of them is a plural."""
 
     @names_arguments
     def call(seeds: int = 0, strategies: str = "", shots: int = 0) -> None:
-        raise errors.SeveralFaultsError([flags, flags])
+        raise kind([flags, flags])
 
-    with pytest.raises(errors.SeveralFaultsError) as refused:
+    with pytest.raises(kind) as refused:
         call()
     assert refused.value.faults == (arguments, arguments) and str(refused.value).endswith(arguments)

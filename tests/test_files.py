@@ -16,6 +16,7 @@ from forgetfree.files import (
     is_left,
     locked,
     new_directory,
+    remove_unfinished,
     sweep,
     write_atomically,
     write_json,
@@ -92,6 +93,26 @@ def test_a_new_directory_removes_what_a_killed_writer_left_there_and_nothing_els
             (second / "file").touch()
     assert sorted(os.listdir(tmp_path)) == sorted([*kept, "second"])
     assert os.listdir(tmp_path / "new") == ["file"]
+
+
+def test_files_that_killed_writers_left_are_removed_and_those_being_written_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / ".new.safetensors.abcdefgh.unfinished"
+    left.touch()
+    os.symlink(tmp_path / "nowhere", tmp_path / ".link.abcdefgh.unfinished")
+    (tmp_path / ".new.safetensors.abcdefgh").touch()  # perhaps an editor's
+    replace = os.replace
+
+    def meanwhile(temporary: Path, path: Path) -> None:
+        assert is_left(temporary.name)
+        remove_unfinished(tmp_path)
+        replace(temporary, path)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    write_atomically(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == [".link.abcdefgh.unfinished", ".new.safetensors.abcdefgh", "file"]
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,27 @@
-"""What run, graft and experiment have in common: flags made from their configuration, and how they begin and end."""
+"""What run, sweep, graft and experiment have in common as commands: how they begin and end."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, fields
-from inspect import Parameter as Argument
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from inspect import Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
-
-from cyclopts import Group, Parameter
+from typing import Any, TypeVar
 
 from forgetfree import registry
+from forgetfree.cli.flags import arguments_of, values_of
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
-from forgetfree.cli.usage import Debug, lacks
-from forgetfree.cli.words import fail, free_directory, no_empty_directories, say, unsaid
+from forgetfree.cli.usage import lacks
+from forgetfree.cli.words import fail, free_directory, no_empty_directories, say, silence
 from forgetfree.data.sources import check_data, check_headers, default_data, tasks_of_files
-from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
-from forgetfree.jobs.config import ALSO_SETTINGS, LOGGERS, CommonOptions, JobConfig, SettingFlags, key_of, section_types
-from forgetfree.jobs.run_config import RunConfig, left_behind
+from forgetfree.jobs.config import JobConfig
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.torchrun import PARTS, launched
-from forgetfree.options import FLAGGED, HelpGroup, build, option
-from forgetfree.results.config_file import read_config
+from forgetfree.options import build
 
 Config = TypeVar("Config", bound=JobConfig)
 Json = dict[str, Any]
@@ -53,104 +48,81 @@ class Begun:
 Begin = Callable[[Config], Begun]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommandFlags:
-    """What is said to the command line alone: where options are read from, and what is printed."""
-
-    config: str | None = option(
-        None,
-        "options in a TOML or JSON file, or the config.json of a directory",
-        group="How to run",
-        placeholder="FILE",
-    )
-    check: bool = option(
-        False, "check all that can be checked, print what would be done and what it costs, and end", group="How to run"
-    )
-    json: bool = option(False, "print that plan as JSON", group="How to run")
-    verbose: bool = option(
-        False,
-        "print all tables at the end, not only the first; the report has them in any case",
-        group="How to run",
-    )
-    quiet: bool = option(False, "say nothing but errors and the result", group="How to run")
-
-
-#: Options of ``--set`` that have a flag of their own, too.
-_SETTINGS: Mapping[str, Field[Any]] = {
-    name: {**SettingFlags.__dataclass_fields__, **CommonOptions.__dataclass_fields__}[name] for name in FLAGGED
-}
-_GROUPS = {name: Group.create_ordered(name) for name in get_args(HelpGroup)}
-#: What the shell completes.
-_COMPLETED: Mapping[str, Callable[[], Any]] = {
-    **{"strategies": registry.strategies, "tasks": registry.tasks, "streams": registry.streams},
-    **{"experiments": lambda: registry.EXPERIMENTS, "models": lambda: registry.MODELS},
-}
-
-
-def job_command(config: type[Config], begin: Begin[Config]) -> Callable[..., int]:
+def job_command(kind: type[Config], begin: Begin[Config]) -> Callable[..., int]:
     """Return a command whose flags are the options of a configuration.
 
     Args:
-        config: a dataclass; the first field that not every job has is the argument without a flag.
+        kind: a dataclass; the first field that not every job has is the argument without a flag.
         begin: checks what is asked for as a whole, and then says what will be done.
     """
-    subject = next(field.name for field in fields(config)[len(fields(JobConfig)) :])
+    subject = next(field.name for field in fields(kind)[len(fields(JobConfig)) :])
 
     def command(*subjects: str, debug: bool = False, **typed: Any) -> int:
         given: Json = {name: str(value) if isinstance(value, Path) else value for name, value in typed.items()}
-        _check_flags(config.command, subject, subjects, given)
-        values = _values(config, given | dict(zip([subject], subjects, strict=False)))
-        held = tasks_of_files(values.get("data", default_data())) if subject != "name" else ()
-        if len(held) == 1 or (held and subject == "stream"):
-            values.setdefault(subject, ",".join(held))
-        if not values.get(subject):
-            raise _lacks_subject(config.command, subject, given)
-        processes = launched() or given.get("processes")
-        if processes is not None:
-            values["settings"] = {"parts": str(PARTS)} | values.get("settings", {})
-        values.setdefault("data", default_data())
-        prefix = "" if config.command == "run" else f"{config.command}-"
-        values.setdefault("out", free_directory(f"{prefix}{values[subject]}"))
-        from forgetfree.jobs.running.loggers import check_loggers
-        from forgetfree.jobs.running.progress import Progress, make_progress
-
-        check_loggers(given.get("log", ()))
-        asked = build(config, values, config.command)
-        check_headers(asked.names, asked.data, asked.read_options)  # before torch is imported
+        _check_flags(kind.command, subject, subjects, given)
+        values = values_of(kind, given | dict(zip([subject], subjects, strict=False)))
+        config = build(kind, _with_defaults(values, kind.command, subject, given), kind.command)
+        check_headers(config.names, config.data, config.read_options)  # before torch is imported
+        quiet, resume = bool(given.get("quiet")), bool(given.get("resume"))
+        quiet_libraries()
         if given.get("check"):
             from forgetfree.cli.plan import show_plan
 
-            quiet_libraries()
-            with unsaid(bool(given.get("quiet") or given.get("json"))):
-                show_plan(asked, bool(given.get("resume")), bool(given.get("json")))
+            with silence(quiet or bool(given.get("json"))):
+                show_plan(config, resume, bool(given.get("json")))
             return 0
-        execution = Execution(
-            resume=bool(given.get("resume")),
-            allow_changed=bool(given.get("allow_changed")),
-            jobs=given.get("jobs"),
-            processes=processes,
-            cluster=given.get("cluster"),
-            log=tuple(given.get("log", ())),
-            progress=Progress() if given.get("quiet") else make_progress(sys.stderr),
-            debug=debug,
-        )
-        quiet_libraries()
-        begun = Path(str(values["out"])) / "config.json"
-        new = not execution.resume and not os.path.lexists(begun)
-        with unsaid(bool(given.get("quiet"))):
+        begun = Path(config.out) / "config.json"
+        new = not resume and not os.path.lexists(begun)
+        with silence(quiet):
             try:
-                check_data(asked.data, asked.read_options)  # before anything is said
-                return _perform(begin(asked), asked, execution, bool(given.get("verbose")))
+                check_data(config.data, config.read_options)  # before anything is said
+                return _perform(begin(config), config, _execution(given, debug), bool(given.get("verbose")))
             except ForgetfreeError as error:
                 if debug or not new or os.path.lexists(begun):
                     raise
                 from forgetfree.jobs.running.preflight import with_all_faults
 
-                raise with_all_faults(error, asked) from error
+                raise with_all_faults(error, config) from error
 
-    command.__signature__ = Signature([*_arguments(config, subject)])  # type: ignore[attr-defined]
+    command.__signature__ = Signature([*arguments_of(kind, subject)])  # type: ignore[attr-defined]
     command.__annotations__ = {}
     return command
+
+
+def _with_defaults(values: Json, command: str, subject: str, given: Json) -> Json:
+    """Return what is asked for with what follows from it: the tasks that files hold, parts of a batch, a new directory.
+
+    Raises:
+        UsageError: nothing says what to learn, or a library of ``--log`` is not there.
+    """
+    tasks = tasks_of_files(values.get("data", default_data())) if subject != "name" else ()
+    if len(tasks) == 1 or (tasks and subject == "stream"):
+        values = {subject: ",".join(tasks), **values}
+    if not values.get(subject):
+        raise _lacks_subject(command, subject, given)
+    if launched() or "processes" in given:
+        values["settings"] = {"parts": str(PARTS)} | values.get("settings", {})
+    from forgetfree.jobs.running.loggers import check_loggers
+
+    check_loggers(given.get("log", ()))
+    prefix = "" if command == "run" else f"{command}-"
+    return {"data": default_data(), "out": free_directory(f"{prefix}{values[subject]}"), **values}
+
+
+def _execution(given: Json, debug: bool) -> Execution:
+    """Return how the job is to be run."""
+    from forgetfree.jobs.running.progress import Progress, make_progress
+
+    return Execution(
+        resume=bool(given.get("resume")),
+        allow_changed=bool(given.get("allow_changed")),
+        jobs=given.get("jobs"),
+        processes=launched() or given.get("processes"),
+        cluster=given.get("cluster"),
+        log=tuple(given.get("log", ())),
+        progress=Progress() if given.get("quiet") else make_progress(sys.stderr),
+        debug=debug,
+    )
 
 
 def _check_flags(command: str, subject: str, subjects: Sequence[str], given: Json) -> None:
@@ -173,101 +145,6 @@ def _check_flags(command: str, subject: str, subjects: Sequence[str], given: Jso
         from forgetfree.jobs.running.cluster import check_cluster
 
         check_cluster(given["cluster"], given.get("jobs", 1))
-
-
-def _arguments(config: type[JobConfig], subject: str) -> Iterator[Argument]:
-    """Yield the argument without a flag, and every flag, as they are declared."""
-    hints, options = get_type_hints(config), {field.name: field for field in fields(config)}
-    of = options.pop(subject)
-    what = Parameter(help=of.metadata["help"], completer=_completer(of))
-    yield Argument(subject, Argument.VAR_POSITIONAL, annotation=Annotated[str, what])
-    for name, field in options.items():
-        several = any(get_origin(each) in (tuple, Mapping) for each in (hints[name], *get_args(hints[name])))
-        kinds = [get_args(each) for each in (hints[name], *get_args(hints[name])) if get_origin(each) is Literal]
-        yield _flag(key_of(field), field, list[str] if several else bool if hints[name] is bool else str, *kinds)
-    for name, field in _SETTINGS.items():
-        yield _flag(name, field, str)
-    own = {field.name: field for field in (*fields(Execution), *fields(CommandFlags)) if field.metadata}
-    config_file, log = own.pop("config"), own.pop("log")
-    yield _flag("config", config_file, str)
-    for name, field in own.items():
-        yield _flag(name, field, bool if field.default is False else int if "int" in str(field.type) else str)
-    yield _flag("log", log, list[str], LOGGERS)
-    yield Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug)
-
-
-def _flag(name: str, field: Field[Any], hint: Any, choices: Sequence[str] = ()) -> Argument:
-    """Return an option as an argument of the command, as which it is a text, if anything, that is read later."""
-    placeholder = field.metadata["placeholder"]
-    if placeholder in ("DIR", "FILE"):
-        hint = Path  # which the shell completes
-    how = Parameter(
-        name=f"--{name.replace('_', '-')}",
-        help=field.metadata["help"],
-        group=_GROUPS[field.metadata["group"]],
-        metavar=None if choices else placeholder,
-        choices=choices or None,
-        completer=_completer(field),
-    )
-    return Argument(name, Argument.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, how])
-
-
-def _completer(field: Field[Any]) -> Callable[..., Any] | None:
-    names = _COMPLETED.get(field.metadata["completion"])
-    return None if names is None else lambda context: list(names())
-
-
-def _values(config: type[JobConfig], given: Mapping[str, Any]) -> Json:
-    """Return what is asked for by the names of the fields: the file's first, then the command line over it."""
-    plain, types = dict.fromkeys(_SETTINGS, Any), section_types(config)
-    file = read_config(Path(given["config"]), config.command, types | plain) if "config" in given else {}
-    if config is RunConfig and "strategy" in given and not given.get("resume"):
-        file = _without_others(file, given)
-    if "start" in given:
-        given = {**given, "start": _pairs("start", given["start"], "TASK=DIR", "sst2=my-lora")}
-    if len(given.get("data", ())) == 1:  # several files are a list of them
-        given = {**given, "data": given["data"][0]}
-    line = {**given, "set": _pairs("set", given.get("set", ()), "key=value", "batch_size=16")}
-    for key in _SETTINGS:  # the others are compared when all is checked
-        if key in given and key in line["set"]:
-            flag = key.replace("_", "-")
-            raise UsageError(f"--{flag} and --set {key}={line['set'][key]} are both given. Leave one of them out.")
-        if file.get(key) is not None and key in file.get("set", {}):
-            raise UsageError(f"{given['config']}: {key} and set.{key} are both given. Leave one of them out.")
-    over = {key for key in (*_SETTINGS, *ALSO_SETTINGS) if key in given or key in line["set"]}
-    file = {key: value for key, value in file.items() if key not in over}
-    settings = {key: value for key, value in file.get("set", {}).items() if key not in over} | line["set"]
-    own = {key: each[key] for each in (file, given) for key in _SETTINGS if key in each}
-    values = {**file, **given, "set": settings | own}
-    return {field.name: values[key] for field in fields(config) if (key := key_of(field)) in values}
-
-
-def _without_others(file: Json, given: Mapping[str, Any]) -> Json:
-    """Return a file's options without those that no strategy asked for has, and say so: no flag could take them away."""
-    left = left_behind(file, given["strategy"])
-    if left and not given.get("quiet"):
-        say(f"note: {given['config']} has {', '.join(left.values())} for strategies that are not run here: left out.")
-    kept = {key: value for key, value in file.items() if key not in left}
-    return kept | {"set": {key: value for key, value in file.get("set", {}).items() if key not in left}}
-
-
-def _pairs(flag: str, given: Sequence[str], form: str, example: str) -> dict[str, str]:
-    """Return what ``--set key=value`` and flags like it say.
-
-    Raises:
-        UsageError: a key or a value is missing, or a key is given twice.
-    """
-    pairs: dict[str, str] = {}
-    for pair in given:
-        key, separator, value = (part.strip() for part in pair.partition("="))
-        if not separator or not key:
-            raise UsageError(f"--{flag} needs {form}, got {brief(pair)}. Write, say, --{flag} {example}.")
-        if not value:
-            raise UsageError(f"--{flag} {key} needs a value, got an empty text. Give one, or leave --{flag} {key} out.")
-        if key in pairs:
-            raise UsageError(f"--{flag} {key} is given twice, as {brief(pairs[key])} and {brief(value)}. Give it once.")
-        pairs[key] = value
-    return pairs
 
 
 def _lacks_subject(command: str, subject: str, given: Mapping[str, Any]) -> UsageError:

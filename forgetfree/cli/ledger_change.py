@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
-from forgetfree.cli.words import check_new_file, fail, no_empty_directories, unsaid
+from forgetfree.cli.words import check_new_file, fail, no_empty_directories, silence
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import LedgerError, UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
@@ -52,7 +52,7 @@ def revise(
     from forgetfree.jobs.running.progress import Progress, make_progress
 
     change = revision.remove if action == "remove" else partial(revision.update, or_fewer=or_fewer)
-    with unsaid(quiet), no_empty_directories(out):
+    with silence(quiet), no_empty_directories(out):
         progress = Progress() if quiet else make_progress(sys.stderr)
         try:
             execution = Execution(resume=resume, progress=progress, debug=debug)

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from forgetfree.display import escaped, escaped_lines
 from forgetfree.errors import UsageError
+from forgetfree.files import remove_unfinished
 from forgetfree.registry import MODELS
 
 #: The longest message, in characters.
@@ -33,7 +34,7 @@ def fail(message: str, code: int) -> int:
 
 
 @contextmanager
-def unsaid(quiet: bool) -> Iterator[None]:
+def silence(quiet: bool) -> Iterator[None]:
     """Let nothing through to stderr inside but errors, if ``quiet``."""
     global _errors
     if not quiet:
@@ -80,9 +81,10 @@ def free_directory(stream: str) -> str:
 
 
 def check_new_file(path: Path) -> None:
-    """Raise ``UsageError`` where a file would take the place of another."""
+    """Raise ``UsageError`` where a file would take the place of another; else remove what killed commands left beside it."""
     if os.path.lexists(path):
         raise UsageError(f"--out {str(path)!r} exists. Give a new name.")
+    remove_unfinished(path.absolute().parent)
 
 
 @contextmanager

@@ -465,8 +465,13 @@ def _by_name(paths: Sequence[str]) -> dict[str, str]:
     """Return files of rows by the names of their tasks.
 
     Raises:
-        UsageError: one of several is no file of rows, or two have one name.
+        UsageError: one of several is missing or no file of rows, or two have one name.
     """
+    if missing := [path for path in paths if not os.path.exists(path)]:
+        raise UsageError(
+            f"--data names {' and '.join(map(repr, missing))}, and there {'is' if len(missing) == 1 else 'are'} no such "
+            f"{'file' if len(missing) == 1 else 'files'}. Give files that are there."
+        )
     found = dict[str, str]()
     for path in paths:
         stem, format = format_of(Path(path).name)

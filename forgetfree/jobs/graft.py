@@ -34,7 +34,7 @@ from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
 from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.resume import described
+from forgetfree.jobs.running.resume import model_and_data
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.running.workload import PlannedUnit, Workload, planned_grafts
 from forgetfree.kinds.kind import readout_for
@@ -156,7 +156,7 @@ class GraftJob(Job[GraftConfig]):
         task, test, metric = bench.task, bench.task.test, bench.task.definition.metric
         tell_note(bench.loaded.note)
         tell_note(task.note)
-        found, about = described(self.config.model, self.request()["model"], bench.loaded, [task])
+        found, about = model_and_data(self.config.model, self.request()["model"], bench.loaded, [task])
         fine_tuned = {"architecture": given.architecture, "fingerprint": given.fingerprint} if given else None
         return found | {
             "options": [recorded(options) for options in self.options],
@@ -209,7 +209,11 @@ class GraftJob(Job[GraftConfig]):
             given.loaded
             if given
             else load_model(
-                self.in_memory.model_or(config.model), readout, tasks=[self.rows.task], **how, **self.in_memory.how
+                self.in_memory.model_or(config.model),
+                readout,
+                tasks=[self.rows.task],
+                **how,
+                **self.in_memory.model_arguments,
             ),
             self.rows,
             shots=config.shots,

@@ -48,6 +48,6 @@ class InMemory:
         return named if self.model is None else self.model
 
     @property
-    def how(self) -> dict[str, Any]:
+    def model_arguments(self) -> dict[str, Any]:
         """Return the arguments of `load_model` that only a model in memory has."""
         return {} if self.tokenizer is None else {"tokenizer": self.tokenizer}

@@ -27,13 +27,13 @@ from forgetfree.jobs.adapter_starts import fine_tunes
 from forgetfree.jobs.config import keys_of
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.directory import check_begun, is_hardly_begun
+from forgetfree.jobs.running.directory import check_begun, is_unused
 from forgetfree.jobs.running.engine import assemble, perform
 from forgetfree.jobs.running.environment import make_directory, refuse_held
 from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.resume import as_json, grown, read_config
+from forgetfree.jobs.running.resume import as_json, merged_request, read_job_config
 from forgetfree.jobs.running.unit import HISTORY, Json, Unit
-from forgetfree.jobs.stream_checkpoint import Learned, Row
+from forgetfree.jobs.stream_checkpoint import LearnedStream, Row
 from forgetfree.jobs.stream_learner import StreamLearner
 from forgetfree.jobs.stream_prefix import StreamPrefix
 from forgetfree.json_file import parse_json, sign
@@ -157,7 +157,7 @@ class _Run:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.config = read_config(directory) | load_run(directory)
+        self.config = read_job_config(directory) | load_run(directory)
         self.tasks = [str(each["name"]) for each in self.config["tasks"]]
         if objects := self.config.get("objects"):
             raise RunError(
@@ -238,7 +238,7 @@ def _revised(
     job = _RevisedRun(run.asked(tasks, out, places), run, action, task, tasks, rows)
     if execution.resume:
         check_begun(out)
-    elif not is_hardly_begun(out):
+    elif not is_unused(out):
         refuse_held(out, make_directory(out), f"Give a new directory, or --resume to go on with a cut {action}.")
     prefixes = [job.revised.prefix(unit.key) for unit in run.units.values()]
     begun = os.path.lexists(out / "config.json")
@@ -275,8 +275,8 @@ def _revised(
 
 def _check_same(out: Path, config: Json) -> None:
     """Raise ``UsageError`` unless a directory was begun with this configuration, from a run of the same rows and model."""
-    before = read_config(out)
-    grown(out, before.get("run", {}), config["run"], (), False, keys_of(RunConfig))
+    before = read_job_config(out)
+    merged_request(out, before.get("run", {}), config["run"], (), False, keys_of(RunConfig))
     held = {task: before["data"].get(task) for task in config["data"]}
     if held != config["data"] or before["model"]["fingerprint"] != config["model"]["fingerprint"]:
         raise UsageError(f"{out} was begun from another run. Give that run, or another directory.")
@@ -329,7 +329,7 @@ class _RevisedLearner(StreamLearner):
         prefix = self.prefix({"strategy": name, "seed": strategy.seed})
         self._reused = cast("RegionStrategy", strategy).reuse(prefix.held) if prefix.on_ledger else set()
 
-    def begin(self, name: str, learned: Learned, answers: StreamAnswers, directory: Path | None) -> int:
+    def begin(self, name: str, learned: LearnedStream, answers: StreamAnswers, directory: Path | None) -> int:
         """Put in place what is carried over, measure it, and return of how many tasks that is."""
         strategy = learned.strategy
         prefix = self.prefix({"strategy": name, "seed": strategy.seed})

@@ -27,7 +27,7 @@ from forgetfree.jobs.run_summary import ledger_summary, models_of, summary_of_un
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_labels, tell_shared_rows
 from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.resume import described
+from forgetfree.jobs.running.resume import model_and_data
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.running.workload import PlannedUnit, Workload
 from forgetfree.jobs.stream_checkpoint import Row
@@ -116,7 +116,7 @@ class RunJob(Job[RunConfig]):
             strategy.check(self.checked.options[name], stream)
         model, unanswered = self.config.model, [task.unanswered for task in stream.tasks]
         metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
-        found, about = described(model, self.request()["model"], stream.loaded, stream.tasks)
+        found, about = model_and_data(model, self.request()["model"], stream.loaded, stream.tasks)
         for note in (stream.loaded.note, *(task.note for task in stream.tasks)):
             tell_note(note)
         starts = tell_starts(stream.starts, stream.model, self.checked.classes)

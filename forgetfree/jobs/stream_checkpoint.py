@@ -34,7 +34,7 @@ Row = dict[str, Answers]
 
 
 @dataclass
-class Learned:
+class LearnedStream:
     """What a strategy made of a stream so far.
 
     Attributes:
@@ -62,7 +62,7 @@ class StreamCheckpoint:
         answers: that bring the rows up to date.
     """
 
-    def __init__(self, checkpoint: Checkpoint, name: str, learned: Learned, answers: StreamAnswers) -> None:
+    def __init__(self, checkpoint: Checkpoint, name: str, learned: LearnedStream, answers: StreamAnswers) -> None:
         self._phases, self._learned, self._answers = checkpoint, learned, answers
         kept = checkpoint.directory if learned.strategy.resumable else None
         self._directory = kept and kept / name

@@ -15,7 +15,7 @@ from forgetfree.jobs.adapter_starts import starts_of
 from forgetfree.jobs.in_memory import InMemory
 from forgetfree.jobs.run_config import CheckedRun, RunConfig
 from forgetfree.jobs.running.unit import Json
-from forgetfree.jobs.stream_checkpoint import Learned, Row, StreamCheckpoint
+from forgetfree.jobs.stream_checkpoint import LearnedStream, Row, StreamCheckpoint
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.monitor import Monitor
 
@@ -74,7 +74,7 @@ class StreamLearner:
                 drawn |= {"graftable": common.graftable, "evaluate_on": common.evaluate_on}
                 self._streams[seed] = load_stream(config.stream, data=memory.data, model=memory.model, **drawn)
             else:
-                how: Json = {"graftable": common.graftable, "max_length": common.max_length, **memory.how}
+                how: Json = {"graftable": common.graftable, "max_length": common.max_length, **memory.model_arguments}
                 tasks = [rows.task for rows in self.tasks]
                 readout = readout_for(config.readout, tasks)
                 model = load_model(memory.model_or(config.model), readout, tasks=tasks, **how)
@@ -94,7 +94,7 @@ class StreamLearner:
         directory: Path | None = None,
         on_row: Callable[[Sequence[Row]], None] = lambda rows: None,
         options: TrainingOptions | None = None,
-    ) -> Learned:
+    ) -> LearnedStream:
         """Let one strategy learn the whole stream.
 
         Args:
@@ -119,7 +119,7 @@ class StreamLearner:
         )
         self.prepare(name, strategy)
         answers = StreamAnswers(strategy, upper_triangle=self.checked.run.upper_triangle)
-        learned = Learned(strategy, [], answers.broken)
+        learned = LearnedStream(strategy, [], answers.broken)
         kept = StreamCheckpoint(monitor.checkpoint(), name, learned, answers)
         done = kept.restore()
         new = not learned.rows
@@ -149,7 +149,7 @@ class StreamLearner:
     def prepare(self, name: str, strategy: ContinualStrategy) -> None:
         """Hand a new strategy what it need not find again: nothing."""
 
-    def begin(self, name: str, learned: Learned, answers: StreamAnswers, directory: Path | None) -> int:
+    def begin(self, name: str, learned: LearnedStream, answers: StreamAnswers, directory: Path | None) -> int:
         """Measure the strategy where it begins, and return after how many tasks that is: before the first one."""
         learned.rows.append(self._before_training(name, answers))
         return 0

@@ -56,7 +56,7 @@ def forgetting(matrix: npt.ArrayLike) -> float:
     return _mean(forgetting_per_task(matrix)[:-1])
 
 
-def forgetting_per_task(matrix: npt.ArrayLike) -> list[float]:
+def forgetting_per_task(matrix: npt.ArrayLike, metrics: Sequence[str] | None = None) -> list[float]:
     """Return how far each task has fallen from its best: max over the earlier rows since it was learned − last row.
 
     Chaudhry et al. (ECCV 2018, eq. 2) take the maximum over all earlier rows. We take only those from the
@@ -64,11 +64,13 @@ def forgetting_per_task(matrix: npt.ArrayLike) -> list[float]:
 
     Args:
         matrix: learning matrix, shape (T+1, T), in [0, 1].
+        metrics: see `summarize`.
 
     Returns:
         T fractions in [-1, 1]. The last is 0.0: nothing came after the last task.
     """
-    return _forgotten(learning_matrix(matrix))
+    scores, signs = _scores_and_signs(matrix, metrics)
+    return _forgotten(signs * scores)
 
 
 def _forgotten(scores: Floats) -> list[float]:
@@ -159,20 +161,10 @@ def summarize(
         its column counts with the other sign, so that to forget is above 0 and to gain is, too; the average is that of the
         scores as they are.
     """
-    if metrics is None:
-        scores, signs = learning_matrix(matrix), np.ones(1)
-        expected = None if reference is None else fractions_of(reference, "reference")
-    else:
-        scores, by = learning_matrix(matrix, within=(-np.inf, np.inf)), [registry.metric(name) for name in metrics]
-        signs = np.array([1.0 if metric.higher_is_better else -1.0 for metric in by])
-        _check_bounds(scores, by)
-        expected = None if reference is None else signs * floats_of(reference, "reference")
-    calibration = None if ece is None else learning_matrix(ece, "ece")
-    if calibration is not None and calibration.shape != scores.shape:
-        raise MetricError(
-            f"ece must have the shape of matrix, {scores.shape}; got {calibration.shape}. "
-            "Both have a row before training and a row after each task."
-        )
+    scores, signs = _scores_and_signs(matrix, metrics)
+    expected = None
+    if reference is not None:
+        expected = signs * (fractions_of if metrics is None else floats_of)(reference, "reference")
     gains = signs * scores
     return {
         "average": _mean(scores[-1]),
@@ -180,19 +172,37 @@ def summarize(
         "bwt": _backward(gains),
         "fwt": _forward(gains),
         "intransigence": None if expected is None else _intransigence(gains, expected),
-        "ece": None if calibration is None else _mean(calibration[-1]),
+        "ece": None if ece is None else _calibration(ece, scores.shape),
     }
 
 
-def _check_bounds(scores: Floats, metrics: Sequence[Metric]) -> None:
-    """Raise ``MetricError`` for a score that its metric cannot have."""
-    for column, metric in zip(scores.T, metrics, strict=True):
+def _calibration(ece: npt.ArrayLike, shape: tuple[int, ...]) -> float | None:
+    """Return the mean of the last row over the tasks that have calibration errors; None where no task has."""
+    errors = floats_of(ece, "ece")
+    lacking = np.isnan(errors).all(axis=0)
+    learning_matrix(np.where(lacking, 0.0, errors) if errors.ndim == 2 else errors, "ece")
+    if errors.shape != shape:
+        raise MetricError(
+            f"ece must have the shape of matrix, {shape}; got {errors.shape}. "
+            "Both have a row before training and a row after each task."
+        )
+    return None if lacking.all() else _mean(errors[-1][~lacking])
+
+
+def _scores_and_signs(matrix: npt.ArrayLike, metrics: Sequence[str] | None) -> tuple[Floats, Floats]:
+    """Return the checked matrix, and the sign of each column by which more is better."""
+    if metrics is None:
+        scores = learning_matrix(matrix)
+        return scores, np.ones(scores.shape[1])
+    scores, by = learning_matrix(matrix, within=(-np.inf, np.inf)), [registry.metric(name) for name in metrics]
+    for column, metric in zip(scores.T, by, strict=True):
         low, high = metric.limits
         held = column[~np.isnan(column)]
         if outside := held[(held < low) | (held > high)].tolist():
             raise MetricError(
                 f"matrix must hold scores in [{low:g}, {high:g}], the bounds of their metric; got {outside[0]}."
             )
+    return scores, np.array([1.0 if metric.higher_is_better else -1.0 for metric in by])
 
 
 # ---- metrics of predictions -----------------------------------------------------------------------------

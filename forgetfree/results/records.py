@@ -113,12 +113,18 @@ def _is_matrix(rows: Sequence[Sequence[float | None]], context: Context) -> bool
     )
 
 
+def _has_such_columns(rows: Sequence[Sequence[float | None]], context: Context) -> bool:
+    held = [[0.0 if all(row[i : i + 1] == [None] for row in rows) else x for i, x in enumerate(row)] for row in rows]
+    return _is_matrix(held, context)
+
+
 _MATRIX = (
     "a row before training and one after each task, each of {n} numbers%s; null for all tasks that are not learned yet, or for "
     "none"
 )
 Matrix = Annotated[list[list[float | None]], _that(_is_matrix, _MATRIX % "")]
-MatrixOfShares = Annotated[list[list[Share | None]], _that(_is_matrix, _MATRIX % " in [0, 1]")]
+#: Of a task without probabilities all are null.
+MatrixOfShares = Annotated[list[list[Share | None]], _that(_has_such_columns, _MATRIX % " in [0, 1]")]
 Overlap = Annotated[
     list[list[Amount]],
     _that(lambda v, c: len(v) == c["n"] and all(len(row) == c["n"] for row in v), "{n} rows of {n} numbers"),
@@ -135,9 +141,9 @@ _CLOSE = 1e-6
 class Summary(Record):
     """What follows from the matrices of a run, see `forgetfree.results.metrics`."""
 
-    average: float
-    forgetting: float
-    bwt: float
+    average: float | None
+    forgetting: float | None
+    bwt: float | None
     fwt: float | None
     intransigence: float | None
     ece: float | None
@@ -170,23 +176,20 @@ class LedgerSummary(Record):
 
 
 class FinalUnion(Record):
-    """The scores under the one final union; ``ece`` only where answers have probabilities."""
+    """The scores under the one final union."""
 
     accuracy: Scores
-    ece: Shares | None
+    ece: Shares
 
 
 class Run(Record):
-    """One strategy with one seed; see docs/results-format.md for what its parts mean.
-
-    ``ece`` is null where the answers to a task have no probabilities.
-    """
+    """One strategy with one seed; see docs/results-format.md for what its parts mean."""
 
     strategy: str
     seed: int
     metric: Annotated[list[str], _that(lambda v, c: len(v) == c["n"], "{n} names of metrics")]
     matrix: Matrix
-    ece: MatrixOfShares | None
+    ece: MatrixOfShares
     summary: Summary
     seconds: dict[str, Amount]
     options: Json = {}
@@ -206,6 +209,23 @@ class Run(Record):
     def learning_matrix(self) -> Floats:
         """The matrix as an array, shape (T+1, T), NaN where a task was not evaluated before it was learned."""
         return np.array(self.matrix, dtype=np.float64)
+
+    @property
+    def average(self) -> float:
+        """The mean score over all tasks at the end."""
+        return float(self.learning_matrix[-1].mean())
+
+    @property
+    def forgotten(self) -> list[float]:
+        """By how much each task has fallen from its best, see `forgetfree.results.metrics.forgetting_per_task`."""
+        from forgetfree.results.metrics import forgetting_per_task
+
+        return forgetting_per_task(self.learning_matrix, self.metric)
+
+    @property
+    def forgetting(self) -> float:
+        """The mean of `forgotten` over all tasks but the last."""
+        return float(np.mean(self.forgotten[:-1])) if len(self.metric) > 1 else 0.0
 
     @property
     def folder(self) -> Path:
@@ -329,14 +349,13 @@ class RunResults(_OfTasks):
     def scores_of(self, run: Run) -> Iterator[Score]:
         """Yield the scores of one of the runs."""
         of: Mapping[str, str | int] = {"strategy": run.strategy, "seed": run.seed}
-        for after, scores in enumerate(run.matrix):
+        for after, (scores, eces) in enumerate(zip(run.matrix, run.ece, strict=True)):
             for i, task in enumerate(self.tasks):
-                found = {run.metric[i]: scores[i], "ece": run.ece[after][i] if run.ece else None}
+                found = {run.metric[i]: scores[i], "ece": eces[i]} if scores[i] is not None else {}
                 if after == len(self.tasks):
                     found |= {"agreement": run.agreement[i]} if run.agreement else {}
                     if run.union:
-                        eces = run.union.ece
-                        found |= {f"{UNION}accuracy": run.union.accuracy[i], f"{UNION}ece": eces[i] if eces else None}
+                        found |= {f"{UNION}accuracy": run.union.accuracy[i], f"{UNION}ece": run.union.ece[i]}
                 for metric, value in found.items():
                     if value is not None:
                         yield Score(of, task, after, metric, value, self.test_rows.get(task, 0))
@@ -364,8 +383,7 @@ class RunResults(_OfTasks):
         reference = next((r for r in self.runs if r.strategy == REFERENCE and r.seed == run.seed), None)
         learned = np.diagonal(reference.learning_matrix, offset=-1) if reference else None
         try:
-            ece = None if run.ece is None else np.array(run.ece, dtype=np.float64)
-            summary = summarize(run.learning_matrix, ece, learned, run.metric)
+            summary = summarize(run.learning_matrix, np.array(run.ece, dtype=np.float64), learned, run.metric)
         except (MetricError, UsageError) as error:
             raise ValueError(f"{place}: {first_line(error)}") from error
         for key, expected in summary.items():

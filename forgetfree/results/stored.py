@@ -117,12 +117,12 @@ def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
     """Return ``metric``, ``matrix``, ``ece``, ``agreement`` and ``union`` of an entry of ``runs`` from its scores so far.
 
     The matrices have a row before training and one after each task that was learned, and a column for each task; ``None``
-    where a task was not evaluated before it was learned. ``ece`` is ``None`` where answers to a task have no probabilities.
+    where a task was not evaluated before it was learned. Of a task without probabilities, all of ``ece`` is.
 
     Raises:
         KeyError: a score of a learned task is missing.
     """
-    values = {(score.metric, score.after, score.task): score.value for score in scores}
+    values: dict[tuple[str, int, str], Any] = {(s.metric, s.after, s.task): s.value for s in scores}
     last, metrics = max((after for _, after, _ in values), default=-1), {metric for metric, *_ in values}
     scored = {(metric, task) for metric, _, task in values}
     known = task_metrics()
@@ -135,20 +135,14 @@ def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
             for i in range(last + 1)
         ]
 
-    calibrated = all(("ece", task) in scored for task in {task for _, task in scored})
-    run: Json = {
-        "metric": metric,
-        "matrix": matrix(metric),
-        "ece": matrix(["ece"] * len(tasks)) if calibrated else None,
-    }
+    ece = ["ece" if ("ece", task) in scored else "" for task in tasks]  # answers may have no probabilities
+    values |= {("", i, task): None for task in tasks for i in range(last + 1)}
+
+    run: Json = {"metric": metric, "matrix": matrix(metric), "ece": matrix(ece)}
     if "agreement" in metrics:
         run["agreement"] = [values["agreement", last, task] for task in tasks]
-    if f"{UNION}accuracy" in metrics:
-        named = {"accuracy": True, "ece": calibrated}
-        run["union"] = {
-            name: [values[UNION + name, last, task] for task in tasks] if there else None
-            for name, there in named.items()
-        }
+    if f"{UNION}ece" in metrics:
+        run["union"] = {name: [values[UNION + name, last, task] for task in tasks] for name in ("accuracy", "ece")}
     return run
 
 

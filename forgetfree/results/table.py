@@ -97,7 +97,10 @@ class ScoreTable:
         table = held.pivot(index="after", columns="task", values="value")
         stages = range(len(self.tasks) + 1)
         extra, table = set(table.index) - set(stages), table.reindex(index=stages, columns=self.tasks)
-        if extra or np.tril(table.isna().to_numpy(), -1).any():
+        missing = np.tril(table.isna().to_numpy(), -1)
+        if metric == "ece":  # some answers have no probabilities
+            missing &= table.notna().any().to_numpy()
+        if extra or missing.any():
             seeds = sorted(self.scores.loc[self.scores["strategy"] == strategy, "seed"].unique())
             raise ReportError(
                 f"There is no whole matrix of {metric} of {strategy} with seed {seed}: there are seeds "
@@ -126,11 +129,11 @@ class ScoreTable:
             )
         rows, runs = [], self._runs()
         for strategy, seed in runs:
-            own = (self.scores["strategy"] == strategy) & (self.scores["metric"] == "ece")
-            matrix, ece = self.matrix(strategy, seed), self.matrix(strategy, seed, "ece") if own.any() else None
+            matrix, metric = self.matrix(strategy, seed), self._metrics(strategy, seed)
+            ece = self.matrix(strategy, seed, "ece") if "ece" in set(self.scores["metric"]) else None
             known = [name for name, other in runs if other == seed and name.partition(" (")[0] == REFERENCE]
             reference = np.diagonal(self.matrix(known[0], seed).to_numpy(), offset=-1) if len(known) == 1 else None
-            rows.append({"strategy": strategy, **metrics.summarize(matrix, ece, reference)})
+            rows.append({"strategy": strategy, **metrics.summarize(matrix, ece, reference, metric)})
         table = pd.DataFrame(rows).astype({name: float for name in rows[0] if name != "strategy"})
         return table.groupby("strategy", sort=False).agg(["mean", "std"])
 
@@ -225,6 +228,11 @@ class ScoreTable:
         for name, value in wanted.items():
             right &= self.scores[name] == value
         return self.scores[right]
+
+    def _metrics(self, strategy: str, seed: int) -> list[str]:
+        """Return what each task of a run is scored by."""
+        held = self._of(SCORE, strategy=strategy, seed=seed).drop_duplicates("task").set_index("task")["metric"]
+        return [str(held[task]) for task in self.tasks]
 
     def _runs(self) -> list[tuple[str, int]]:
         """Return strategy and seed of each run."""

@@ -74,7 +74,9 @@ def _answers(run: Run, tasks: Sequence[str]) -> dict[str, LabelAnswers]:
     try:
         held = _arrays(path)
         found = {task: LabelAnswers(held[f"{task}/logits"], held[f"{task}/labels"]) for task in tasks}
-        for task, expected in zip(tasks, np.array(run.ece[-1], dtype=float), strict=True) if run.ece else ():
+        for task, expected in zip(tasks, run.ece[-1], strict=True):
+            if expected is None:
+                raise MetricError(f"the answers on {task!r} are no probabilities of labels, and no figure shows them")
             right = math.isclose(ece := found[task].ece, expected, abs_tol=1e-6)
             check(f"the ECE of {task!r}", ece, right, f"{expected}, as in the results")
     except KeyError as error:

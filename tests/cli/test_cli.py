@@ -22,7 +22,7 @@ from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import strategies_of
 from forgetfree.jobs.running import progress
 from forgetfree.jobs.running.engine import assemble
-from forgetfree.jobs.running.resume import continued
+from forgetfree.jobs.running.resume import merged_config
 
 TASKS = ["qnli", "ag_news", "sst2"]
 STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]
@@ -916,7 +916,7 @@ def test_a_run_that_grows_keeps_the_options_of_all_strategies(tiny_cli: Tiny, tm
     assert after["options"]["fine-tune"] == before["options"]["fine-tune"]
     assert after["about"]["data"]["steps"] == before["about"]["data"]["steps"]
     before["options"]["lora"] = {"steps": 10**6}
-    assert continued(out, before, after)["about"]["data"]["steps"] is None
+    assert merged_config(out, before, after)["about"]["data"]["steps"] is None
 
 
 def test_a_run_of_another_version_is_not_resumed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:

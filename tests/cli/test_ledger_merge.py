@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -63,6 +66,19 @@ def test_two_runs_become_one(
     line = json.loads((tmp_path / "audit.jsonl").read_text())
     assert (line["action"], line["tasks"]) == ("merge", said["tasks"])
     assert cli.main(["ledger", "verify", str(out), "--model", model]) == 0
+
+
+def test_what_a_killed_merge_leaves_is_removed_by_the_next(runs: list[Path], tmp_path: Path) -> None:
+    words = ["ledger", "merge", *map(str, runs), "--as-versions", "--out", str(tmp_path / "both.safetensors")]
+    program = (
+        "import os, signal, sys; from forgetfree import cli; "
+        "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL); cli.main(sys.argv[1:])"
+    )
+    assert subprocess.run([sys.executable, "-c", program, *words], check=False).returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".both.safetensors.")
+    assert merge(*runs, "--as-versions", "--out", tmp_path / "other.safetensors") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.jsonl", "other.safetensors"]
 
 
 def test_the_cost_is_said(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

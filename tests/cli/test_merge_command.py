@@ -63,7 +63,9 @@ def test_the_ledger_answers_every_task_by_the_same_merged_model(
     grafts: dict[str, Grafts], kind: str, rule: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = grafts[kind]
+    (tmp_path / ".other.safetensors.abcdefgh.unfinished").touch()  # of a command that was killed
     assert cli.main(["merge", *own.files, "--by", rule, "--out", str(tmp_path / "merged.safetensors")]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["merged.safetensors"]
     assert f"qnli, ag_news, sst2 merged by {rule}" in capsys.readouterr().out
     ledger = Ledger.load(tmp_path / "merged.safetensors")
     predictor = Predictor(load_model(own.model, own.readout), ledger)

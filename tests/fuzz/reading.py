@@ -23,7 +23,7 @@ from forgetfree.errors import (
 )
 from forgetfree.jobs.experiments.report import outcome
 from forgetfree.jobs.predictions import load_logits
-from forgetfree.jobs.running.resume import continued, grown, read_config
+from forgetfree.jobs.running.resume import merged_config, merged_request, read_job_config
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.binding import Binding
@@ -194,9 +194,9 @@ def read_run(path: Path, samples: Samples) -> Any:
     """config.json as ``predict`` reads it, and as ``--resume`` does, which compares it with what is there now."""
     config = load_run(path.parent)
     now = json.loads((samples.root / "run-config.json").read_text())
-    begun = read_config(path.parent, "run", "run")
-    grown(path.parent, begun["run"], now["run"], ("strategy", "seed"), names_all=False)
-    continued(path.parent, begun, now)
+    begun = read_job_config(path.parent, "run", "run")
+    merged_request(path.parent, begun["run"], now["run"], ("strategy", "seed"), names_all=False, keys={})
+    merged_config(path.parent, begun, now)
     return config
 
 
@@ -205,9 +205,9 @@ def read_job(kind: str, place: str) -> Callable[[Path, Samples], Any]:
 
     def read(path: Path, samples: Samples) -> Any:
         now = json.loads((samples.root / f"{kind}-config.json").read_text())
-        begun = read_config(path.parent, kind, place)
-        asked = grown(path.parent, begun[place], now[place], (), names_all=False)
-        return [asked, continued(path.parent, begun, now)]
+        begun = read_job_config(path.parent, kind, place)
+        asked = merged_request(path.parent, begun[place], now[place], (), names_all=False, keys={})
+        return [asked, merged_config(path.parent, begun, now)]
 
     return read
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forgetfree import cli
-from forgetfree.cli.job import _values
+from forgetfree.cli.flags import values_of
 from forgetfree.errors import RunError, UnknownNameError
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.results.config_file import load_run, located, portable, read_section
@@ -317,5 +317,5 @@ def test_the_command_line_wins_over_the_file_whichever_way_it_is_said(
     file: str, line: dict[str, Any], steps: tuple[Any, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "options.toml").write_text(file)
-    values = _values(RunConfig, {"config": str(tmp_path / "options.toml"), **line})
+    values = values_of(RunConfig, {"config": str(tmp_path / "options.toml"), **line})
     assert (values.get("steps"), values["settings"].get("steps")) == steps

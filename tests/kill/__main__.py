@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import sys
@@ -19,11 +20,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kill.harness import Harness, Removal, World
+from kill.harness import Harness, Prediction, Revision, World
 
 
 def main() -> int:
-    """Kill at random moments with one worker and with two, at every rename, and a task that is taken back."""
+    """Kill runs at random moments and at every rename, revisions of a run, and what is answered from it."""
     parser = argparse.ArgumentParser(prog="python tests/kill", description=__doc__)
     parser.add_argument("--moments", type=int, default=100, help="SIGKILLs at random moments; a third with two workers")
     parser.add_argument(
@@ -43,7 +44,7 @@ def main() -> int:
 
     def told(what: str, before: int) -> None:
         seconds = time.monotonic() - begin
-        print(f"{what}: {len(failures) - before} differ from the run that was not killed ({seconds:.0f} s)", flush=True)
+        print(f"{what}: {len(failures) - before} differ from what was not killed ({seconds:.0f} s)", flush=True)
 
     try:
         for jobs, count in ((1, given.moments - given.moments // 3), (2, given.moments // 3)):
@@ -66,14 +67,25 @@ def main() -> int:
             number += 1
         end = "" if number > given.renames else f"; a run has {number - 1}"
         told(f"SIGKILL at {number - given.first} renames from the {given.first}. on{end}", before)
-        removal, count, before = Harness(Removal(folder / "removal")), given.moments // 4, len(failures)
-        for moment, delay in removal.moments(count, given.seed):
-            attempt(failures, f"ledger remove, moment {moment}", removal.killed_at, moment, delay)
-        for number in range(1, min(given.renames, 12) + 1):
-            attempt(
-                failures, f"ledger remove, rename {number}", removal.killed_at_replace, number, after=number % 2 == 0
-            )
-        told(f"SIGKILL of ledger remove at {count} random moments and its first renames", before)
+        for action, count in (("remove", given.moments // 4), ("update", given.moments // 8)):
+            revision, before = Harness(Revision(folder / action, action=action)), len(failures)
+            for moment, delay in revision.moments(count, given.seed):
+                attempt(failures, f"ledger {action}, moment {moment}", revision.killed_at, moment, delay)
+            for number in range(1, min(given.renames, 12) + 1):
+                what = f"ledger {action}, rename {number}"
+                attempt(failures, what, revision.killed_at_replace, number, after=number % 2 == 0)
+            told(f"SIGKILL of ledger {action} at {count} random moments and its first renames", before)
+        few = max(1, given.moments // 10)
+        group, before = Harness(World(folder, ("grafting-continual",), processes=2)), len(failures)
+        for moment, delay in group.moments(few, given.seed):
+            attempt(failures, f"two processes, moment {moment} + {delay:.4f}", group.killed_at, moment, delay)
+        told(f"SIGKILL at {few} random moments, one unit by two processes", before)
+        reading, draw, before = Prediction(World(folder)), random.Random(given.seed), len(failures)
+        printed = [
+            attempt(failures, f"predict, {seconds:.2f} s", reading.killed_after, seconds)
+            for seconds in (draw.uniform(0.0, reading.seconds) for _ in range(few))
+        ]
+        told(f"SIGKILL of predict at {few} random moments, after {printed} of {len(reading.expected)} bytes", before)
     finally:
         if not failures:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Runs that are killed and resumed, and compared with one that was not.
+"""Commands that are killed and repeated, and compared with one that was not.
 
-A run is the command line in a forked child of a process that has imported all: what is killed is the run, not the imports.
-It tells what it is doing (`PLACES`) through shared memory, so that kills can be spread over it.
+A command is the command line in a forked child of a process that has imported all: what is killed is the command, not the
+imports. It tells what it is doing (`PLACES`) through shared memory, so that kills can be spread over it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import random
 import signal
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import tiny
@@ -28,14 +30,15 @@ import torch
 
 from forgetfree import cli, files
 from forgetfree.jobs.run import RunJob  # with all that it needs
-from forgetfree.jobs.running import checkpoints, engine, unit, workers
+from forgetfree.jobs.running import checkpoints, engine, process_group, unit, workers
+from forgetfree.serve.inference import Predictor
 from forgetfree.strategies import continual_ft, fine_tune, grafting_continual
 
 Json = dict[str, Any]
 #: What a run is doing.
 PLACES = ("else", "fine_tune", "localize", "train", "evaluate", "reports")
 STRATEGIES = ("fine-tune", "grafting-continual", "continual-ft")
-_IMPORTED = RunJob, fine_tune, grafting_continual, continual_ft
+_IMPORTED = RunJob, Predictor, fine_tune, grafting_continual, continual_ft
 #: The longest that a child may take.
 _PATIENCE = 300.0
 
@@ -48,12 +51,14 @@ class World:
         folder: of all.
         strategies: that a run trains.
         jobs: how many units at a time.
+        processes: how many train each unit; 0: one, as without the option.
         settings: of a run.
     """
 
     folder: Path
     strategies: Sequence[str] = STRATEGIES
     jobs: int = 1
+    processes: int = 0
     settings: Sequence[str] = ("steps=24", "mask_steps=8", "mask_batch_size=8", "optimizer=adamw", "threads=1")
 
     def __post_init__(self) -> None:
@@ -67,25 +72,26 @@ class World:
         strategies = [word for name in self.strategies for word in ("--strategy", name)]
         settings = [word for text in self.settings for word in ("--set", text)]
         given = ["--data", str(self.data), "--model", str(self.model), "--shots", "4", "--readout", "linear"]
-        given += ["--sparsity", "0.05", "--jobs", str(self.jobs), "--out", str(out), "--quiet"]
+        given += ["--processes", str(self.processes)] if self.processes else ["--jobs", str(self.jobs)]
+        given += ["--sparsity", "0.05", "--out", str(out), "--quiet"]
         return ["run", "sst2,qnli", *strategies, *given, *settings, *more]
 
 
 @dataclass
-class Removal(World):
-    """A task that is taken back from the ledger of a run, so that the next one is learned again."""
+class Revision(World):
+    """A task of a run that is taken back (``remove``), so that the next one is learned again; or learned again (``update``)."""
 
     strategies: Sequence[str] = ("grafting-continual",)
+    action: str = "remove"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.whole = self.folder / "whole"
-        child = Child(super().words(self.whole), Watch(), often=False)
-        assert child.wait() == 0, child.log.read_text()
+        run_to_end(super().words(self.whole), self.whole)
 
     def words(self, out: Path, *more: str) -> list[str]:
-        """Return the command line that takes the task back."""
-        return ["ledger", "remove", str(self.whole), "--task", "sst2", "--out", str(out), "--quiet", *more]
+        """Return the command line of the revision."""
+        return ["ledger", self.action, str(self.whole), "--task", "sst2", "--out", str(out), "--quiet", *more]
 
 
 @dataclass
@@ -106,14 +112,13 @@ class Watch:
 
 
 @contextmanager
-def told(watch: Watch, log: list[str] | None = None) -> Iterator[None]:
-    """Let phases and reports tell of themselves, inside."""
+def told(watch: Watch, log: int) -> Iterator[None]:
+    """Let phases and reports tell of themselves inside, and write it into an open file, which other processes share."""
     phase, assemble = unit.History.phase, engine.assemble
 
     def tell(place: str) -> None:
         watch.tell(place)
-        if log is not None:
-            log.append(place)
+        os.write(log, f"{place}\n".encode())
 
     @contextmanager
     def telling(self: Any, task: str, name: str, steps: int) -> Iterator[Callable[[int, float], None]]:
@@ -141,20 +146,26 @@ def told(watch: Watch, log: list[str] | None = None) -> Iterator[None]:
 
 
 class Child:
-    """A run in a forked process with a group of its own.
+    """A command in a forked process with a group of its own.
 
     Args:
         words: the command line.
+        out: where it writes; what it says goes into files beside that: OUT.output, OUT.log, and OUT.events, what it did.
         watch: what it tells.
-        before: called in it, before the run.
+        before: called in it, before the command.
         often: write a checkpoint after every step.
     """
 
     def __init__(
-        self, words: Sequence[str], watch: Watch, before: Callable[[], None] = lambda: None, *, often: bool = True
+        self,
+        words: Sequence[str],
+        out: Path,
+        watch: Watch,
+        before: Callable[[], None] = lambda: None,
+        *,
+        often: bool = True,
     ) -> None:
-        self.log = Path(f"{words[words.index('--out') + 1]}.log")
-        self.events = self.log.with_suffix(".events")
+        self.output, self.log, self.events = (Path(f"{out}.{name}") for name in ("output", "log", "events"))
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
@@ -168,21 +179,33 @@ class Child:
 
     def _run(self, words: Sequence[str], watch: Watch, before: Callable[[], None], often: bool) -> int:
         os.setsid()
-        handle = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(handle, 1)
-        os.dup2(handle, 2)
+        tempfile.tempdir = str(self.log.parent)
+        kept = (self.output, self.log, self.events)
+        output, log, events = (os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for path in kept)
+        os.dup2(output, 1)
+        os.dup2(log, 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         random.seed(os.getpid())  # of no consequence
-        # Workers are forked, too: spawned, each would import all again.
-        workers._context = lambda: multiprocessing.get_context("fork")
+        # Other processes are forked, too: spawned, each would import all again.
+        fork = multiprocessing.get_context("fork")
+        workers._context = lambda: fork
+        process_group.multiprocessing = SimpleNamespace(get_context=lambda _: fork)  # type: ignore[attr-defined]
         if often:
             checkpoints.INTERVAL, checkpoints.SHARE = 0.0, math.inf
-        log: list[str] = []
-        with told(watch, log):
+        with told(watch, events):
             before()
-            code = cli.main(list(words))
-        self.events.write_text("\n".join(log))
-        return int(code)
+            code = int(cli.main(list(words)))
+        sys.stdout.flush()
+        return code
+
+    def end(self) -> None:
+        """Wait for its end.
+
+        Raises:
+            AssertionError: it failed.
+        """
+        code = self.wait()
+        assert code == 0, f"exit code {code}: {self.log.read_text()[-2000:]}"
 
     def running(self) -> bool:
         """Say whether it runs."""
@@ -207,6 +230,13 @@ class Child:
         """Send a signal to it and its workers."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
+
+
+def run_to_end(words: Sequence[str], out: Path) -> Child:
+    """Run a command that nobody kills."""
+    child = Child(words, out, Watch(), often=False)
+    child.end()
+    return child
 
 
 def digest(out: Path, *, shared: bool = False) -> Json:
@@ -248,9 +278,8 @@ class Harness:
         assert torch.get_num_threads() == 1, "a process with threads cannot be forked: set OMP_NUM_THREADS=1"
         self.world, self.count = world, 0
         out = self.out()
-        child = Child(world.words(out), Watch(), often=False)
-        assert child.wait() == 0, child.log.read_text()
-        self.events, self.expected = child.events.read_text().split("\n"), digest(out, shared=self.world.jobs > 1)
+        self.events = run_to_end(world.words(out), out).events.read_text().split()
+        self.expected = digest(out, shared=self.world.jobs > 1)
 
     def out(self) -> Path:
         """Return a new directory."""
@@ -265,9 +294,7 @@ class Harness:
             AssertionError: it failed, or something differs.
         """
         resuming = ["--resume"] if out.exists() else []
-        child = Child(self.world.words(out, *resuming, *more), Watch(), often=False)
-        code = child.wait()
-        assert code == 0, f"exit code {code}: {child.log.read_text()[-2000:]}"
+        run_to_end(self.world.words(out, *resuming, *more), out)
         got = digest(out, shared=self.world.jobs > 1)
         differ = [name for name in {**got, **self.expected} if got.get(name) != self.expected.get(name)]
         assert not differ, f"{out} differs in {differ}"
@@ -295,7 +322,7 @@ class Harness:
 
             files.os.replace = replacing  # type: ignore[assignment]
 
-        child = Child(self.world.words(out), Watch(), kill, often=often)
+        child = Child(self.world.words(out), out, Watch(), kill, often=often)
         if child.wait() == 0:
             return False
         assert child.code == -signal.SIGKILL, child.log.read_text()
@@ -311,7 +338,7 @@ class Harness:
             number: the signal.
         """
         out, watch = self.out(), Watch()
-        child = Child(self.world.words(out), watch)
+        child = Child(self.world.words(out), out, watch)
         while child.running() and watch.read()[0] < moment:
             time.sleep(0.0005)
         time.sleep(delay)
@@ -333,3 +360,51 @@ class Harness:
         places = [place for place in PLACES if by_place[place]]
         for number in range(count):
             yield draw.choice(by_place[places[number % len(places)]]), draw.expovariate(200)
+
+
+class Prediction:
+    """A command that prints, and changes nothing: ``predict`` of the rows of a file, from a run.
+
+    Args:
+        world: whose run is read.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.folder, self.run, self.count = world.folder, world.folder / "read", 0
+        run_to_end(world.words(self.run), self.run)
+        rows = self.folder / "rows.csv"
+        rows.write_text("text\n" + "".join(f"the film was {'lovely ' * (n % 9)}{n}\n" for n in range(1500)))
+        self._words = ["predict", str(self.run), "--task", "sst2", "--file", str(rows), "--json"]
+        self._held, begin = _bytes_in(self.run), time.monotonic()
+        self.expected = self._read().output.read_bytes()
+        self.seconds = time.monotonic() - begin
+        assert self.expected.count(b"\n") == 1500
+
+    def killed_after(self, seconds: float) -> int:
+        """Kill it after this time, repeat it, and return how many bytes it had printed.
+
+        Raises:
+            AssertionError: it had printed something else than the first bytes of the whole, the run has changed, or the
+                repetition prints other bytes.
+        """
+        child = Child(self._words, self._place(), Watch())
+        time.sleep(seconds)
+        child.signal(signal.SIGKILL)
+        child.wait()
+        printed = child.output.read_bytes() if child.output.exists() else b""
+        assert self.expected.startswith(printed), f"{child.output} is not how the whole begins"
+        assert _bytes_in(self.run) == self._held, f"{self.run} has changed"
+        again = self._read()
+        assert again.output.read_bytes() == self.expected, f"{again.output} differs"
+        return len(printed)
+
+    def _read(self) -> Child:
+        return run_to_end(self._words, self._place())
+
+    def _place(self) -> Path:
+        self.count += 1
+        return self.folder / f"read-{self.count}"
+
+
+def _bytes_in(folder: Path) -> Json:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -75,7 +75,7 @@ def test_results_go_through_files_tables_and_reports(results: dict[str, Any], tm
 def test_answers_without_probabilities_have_no_calibration(results: dict[str, Any], tmp_path: Path) -> None:
     """ECE is null then: it is not in a table of its own, and unknown beside other numbers."""
     (run,) = results["runs"]
-    run |= {"ece": None, "summary": metrics.summarize(LOWER, None)}
+    run |= {"ece": [[None] * 3] * 4, "summary": metrics.summarize(LOWER, None)}
     (tmp_path / "results.json").write_text(json.dumps(results))
     comparison = merge([load_run_results(tmp_path)])
     titles = [table.title for table in lay_out(comparison).tables]

@@ -12,7 +12,7 @@ from forgetfree.display import counted
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import is_left, locked
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, in_a_phase
-from forgetfree.jobs.running.resume import read_config
+from forgetfree.jobs.running.resume import read_job_config
 from forgetfree.jobs.running.unit import Json, Unit, named
 from forgetfree.jobs.stream_checkpoint import tasks_learned
 
@@ -31,7 +31,7 @@ def units_in(out: Path, keys: Mapping[str, Json]) -> list[Unit]:
 
 
 @contextmanager
-def claimed(out: Path) -> Iterator[None]:
+def exclusive(out: Path) -> Iterator[None]:
     """Keep other processes out of a directory, inside."""
     try:
         with locked(out / LOCK, wait=False):
@@ -42,13 +42,13 @@ def claimed(out: Path) -> Iterator[None]:
 
 def check_begun(out: Path) -> None:
     """Raise ``UsageError`` unless there is something to resume in a directory, or it was killed before there was."""
-    if not os.path.lexists(out / "config.json") and not is_hardly_begun(out):
+    if not os.path.lexists(out / "config.json") and not is_unused(out):
         raise UsageError(
             f"There is nothing to resume in {str(out)!r}. Give the --out that was begun, or leave --resume out."
         )
 
 
-def is_hardly_begun(out: Path) -> bool:
+def is_unused(out: Path) -> bool:
     """Say whether a directory holds nothing but what is left of a job that was killed before it wrote config.json."""
     return out.is_dir() and all(is_left(path.name) or path.name == LOCK for path in out.rglob("*") if not path.is_dir())
 
@@ -86,7 +86,7 @@ def resumption(job: type[Job[Any]], out: Path) -> str:
 def _by_standing(job: type[Job[Any]], out: Path) -> dict[str, list[str]]:
     """Return the names of a directory's units by how they stand; nothing where there is no job."""
     try:
-        config = read_config(out)
+        config = read_job_config(out)
     except RunError:
         return {}
     units: dict[str, list[str]] = {what: [] for what in _STANDINGS}

@@ -16,7 +16,7 @@ from forgetfree.files import sweep, write_json
 from forgetfree.jobs.config import Faults, keys_of
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.cluster import Place, RayTasks
-from forgetfree.jobs.running.directory import LOCK, check_begun, claimed, holdings, is_hardly_begun, units_in
+from forgetfree.jobs.running.directory import LOCK, check_begun, exclusive, holdings, is_unused, units_in
 from forgetfree.jobs.running.disk_space import check_space
 from forgetfree.jobs.running.environment import (
     environment,
@@ -30,7 +30,7 @@ from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.loggers import check_loggers
 from forgetfree.jobs.running.process_group import ProcessGroup, threads_each
 from forgetfree.jobs.running.progress import Progress
-from forgetfree.jobs.running.resume import as_json, continued, grown, read_config
+from forgetfree.jobs.running.resume import as_json, merged_config, merged_request, read_job_config
 from forgetfree.jobs.running.signals import STOP, terminable
 from forgetfree.jobs.running.unit import Json, Unit, remove_checkpoints
 from forgetfree.jobs.running.workers import Executor, ThisProcess, WorkerProcesses
@@ -62,7 +62,7 @@ def perform(job: Job[Any], execution: Execution = USUAL) -> Json:
         jobs = max(1, len(spread(job.config.device)))  # a unit on each device
     check_loggers(execution.log)
     make_directory(job.out)
-    with terminable(), claimed(job.out), threads_as_before():
+    with terminable(), exclusive(job.out), threads_as_before():
         begun = _begun(job, execution)
         if job.cache_is_given or os.path.lexists(job.cache):
             make_directory(job.cache, "--cache" if job.cache_is_given else "--out")
@@ -103,7 +103,7 @@ def assemble(job: type[Job[Any]], out: Path, ended: bool = False) -> Json:
     Raises:
         RunError: there is no config.json of a job, or it is damaged.
     """
-    config = read_config(out)
+    config = read_job_config(out)
     units = [(unit, unit.record()) for unit in units_in(out, config["units"])]
     failed = [
         {**unit.key, "error": record["error"]} for unit, record in units if record and record["status"] == "failed"
@@ -120,19 +120,19 @@ def _begun(job: Job[Any], execution: Execution) -> Json:
     out, command = job.out, job.config.command
     resume = execution.resume and os.path.lexists(out / "config.json")
     held = [name for name in make_directory(out) if name != LOCK]
-    if resume or is_hardly_begun(out):
+    if resume or is_unused(out):
         for folder in [out, *(path for path in out.rglob("*") if path.is_dir())]:
             if folder != job.cache:  # which others may use now
                 sweep(folder)
     if resume:
-        config = read_config(out, command, job.compared or command, allow_changed=execution.allow_changed)
+        config = read_job_config(out, command, job.compared or command, allow_changed=execution.allow_changed)
         if lacking := [each for each in config.get("objects", ()) if each not in job.objects]:
             raise UsageError(
                 f"{out} was begun from Python with {', '.join(lacking)}, which no file can name. Go on by the "
                 "same call in Python, with resume=True."
             )
         return config
-    if not is_hardly_begun(out):
+    if not is_unused(out):
         refuse_held(out, held, f"Give another directory, or --resume to continue that {command}.")
     return {}
 
@@ -141,7 +141,7 @@ def _config(job: Job[Any], begun: Json, allow_changed: bool, jobs: int) -> Json:
     """Return config.json with all that was asked for in this directory, now and before."""
     request, place = as_json(job.request()), job.compared or job.config.command
     if begun:  # before anything is loaded
-        request = grown(job.out, begun[place], request, job.growing, job.names_all, keys_of(job.config))
+        request = merged_request(job.out, begun[place], request, job.growing, job.names_all, keys_of(job.config))
     found, held = job.describe(), begun.get("machine", {}).get("threads")
     # On them depends the order in which numbers are added, so all units of a directory have as many.
     set_threads(job.threads or (held if isinstance(held, int) else threads_of_each(min(jobs, len(job.keys())))))
@@ -150,7 +150,7 @@ def _config(job: Job[Any], begun: Json, allow_changed: bool, jobs: int) -> Json:
         config["command"] = job.in_memory.call
     if job.objects:  # it cannot be repeated from this file alone
         config["objects"] = job.objects
-    return continued(job.out, begun, as_json(config), allow_changed) if begun else as_json(config)
+    return merged_config(job.out, begun, as_json(config), allow_changed) if begun else as_json(config)
 
 
 def _place(job: Job[Any]) -> Place:

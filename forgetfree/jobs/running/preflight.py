@@ -216,7 +216,9 @@ def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefiniti
         notes.append(f"The weights of {workload.model} come from the hub: they are not checked here.")
     weights = sum(each.stat().st_size for each in Path(path).glob("*.safetensors")) if path and local else 0
     if local and weights <= _TIMED:
-        loaded = load_model(in_memory.model_or(workload.model), readout, tasks=tasks, **how, **in_memory.how)
+        loaded = load_model(
+            in_memory.model_or(workload.model), readout, tasks=tasks, **how, **in_memory.model_arguments
+        )
         notes += [loaded.note] if loaded.note else []
         backbone = loaded.model.backbone
         size = sum(parameter.numel() for parameter in backbone.parameters())

@@ -49,7 +49,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Learned:
+class TaskLearned:
     """That a unit has learned one more task of its stream, and how it scores."""
 
     unit: str
@@ -73,7 +73,7 @@ class Ended:
     unit: str
 
 
-Event = Step | Learned | Ended
+Event = Step | TaskLearned | Ended
 
 
 class Teller(Monitor):
@@ -106,11 +106,11 @@ class Teller(Monitor):
     def scored(self, scores: Sequence[Score]) -> None:
         """Tell what a task that was learned came to."""
         if after := max((score.after for score in scores), default=0):
-            self._tell(Learned(self._unit, after, list(scores)))
+            self._tell(TaskLearned(self._unit, after, list(scores)))
 
 
 @dataclass
-class _Course:
+class _UnitProgress:
     """How far one unit has come: tasks learned, and steps since the last of them, by phase."""
 
     learned: int = 0
@@ -135,7 +135,7 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self._courses: dict[str, _Course] = {}
+        self._units: dict[str, _UnitProgress] = {}
         self._first: float | None = None
         self._tasks, self._usual, self._reached, self._begin = 1, 0, 0.0, time.monotonic()
 
@@ -147,7 +147,7 @@ class Progress:
             units: names of its units.
             tasks: that each of them learns.
         """
-        self._courses, self._first = {unit: _Course() for unit in units}, None
+        self._units, self._first = {unit: _UnitProgress() for unit in units}, None
         self._tasks, self._usual, self._reached, self._begin = tasks, 0, 0.0, time.monotonic()
         yield
 
@@ -158,26 +158,26 @@ class Progress:
     def hear(self, event: Event) -> None:
         """Hear of a unit."""
         self._first = self._first or time.monotonic()  # to load models and start workers takes time only once
-        course = self._courses.setdefault(event.unit, _Course())
+        unit = self._units.setdefault(event.unit, _UnitProgress())
         if isinstance(event, Step):
-            course.now, course.steps[event.task, event.phase] = event, (min(event.step, event.steps), event.steps)
+            unit.now, unit.steps[event.task, event.phase] = event, (min(event.step, event.steps), event.steps)
             return
-        if isinstance(event, Learned):
-            course.learned = event.after
-        course.has_ended |= isinstance(event, Ended)
-        self._usual = sum(steps for _, steps in course.steps.values()) or self._usual
-        course.now, course.steps = None, {}
+        if isinstance(event, TaskLearned):
+            unit.learned = event.after
+        unit.has_ended |= isinstance(event, Ended)
+        self._usual = sum(steps for _, steps in unit.steps.values()) or self._usual
+        unit.now, unit.steps = None, {}
 
     def news(self, event: Event) -> str:
         """Return what is worth a line of its own: a task learned, or of other jobs a unit done; else an empty text."""
-        if isinstance(event, Learned) and self._tasks > 1:
+        if isinstance(event, TaskLearned) and self._tasks > 1:
             return str(event)
         return escaped(f"{event.unit} done") if isinstance(event, Ended) and self._tasks == 1 else ""
 
     @property
     def share(self) -> float:
         """Return the share of the job that is done; it never falls."""
-        shares = [course.share(self._tasks, self._usual) for course in list(self._courses.values())]
+        shares = [unit.share(self._tasks, self._usual) for unit in list(self._units.values())]
         self._reached = max(self._reached, sum(shares) / len(shares) if shares else 1.0)
         return self._reached
 
@@ -250,14 +250,14 @@ class LiveProgress(Progress):
 
     def drawn(self) -> Group:
         """Return what is shown, at most as wide as the terminal."""
-        courses = list(self._courses.values())
-        ended, at_hand = sum(course.has_ended for course in courses), [c.now for c in courses if c.now is not None]
-        where = f"{ended} of {len(courses)} done"
+        units = list(self._units.values())
+        ended, at_hand = sum(unit.has_ended for unit in units), [unit.now for unit in units if unit.now is not None]
+        where = f"{ended} of {len(units)} done"
         if len(at_hand) == 1 and self._tasks > 1:
-            learned = next(course.learned for course in courses if course.now is at_hand[0])
+            learned = next(unit.learned for unit in units if unit.now is at_hand[0])
             where += f" · task {min(learned + 1, self._tasks)} of {self._tasks}"
         took = clock(time.monotonic() - self._begin)
-        end = f"took {took}" if ended == len(courses) else self._clock()
+        end = f"took {took}" if ended == len(units) else self._clock()
         lines = [_line(where, None, self.share, f"{100 * self.share:.0f} %", end)]
         for now in at_hand[:_SHOWN]:
             done = now.step / max(now.steps, 1)

@@ -33,7 +33,7 @@ _BESIDE = {
 _REMEDY = "Start again with another --out."
 
 
-def read_config(out: Path, kind: str | None = None, *more: str, allow_changed: bool = False) -> Json:
+def read_job_config(out: Path, kind: str | None = None, *more: str, allow_changed: bool = False) -> Json:
     """Read the config.json of a job, and check it.
 
     Args:
@@ -66,7 +66,7 @@ def read_config(out: Path, kind: str | None = None, *more: str, allow_changed: b
     return load_run(out, _REMEDY) if kind == "run" else config
 
 
-def described(name: str, shown: str, loaded: LoadedModel, tasks: Sequence[EncodedTask]) -> tuple[Json, Json]:
+def model_and_data(name: str, shown: str, loaded: LoadedModel, tasks: Sequence[EncodedTask]) -> tuple[Json, Json]:
     """Describe a model and encoded tasks.
 
     Args:
@@ -101,7 +101,7 @@ def as_json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=name_of_function))
 
 
-def grown(
+def merged_request(
     out: Path, before: Json, now: Json, growing: Collection[str], names_all: bool, keys: Mapping[str, str]
 ) -> Json:
     """Return what was asked for in a directory, now and before.
@@ -152,7 +152,7 @@ def _differing(before: Json, now: Json, growing: Collection[str], name: Callable
     return found
 
 
-def continued(out: Path, before: Json, now: Json, allow_changed: bool = False) -> Json:
+def merged_config(out: Path, before: Json, now: Json, allow_changed: bool = False) -> Json:
     """Return the config.json of a job that goes on, with the earlier units.
 
     Args:

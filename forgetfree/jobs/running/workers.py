@@ -92,7 +92,7 @@ class WorkerProcesses:
         )  # which a killed worker may leave waiting
         listener.start()
         numbers: SimpleQueue[int | None] = context.SimpleQueue()
-        for each in dealt(self._devices, jobs):
+        for each in devices_of_workers(self._devices, jobs):
             numbers.put(each)
         with ProcessPoolExecutor(jobs, context, _begin, (work, threads, told, numbers, dict(os.environ))) as workers:
             try:
@@ -139,7 +139,7 @@ def _set_environment(environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
 
 
-def dealt(devices: Sequence[int], jobs: int) -> list[int | None]:
+def devices_of_workers(devices: Sequence[int], jobs: int) -> list[int | None]:
     """Return for each of ``jobs`` workers the number of its device: as many on each as can be; ``None``: it has none."""
     return [devices[i % len(devices)] if devices else None for i in range(jobs)]
 

@@ -42,7 +42,10 @@ def evidence_tables(comparison: Comparison, units: Units) -> list[Table]:
 
 
 def _of_rows(answers: Mapping[str, LabelAnswers], metrics: dict[str, str]) -> bool:
-    return all(metrics[task] == "accuracy" or each.logits.shape[1] == 2 for task, each in answers.items())
+    return all(
+        metrics[task] == "accuracy" or (metrics[task] == "f1" and each.logits.shape[1] == 2)
+        for task, each in answers.items()
+    )
 
 
 def _rows(answers: Mapping[str, LabelAnswers]) -> tuple[tuple[str, bytes], ...]:

@@ -62,7 +62,7 @@ def _best_of_the_others(comparison: Comparison) -> StrategyRuns | None:
 
 def _lost(entry: StrategyRuns) -> str:
     """Say how many points a strategy lost on average, and how sure that is."""
-    values = [run.summary.forgetting for run in entry.runs]
+    values = [run.forgetting for run in entry.runs]
     mean, low, high = student(values)
     name = f"naive fine-tuning ({entry.label})" if entry.runs[0].strategy == NAIVE else entry.label
     lost = f"{name} {'gained' if percent(mean).startswith('-') else 'lost'} {_points(abs(mean))} on average"
@@ -86,8 +86,8 @@ def _difference(ours: StrategyRuns, naive: StrategyRuns) -> str:
     """Compare the averages at the end, in pairs of the same seed."""
     scores = f"At the end {ours.label} scores {percent(_average(ours))} % on average, {naive.label} "
     scores += f"{percent(_average(naive))} %"
-    other = {run.seed: run.summary.average for run in naive.runs}
-    pairs = [run.summary.average - other[run.seed] for run in ours.runs if run.seed in other]
+    other = {run.seed: run.average for run in naive.runs}
+    pairs = [run.average - other[run.seed] for run in ours.runs if run.seed in other]
     if not pairs:
         return f"{scores}; they have no seed in common."
     mean, low, high = student(pairs)
@@ -101,7 +101,7 @@ def _difference(ours: StrategyRuns, naive: StrategyRuns) -> str:
 
 
 def _average(entry: StrategyRuns) -> float:
-    return float(np.mean([run.summary.average for run in entry.runs]))
+    return float(np.mean([run.average for run in entry.runs]))
 
 
 def _points(fraction: float) -> str:

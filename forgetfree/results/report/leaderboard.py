@@ -58,7 +58,7 @@ def _notes(results: Sequence[RunResults], groups: Sequence[Sequence[Comparison]]
 def _table(runs: Sequence[Comparison]) -> Table:
     """Return the strategies of runs that were scored on the same rows."""
     entries = [(each, entry) for each in runs for entry in each.strategies]
-    entries.sort(key=lambda pair: -float(np.mean([run.summary.average for run in pair[1].runs])))
+    entries.sort(key=lambda pair: -float(np.mean([run.average for run in pair[1].runs])))
     names = ("average", "best floor", "forgetting", "kept", "(s)")
     header = ("strategy", "run", "model", "seeds", "average", "best floor", "forgetting", "kept", "seconds")
     table = Table(

@@ -144,7 +144,7 @@ def _forgetting(comparison: Comparison) -> Section:
         with canvas(height=0.9 + 0.24 * len(entries)) as ax:
             says = []
             for place, (entry, style) in enumerate(zip(entries, styles(len(entries)), strict=True)):
-                values = [100 * run.summary.forgetting for run in entry.runs]
+                values = [100 * run.forgetting for run in entry.runs]
                 mean, low, high = student(values)
                 ax.plot([low, high], [place, place], color=style["color"], solid_capstyle="butt")  # NaN draws nothing
                 ax.plot(values, [place] * len(values), "|", color=style["color"], markersize=9)
@@ -221,8 +221,7 @@ def _calibration(comparison: Comparison, units: Units) -> Section:
             for of in ("accuracy", "confidence")
         )
         held = counts > 0
-        eces = [run.ece[-1] for run in entry.runs if run.ece]
-        ece = float(np.mean(np.array(eces, dtype=float))) if eces else float("nan")
+        ece = float(np.mean([each.ece for found in answers for each in found.values()]))
         with canvas(height=2.9) as ax:
             ax.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
             x, y = 100 * sure[held] / counts[held], 100 * hits[held] / counts[held]

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from forgetfree.display import NULL
-from forgetfree.results.metrics import forgetting_per_task
 from forgetfree.results.records import CONSTANT, LedgerSummary, Run
 from forgetfree.results.report.evidence_tables import Units, evidence_tables
 from forgetfree.results.report.legend import meanings
@@ -103,7 +102,7 @@ def _outcome_table(comparison: Comparison) -> Table:
             unions = [run.union for run in entry.runs if run.union]
             scores = [union.accuracy for union in unions]
             average = cell(map(np.mean, scores), percent)
-            ece = cell((float(np.mean(union.ece)) if union.ece else None for union in unions), percent)
+            ece = cell((float(np.mean(union.ece)) for union in unions), percent)
             of_tasks = (cell(column, percent) for column in zip(*scores, strict=True))
             rows.append((f"{entry.label} (one final union)", *of_tasks, average, NULL, NULL, ece))
     constant = {CONSTANT: comparison.constant} if comparison.constant else {}
@@ -126,7 +125,7 @@ def _transfer_table(comparison: Comparison) -> Table:
         _summary("intransigence", "intransigence", -1),
         Columns(
             [f"forgetting {task}" for task in comparison.tasks],
-            lambda run, _, i: forgetting_per_task(run.learning_matrix)[i],
+            lambda run, _, i: run.forgotten[i],
             percent,
             -1,
             "forgetting of a task",
@@ -155,16 +154,16 @@ def _calibration_table(comparison: Comparison) -> Table:
     """Return for each task ECE, and how often the answers are those of the fine-tuned model."""
     known = any(run.agreement for entry in comparison.strategies for run in entry.runs)
     agreement = [f"agreement {task}" for task in comparison.tasks] if known else []
-    runs = [run for entry in comparison.strategies for run in entry.runs]
-    calibrated = not runs or any(run.ece for run in runs)
-    ece = [f"ECE {task}" for task in comparison.tasks] if calibrated else []
+    runs, tasks = [run for entry in comparison.strategies for run in entry.runs], comparison.tasks
+    calibrated = [i for i in range(len(tasks)) if not runs or any(run.ece[-1][i] is not None for run in runs)]
+    ece = [f"ECE {tasks[i]}" for i in calibrated]
     agree = "agreement with the fine-tuned model"
     title = f"Calibration error per task{f', and {agree}' * known}" if calibrated else agree.capitalize()
     return _table(
         f"{title} (in %)",
         "strategy",
         _strategies(comparison) if calibrated or known else (),
-        Columns(ece, lambda run, _, i: run.ece[-1][i] if run.ece else None, percent, -1, "ECE of a task"),
+        Columns(ece, lambda run, _, i: run.ece[-1][calibrated[i]], percent, -1, "ECE of a task"),
         Columns(
             agreement,
             lambda run, _, i: run.agreement[i] if run.agreement else None,
@@ -291,7 +290,7 @@ def _course_table(comparison: Comparison, entry: StrategyRuns) -> Table:
         Columns(["at the end"], lambda run, row, _: run.matrix[-1][row], percent),
         Columns(
             ["forgetting"],
-            lambda run, row, _: forgetting_per_task(run.learning_matrix)[row],
+            lambda run, row, _: run.forgotten[row],
             percent,
             0,
             "forgetting of a task",

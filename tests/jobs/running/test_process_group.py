@@ -22,7 +22,7 @@ import forgetfree
 from forgetfree import cli, device
 from forgetfree.device import find_device, give_device, spread
 from forgetfree.errors import UsageError
-from forgetfree.jobs.running.workers import dealt
+from forgetfree.jobs.running.workers import devices_of_workers
 
 STRATEGIES = ["fine-tune", "grafting-continual", "replay"]
 QUICK = {"steps": 6, "sparsity": 0.1, "mask_steps": 3, "optimizer": "adamw", "learning_rate": 0.001}
@@ -216,5 +216,5 @@ def test_workers_are_dealt_out_over_the_devices(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(device, "devices", lambda: ["cpu", "cuda:0", "cuda:1", "cuda:2"])
     assert spread("cuda:*") == [0, 1, 2]
     assert spread("cuda:1") == spread("cuda") == spread("cpu") == []
-    assert dealt([0, 1, 2], 4) == [0, 1, 2, 0]
-    assert dealt([], 2) == [None, None]
+    assert devices_of_workers([0, 1, 2], 4) == [0, 1, 2, 0]
+    assert devices_of_workers([], 2) == [None, None]
