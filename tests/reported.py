@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+import torch
 
+from forgetfree.errors import RunError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.metrics import summarize
+from forgetfree.tensor_file import TensorFile
 
 Json = dict[str, Any]
 ROWS, KINDS = 120, ("query weight", "key weight", "value weight", "output bias")
@@ -24,6 +26,11 @@ def answers(score: float, labels: int, rng: np.random.Generator) -> LabelAnswers
     right = rng.random(ROWS) < score
     logits[np.arange(ROWS), truth] = np.where(right, logits.max(1) + 1, logits.min(1) - 1)
     return LabelAnswers(logits, truth)
+
+
+def write_answers(path: Path, arrays: Json) -> None:
+    """Write the file of a unit's answers, with its checksum."""
+    TensorFile(RunError, "").write(path, {name: torch.tensor(array) for name, array in arrays.items()})
 
 
 def make_run(
@@ -49,9 +56,9 @@ def make_run(
                 for task in range(n):
                     matrix[task + 1 :, task], ece[task + 1 :, task] = matrix[-1, task], ece[-1, task]
             held = {f"{task}/logits": each.logits for task, each in found.items()}
-            save_file(
-                held | {f"{task}/labels": each.labels for task, each in found.items()},
+            write_answers(
                 folder / "predictions.safetensors",
+                held | {f"{task}/labels": each.labels for task, each in found.items()},
             )
             steps = [
                 {"task": task, "phase": phase, "step": step, "loss": 2.0 / step + 0.1 * rng.random(), "seconds": 0.1}

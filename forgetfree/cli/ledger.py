@@ -72,8 +72,8 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
         checked.append(f"weights{beside} of {model}")
     if as_json:
         counts = {"tasks": len(ledger.records), "entries": len(ledger.owned())}
-        bound = {"binding": bool(ledger.binding)}
-        print(json_text({"file": str(file), "sound": True, **counts, "checked": checked, **bound}, indent=2), end="")
+        is_bound = {"binding": bool(ledger.binding)}
+        print(json_text({"file": str(file), "sound": True, **counts, "checked": checked, **is_bound}, indent=2), end="")
         return
     what = f"{counted(len(ledger.records), 'task')}, {counted(len(ledger.owned()), 'entry')}"
     print(escaped(f"{file}: sound. {what}; checked: {', and the '.join(checked)}."))
@@ -201,10 +201,10 @@ def _verify_model(ledger: Ledger, name: str, path: Path) -> None:
     from forgetfree.ledger import check_binding, check_weights
     from forgetfree.models.loading import load_model
 
-    if bound := ledger.binding:
-        loaded = load_model(name, bound.readout, max_length=bound.max_length)
+    if binding := ledger.binding:
+        loaded = load_model(name, binding.readout, max_length=binding.max_length)
         check_weights(ledger, loaded.model.backbone, loaded.fingerprint)
-        check_binding(ledger, loaded.binding(bound.precision), str(path))
+        check_binding(ledger, loaded.binding(binding.precision), str(path))
         return
     try:
         check_weights(ledger, load_model(name).model.backbone)

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import check_new_file, fail, no_empty_directories, silence
+from forgetfree.data.sources import load_task
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import LedgerError, UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.results.config_file import load_run, located, of_each
 from forgetfree.results.unit_record import check_own
+from forgetfree.tasks import version_of
 
 if TYPE_CHECKING:
     from forgetfree.jobs.revision import Revised
+    from forgetfree.ledger import Ledger
 
 
 def revise(
@@ -42,8 +45,8 @@ def revise(
             f"{run} is a file. Give the directory that `forgetfree run --out` wrote: its ledgers lie there."
         )
     quiet_libraries()
-    held = load_run(run)["run"]
-    if needs_hub(model or located(held["model"], run), data or of_each(located, held["data"], run)):
+    section = load_run(run)["run"]
+    if needs_hub(model or located(section["model"], run), data or of_each(located, section["data"], run)):
         go_offline_if_cut_off()
     from forgetfree.jobs import revision
     from forgetfree.jobs.run import RunJob
@@ -94,31 +97,29 @@ def _tell(action: str, run: Path, out: Path, made: Revised) -> None:
 
 
 def merge_ledgers(
-    given: Sequence[Path], out: Path, *, as_versions: bool, data: str | None, model: str | None, as_json: bool
+    ledgers: Sequence[Path], out: Path, *, as_versions: bool, data: str | None, model: str | None, as_json: bool
 ) -> None:
     """Write one ledger of several, and print what it costs."""
     check_new_file(out)
-    if len(set(given)) < 2:
-        raise UsageError(f"Merging takes two different ledgers or more, got {len(set(given))}.")
+    if len(set(ledgers)) < 2:
+        raise UsageError(f"Merging takes two different ledgers or more, got {len(set(ledgers))}.")
     quiet_libraries()
     from forgetfree.jobs.audit import note
     from forgetfree.ledger import Ledger, joined_ledger
     from forgetfree.results.unit_record import described
 
-    files = {str(path): ledger_file(path) for path in given}
+    files = {str(path): ledger_file(path) for path in ledgers}
     if data:
-        model = model or _model_of(given)
+        model = model or _model_of(ledgers)
         if needs_hub(model, data):
             go_offline_if_cut_off()
     joined, told = joined_ledger({name: Ledger.load(path) for name, path in files.items()}, as_versions=as_versions)
     before: dict[str, dict[str, float]] = {}
     after: dict[str, float] = {}
     if data and model:  # before anything is written
-        from forgetfree.serve.scoring import scores_of
-
         names = {name: [each.name for each in told if each.ledger == name] for name in files}
-        before = {name: scores_of(Ledger.load(path), model, data, names[name]) for name, path in files.items()}
-        after = scores_of(joined, model, data, joined.tasks)
+        before = {name: _scores(Ledger.load(path), model, data, names[name]) for name, path in files.items()}
+        after = _scores(joined, model, data, joined.tasks)
     joined.save(out)
     rows = [
         asdict(each) | {"before": before.get(each.ledger, {}).get(each.name), "after": after.get(each.task)}
@@ -138,6 +139,17 @@ def merge_ledgers(
         print(escaped(_line(row)))
     owned = len(joined.owned())
     print(escaped(f"{out}: {len(joined.tasks)} tasks, {owned:,} entries owned, {out.stat().st_size:,} bytes."))
+
+
+def _scores(ledger: Ledger, model: str, data: str, tasks: Sequence[str]) -> dict[str, float]:
+    """Return the score of each task on its test rows, by its name; the rows of a version are those of its task."""
+    from forgetfree.serve.inference import Predictor
+
+    predictor, scores = Predictor.of_ledger(ledger, model), dict[str, float]()
+    for task in tasks:
+        name, version = version_of(task)
+        scores[task] = predictor.score(f"{name}@{version}", load_task(name, data).test)
+    return scores
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -163,9 +175,9 @@ def ledger_file(path: Path) -> Path:
     return file
 
 
-def _model_of(given: Sequence[Path]) -> str:
+def _model_of(ledgers: Sequence[Path]) -> str:
     """Return the model of the first run that is given."""
-    runs = [path for path in given if path.is_dir()]
+    runs = [path for path in ledgers if path.is_dir()]
     if not runs:
         raise UsageError("--data scores the tasks, and a ledger does not name its base model. Give --model, too.")
     return located(load_run(runs[0])["model"]["name"], runs[0])

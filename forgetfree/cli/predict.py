@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,17 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from forgetfree.cli.text_rows import Asked, Row, is_plain, rows_of_file, rows_of_stdin, rows_of_texts
+from forgetfree.cli.text_rows import TextRow, is_plain, rows_of_file, rows_of_stdin, rows_of_texts
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Deterministic, Run, Seed, Strategy, predictor_of
 from forgetfree.cli.words import say
 from forgetfree.data.columns import PAIR, Columns
-from forgetfree.display import counted, escaped
+from forgetfree.display import counted
 from forgetfree.errors import UsageError
 
 if TYPE_CHECKING:
-    from forgetfree.serve.inference import Answer
-    from forgetfree.serve.tagging import TaggedSentence
+    from forgetfree.serve.served_task import ServedTask
 
 AUTO = "auto"
 #: What the command line makes of a lone hyphen.
@@ -36,7 +34,7 @@ _OURS = {"text", *PAIR, "task", "label", "probability", "probabilities", "words"
 _ROWS = 256
 #: What a spreadsheet takes for a formula begins with one of these.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-Print = Callable[[Asked, Any], None]
+Print = Callable[[TextRow, Any], None]
 
 
 def command(
@@ -91,7 +89,7 @@ def command(
         )
     if taken := [name for name in keep if name in _OURS]:
         raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
-    asked = Columns.of(text_column, None)
+    columns = Columns.of(text_column, None)
     predictor, _ = predictor_of(directory, seed, strategy, model, deterministic=deterministic)
     if task is None:
         task, *others = predictor.tasks
@@ -101,38 +99,26 @@ def command(
     if routed:
         predictor.route([])  # refuses before any text is read
     tasks = list(predictor.tasks) if routed else [task]
-    kinds = {predictor.definition(each).kind for each in tasks}
-    kind = min(kinds) if len(kinds) == 1 else None
-    sizes = {len(predictor.definition(each).text_columns) for each in tasks}
-    size = min(sizes) if len(sizes) == 1 else None
-
-    answered: Callable[[Sequence[Row]], Sequence[Any]]
-    if not routed and predictor.definition(task).kind == "tokens":
-        from forgetfree.serve.tagging import tag_sentences, words_of
-
-        if as_csv:
-            raise UsageError(f"Task {task!r} finds any number of entities in a text, which is no table. Use --json.")
-        answered = lambda rows: tag_sentences(predictor, task, [words_of(text) for (text,) in rows])  # noqa: E731
-        show: Print = _entities_as_json if as_json else _entities
-    else:
-        answered = predictor.route if routed else partial(predictor.answer, task)
-        columns = ("text",) if size == 1 else PAIR
-        labels = dict.fromkeys(label for each in tasks for label in predictor.definition(each).labels)
-        show = _as_json(columns) if as_json else _as_csv(columns, list(labels), keep) if as_csv else _plain
+    served = [predictor.served(each) for each in tasks]
+    size = served[0].size if len({each.size for each in served}) == 1 else None
+    #: What tells how a file's rows are read, where that is the same for all tasks.
+    form = served[0] if len({each.task.kind for each in served}) == 1 else None
+    answers_to = predictor.route if routed else partial(predictor.answer, task)
+    show = _as_csv(served, size, keep) if as_csv else _as_json(served[0]) if as_json else _plain(served[0])
     if streaming or (not texts and file is None and sys.stdin.isatty()):
         if sys.stdin.isatty():
             say("Reading texts from the terminal, one a line; end with Ctrl-D.")
-        chunks: Iterable[Sequence[Asked]] = ([Asked(row)] for row in rows_of_stdin(size))
+        chunks: Iterable[Sequence[TextRow]] = ([TextRow(row)] for row in rows_of_stdin(size))
     else:
         rows = (
-            rows_of_file(file, kind, asked, keep)
+            rows_of_file(file, form, columns, keep)
             if file is not None
-            else map(Asked, rows_of_texts(texts, size) if texts else rows_of_stdin(size))
+            else map(TextRow, rows_of_texts(texts, size) if texts else rows_of_stdin(size))
         )
         chunks = iter(lambda: list(islice(rows, _ROWS)), [])
     empty, cut = 0, list[int]()
     for chunk in chunks:
-        answers = answered([each.texts for each in chunk])
+        answers = answers_to([each.texts for each in chunk])
         for row, answer in zip(chunk, answers, strict=True):
             show(row, answer)
             empty += not any(text.strip() for text in row.texts)
@@ -148,48 +134,31 @@ def command(
         say(f"warning: {empty} {'text is' if empty == 1 else 'texts are'} empty: what is answered there means nothing.")
 
 
-def _plain(row: Asked, answer: Answer) -> None:
-    print(f"{escaped(answer.label)}\t{answer.probability:.3f}\t{escaped(' | '.join(row.texts))}")
-
-
-def _entities(row: Asked, tagged: TaggedSentence) -> None:
-    text = escaped(" ".join(tagged.words))
-    for entity in tagged.entities:
-        print(f"{escaped(entity.kind)}\t{entity.probability:.3f}\t{escaped(entity.text)}\t{text}")
-    if not tagged.entities:
-        print(f"-\t-\t-\t{text}")
-
-
-def _entities_as_json(row: Asked, tagged: TaggedSentence) -> None:
-    print(
-        json.dumps(
-            {**row.kept, **asdict(tagged), "entities": [asdict(each) for each in tagged.entities]}, ensure_ascii=False
-        )
-    )
-
-
-def _as_json(columns: Sequence[str]) -> Print:
-    def show(row: Asked, answer: Answer) -> None:
-        said = {"task": answer.task, "label": answer.label, "probability": answer.probability}
-        said |= {"probabilities": answer.probabilities, "cut_tokens": answer.cut_tokens}
-        texts = dict(zip(columns if len(row.texts) == len(columns) else ("text",), row.texts, strict=True))
-        print(json.dumps({**row.kept, **texts, **said}, ensure_ascii=False))
+def _plain(served: ServedTask) -> Print:
+    def show(row: TextRow, answer: Any) -> None:
+        print("\n".join(served.lines(row.texts, answer)))
 
     return show
 
 
-def _as_csv(columns: Sequence[str], labels: Sequence[str], kept: Sequence[str]) -> Print:
-    """Print the header, and return what prints a line: what is kept, texts, task, label and all probabilities."""
-    table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow(
-        _as_text([*kept, *columns, "task", "label", "probability", *(f"probability of {label}" for label in labels)])
-    )
+def _as_json(served: ServedTask) -> Print:
+    def show(row: TextRow, answer: Any) -> None:
+        print(json.dumps({**row.extra, **served.json(row.texts, answer)}, ensure_ascii=False))
 
-    def show(row: Asked, answer: Answer) -> None:
-        shares = [answer.probabilities.get(label, "") for label in labels]
-        missing = [""] * (len(columns) - len(row.texts))
-        said = [answer.task, answer.label, answer.probability, *shares]
-        table.writerow(_as_text([*row.kept.values(), *row.texts, *missing, *said]))
+    return show
+
+
+def _as_csv(tasks: Sequence[ServedTask], size: int | None, keep: Sequence[str]) -> Print:
+    """Print the header, and return what prints a line: what is kept, texts, and what the tasks' answers have."""
+    texts = ("text",) if size == 1 else PAIR
+    columns = list(dict.fromkeys(column for each in tasks for column in each.columns()))
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow(_as_text([*keep, *texts, *columns]))
+
+    def show(row: TextRow, answer: Any) -> None:
+        cells, missing = tasks[0].cells(answer), [""] * (len(texts) - len(row.texts))
+        answered = [cells.get(column, "") for column in columns]
+        table.writerow(_as_text([*row.extra.values(), *row.texts, *missing, *answered]))
 
     return show
 

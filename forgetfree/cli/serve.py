@@ -50,7 +50,7 @@ def command(
             f"forgetfree serve needs FastAPI and uvicorn, and {error.name} is not installed. Install them with: pip install "
             "'forgetfree[serve]'."
         ) from error
-    given = {}
+    numbers = {}
     for flag, name, value in (
         ("--most-texts", "texts", most_texts),
         ("--most-characters", "characters", most_characters),
@@ -60,11 +60,11 @@ def command(
         if value is not None and value < 1:
             raise UsageError(f"{flag} must be at least 1, got {value}.")
         if value is not None:
-            given[name] = value
+            numbers[name] = value
     for origin in allow_origin:
         if not re.fullmatch(r"https?://[^\s/?#@,*]+", origin):
             raise UsageError(f"--allow-origin must be such as https://my.site or http://my.site:8080, got {origin!r}.")
-    limits = Limits(**given)
+    limits = Limits(**numbers)
     cores = os.cpu_count() or 1
     if threads is not None and not 1 <= threads <= cores:
         raise UsageError(f"--threads must be from 1 to {cores}, the CPU cores of this machine, got {threads}.")

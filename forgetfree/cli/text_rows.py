@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forgetfree.data.bad_rows import refuse
 from forgetfree.data.columns import PAIR, RECOGNISED, Columns, choose_texts
@@ -18,22 +17,25 @@ from forgetfree.display import tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.json_file import parse_json
 
+if TYPE_CHECKING:
+    from forgetfree.serve.served_task import ServedTask
+
 Row = tuple[str, ...]
 #: The formats of files, which are read as those of training are; but txt holds a text a line.
 FORMATS = ("csv", "tsv", "jsonl", "json", "parquet", *CONLL)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked about in one row.
+class TextRow:
+    """The texts of one row.
 
     Attributes:
         texts: one text or two.
-        kept: other columns of the row, which are written beside the answer.
+        extra: other columns of the row, which are written beside the answer.
     """
 
     texts: Row
-    kept: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 def rows_of_texts(texts: Sequence[str], size: int | None) -> list[Row]:
@@ -67,17 +69,17 @@ def rows_of_stdin(size: int | None) -> Iterator[Row]:
 
 
 def rows_of_file(
-    path: Path, kind: str | None, asked: Columns = RECOGNISED, kept: Sequence[str] = ()
-) -> Iterator[Asked]:
+    path: Path, task: ServedTask | None, columns: Columns = RECOGNISED, keep: Sequence[str] = ()
+) -> Iterator[TextRow]:
     """Yield the rows of a file: a table's by its columns, records by their keys, txt a text a line.
 
-    Columns are found as those of training data are, or where there are no others than texts. A list of words becomes its JSON.
+    Columns are header as those of training data are, or where there are no others than texts. A list of words becomes its JSON.
 
     Args:
         path: the file.
-        kind: of the task; ``None``: rows have one text or two, as the file has them.
-        asked: the columns of the texts, where they are named.
-        kept: other columns that are wanted.
+        task: that is asked; ``None``: rows have one text or two, as the file has them.
+        columns: of the texts, where they are named.
+        keep: other columns that are wanted.
 
     Raises:
         DataError: it cannot be read, or a row is not as it must be; the message says which.
@@ -88,31 +90,31 @@ def rows_of_file(
             f"text may be packed ({', '.join(PACKED[1:])}). Rename it, or write < {path}."
         )
     try:
-        yield from _read(path, kind, asked, kept)
+        yield from _read(path, task, columns, keep)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} cannot be read: {first_line(error)}. Write it in UTF-8, and check its name."
         ) from error
 
 
-def _read(path: Path, kind: str | None, asked: Columns, kept: Sequence[str]) -> Iterator[Asked]:
+def _read(path: Path, task: ServedTask | None, columns: Columns, keep: Sequence[str]) -> Iterator[TextRow]:
     if is_plain(path):
-        size = 2 if kind == "pair" else 1 if kind else None
+        size = task.size if task else None
         form = text_form(path)
         _tell(form.note)
-        yield from (Asked(row_of_line(line.rstrip("\r\n"), size)) for line in lines_of(path, form))
+        yield from (TextRow(row_of_line(line.rstrip("\r\n"), size)) for line in lines_of(path, form))
         return
     names: tuple[str, ...] = ()
     for number, record in _records(path):
-        found = list(record)
-        names = names or _columns(f"{path}", found, kind, asked)
-        if lacking := [name for name in kept if name not in found]:
+        header = list(record)
+        names = names or _columns(f"{path}", header, task, columns)
+        if lacking := [name for name in keep if name not in header]:
             raise DataError(
                 f"{path}, row {number} has no column {lacking[0]!r}, which --keep names; it has "
-                f"{', '.join(map(repr, found))}. Name one of them."
+                f"{', '.join(map(repr, header))}. Name one of them."
             )
-        texts = tuple(_text(f"{path}, row {number}", name, record.get(name), kind) for name in names)
-        yield Asked(texts, {name: _as_json(record[name]) for name in kept})
+        texts = tuple(_text(f"{path}, row {number}", name, record.get(name), task) for name in names)
+        yield TextRow(texts, {name: _as_json(record[name]) for name in keep})
 
 
 def _tell(note: str) -> None:
@@ -136,13 +138,12 @@ def _as_json(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def _text(where: str, name: str, value: Any, kind: str | None) -> str:
-    if kind == "tokens" and isinstance(value, list) and all(isinstance(word, str) for word in value):
-        return json.dumps(value)
-    if not isinstance(value, str):
-        expected = "a text or a list of words" if kind == "tokens" else "a text"
+def _text(where: str, name: str, value: Any, task: ServedTask | None) -> str:
+    text = task.written(value) if task else value
+    if not isinstance(text, str):
+        expected = task.cell if task else "a text"
         raise DataError(f"{where}: {name!r} must be {expected}, got {value!r}. Write one.")
-    return value
+    return text
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -179,15 +180,15 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
-def _columns(where: str, found: list[str], kind: str | None, asked: Columns) -> tuple[str, ...]:
+def _columns(where: str, header: list[str], task: ServedTask | None, columns: Columns) -> tuple[str, ...]:
     """Return the columns of the texts: those named, of common names, or the only ones beside the label."""
-    if names := choose_texts(where, found, asked, kind):
+    if names := choose_texts(where, header, columns, task.task.kind if task else None):
         return names
-    ours = PAIR if kind == "pair" else ("text",)
-    texts = tuple(name for name in found if name != "label")
+    ours = PAIR if task and task.size == 2 else ("text",)
+    texts = tuple(name for name in header if name != "label")
     if len(texts) == len(ours):
         return texts
     raise DataError(
-        f"{where} has the columns {', '.join(map(repr, found)) or 'none'}, and the task reads {' and '.join(ours)}. Name its "
+        f"{where} has the columns {', '.join(map(repr, header)) or 'none'}, and the task reads {' and '.join(ours)}. Name its "
         "columns so, or say with --text-column which to read."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -35,22 +35,24 @@ def loader(data: Any, batches: Sequence[Sequence[int]], num_workers: int) -> Any
     )
 
 
-def in_turn(strategy: Any, planned: Any, parts: Sequence[Part], updates: int, done: int) -> Iterator[tuple[Any, Part]]:
+def in_turn(
+    dataloader: Any, planned: Any, parts: Sequence[Part], updates: int, done: int
+) -> Iterator[tuple[Any, Part]]:
     """Return the mini-batches of a phase, with the part of a batch that each is.
 
     Args:
-        strategy: in training; its data loader is the planned one, or a plugin's own.
+        dataloader: the planned one, or a plugin's own.
         planned: the loader of ``parts``.
         parts: of all batches.
         updates: of the phase.
         done: those that a checkpoint says are done.
     """
-    if strategy.dataloader is not planned:  # a plugin's own, such as replay's: round and round, for as many steps
-        return ((batch, WHOLE) for batch in islice(cycle(strategy.dataloader), updates))
+    if dataloader is not planned:  # a plugin's own, such as replay's: round and round, for as many steps
+        return ((batch, WHOLE) for batch in islice(cycle(dataloader), updates))
     if done:
         ends = [number for number, part in enumerate(parts, 1) if part.last]
         parts = parts[ends[done - 1] :]
-        planned = loader(strategy.adapted_dataset, [part.rows for part in parts], planned.num_workers)
+        planned = loader(planned.dataset, [part.rows for part in parts], planned.num_workers)
     return zip(planned, parts, strict=False)
 
 
@@ -79,18 +81,16 @@ def lengths_of(data: Any, model: nn.Module) -> list[int]:
     return [int(tokens.attention_mask(data[i][0].unsqueeze(0)).sum()) for i in range(len(data))]
 
 
-def alone(strategy: Any) -> bool:
+def alone(plugins: Iterable[Any]) -> bool:
     """Say whether no plugin beside Avalanche's own is there, which may read and change batches and the tensors' gradients."""
-    return all(isinstance(plugin, (EvaluationPlugin, PeriodicEval, Clock)) for plugin in strategy.plugins)
+    return all(isinstance(plugin, (EvaluationPlugin, PeriodicEval, Clock)) for plugin in plugins)
 
 
-def whole_batches(strategy: Any, training: Training) -> Training:
-    """Return the training without numbered parts where other code than ours meets its batches.
+def uncut(training: Training) -> Training:
+    """Return the training without numbered parts, for where other code than ours meets its batches.
 
     Every process then computes whole batches, with the same bits as the others.
     """
-    if alone(strategy) and strategy.cuts_batches:
-        return training
     return replace(training, options=replace(training.options, parts=None))
 
 

@@ -213,7 +213,7 @@ class ContinualStrategy(StrategyTemplate):
     @final
     def save(self, directory: StrPath) -> None:
         """Write what is needed to answer later."""
-        for part in all_kept(self):
+        for part in all_kept(self.task_features, self.kept):
             part.save(Path(directory))
 
     @final
@@ -223,12 +223,12 @@ class ContinualStrategy(StrategyTemplate):
         Raises:
             ForgetfreeError: a file is missing or damaged, or of another model or stream; nothing is changed.
         """
-        load_all(self, Path(directory))
+        load_all(self.task_features, self.kept, Path(directory))
 
     @final
     def bytes_kept(self) -> int:
         """Return the bytes kept to answer for the tasks learned so far and to learn the next, beside θ_pre itself."""
-        return sum(part.bytes_kept() for part in all_kept(self))
+        return sum(part.bytes_kept() for part in all_kept(self.task_features, self.kept))
 
     @property
     @final

@@ -1,21 +1,24 @@
-"""A stream: tasks in order, the model that reads them, and their Avalanche benchmark."""
+"""A stream: tasks in order, the model that reads them, whose turn it is to use it, and their Avalanche benchmark."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
+import torch
 from avalanche.benchmarks import split_online_stream
 from avalanche.models.dynamic_modules import MultiTaskModule
+from torch import nn
 
 from forgetfree.continual.experiences import named, place_of, whole
-from forgetfree.continual.turn import Turn, turn_of
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.readout_model import ReadoutModel
-from forgetfree.errors import UsageError
+from forgetfree.errors import RunError, UsageError
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.models.adapter_start import AdapterStart
 from forgetfree.models.loading import LoadedModel
@@ -142,3 +145,71 @@ class Stream:
             for name, stream in vars(self.benchmark).items()
             if name.endswith("_stream")
         }
+
+
+# -- Several strategies on one model -----------------------------------------------------------------------
+
+
+class TurnTaker(Protocol):
+    """Uses the model of a stream, in turns with others: a strategy.
+
+    Attributes:
+        stream: whose model it uses.
+        device: where.
+        is_busy: whether it is training or evaluating.
+        set_aside: what it left in the model, while it is another's turn.
+    """
+
+    stream: Stream
+    device: torch.device
+    is_busy: bool
+    set_aside: ModelState | None
+
+
+class Turn:
+    """Which strategy a model belongs to now. What the others left in it is set aside, by them, until they need it."""
+
+    def __init__(self) -> None:
+        self._holder: Callable[[], TurnTaker | None] = _nobody
+
+    def take(self, strategy: TurnTaker) -> None:
+        """Put into the model what ``strategy`` left in it; at its first turn, what the stream's model held.
+
+        Raises:
+            RunError: another strategy is training or evaluating with it.
+        """
+        holder = self._holder()
+        if holder is strategy:
+            return
+        if holder is not None:
+            if holder.is_busy:
+                raise RunError(
+                    f"{type(holder).__name__} is training or evaluating with the model that {type(strategy).__name__} needs. "
+                    "Use one after the other, or give each a model of its own."
+                )
+            holder.set_aside = ModelState.of(holder.stream.model)
+        stream = strategy.stream
+        stream.model.to(strategy.device)
+        (strategy.set_aside or stream.pre_trained).load_(stream.model)
+        strategy.set_aside = None
+        self._holder = weakref.ref(strategy)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Turn:
+        """Of a strategy that is copied with its stream: the copy holds the copied model as the strategy does the model."""
+        turn = Turn()
+        if (copied := memo.get(id(self._holder()))) is not None:
+            turn._holder = weakref.ref(copied)
+        return turn
+
+
+#: By the backbone, which several streams may share.
+_TURNS: WeakKeyDictionary[nn.Module, Turn] = WeakKeyDictionary()
+
+
+def turn_of(backbone: nn.Module) -> Turn:
+    """Whose turn it is in a model."""
+    return _TURNS.setdefault(backbone, Turn())
+
+
+def _nobody() -> None:
+    return None

@@ -22,14 +22,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from forgetfree.continual.learner import Learner
 from forgetfree.continual.task_training import Answer
 from forgetfree.continual.whole_model import Kept
 from forgetfree.core.readout_model import LOWEST, among
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import representative
 from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.routing import share_of_entropy
-from forgetfree.learning.task_features import TaskFeatures
+from forgetfree.learning.task_features import TaskFeatures, share_of_entropy
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
 
@@ -55,7 +55,7 @@ class TaskwiseOptions(TrainingOptions):
     lda_rows: int = option(400, "training rows of a task that lda learns from, at most", at_least=1)
 
 
-def features_for(strategy: Any) -> TaskFeatures | None:
+def features_for(strategy: Learner) -> TaskFeatures | None:
     """Return what tells tasks apart by θ_pre's features, which the model holds now; ``None`` where nothing asks for it."""
     options, stream = strategy.options, strategy.stream
     if getattr(options, "task_inference", "") != "lda" or stream.scenario == "task":
@@ -63,54 +63,53 @@ def features_for(strategy: Any) -> TaskFeatures | None:
     return TaskFeatures(strategy.model, options.lda_layer, stream.loaded.fingerprint, room=_ROOM)
 
 
-def all_kept(strategy: Any) -> list[Kept]:
+def all_kept(features: TaskFeatures | None, kept: Kept) -> list[Kept]:
     """Return what a strategy keeps to answer later, and to find out tasks; this first, for it changes no model."""
-    return [strategy.kept] if strategy.task_features is None else [strategy.task_features, strategy.kept]
+    return [kept] if features is None else [features, kept]
 
 
-def load_all(strategy: Any, directory: Path) -> None:
+def load_all(features: TaskFeatures | None, kept: Kept, directory: Path) -> None:
     """Load what `all_kept` wrote; a damaged file is told before anything is changed."""
-    if strategy.task_features is not None:
-        strategy.task_features.read(directory)
-    for part in reversed(all_kept(strategy)):
+    if features is not None:
+        features.read(directory)
+    for part in reversed(all_kept(features, kept)):
         part.load(directory)
 
 
-def learn_features(strategy: Any, task: EncodedTask) -> None:
+def learn_features(strategy: Learner, task: EncodedTask) -> None:
     """Let a task that is going to be learned be told from the others."""
     if strategy.task_features is not None:
         options, rows = strategy.options, representative(task.train.targets, strategy.options.lda_rows)
         strategy.task_features.learn(task.name, task.train.subset(rows), options.rows_at_once)
 
 
-def among_own_labels(strategy: Any, task: EncodedTask) -> AbstractContextManager[object]:
+def among_own_labels(strategy: Learner, task: EncodedTask) -> AbstractContextManager[object]:
     """Return a context in which the model answers with a task's labels alone, if that is how the task is answered later."""
     alone = strategy.stream.scenario == "class" and _finds_tasks(strategy)
-    context: AbstractContextManager[object] = strategy.model.answering_with(task.classes if alone else None)
-    return context
+    return strategy.model.answering_with(task.classes if alone else None)
 
 
-def among_labels_of_batch(strategy: Any) -> AbstractContextManager[object]:
-    """Return `among_own_labels` for the present batch of training.
+def among_labels_of_batch(strategy: Learner, labels: Tensor) -> AbstractContextManager[object]:
+    """Return `among_own_labels` for a batch of training with these labels.
 
     With a loss of one's own, and where a plug-in added rows of other tasks, all labels are meant.
     """
-    training = strategy.training if strategy.is_training else None
+    training = strategy.training
     if training is None or training.loss is not None or not _finds_tasks(strategy):
         return nullcontext()
-    if not set(strategy.mb_y.tolist()) <= set(training.task.classes):
+    if not set(labels.tolist()) <= set(training.task.classes):
         return nullcontext()
     return among_own_labels(strategy, training.task)
 
 
-def _finds_tasks(strategy: Any) -> bool:
+def _finds_tasks(strategy: Learner) -> bool:
     """Say whether it is found out which task a row belongs to, whose labels alone are then its possible answers."""
     withheld = strategy.taskwise and strategy.stream.scenario != "task"
-    return bool(withheld and strategy.options.task_inference != "last")
+    return withheld and strategy.options.task_inference != "last"
 
 
 def answer_for(
-    strategy: Any, task: EncodedTask, batches: Iterable[tuple[Tensor, Any]] = ()
+    strategy: Learner, task: EncodedTask, batches: Iterable[tuple[Tensor, Any]] = ()
 ) -> AbstractContextManager[Answer | None]:
     """Return a context in which the model answers for ``task``; it yields what answers in the model's place, if anything.
 
@@ -125,12 +124,11 @@ def answer_for(
         return _by_router(strategy, batches) if _finds_tasks(strategy) and strategy.learned else _by_last(strategy)
     if training is not None and (training.task is task or strategy.stream.scenario != "task"):
         return nullcontext(training.answer)
-    context: AbstractContextManager[Answer | None] = strategy.answering(task)
-    return context
+    return strategy.answering(task)
 
 
 @contextmanager
-def _by_last(strategy: Any) -> Iterator[Answer]:
+def _by_last(strategy: Learner) -> Iterator[Answer]:
     """Answer with the last task's model; each label's row of the readout is that of the last task that has it."""
     with _readout_kept(strategy), _model_of(strategy, strategy.learned[-1:]) as answer:
         readout = strategy.model.readout_module(0)
@@ -155,7 +153,7 @@ def _by_last(strategy: Any) -> Iterator[Answer]:
 
 
 @contextmanager
-def _by_router(strategy: Any, batches: Iterable[tuple[Tensor, Any]]) -> Iterator[Answer]:
+def _by_router(strategy: Learner, batches: Iterable[tuple[Tensor, Any]]) -> Iterator[Answer]:
     """Answer each row by the task that it most likely belongs to."""
     known = list(batches)
     ahead = deque(zip((x for x, _ in known), _routed(strategy, known), strict=True))
@@ -168,13 +166,15 @@ def _by_router(strategy: Any, batches: Iterable[tuple[Tensor, Any]]) -> Iterator
     yield route
 
 
-def _routed(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
+def _routed(strategy: Learner, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
     """Return the logits of each batch, every row's by the task that it most likely belongs to."""
     with strategy.model.answering_with(None):  # also where a strategy evaluates in the midst of `begin` or `commit`
-        return (_by_entropy if strategy.task_features is None else _by_features)(strategy, batches)
+        if strategy.task_features is None:
+            return _by_entropy(strategy, batches)
+        return _by_features(strategy, strategy.task_features, batches)
 
 
-def _by_entropy(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
+def _by_entropy(strategy: Learner, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
     """Return the logits of each batch, every row's by the task whose answer has the least entropy."""
     answers: list[list[Tensor]] = []
     tasks = list(strategy.learned)
@@ -192,12 +192,12 @@ def _by_entropy(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[Te
     ]
 
 
-def _by_features(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
+def _by_features(strategy: Learner, features: TaskFeatures, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
     """Return the logits of each batch; a task answers those rows alone that look like its own, with all their words."""
     training = strategy.training
     tasks = [*strategy.learned, *([] if training is None else [training.task])]
     names = [task.name for task in tasks]
-    nearest = [strategy.task_features.nearest(x, names) for x, _ in batches]
+    nearest = [features.nearest(x, names) for x, _ in batches]
     counts = [strategy.model.counts(x) for x, _ in batches]
     n_labels = strategy.model.heads[0].n_labels
     found = [
@@ -242,7 +242,7 @@ def _surest(tasks: Sequence[EncodedTask], answers: Tensor, counts: Tensor) -> Te
 
 
 @contextmanager
-def _model_of(strategy: Any, last: list[EncodedTask]) -> Iterator[Answer]:
+def _model_of(strategy: Learner, last: list[EncodedTask]) -> Iterator[Answer]:
     """Make the model that of the last task; during training, and before any task, leave it as it is."""
     if strategy.training is not None:
         yield strategy.training.answer or strategy.model
@@ -254,7 +254,7 @@ def _model_of(strategy: Any, last: list[EncodedTask]) -> Iterator[Answer]:
 
 
 @contextmanager
-def _readout_kept(strategy: Any) -> Iterator[None]:
+def _readout_kept(strategy: Learner) -> Iterator[None]:
     """Restore the readout that all tasks share, at the end."""
     readout = strategy.model.readout_module(0)
     before = tensors_of(readout)

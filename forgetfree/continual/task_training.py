@@ -93,10 +93,9 @@ def checked_training(strategy: str, given: Any) -> Training:
     return given
 
 
-def training_of(strategy: Any) -> Training:
+def training_of(training: Training | None) -> Training:
     """Return what a strategy trains now."""
-    training = strategy.training
-    assert isinstance(training, Training)
+    assert training is not None, "asked between `begin` and `commit`"
     return training
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar, cast
 
 import torch
@@ -23,7 +23,7 @@ from forgetfree.continual.batches import (
     lengths_of,
     loader,
     seed_generators,
-    whole_batches,
+    uncut,
 )
 from forgetfree.continual.experiences import check_experiences, check_whole, part_of
 from forgetfree.continual.streams import EncodedTask, Stream
@@ -96,7 +96,9 @@ class StrategyTemplate(SupervisedTemplate):
         seed_generators(self.phase_seed("train", task))
         with among_own_labels(self, task):
             training = self.begin(task)
-        self.training = training = whole_batches(self, checked_training(type(self).__name__, training))
+        self.training = training = checked_training(type(self).__name__, training)
+        if not (self.cuts_batches and alone(self.plugins)):
+            self.training = training = uncut(training)
         self.model.current_task = task.label
         self._updates = training.steps
         if part_of(self.experience) is not None:  # a part's share, by rows
@@ -105,7 +107,7 @@ class StrategyTemplate(SupervisedTemplate):
         super()._before_training_exp(**kwargs)
 
     def _after_training_exp(self, **kwargs: Any) -> None:
-        self.training = training = training_of(self).settled()
+        self.training = training = training_of(self.training).settled()
         readout = tensors_of(self.model.readout_module(training.task.label))
         with among_own_labels(self, training.task):
             self.commit(training.task, training)
@@ -117,7 +119,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         """Plan the batches of this task, cut into parts where gradients are accumulated."""
-        training, data = training_of(self), self.adapted_dataset
+        training, data = training_of(self.training), self.adapted_dataset
         whole = data is self.experience.dataset and part_of(self.experience) is None
         lengths = training.task.train.lengths if whole else lengths_of(data, self.model)
         counts = training.task.train.counts if whole else None
@@ -128,7 +130,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def check_model_and_optimizer(self, **kwargs: Any) -> None:
         """Make a fresh optimiser for every task, over what the strategy trains and nothing else."""
-        training = training_of(self)
+        training = training_of(self.training)
         self.model = self.model_adaptation()
         backbone, readout = list(training.trained.parameters), list(training.readout)
         anchors = [parameter.detach().clone() for parameter in backbone] if training.options.l1 else []
@@ -143,9 +145,9 @@ class StrategyTemplate(SupervisedTemplate):
         )
         self.optimizer = self._update.optimizer
         self._batch_sum = BatchSum(self.model, training.trained, self._update.trained, training.options)
-        self.scope.enter_context(in_training(self.model, training.trained, readout, sampling=alone(self)))
+        self.scope.enter_context(in_training(self.model, training.trained, readout, sampling=alone(self.plugins)))
         self._course = InTraining(self.model, training.trained, self._update, training.options.cache_lower_layers)
-        self._checkpoint = self.monitor.checkpoint() if alone(self) and self.resumable else Checkpoint()
+        self._checkpoint = self.monitor.checkpoint() if alone(self.plugins) and self.resumable else Checkpoint()
 
     def training_epoch(self, **kwargs: Any) -> None:
         """Take all steps of one task, with Avalanche's callbacks around each.
@@ -153,7 +155,7 @@ class StrategyTemplate(SupervisedTemplate):
         An iteration is one forward pass; with ``accumulation`` several of them make one update.
         """
         with self.training_steps():
-            for batch, part in in_turn(self, self._planned, self._parts, self._updates, self._step):
+            for batch, part in in_turn(self.dataloader, self._planned, self._parts, self._updates, self._step):
                 self._part = part
                 part.seed_(self._seed, self._step + 1)
                 if self._stop_training:
@@ -186,7 +188,7 @@ class StrategyTemplate(SupervisedTemplate):
     @contextmanager
     def training_steps(self) -> Iterator[None]:
         """Set up all steps of one task: the mode, the draws of dropout, where it stands, and what the monitor hears."""
-        training = training_of(self)
+        training = training_of(self.training)
         training_mode(self.model, training.options.dropout)
         self._seed = self.phase_seed(training.phase, training.task)
         torch.manual_seed(derive_seed(self._seed, "dropout"))
@@ -199,15 +201,15 @@ class StrategyTemplate(SupervisedTemplate):
     def _before_training_iteration(self, **kwargs: Any) -> None:
         super()._before_training_iteration(**kwargs)
         # Avalanche's RWalk leaves evaluation mode on, A-GEM training mode; without dropout, the model's flag tells neither.
-        dropout = training_of(self).options.dropout
+        dropout = training_of(self.training).options.dropout
         if not (dropout and self.model.training):
             training_mode(self.model, dropout)
 
     def forward(self) -> Tensor:
         """Return logits of the mini-batch in float32, computed in the precision of the options."""
-        answer = training_of(self).answer if self.is_training else self._answer
+        answer = training_of(self.training).answer if self.is_training else self._answer
         task_labels = self.mbatch[-1] if len(self.mbatch) > 2 else 0
-        with among_labels_of_batch(self):
+        with among_labels_of_batch(self, self.mb_y) if self.is_training else nullcontext():
             if answer is None and hasattr(self.experience, "task_labels"):
                 return cast(Tensor, super().forward())
             # Avalanche would call the model without task labels, even where the batch has them.
@@ -215,7 +217,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def criterion(self) -> Any:
         """Return the loss of the mini-batch."""
-        own = training_of(self).loss if self.is_training else None
+        own = training_of(self.training).loss if self.is_training else None
         return own(self.mb_output, self.mb_y) if own else super().criterion()
 
     def backward(self) -> None:
@@ -229,7 +231,7 @@ class StrategyTemplate(SupervisedTemplate):
         loss = self._batch_sum.finish(self._step)
         self._update.before_step()
         self._update.step()
-        training_of(self).trained.write()
+        training_of(self.training).trained.write()
         self._on_step(self._step, loss)
 
     # -- Evaluation ------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
+from forgetfree.continual.learner import Learner
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.tensors import tensors_of
 from forgetfree.display import brief
@@ -40,7 +41,7 @@ class WholeModel:
         beside: bytes that are kept beside the model, a memory of rows, say.
     """
 
-    def __init__(self, strategy: Any, beside: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, strategy: Learner, beside: Callable[[], int] = lambda: 0) -> None:
         self._strategy, self._beside = strategy, beside
 
     def save(self, directory: Path) -> None:

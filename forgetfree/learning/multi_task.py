@@ -83,12 +83,12 @@ def purified(
     """
     first = benches[0]
     rows = min(options.mask_batch_size, *(len(bench.task.train) for bench in benches))  # every task counts the same
-    how = replace(mask_options(options, rows, steps), steps=steps, evaluate_every=steps)
+    mask = replace(mask_options(options, rows, steps), steps=steps, evaluate_every=steps)
 
     def batches() -> Iterator[list[Batch]]:
         seeds = (derive_seed(bench.seed, "purify", bench.task.name) for bench in benches)
         each = [
-            mask_batches(bench.task.train, how, seed, options, first.device)
+            mask_batches(bench.task.train, mask, seed, options, first.device)
             for bench, seed in zip(benches, seeds, strict=True)
         ]
         for of_tasks in zip(*each, strict=True):
@@ -108,7 +108,7 @@ def purified(
             mask_loss(first.model, options),
             sparsities=[len(region) / len(first.space)],
             base=region,
-            options=how,
+            options=mask,
             on_step=on_step,
         )
     return found.region

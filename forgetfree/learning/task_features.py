@@ -1,4 +1,6 @@
-"""Finds out which task a row belongs to by θ_pre's features: linear discriminant analysis (Fisher, 1936).
+"""Finds out which task a row belongs to: by how sure the tasks' answers are, or by θ_pre's features.
+
+By features it is linear discriminant analysis (Fisher, 1936).
 
 Rows of a task t are taken to be normally distributed around a mean μ_t, with one covariance Σ for all tasks. So a row h belongs
 to the task with the largest μ_tᵀ Σ⁻¹ h − ½ μ_tᵀ Σ⁻¹ μ_t. The features are the means over tokens of one hidden layer of θ_pre,
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -147,3 +150,14 @@ class TaskFeatures:
                 f"{about.get('layer')} of {str(about.get('model'))[:12]}. Load it with its run's model and options."
             )
         return dict(zip(tasks, means, strict=True)), scatter, rows
+
+
+def share_of_entropy(logits: Tensor, labels: int) -> Tensor:
+    """Return the entropy of each row's answer, as a share of the largest that it could have: ``(rows,)``, in [0, 1].
+
+    Args:
+        logits: ``(rows, n)``; labels that do not count have the lowest logit there is.
+        labels: how many labels count.
+    """
+    entropy: Tensor = torch.special.entr(logits.softmax(1)).sum(1)
+    return entropy / math.log(max(2, labels))

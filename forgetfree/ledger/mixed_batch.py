@@ -82,7 +82,7 @@ class MixedBatchModel:
         if rows and (marked := (self._model.counts(self._padded(rows)) > 1)).any():
             raise UsageError(
                 f"Task {tasks[int(marked.nonzero()[0])]!r} labels words, and a batch of many tasks has one label a row. Answer "
-                "it alone: forgetfree.serve.tagging.tag_sentences."
+                "it alone, by Predictor.answer."
             )
         groups: dict[str, list[int]] = {}
         for number, task in enumerate(tasks):

@@ -114,7 +114,7 @@ def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
         check(f"the type of {brief(name)}", dtype, dtype in _TYPES, f"one of {', '.join(_TYPES)}")
         digest.update(f"{name} torch.{_TYPES[dtype]} {tuple(tensor['shape'])}\n".encode())
         digest.update(tensor["data"])
-    if header and header.get("checksum") != digest.hexdigest():  # old files have neither
+    if header.get("checksum") != digest.hexdigest():
         raise ValueError("its contents do not match its checksum")
     return {
         name: np.frombuffer(tensor["data"], _TYPES[tensor["dtype"]]).reshape(tensor["shape"])

@@ -57,11 +57,11 @@ def push(
     from huggingface_hub import HfApi
 
     name = repository_of(repository)
-    held = _load(file := _file_of(Path(source)))
-    kind = "graft" if isinstance(held, Graft) else "ledger"
+    content = _load(file := _file_of(Path(source)))
+    kind = "graft" if isinstance(content, Graft) else "ledger"
     with tempfile.TemporaryDirectory() as directory, _explained(name, revision):
         shutil.copyfile(file, Path(directory, FILES[kind]))
-        Path(directory, CARD).write_text(hub_card(held, file, name, license), encoding="utf-8")
+        Path(directory, CARD).write_text(hub_card(content, file, name, license), encoding="utf-8")
         api = HfApi()
         api.create_repo(name, private=private, exist_ok=True)
         if revision:
@@ -104,15 +104,15 @@ def fetch(repository: str, revision: str | None = None) -> Path:
 
     name = repository_of(repository)
     with _explained(name, revision):
-        found = Path(snapshot_download(name, revision=revision, allow_patterns=[*FILES.values(), CARD]))
-    held = [found / file for file in FILES.values() if (found / file).is_file()]
-    if len(held) != 1:
+        directory = Path(snapshot_download(name, revision=revision, allow_patterns=[*FILES.values(), CARD]))
+    files = [directory / name for name in FILES.values() if (directory / name).is_file()]
+    if len(files) != 1:
         raise HubError(
-            f"{name} holds {'both' if held else 'neither'} a {' and a ' if held else ' nor a '.join(FILES.values())}. Give a "
+            f"{name} holds {'both' if files else 'neither'} a {' and a ' if files else ' nor a '.join(FILES.values())}. Give a "
             "repository that `forgetfree push` made."
         )
-    _load(held[0])
-    return held[0]
+    _load(files[0])
+    return files[0]
 
 
 def repository_of(name: str) -> str:
@@ -155,18 +155,18 @@ def _load(file: Path) -> Graft | Ledger:
     from safetensors import SafetensorError
 
     try:
-        found = read_tensors(file)[0].get("format")
+        format = read_tensors(file)[0].get("format")
     except (SafetensorError, OSError) as error:
         raise HubError(
             f"{file} cannot be read: {first_line(error)}. Restore it from a copy, or make it again."
         ) from error
-    if found == GRAFT_FORMAT:
+    if format == GRAFT_FORMAT:
         return Graft.load(file)
-    if found == LEDGER_FORMAT:
+    if format == LEDGER_FORMAT:
         return Ledger.load(file)
     raise UsageError(
         f"{file} is neither a graft nor a ledger of forgetfree: expected the format {GRAFT_FORMAT!r} or {LEDGER_FORMAT!r}, got "
-        f"{brief(found or 'none')}. For a whole model, use push_to_hub of transformers."
+        f"{brief(format or 'none')}. For a whole model, use push_to_hub of transformers."
     )
 
 

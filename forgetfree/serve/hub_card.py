@@ -15,11 +15,11 @@ from forgetfree.results.scores import SCORES_FILE, Score, read_scores
 from forgetfree.serve.model_card import templates
 
 
-def hub_card(held: Graft | Ledger, file: Path, repository: str, license: str | None = None) -> str:
+def hub_card(content: Graft | Ledger, file: Path, repository: str, license: str | None = None) -> str:
     """Return the card as Markdown.
 
     Args:
-        held: the graft or the ledger.
+        content: the graft or the ledger.
         file: its file. Where it lies in what a command wrote, the scores and the model's name are found there.
         repository: its name on the hub.
         license: the licence by its identifier; default: none is named.
@@ -27,29 +27,30 @@ def hub_card(held: Graft | Ledger, file: Path, repository: str, license: str | N
     Raises:
         GraftError: the graft does not say for which task and model it was made.
     """
-    if isinstance(held, Graft):
-        if held.origin is None:
+    if isinstance(content, Graft):
+        if content.origin is None:
             raise GraftError(
                 "The graft does not say for which task and model it was made, so nobody could use it from the hub."
             )
-        tasks, model = [held.origin.task], held.origin.model
-        fingerprint, entries, scores = held.origin.fingerprint, len(held.region), list(_graft_scores(held.origin, file))
+        origin = content.origin
+        tasks, model, fingerprint = [origin.task], origin.model, origin.fingerprint
+        entries, scores = len(content.region), list(_graft_scores(origin, file))
     else:
-        tasks = [record.definition for record in held.records if record.definition]
-        model, fingerprint, entries = _model_of(file), held.fingerprint, len(held.owned())
-        scores = list(_ledger_scores(held, file))
+        tasks = [record.definition for record in content.records if record.definition]
+        model, fingerprint, entries = _model_of(file), content.fingerprint, len(content.owned())
+        scores = list(_ledger_scores(content, file))
     return (
         templates()
         .get_template("hub_card.md.jinja")
         .render(
-            kind="graft" if isinstance(held, Graft) else "ledger",
+            kind="graft" if isinstance(content, Graft) else "ledger",
             repository=repository,
             license=license,
             tasks=tasks,
             model=Path(model).name if Path(model).is_absolute() else model,
             fingerprint=fingerprint,
             entries=entries,
-            size=len(held.space) if held.space else entries,
+            size=len(content.space) if content.space else entries,
             scores=scores,
         )
     )
@@ -72,9 +73,9 @@ def _ledger_scores(ledger: Ledger, file: Path) -> Iterator[Score]:
 
 def _scores(files: list[Path]) -> list[Score]:
     """Return the scores of the one file that is there; with several seeds, it is not known whose the graft is."""
-    found = [file for file in files if file.is_file()]
+    present = [file for file in files if file.is_file()]
     try:
-        return read_scores(found[0]) if len(found) == 1 else []
+        return read_scores(present[0]) if len(present) == 1 else []
     except ReportError:  # a card without scores is better than none
         return []
 

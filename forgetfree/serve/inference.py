@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,42 +14,23 @@ from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import by_length
-from forgetfree.display import brief, counted, is_text
+from forgetfree.display import brief, counted
 from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
-from forgetfree.learning.routing import share_of_entropy
+from forgetfree.kinds.kind import kind_of
 from forgetfree.learning.task_features import FILE as FEATURES
-from forgetfree.learning.task_features import TaskFeatures
+from forgetfree.learning.task_features import TaskFeatures, share_of_entropy
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.results.unit_record import check_own
+from forgetfree.serve.kinds import served
+from forgetfree.serve.labels import Answer, text_rows
 from forgetfree.serve.run_binding import check_run_binding
+from forgetfree.serve.served_task import ServedTask, Text
 from forgetfree.serve.source import Source
 from forgetfree.serve.weights import LedgerWeights, TaskWeights, weights_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, chosen_version
-
-#: A text, or the two of a pair; a tuple of one is a text, too.
-Text = str | tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a task's model says of one text.
-
-    Attributes:
-        label: the likeliest label.
-        probability: its probability.
-        probabilities: those of all labels of the task, by name, in the task's order.
-        task: the task.
-        cut_tokens: how many tokens of the text are beyond the model's longest row, and were not read.
-    """
-
-    label: str
-    probability: float
-    probabilities: Mapping[str, float]
-    task: str
-    cut_tokens: int = 0
 
 
 class Predictor:
@@ -83,6 +65,7 @@ class Predictor:
         self.weights = LedgerWeights(loaded, weights) if isinstance(weights, Ledger) else weights
         self.loaded, self.routed, self.deterministic = loaded, routed, deterministic
         self._features = features
+        self._served = {name: served(task) for name, task in self.tasks.items()}
         self.ledger: Ledger | None = None
         self._mixed: MixedBatchModel | None = None
         if isinstance(self.weights, LedgerWeights):
@@ -118,6 +101,13 @@ class Predictor:
             LedgerError, ModelError: what was saved and model do not fit.
         """
         return cls.of_source(Source.of(Path(directory), seed, strategy, model), device, deterministic)
+
+    @classmethod
+    def of_ledger(cls, ledger: Ledger, model: str) -> Predictor:
+        """Return the predictor of a ledger, for its base model."""
+        binding = ledger.binding
+        loaded = load_model(model, binding.readout, max_length=binding.max_length) if binding else load_model(model)
+        return cls(loaded, ledger)
 
     @classmethod
     def of_source(cls, source: Source, device: str = "cpu", deterministic: bool = False) -> Predictor:
@@ -170,6 +160,10 @@ class Predictor:
             )
         return self.tasks[task]
 
+    def served(self, task: str) -> ServedTask:
+        """Return how a task is asked, and how its answers are shown; the task is named as for `definition`."""
+        return self._served[self.definition(task).name]
+
     def readout(self, task: str) -> Mapping[str, Tensor]:
         """Return the tensors of the task's readout; none for label words."""
         return self.weights.readout(self.definition(task).name)
@@ -191,24 +185,36 @@ class Predictor:
             logits = predict(model, encoded, batch_size=size, precision=self.weights.precision)
         return encoded.answered(logits), encode.cut
 
-    def answer(self, task: str, texts: Sequence[Text]) -> list[Answer]:
-        """Return the labels of texts (or pairs of texts).
+    def score(self, task: str, rows: Rows) -> float:
+        """Return how well a task's rows are answered, by its metric."""
+        definition = self.definition(task)
+        encoded = EncodedRows.of(
+            self.loaded.encoder(definition)(rows), rows.labels, 0, self.loaded.pad, definition.kind
+        )
+        answers = kind_of(definition).answers(definition, self.logits(task, rows), encoded.labels, encoded)
+        return answers.score(definition.metric)
+
+    def answer(self, task: str, texts: Sequence[Text], *, batch_size: int = 64) -> list[Any]:
+        """Return what a task says of texts: an `Answer` each; of a task that labels words, a `TaggedSentence`.
 
         Args:
             task: a task that was learned.
-            texts: a tuple for each row, with one text, or two if the task is about pairs; a text alone is a tuple of one.
+            texts: a tuple for each row, with one text, or two if the task is about pairs; a text alone is a tuple of one. The
+                words of a sentence may also be a list.
+            batch_size: rows in a forward pass.
 
         Raises:
             UsageError: a single text for a task over pairs, or the other way round; or one that is no text.
         """
-        rows = self.rows(task, texts)
-        return self._answers(self.definition(task), rows) if len(rows) else []
+        task = self.definition(task).name
+        rows = self._served[task].rows(texts)
+        return self._answers(task, texts, rows, batch_size) if len(rows) else []
 
-    def answer_mixed(self, tasks: Sequence[str], texts: Sequence[Text]) -> list[Answer]:
-        """Return the labels of texts of any tasks.
+    def answer_mixed(self, tasks: Sequence[str], texts: Sequence[Text]) -> list[Any]:
+        """Return what tasks say of texts, each of its own.
 
-        From a ledger they take about the time of as many texts of one task: see `MixedBatchModel`. From anything else
-        they are answered task by task.
+        From a ledger, answers that are labels of texts take about the time of as many texts of one task: see
+        `MixedBatchModel`. From anything else, texts are answered task by task.
 
         Args:
             tasks: the task of each text.
@@ -224,25 +230,26 @@ class Predictor:
             )
         tasks = [self.definition(task).name for task in tasks]
         groups = {task: [n for n, other in enumerate(tasks) if other == task] for task in dict.fromkeys(tasks)}
-        rows = {task: self.rows(task, [texts[number] for number in numbers]) for task, numbers in groups.items()}
-        found: dict[int, Answer] = {}
-        if self._mixed is None:
-            for task, numbers in groups.items():
-                found |= zip(numbers, self._answers(self.tasks[task], rows[task]), strict=True)
-            return [found[number] for number in range(len(tasks))]
+        own = {task: [texts[number] for number in numbers] for task, numbers in groups.items()}
+        rows = {task: self._served[task].rows(own[task]) for task in groups}
+        answers: dict[int, Any] = {}
         encoded: dict[int, Tensor] = {}
         cut: dict[int, int] = {}
         for task, numbers in groups.items():
+            if self._mixed is None or not self._served[task].is_routed:
+                answers |= zip(numbers, self._answers(task, own[task], rows[task]), strict=True)
+                continue
             encode = self.loaded.encoder(self.tasks[task])
             encoded |= zip(numbers, map(torch.tensor, encode(rows[task])), strict=True)
             cut |= zip(numbers, encode.cut, strict=True)
-        for start in range(0, len(tasks), 64):
-            named = tasks[start : start + 64]
-            logits = self._mixed.answer([encoded[start + i] for i in range(len(named))], named)
-            found |= {
-                number: _answer(self.tasks[tasks[number]], row, cut[number]) for number, row in enumerate(logits, start)
-            }
-        return [found[number] for number in range(len(tasks))]
+        mixed = sorted(encoded)
+        for start in range(0, len(mixed), 64):
+            assert self._mixed is not None
+            batch = mixed[start : start + 64]
+            logits = self._mixed.answer([encoded[number] for number in batch], [tasks[number] for number in batch])
+            for number, row in zip(batch, logits, strict=True):
+                (answers[number],) = self._served[tasks[number]].answers([texts[number]], row[None], [cut[number]])
+        return [answers[number] for number in range(len(tasks))]
 
     def route(self, texts: Sequence[Text]) -> list[Answer]:
         """Return each text's answer by the task that it most likely belongs to, found out as in the run.
@@ -262,28 +269,28 @@ class Predictor:
                 f"{', '.join(self.tasks)}; or run a strategy with a model per task with --set scenario=class (or domain) --set "
                 "task_inference=router (or lda)."
             )
-        if tagged := [name for name, task in self.tasks.items() if task.kind == "tokens"]:
-            raise UsageError(
-                f"The router answers whole texts, and {tagged[0]} labels words. Give --task, one of {', '.join(self.tasks)}."
-            )
+        for name, task in self._served.items():
+            if not task.is_routed:
+                raise UsageError(
+                    f"The router answers whole texts, and {name} {task.deed}. Give --task, one of {', '.join(self.tasks)}."
+                )
         answers: dict[int, Answer] = {}
         for size in (1, 2):
             numbers = [n for n, text in enumerate(texts) if size == (1 if isinstance(text, str) else len(text))]
             if numbers:
-                answers |= zip(
-                    numbers, self._surest(_checked([texts[n] for n in numbers], size, "The run")), strict=True
-                )
+                own = [texts[number] for number in numbers]
+                answers |= zip(numbers, self._surest(own, text_rows(own, size, "The run")), strict=True)
         return [answers[number] for number in range(len(texts))]
 
-    def _surest(self, rows: Rows) -> list[Answer]:
+    def _surest(self, texts: Sequence[Text], rows: Rows) -> list[Answer]:
         if self._features is not None:
-            return self._by_features(self._features, rows)
+            return self._by_features(self._features, texts, rows)
         read = {task: self._read(definition, rows) for task, definition in self.tasks.items()}
-        entropies = torch.stack([share_of_entropy(each, each.shape[1]) for each, _ in read.values()])
-        surest = [list(read)[best] for best in entropies.argmin(0).tolist()]
-        return [_answer(self.tasks[task], read[task][0][row], read[task][1][row]) for row, task in enumerate(surest)]
+        entropies = torch.stack([share_of_entropy(logits, logits.shape[1]) for logits, _ in read.values()])
+        answers = [self._served[task].answers(texts, *each) for task, each in read.items()]
+        return [answers[best][row] for row, best in enumerate(entropies.argmin(0).tolist())]
 
-    def _by_features(self, features: TaskFeatures, rows: Rows) -> list[Answer]:
+    def _by_features(self, features: TaskFeatures, texts: Sequence[Text], rows: Rows) -> list[Answer]:
         names, loaded = list(self.tasks), self.loaded
         encode = loaded.encoder(self.tasks[names[0]])  # a linear readout reads the texts of all tasks alike
         encoded = EncodedRows.of(encode(rows), rows.labels, self._label(names[0]), loaded.pad)
@@ -294,11 +301,11 @@ class Predictor:
         for number, name in enumerate(names):
             own = [row for row in range(len(rows)) if of_rows[row] == number]
             if own:
-                answers |= zip(own, self._answers(self.tasks[name], rows.take(own)), strict=True)
+                answers |= zip(own, self._answers(name, [texts[row] for row in own], rows.take(own)), strict=True)
         return [answers[row] for row in range(len(rows))]
 
-    def _answers(self, task: TaskDefinition, rows: Rows) -> list[Answer]:
-        return [_answer(task, *each) for each in zip(*self._read(task, rows), strict=True)]
+    def _answers(self, task: str, texts: Sequence[Text], rows: Rows, batch_size: int = 64) -> list[Any]:
+        return self._served[task].answers(texts, *self._read(self.tasks[task], rows, batch_size))
 
     def _label(self, task: str) -> int:
         """Return the model's label for a task, whose readout is added at its first use."""
@@ -318,51 +325,6 @@ class Predictor:
         load_tensors_(readout, stored)
         readout.to(next(model.backbone.parameters()).device)
         return label
-
-    def rows(self, task: str, texts: Sequence[Text]) -> Rows:
-        """Return texts as rows of ``task``.
-
-        Raises:
-            UsageError: one is no text, or does not fit the task, or the task labels words.
-        """
-        if self.definition(task).kind == "tokens":
-            raise UsageError(
-                f"Task {task!r} labels the words of a sentence, and has no one label for it. Ask for its entities: "
-                "forgetfree.serve.tagging.tag_sentences, or `forgetfree predict` with this task alone."
-            )
-        return _checked(texts, len(self.definition(task).text_columns), f"Task {task!r}")
-
-
-def _checked(texts: Sequence[Text], size: int, who: str) -> Rows:
-    """Return rows of ``size`` texts each, checked."""
-    if isinstance(texts, str):
-        raise UsageError(f"Expected a list of texts, got the text {brief(texts)}. Give [{brief(texts)}].")
-    texts = [(text,) if isinstance(text, str) else text for text in texts]
-    for number, text in enumerate(texts, 1):
-        if halves := [part for part in text if not is_text(part)]:
-            raise UsageError(
-                f"Text {number}, {brief(halves[0])}, holds half of a surrogate pair, which is no character: it was perhaps "
-                "not written in UTF-8. Write it in UTF-8."
-            )
-        if len(text) != size:
-            remedy = (
-                "Give one."
-                if size == 1
-                else "Give the two as two arguments or with a tab between, or as a list of two."
-            )
-            raise UsageError(
-                f"{who} reads {'one text' if size == 1 else 'pairs of texts'}, got {len(text)} text(s) in "
-                f"{text[0][:40]!r}. {remedy}"
-            )
-    columns = [tuple(column) for column in zip(*texts, strict=True)] or [()]
-    return Rows(columns[0], columns[1] if size == 2 and texts else (), (0,) * len(texts))
-
-
-def _answer(task: TaskDefinition, logits: Tensor, cut_tokens: int) -> Answer:
-    shares = torch.softmax(logits, dim=0)
-    best = int(logits.argmax())  # shares of logits that nearly agree may be equal
-    numbers = shares.tolist()
-    return Answer(task.labels[best], numbers[best], dict(zip(task.labels, numbers, strict=True)), task.name, cut_tokens)
 
 
 __all__ = ["Answer", "Predictor"]

@@ -13,27 +13,8 @@ from forgetfree.display import escaped
 from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.models.peft_directory import READOUT
 from forgetfree.results.report.page import in_markdown
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How the written model is read.
-
-    Attributes:
-        loader: the class of ``transformers`` that loads it: ``AutoModelForMaskedLM``, say.
-        encoder: encodes the task's texts.
-        position: of the token that a linear readout is on: 0, or −1 for causal models.
-        separator: the token between two texts, for models with token types that tell them apart; else ``None``.
-        own_readout: whether the linear layer is in a separate file.
-        usual: whether ``pipeline("text-classification")`` reads it so, too.
-    """
-
-    loader: str
-    encoder: Encoder
-    position: int = 0
-    separator: int | None = None
-    own_readout: bool = False
-    usual: bool = False
+from forgetfree.serve.kinds import served
+from forgetfree.serve.network import Reading
 
 
 @dataclass(frozen=True)
@@ -61,7 +42,7 @@ def model_card(origin: GraftOrigin, reading: Reading, change: Change) -> str:
         reading: how to read the written model.
         change: what was done to the base model.
     """
-    task = origin.task
+    task, pair = origin.task, len(origin.task.text_columns) == 2
     words = (f"{label}: {word!r}" for label, word in zip(task.labels, task.label_words, strict=False))
     return (
         templates()
@@ -72,12 +53,12 @@ def model_card(origin: GraftOrigin, reading: Reading, change: Change) -> str:
             model=origin.model,
             reading=reading,
             change=change,
-            pair=task.kind == "pair",
-            tagged=task.kind == "tokens",
+            pair=pair,
+            tagged=served(task).of_words,
             prompted=origin.readout in ("prompt", "causal"),
             words=", ".join(words),
             readout_file=READOUT,
-            encode=encode_source(reading.encoder, pair=task.kind == "pair"),
+            encode=encode_source(reading.encoder, pair=pair),
         )
     )
 
@@ -129,9 +110,9 @@ def templates() -> Environment:
     Between backticks it is ``plain``, in python and YAML ``quoted``, elsewhere ``shown``.
     """
     loader = PackageLoader("forgetfree.serve", "")
-    found = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    found.filters |= {"plain": _plain, "shown": _shown, "quoted": _quoted, "listed": _listed}
-    return found
+    environment = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment.filters |= {"plain": _plain, "shown": _shown, "quoted": _quoted, "listed": _listed}
+    return environment
 
 
 def _plain(text: str) -> str:

@@ -56,10 +56,10 @@ def check_run_binding(source: Source, now: Binding) -> None:
     try:
         check_fields("", record, {"details": dict})
         check_fields("details", record["details"], {"bound": dict})
-        bound = record["details"]["bound"]
-        check_fields("details.bound", bound, {"binding": str, "tasks": dict})
-        check_fields("details.bound.tasks", bound["tasks"], dict.fromkeys(bound["tasks"], dict))
-        then = Binding.of_json(bound["binding"])
+        stored = record["details"]["bound"]
+        check_fields("details.bound", stored, {"binding": str, "tasks": dict})
+        check_fields("details.bound.tasks", stored["tasks"], dict.fromkeys(stored["tasks"], dict))
+        then = Binding.of_json(stored["binding"])
     except ValueError as error:
         raise RunError(f"{path}: {error}. Restore it from a copy, or run the stream again.") from error
     if differ := then.differences(now):
@@ -68,12 +68,12 @@ def check_run_binding(source: Source, now: Binding) -> None:
             "and the options that the stream was trained with."
         )
     tasks = {task.name: _reading(task, then.readout) for task in source.tasks}
-    _compare(source, "order of tasks", list(bound["tasks"]), list(tasks))
-    for name, reading in bound["tasks"].items():
+    _compare(source, "order of tasks", list(stored["tasks"]), list(tasks))
+    for name, reading in stored["tasks"].items():
         for key in dict.fromkeys((*reading, *tasks[name])):
             _compare(source, f"{key} of task {name!r}", reading.get(key), tasks[name].get(key))
-    _compare(source, "readout of all tasks' labels together", bound.get("shared_labels"), source.shared_labels)
-    _compare(source, "task_inference", bound.get("task_inference"), source.task_inference)
+    _compare(source, "readout of all tasks' labels together", stored.get("shared_labels"), source.shared_labels)
+    _compare(source, "task_inference", stored.get("task_inference"), source.task_inference)
 
 
 def _compare(source: Source, what: str, expected: Any, got: Any) -> None:

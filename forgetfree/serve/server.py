@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,14 +24,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from forgetfree import __version__
 from forgetfree.display import brief
-from forgetfree.errors import ForgetfreeError, TaskError, UsageError
+from forgetfree.errors import ForgetfreeError, TaskError
 from forgetfree.json_file import parse_json
-from forgetfree.serve.inference import Answer, Predictor, Text
-from forgetfree.serve.tagging import TaggedSentence, check_sentences, tag_sentences, words_of
+from forgetfree.serve.inference import Predictor
+from forgetfree.serve.kinds import Response
+from forgetfree.serve.served_task import Text
 
-#: What is asked: texts; or sentences as lists of words, of a task that labels words.
-Asked = Sequence[Text | list[str]]
-Answered = list[Answer | TaggedSentence]
 OneText = str | tuple[str, str]
 
 
@@ -67,41 +65,10 @@ class Question(BaseModel):
     texts: list[OneText] | None = Field(None, description="many, in place of text")
 
 
-class OneAnswer(BaseModel):
-    """What a task says of one text."""
-
-    task: str
-    label: str
-    probability: float
-    probabilities: dict[str, float]
-    cut_tokens: int = Field(description="tokens of the text that are beyond the model's longest, and were not read")
-
-
-class OneEntity(BaseModel):
-    """A named entity: its kind, its words, and the numbers of the first and the last of them."""
-
-    kind: str
-    text: str
-    first: int
-    last: int
-    probability: float
-
-
-class OneSentence(BaseModel):
-    """What a task that labels words says of one sentence: a tag and its probability for each word, and the entities."""
-
-    task: str
-    words: list[str]
-    tags: list[str]
-    probabilities: list[float]
-    cut_tokens: int = Field(description="tokens of the text that are beyond the model's longest, and were not read")
-    entities: list[OneEntity]
-
-
 class Answers(BaseModel):
     """The answers, in the order of the texts."""
 
-    answers: list[OneAnswer | OneSentence]
+    answers: list[Response]
 
 
 class Fault(BaseModel):
@@ -136,11 +103,11 @@ class Batcher:
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         self._predictor, self._limits = predictor, limits
-        self._waiting: list[tuple[str, Asked, asyncio.Future[Answered]]] = []
+        self._waiting: list[tuple[str, Sequence[Text], asyncio.Future[list[Any]]]] = []
         self._arrived = asyncio.Event()
         self.size = 0
 
-    async def answer(self, task: str, texts: Asked) -> Answered:
+    async def answer(self, task: str, texts: Sequence[Text]) -> list[Any]:
         """Return the answers of texts that fit their task.
 
         Raises:
@@ -149,7 +116,7 @@ class Batcher:
         if self.size + len(texts) > self._limits.queue:
             detail = f"Too many texts wait: {self.size}, of at most {self._limits.queue}. Ask again in a second."
             raise HTTPException(503, detail, {"Retry-After": "1"})
-        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._waiting.append((task, texts, future))
         self.size += len(texts)
         self._arrived.set()
@@ -164,7 +131,7 @@ class Batcher:
             tasks = [task for task, texts, _ in batch for _ in texts]
             texts = [text for _, texts, _ in batch for text in texts]
             try:
-                answers = await asyncio.to_thread(self._answered, tasks, texts)
+                answers = await asyncio.to_thread(self._predictor.answer_mixed, tasks, texts)
             except Exception as error:  # the next batch may be answered
                 for _, _, future in batch:
                     if not future.done():
@@ -176,24 +143,7 @@ class Batcher:
                         future.set_result(mine)
             self.size -= len(texts)
 
-    def _answered(self, tasks: Sequence[str], texts: Asked) -> Answered:
-        """Return the answers of texts of any tasks; words are labelled task by task."""
-        sentences: dict[str, dict[int, list[str]]] = {}
-        others: dict[int, Text] = {}
-        for number, (task, text) in enumerate(zip(tasks, texts, strict=True)):
-            if isinstance(text, list):
-                sentences.setdefault(task, {})[number] = text
-            else:
-                others[number] = text
-        found: dict[int, Answer | TaggedSentence] = {}
-        for task, own in sentences.items():
-            found |= zip(own, tag_sentences(self._predictor, task, list(own.values())), strict=True)
-        if others:
-            answers = self._predictor.answer_mixed([tasks[number] for number in others], list(others.values()))
-            found |= zip(others, answers, strict=True)
-        return [found[number] for number in range(len(texts))]
-
-    def _next(self) -> list[tuple[str, Asked, asyncio.Future[Answered]]]:
+    def _next(self) -> list[tuple[str, Sequence[Text], asyncio.Future[list[Any]]]]:
         """Take the next requests that fit into a batch, at least one."""
         count, size = 1, len(self._waiting[0][1])
         while count < len(self._waiting) and size + len(self._waiting[count][1]) <= self._limits.batch:
@@ -250,24 +200,20 @@ def application(
             parse_json((await request.body()).decode())
         except ValueError as error:
             raise HTTPException(422, f"The request is no JSON that can be read: {error}. Correct it.") from None
-        kind = predictor.definition(question.task).kind
+        task = predictor.served(question.task)
         if (question.text is None) == (question.texts is None):
             raise HTTPException(422, "Expected one of text and texts. Give one text, or a list of them.")
         texts: list[Text] = [question.text] if question.text is not None else [*(question.texts or ())]
         _check(texts, limits)
-        asked: Asked = texts
-        if kind == "tokens":
-            asked = _sentences(question.task, texts)
-        else:
-            if kind == "single" and isinstance(question.text, tuple):
-                raise HTTPException(
-                    422,
-                    f"Task {brief(question.task)} reads one text, got 2: a list in text is a pair of texts. Give one text, or "
-                    "several texts as a list in texts.",
-                )
-            predictor.rows(question.task, texts)  # what does not fit its task is refused here, alone
-        answers = await batcher.answer(question.task, asked) if asked else []
-        return Answers(answers=[_shown(question.task, answer) for answer in answers])
+        if task.size == 1 and isinstance(question.text, tuple):
+            raise HTTPException(
+                422,
+                f"Task {brief(question.task)} reads one text, got 2: a list in text is a pair of texts. Give one text, or "
+                "several texts as a list in texts.",
+            )
+        task.rows(texts)  # what does not fit its task is refused here, alone
+        answers = await batcher.answer(question.task, texts) if texts else []
+        return Answers.model_validate({"answers": [task.response(answer) for answer in answers]})
 
     @app.get("/tasks")
     def tasks() -> list[Task]:
@@ -281,29 +227,6 @@ def application(
         return Health(status="ok", version=__version__, waiting=batcher.size)
 
     return app
-
-
-def _sentences(task: str, texts: Sequence[Text]) -> list[list[str]]:
-    """Return the words of each text.
-
-    Raises:
-        UsageError: one is a pair of texts, or has no words.
-    """
-    words = [words_of(text) for text in texts if isinstance(text, str)]
-    if len(words) < len(texts):
-        raise UsageError(
-            f"Task {task!r} labels the words of one text, got a pair of texts. Give a text with spaces between its words, or "
-            "with a JSON list of them in it."
-        )
-    check_sentences(words)
-    return words
-
-
-def _shown(task: str, answer: Answer | TaggedSentence) -> OneAnswer | OneSentence:
-    if isinstance(answer, Answer):
-        return OneAnswer(**vars(answer))
-    entities = [OneEntity(**vars(entity)) for entity in answer.entities]
-    return OneSentence(task=task, entities=entities, **asdict(answer))
 
 
 def _check(texts: Sequence[Text], limits: Limits) -> None:
@@ -406,11 +329,11 @@ class TimelyProtocol(H11Protocol):
 
     Args:
         seconds: how long they may take.
-        how: what uvicorn gives.
+        options: what uvicorn gives.
     """
 
-    def __init__(self, *, seconds: float, **how: Any) -> None:
-        super().__init__(**how)
+    def __init__(self, *, seconds: float, **options: Any) -> None:
+        super().__init__(**options)
         self._seconds = seconds
         self._late: asyncio.TimerHandle | None = None
 

@@ -38,6 +38,7 @@ from forgetfree.models.classifier import ClassifierModel, head_names
 from forgetfree.models.fine_tuned_directory import read_readout, write_readout
 from forgetfree.models.loading import LoadedModel, load_model, locate
 from forgetfree.models.peft_directory import READOUT, adapter_config, is_adapter, put_on
+from forgetfree.serve.kinds import served
 
 ORIGIN = "graft_origin.json"
 _CLASSIFIER = "AutoModelForSequenceClassification"
@@ -117,7 +118,7 @@ def to_shira(graft: Graft, model: str, out: StrPath, *, drop_others: bool = Fals
         write_atomically(directory / ORIGIN, origin.json)
         where = (
             "each word's first token"
-            if origin.task.kind == "tokens"
+            if served(origin.task).of_words
             else "the mean of all tokens"
             if origin.readout == "mean"
             else "the first token (at the last, for causal models)"
@@ -134,10 +135,10 @@ def to_shira(graft: Graft, model: str, out: StrPath, *, drop_others: bool = Fals
             reading=reading,
         )
         write_atomically(directory / "README.md", card)
-    held = sum(len(each.local) for each in entries.values())
+    kept = sum(len(each.local) for each in entries.values())
     size = sum(len(indices) for indices, _ in delta.values())
     return WrittenAdapter(
-        Path(out), held, size - held, rank, dropped, int(rounded.count_nonzero()), float(rounded.max())
+        Path(out), kept, size - kept, rank, dropped, int(rounded.count_nonzero()), float(rounded.max())
     )
 
 
@@ -306,8 +307,8 @@ def _put_head(network: Any, readout: Mapping[str, Tensor]) -> list[str]:
 
 def _check_head(plain: Any, directory: Path, readout: Mapping[str, Tensor]) -> None:
     """Raise ``UsageError`` unless PEFT puts the head, bit for bit, onto the base model with another one."""
-    held = put_on(plain, directory).state_dict()
-    if wrong := [name for name, tensor in readout.items() if not torch.equal(held[name], tensor)]:
+    actual = put_on(plain, directory).state_dict()
+    if wrong := [name for name, tensor in readout.items() if not torch.equal(actual[name], tensor)]:
         raise UsageError(
             f"PEFT does not keep {wrong[0]!r} of the own head of this {type(plain).__name__}. Use `forgetfree apply`."
         )

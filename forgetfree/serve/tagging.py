@@ -1,19 +1,23 @@
-"""Named entities in sentences, from a finished run."""
+"""Named entities in sentences: how a task that labels words is asked, and what is said to it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field
+from torch import Tensor
 
 from forgetfree.data.rows import Rows
-from forgetfree.display import brief, is_text
+from forgetfree.display import brief, escaped, is_text
 from forgetfree.errors import UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.results.entities import entities_of
-
-if TYPE_CHECKING:
-    from forgetfree.serve.inference import Predictor
+from forgetfree.serve.network import Parts, TaskNetwork
+from forgetfree.serve.served_task import ServedTask, Text
+from forgetfree.serve.tagging_network import tagging_network
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,104 @@ class TaggedSentence:
     @property
     def entities(self) -> list[Entity]:
         """The entities, from left to right."""
-        found = []
+        entities = []
         for kind, first, last in entities_of(self.tags):
             shares = self.probabilities[first : last + 1]
-            found.append(Entity(kind, " ".join(self.words[first : last + 1]), first, last, sum(shares) / len(shares)))
-        return found
+            entities.append(
+                Entity(kind, " ".join(self.words[first : last + 1]), first, last, sum(shares) / len(shares))
+            )
+        return entities
+
+
+class OneEntity(BaseModel):
+    """A named entity: its kind, its words, and the numbers of the first and the last of them."""
+
+    kind: str
+    text: str
+    first: int
+    last: int
+    probability: float
+
+
+class OneSentence(BaseModel):
+    """What a task that labels words says of one sentence: a tag and its probability for each word, and the entities."""
+
+    task: str
+    words: list[str]
+    tags: list[str]
+    probabilities: list[float]
+    cut_tokens: int = Field(description="tokens of the text that are beyond the model's longest, and were not read")
+    entities: list[OneEntity]
+
+
+class TaggingTask(ServedTask):
+    """A task that labels the words of sentences."""
+
+    is_routed, of_words = False, True
+    deed = "labels words"
+    cell = "a text or a list of words"
+
+    def written(self, value: object) -> str | None:
+        """Return a text, or a list of words as JSON."""
+        is_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
+        return json.dumps(value) if is_list else super().written(value)
+
+    def rows(self, texts: Sequence[Text]) -> Rows:
+        """Return sentences as rows; raise ``UsageError`` where one is a pair of texts, or has no words, or an empty one."""
+        if any(isinstance(text, tuple) and len(text) > 1 for text in texts):
+            raise UsageError(
+                f"Task {self.task.name!r} labels the words of one text, got a pair of texts. Give a text with spaces between "
+                "its words, or with a JSON list of them in it."
+            )
+        sentences = [_words(text) for text in texts]
+        for number, words in enumerate(sentences, 1):
+            if not words or not all(is_text(word) and word for word in words):
+                raise UsageError(
+                    f"Sentence {number}: expected a list of words, none of them empty, got {brief(words)}."
+                )
+        joined = tuple(" ".join(word.replace(" ", "\u00a0") for word in words) for words in sentences)
+        return Rows(joined, (), tuple((0,) * len(words) for words in sentences))
+
+    def answers(self, texts: Sequence[Text], logits: Tensor, cut: Iterable[int]) -> list[TaggedSentence]:
+        """Return each sentence with its tags; logits are ``(n_words, n_labels)``."""
+        shares, numbers = logits.softmax(1).amax(1).tolist(), logits.argmax(1).tolist()
+        sentences, begin = [], 0
+        for words, lost in zip(map(_words, texts), cut, strict=True):
+            end = begin + len(words)
+            tags = tuple(self.task.labels[number] for number in numbers[begin:end])
+            sentences.append(TaggedSentence(tuple(words), tags, tuple(shares[begin:end]), lost))
+            begin = end
+        return sentences
+
+    def network(self, parts: Parts) -> TaskNetwork:
+        """Return a token classifier."""
+        return tagging_network(parts)
+
+    def lines(self, texts: tuple[str, ...], answer: TaggedSentence) -> list[str]:
+        """Return a line for each entity: kind, probability, its words, the sentence."""
+        sentence = escaped(" ".join(answer.words))
+        return [
+            f"{escaped(entity.kind)}\t{entity.probability:.3f}\t{escaped(entity.text)}\t{sentence}"
+            for entity in answer.entities
+        ] or [f"-\t-\t-\t{sentence}"]
+
+    def json(self, texts: tuple[str, ...], answer: TaggedSentence) -> dict[str, Any]:
+        """Return words, tags and entities."""
+        return {**asdict(answer), "entities": [asdict(each) for each in answer.entities]}
+
+    def response(self, answer: TaggedSentence) -> OneSentence:
+        """Return the answer as the server sends it."""
+        return OneSentence(task=self.task.name, **self.json((), answer))
+
+    def columns(self) -> tuple[str, ...]:
+        """Raise ``UsageError``: a sentence has any number of entities."""
+        raise UsageError(
+            f"Task {self.task.name!r} finds any number of entities in a text, which is no table. Use --json."
+        )
+
+    def cells(self, answer: TaggedSentence) -> dict[str, Any]:
+        """Return nothing, see `columns`."""
+        return {}
 
 
 def words_of(text: str) -> list[str]:
@@ -73,45 +170,6 @@ def words_of(text: str) -> list[str]:
     return text.split()
 
 
-def check_sentences(sentences: Sequence[Sequence[str]]) -> None:
-    """Refuse sentences that cannot be labelled.
-
-    Raises:
-        UsageError: one has no words, or an empty one.
-    """
-    for number, words in enumerate(sentences, 1):
-        if isinstance(words, str) or not words or not all(is_text(word) and word for word in words):
-            raise UsageError(f"Sentence {number}: expected a list of words, none of them empty, got {brief(words)}.")
-
-
-def tag_sentences(
-    predictor: Predictor, task: str, sentences: Sequence[Sequence[str]], *, batch_size: int = 64
-) -> list[TaggedSentence]:
-    """Return the labels of the words of sentences.
-
-    Args:
-        predictor: of a run.
-        task: one that labels words.
-        sentences: lists of words, as `words_of` makes them of a text.
-        batch_size: sentences in a forward pass.
-
-    Raises:
-        UsageError: the task labels whole texts, or a sentence has no words, or an empty one.
-    """
-    definition = predictor.definition(task)
-    if definition.kind != "tokens":
-        raise UsageError(f"Task {task!r} labels whole texts, and no words. Give one that finds entities.")
-    check_sentences(sentences)
-    if not sentences:
-        return []
-    first = tuple(" ".join(word.replace(" ", "\u00a0") for word in words) for words in sentences)
-    rows = Rows(first, (), tuple((0,) * len(words) for words in sentences))
-    logits, cut = predictor.read(task, rows, batch_size=batch_size)
-    shares, numbers = logits.softmax(1).amax(1), logits.argmax(1)
-    found, begin = [], 0
-    for words, lost in zip(sentences, cut, strict=True):
-        end = begin + len(words)
-        tags = tuple(definition.labels[number] for number in numbers[begin:end].tolist())
-        found.append(TaggedSentence(tuple(words), tags, tuple(shares[begin:end].tolist()), lost))
-        begin = end
-    return found
+def _words(text: Text) -> list[str]:
+    """Return the words of a text, of a tuple of one, or of a list of words."""
+    return text if isinstance(text, list) else words_of(text if isinstance(text, str) else text[0])

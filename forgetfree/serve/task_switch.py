@@ -19,6 +19,7 @@ from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.architecture import reads_last
 from forgetfree.models.task_model import mean_of_tokens
 from forgetfree.results.unit_record import check_own
+from forgetfree.serve.kinds import served
 from forgetfree.serve.source import LEDGER, saved_file
 from forgetfree.tasks import chosen_version
 
@@ -75,11 +76,11 @@ class TaskSwitch:
             config.id2label = dict(enumerate(record.definition.labels))
             config.label2id = {label: number for number, label in config.id2label.items()}
         if self._readout in LINEAR:
-            kind = record.definition and record.definition.kind
+            of_words = record.definition is not None and served(record.definition).of_words
             self._hooks = [
                 self._body.register_forward_hook(self._note),
                 self._model.register_forward_hook(
-                    self._reader(record.own_readout, of_words=kind == "tokens"), with_kwargs=True
+                    self._reader(record.own_readout, of_words=of_words), with_kwargs=True
                 ),
             ]
 
@@ -102,20 +103,20 @@ class TaskSwitch:
         load_tensors_(readout, tensors)
         last = reads_last(self._model.config)
 
-        def read(model: nn.Module, args: Any, given: dict[str, Any], output: Any) -> Any:
+        def read(model: nn.Module, args: Any, inputs: dict[str, Any], output: Any) -> Any:
             hidden, self._hidden = self._hidden, None
             if hidden is None or not hasattr(output, "keys"):
                 raise UsageError(
                     "The model returned a tuple, expected an output with names. Leave out return_dict=False."
                 )
             if self._readout == "mean":
-                mask = given.get("attention_mask")
+                mask = inputs.get("attention_mask")
                 hidden = mean_of_tokens(
                     hidden, torch.ones(hidden.shape[:2], device=hidden.device) if mask is None else mask
                 )
             elif not of_words:
                 rows = torch.arange(len(hidden), device=hidden.device)
-                hidden = hidden[rows, _last(given.get("attention_mask"), hidden) if last else torch.zeros_like(rows)]
+                hidden = hidden[rows, _last(inputs.get("attention_mask"), hidden) if last else torch.zeros_like(rows)]
             output["logits"] = readout.to(hidden.device)(hidden.to(readout.weight.dtype))
             return output
 

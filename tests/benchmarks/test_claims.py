@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reported import make_run
-from safetensors.numpy import save_file
+from reported import make_run, write_answers
 
 from forgetfree.benchmarks.claims import CLAIMS, MEASURED, Claim, Runs, claims, judged, main
 from forgetfree.errors import ReportError
@@ -37,7 +36,7 @@ def make(out: Path, wrong: dict[str, int], seeds: tuple[int, ...] = (0, 1), **of
     for run in results["runs"]:
         found = wrong_every(wrong[run["strategy"]])
         held = {f"{task}/{key}": getattr(found, key) for task in TASKS for key in ("logits", "labels")}
-        save_file(held, out / run["strategy"] / f"seed-{run['seed']}" / "predictions.safetensors")
+        write_answers(out / run["strategy"] / f"seed-{run['seed']}" / "predictions.safetensors", held)
         run["matrix"][1:] = [[found.score("accuracy")] * 3] * 3
         run["ece"][1:] = [[found.ece] * 3] * 3
         alone = [wrong_every(wrong["fine-tune"]).score("accuracy")] * 3 if "fine-tune" in wrong else None
@@ -123,7 +122,7 @@ def test_a_withheld_task_is_judged_beside_the_task_given(runs: list[str], tmp_pa
         predicted[1::20] = 2
         found = LabelAnswers(4 * np.eye(3, dtype=np.float32)[predicted], labels)
         held = {f"{task}/{key}": getattr(found, key) for task in TASKS for key in ("logits", "labels")}
-        save_file(held, str(answers).format(run["seed"]))
+        write_answers(Path(str(answers).format(run["seed"])), held)
         run["matrix"][1:], run["ece"][1:] = [[found.score("accuracy")] * 3] * 3, [[found.ece] * 3] * 3
         run["summary"] = summarize(run["matrix"], run["ece"])
     (out / "results.json").write_text(json.dumps(results))

@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from forgetfree.cli.predict import _as_csv
-from forgetfree.cli.text_rows import Asked
-from forgetfree.serve.inference import Answer
+from forgetfree.cli.text_rows import TextRow
+from forgetfree.serve.labels import Answer, LabelTask
+from forgetfree.tasks import TaskDefinition
 
 
 def test_what_a_spreadsheet_takes_for_a_formula_is_written_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     kept: dict[str, Any] = {"id": "-5", "by": "@me"}
-    show = _as_csv(("text",), ["good", "=bad"], list(kept))
+    show = _as_csv([LabelTask(TaskDefinition("sst2", "single", ("good", "=bad")))], 1, list(kept))
     for text in ("=1+1", "+1 to this", "- no", "\t=x", "a = b", "-0.5"):
-        show(Asked((text,), kept), Answer("=bad", 0.75, {"good": 0.25, "=bad": 0.75}, "sst2"))
+        show(TextRow((text,), kept), Answer("=bad", 0.75, {"good": 0.25, "=bad": 0.75}, "sst2"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "id,by,text,task,label,probability,probability of good,probability of =bad"
     texts = [line.split(",")[2] for line in lines[1:]]

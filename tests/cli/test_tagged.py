@@ -20,7 +20,7 @@ from forgetfree.ledger import Ledger, LedgerSwitch, MixedBatchModel
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
 from forgetfree.serve.inference import Predictor
-from forgetfree.serve.tagging import tag_sentences, words_of
+from forgetfree.serve.tagging import words_of
 from forgetfree.serve.task_switch import TaskSwitch
 
 STRATEGIES = ("fine-tune", "continual-ft", "grafting-continual")
@@ -106,9 +106,8 @@ def test_predict_prints_each_entity(run: Path, capsys: pytest.CaptureFixture[str
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert ("PER", word, f"the film was {word}") in [(kind, entity, text) for kind, _, entity, text in lines]
     expected = []
-    for tagged in tag_sentences(
-        Predictor.of_run(run), "people", [[*["the", "film", "was"], word], ["the", word], *map(str.split, texts[2:])]
-    ):
+    sentences = [[*["the", "film", "was"], word], ["the", word], *map(str.split, texts[2:])]
+    for tagged in Predictor.of_run(run).answer("people", sentences):
         text = " ".join(tagged.words)
         found = [[each.kind, f"{each.probability:.3f}", each.text, text] for each in tagged.entities]
         expected += found or [["-", "-", "-", text]]
@@ -133,7 +132,7 @@ def test_predict_reads_the_files_of_the_training(
     (tmp_path / name).write_text(content.replace("W", word))
     assert cli.main(["predict", str(run), "--task", "people", "--file", str(tmp_path / name), *more, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    (tagged,) = tag_sentences(Predictor.of_run(run), "people", [["the", word]])
+    (tagged,) = Predictor.of_run(run).answer("people", [["the", word]])
     assert (said["words"], said["tags"]) == (["the", word], list(tagged.tags))
 
 
@@ -284,7 +283,7 @@ def mixed_run(data: Path, model_directory, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_server_answers_words_and_texts_at_once(mixed_run: Path) -> None:
-    """Requests of three tasks that wait together get the tags of `tag_sentences`, and the labels of `answer`."""
+    """Requests of three tasks that wait together get the answers that each would get alone."""
     pytest.importorskip("fastapi", reason="the server is not installed: pip install 'forgetfree[serve]'")
     from concurrent.futures import ThreadPoolExecutor
 
@@ -316,7 +315,8 @@ def test_a_server_answers_words_and_texts_at_once(mixed_run: Path) -> None:
                 each.label for each in predictor.answer("mood", texts)
             ]
             continue
-        expected = tag_sentences(predictor, question["task"], [words_of(text) for text in own])
+        expected = predictor.answer(question["task"], own)
+        assert predictor.answer(question["task"], [words_of(text) for text in own]) == expected
         for got, tagged in zip(given["answers"], expected, strict=True):
             assert (got["task"], got["words"], got["tags"]) == (
                 question["task"],
@@ -338,7 +338,7 @@ def test_a_ledger_of_the_run_tags_as_the_run_did(run: Path) -> None:
     assert torch.equal(logits, kept["topics/logits"]) and kept["topics/lengths"].tolist() == [
         len(text.split()) for text in rows.first
     ]
-    tagged = tag_sentences(predictor, "topics", [text.split() for text in rows.first])
+    tagged = predictor.answer("topics", [text.split() for text in rows.first])
     assert [tag for sentence in tagged for tag in sentence.tags] == [
         tagged_task("topics", TOPICS, train=160).task.labels[number] for number in logits.argmax(1).tolist()
     ]

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
-os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import argparse
 import faulthandler
 
+from campaign import campaign, parser_of  # isort: skip  # before torch is imported
 from fuzz.taken import PATIENCE, Fuzz, make_world, plain_figures
 
 
 def main() -> int:
     """Damage one file after the other, and count what its readers made of it."""
-    parser = argparse.ArgumentParser(prog="python tests/fuzz", description=__doc__)
+    parser = parser_of("fuzz", __doc__, "of the first file; each has the next seed, to go on in parts")
     parser.add_argument("--files", type=int, default=4000, help="how many files are damaged, one at a time")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the first file; each has the next seed, to go on in parts"
-    )
     parser.add_argument("--verbose", action="store_true", help="show every file")
     given = parser.parse_args()
-    folder, begin = Path(tempfile.mkdtemp(prefix="fuzz-")), time.monotonic()
     counts = Counter[str]()
-    try:
-        fuzz = Fuzz(make_world(folder / "world"))
+    with campaign("fuzz") as here:
+        fuzz = Fuzz(make_world(here.folder / "world"))
         with plain_figures():
             for seed in range(given.seed, given.seed + given.files):
                 faulthandler.dump_traceback_later(10 * PATIENCE, exit=True)  # where no signal is heard
@@ -43,10 +34,8 @@ def main() -> int:
                         flush=True,
                     )
         faulthandler.cancel_dump_traceback_later()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    shown = ", ".join(f"{counts[name]} {name}" for name in ("refused", "told", "same", "wrongly taken", "fault"))
-    print(f"{given.files} damaged files of {len(fuzz.kinds)} kinds: {shown} ({time.monotonic() - begin:.0f} s)")
+        shown = ", ".join(f"{counts[name]} {name}" for name in ("refused", "told", "same", "wrongly taken", "fault"))
+        here.say(f"{given.files} damaged files of {len(fuzz.kinds)} kinds: {shown}")
     return 1 if counts["wrongly taken"] or counts["fault"] else 0
 
 

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import os
+import argparse
 import random
-import shutil
 import signal
 import sys
-import tempfile
-import time
 from collections import Counter
-from pathlib import Path
-
-os.environ["OMP_NUM_THREADS"] = "1"
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import argparse
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from campaign import Campaign, campaign, parser_of  # isort: skip  # before torch is imported
 from kill.harness import Harness, Prediction, Revision, World
 
 
 def main() -> int:
     """Kill runs at random moments and at every rename, revisions of a run, and what is answered from it."""
-    parser = argparse.ArgumentParser(prog="python tests/kill", description=__doc__)
+    parser = parser_of("kill", __doc__, "of the moments")
     parser.add_argument("--moments", type=int, default=100, help="SIGKILLs at random moments; a third with two workers")
     parser.add_argument(
         "--signals", type=int, default=6, help="SIGTERMs at random moments, with one worker and with two each"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--renames", type=int, default=10**6, help="kill at renames up to this one")
     parser.add_argument(
         "--first", type=int, default=1, metavar="N", help="begin with the N-th rename, to go on in slices"
@@ -39,68 +33,84 @@ def main() -> int:
         "--seldom", action="store_true", help="at renames of a run without checkpoints within its phases"
     )
     given = parser.parse_args()
-    folder, begin = Path(tempfile.mkdtemp(prefix="kill-")), time.monotonic()
-    failures: list[str] = []
-
-    def told(what: str, before: int) -> None:
-        seconds = time.monotonic() - begin
-        print(f"{what}: {len(failures) - before} differ from what was not killed ({seconds:.0f} s)", flush=True)
-
-    try:
-        for jobs, count in ((1, given.moments - given.moments // 3), (2, given.moments // 3)):
-            harness, places, before = Harness(World(folder, jobs=jobs)), Counter[str](), len(failures)
-            for moment, delay in harness.moments(count, given.seed):
-                place = attempt(failures, f"moment {moment} + {delay:.4f}", harness.killed_at, moment, delay)
-                places[str(place)] += 1
-            told(f"SIGKILL at {count} random moments, {jobs} at a time, {dict(places)}", before)
-            before = len(failures)
-            for moment, _ in harness.moments(given.signals, given.seed + 1):
-                attempt(failures, f"SIGTERM at {moment}", harness.killed_at, moment, 0.0, signal.SIGTERM)
-            told(f"SIGTERM at {given.signals} random moments, {jobs} at a time, each ended within 10 s", before)
-        one, number, before = Harness(World(folder)), given.first, len(failures)
-        while number <= given.renames and attempt(
-            failures,
-            f"rename {number}",
-            partial(one.killed_at_replace, after=number % 2 == 0, often=not given.seldom),
-            number,
-        ):
-            number += 1
-        end = "" if number > given.renames else f"; a run has {number - 1}"
-        told(f"SIGKILL at {number - given.first} renames from the {given.first}. on{end}", before)
-        for action, count in (("remove", given.moments // 4), ("update", given.moments // 8)):
-            revision, before = Harness(Revision(folder / action, action=action)), len(failures)
-            for moment, delay in revision.moments(count, given.seed):
-                attempt(failures, f"ledger {action}, moment {moment}", revision.killed_at, moment, delay)
-            for number in range(1, min(given.renames, 12) + 1):
-                what = f"ledger {action}, rename {number}"
-                attempt(failures, what, revision.killed_at_replace, number, after=number % 2 == 0)
-            told(f"SIGKILL of ledger {action} at {count} random moments and its first renames", before)
-        few = max(1, given.moments // 10)
-        group, before = Harness(World(folder, ("grafting-continual",), processes=2)), len(failures)
-        for moment, delay in group.moments(few, given.seed):
-            attempt(failures, f"two processes, moment {moment} + {delay:.4f}", group.killed_at, moment, delay)
-        told(f"SIGKILL at {few} random moments, one unit by two processes", before)
-        reading, draw, before = Prediction(World(folder)), random.Random(given.seed), len(failures)
-        printed = [
-            attempt(failures, f"predict, {seconds:.2f} s", reading.killed_after, seconds)
-            for seconds in (draw.uniform(0.0, reading.seconds) for _ in range(few))
-        ]
-        told(f"SIGKILL of predict at {few} random moments, after {printed} of {len(reading.expected)} bytes", before)
-    finally:
-        if not failures:
-            shutil.rmtree(folder, ignore_errors=True)
-    for failure in failures:
+    with campaign("kill") as here:
+        for kills in (of_runs, at_renames, of_revisions, of_two_processes, of_predictions):
+            kills(given, here)
+    for failure in here.failures:
         print(failure)
-    return 1 if failures else 0
+    return 1 if here.failures else 0
 
 
-def attempt(failures: list[str], what: str, kill: Callable[..., Any], *given: Any, **how: Any) -> Any:
+def of_runs(given: argparse.Namespace, here: Campaign) -> None:
+    """Kill runs at random moments, of one unit at a time and of two."""
+    for jobs, count in ((1, given.moments - given.moments // 3), (2, given.moments // 3)):
+        harness, places, before = Harness(World(here.folder, jobs=jobs)), Counter[str](), len(here.failures)
+        for moment, delay in harness.moments(count, given.seed):
+            place = attempt(here, f"moment {moment} + {delay:.4f}", harness.killed_at, moment, delay)
+            places[str(place)] += 1
+        tell(here, before, f"SIGKILL at {count} random moments, {jobs} at a time, {dict(places)}")
+        before = len(here.failures)
+        for moment, _ in harness.moments(given.signals, given.seed + 1):
+            attempt(here, f"SIGTERM at {moment}", harness.killed_at, moment, 0.0, signal.SIGTERM)
+        tell(here, before, f"SIGTERM at {given.signals} random moments, {jobs} at a time, each ended within 10 s")
+
+
+def at_renames(given: argparse.Namespace, here: Campaign) -> None:
+    """Kill a run at each rename, before it and after it by turns."""
+    one, number, before = Harness(World(here.folder)), given.first, len(here.failures)
+    killed = partial(one.killed_at_replace, often=not given.seldom)
+    while number <= given.renames and attempt(here, f"rename {number}", killed, number, after=number % 2 == 0):
+        number += 1
+    end = "" if number > given.renames else f"; a run has {number - 1}"
+    tell(here, before, f"SIGKILL at {number - given.first} renames from the {given.first}. on{end}")
+
+
+def of_revisions(given: argparse.Namespace, here: Campaign) -> None:
+    """Kill ``ledger remove`` and ``ledger update`` at random moments and at their first renames."""
+    for action, count in (("remove", given.moments // 4), ("update", given.moments // 8)):
+        revision, before = Harness(Revision(here.folder / action, action=action)), len(here.failures)
+        for moment, delay in revision.moments(count, given.seed):
+            attempt(here, f"ledger {action}, moment {moment}", revision.killed_at, moment, delay)
+        for number in range(1, min(given.renames, 12) + 1):
+            what = f"ledger {action}, rename {number}"
+            attempt(here, what, revision.killed_at_replace, number, after=number % 2 == 0)
+        tell(here, before, f"SIGKILL of ledger {action} at {count} random moments and its first renames")
+
+
+def of_two_processes(given: argparse.Namespace, here: Campaign) -> None:
+    """Kill a run whose unit is trained by two processes at a few random moments."""
+    count, before = _few(given), len(here.failures)
+    harness = Harness(World(here.folder, ("grafting-continual",), processes=2))
+    for moment, delay in harness.moments(count, given.seed):
+        attempt(here, f"two processes, moment {moment} + {delay:.4f}", harness.killed_at, moment, delay)
+    tell(here, before, f"SIGKILL at {count} random moments, one unit by two processes")
+
+
+def of_predictions(given: argparse.Namespace, here: Campaign) -> None:
+    """Kill ``predict`` at a few random moments."""
+    prediction, draw, before = Prediction(World(here.folder)), random.Random(given.seed), len(here.failures)
+    moments = [draw.uniform(0.0, prediction.seconds) for _ in range(_few(given))]
+    printed = [attempt(here, f"predict, {moment:.2f} s", prediction.killed_after, moment) for moment in moments]
+    whole = len(prediction.expected)
+    tell(here, before, f"SIGKILL of predict at {len(moments)} random moments, after {printed} of {whole} bytes")
+
+
+def _few(given: argparse.Namespace) -> int:
+    return max(1, given.moments // 10)
+
+
+def attempt(here: Campaign, what: str, kill: Callable[..., Any], *given: Any, **how: Any) -> Any:
     """Return what ``kill`` returns; where it raises, put that down and return a note."""
     try:
         return kill(*given, **how)
     except AssertionError as error:
-        failures.append(f"{what}: {error}")
+        here.failures.append(f"{what}: {error}")
         return "differs"
+
+
+def tell(here: Campaign, before: int, what: str) -> None:
+    """Say what was killed, and how many failed beyond those before."""
+    here.say(f"{what}: {len(here.failures) - before} differ from what was not killed")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reported import make_run
-from safetensors.numpy import load_file, save_file
+from reported import make_run, write_answers
+from safetensors.numpy import load_file
 
 from forgetfree import cli
 from forgetfree.results.answers import LabelAnswers
@@ -188,7 +188,7 @@ def of_equal_rows(out: Path) -> None:
             held[f"{task}/labels"] = new
             answers = LabelAnswers(logits, new)
             run["matrix"][-1][number], run["ece"][-1][number] = answers.score("accuracy"), answers.ece
-        save_file(held, file)
+        write_answers(file, held)
     (out / "results.json").write_text(json.dumps(results))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from forgetfree import Predictor, cli
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
-from forgetfree.serve.inference import _answer
+from forgetfree.serve.labels import LabelTask
 from forgetfree.tasks import TaskDefinition
 
 MakeRun = Callable[..., Path]
@@ -154,7 +154,7 @@ def test_the_label_is_that_of_the_largest_logit_where_shares_are_equal() -> None
     low = torch.tensor(0.01)
     logits = torch.stack([low, torch.nextafter(low, torch.tensor(1.0))])
     assert logits.softmax(0).unique().numel() == 1 and logits.argmax() == 1
-    answer = _answer(TaskDefinition("mood", "single", ("sad", "glad")), logits, 0)
+    answer = LabelTask(TaskDefinition("mood", "single", ("sad", "glad"))).answer(logits)
     assert (answer.label, answer.probability) == ("glad", 0.5)
 
 

@@ -1,19 +1,41 @@
-"""A linear readout of words inside a token classifier of transformers."""
+"""The network of a task that labels words: a token classifier of transformers, with the linear readout as its head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree.core.body import body_of
+from forgetfree.data.rows import Rows
 from forgetfree.errors import GraftError
+from forgetfree.models.architecture import reads_last
+from forgetfree.serve.network import Parts, Reading, TaskNetwork, check_linear, name_labels_, tokenizer_of
 
 
-def token_classifier(
+def tagging_network(parts: Parts) -> TaskNetwork:
+    """Return the token classifier of a task that labels words.
+
+    Raises:
+        GraftError: transformers has none for this architecture, or one that computes something else.
+    """
+    loaded, task = parts.loaded, parts.origin.task
+    encoder = loaded.encoder(task)
+    ids = encoder(Rows(("What was it ?",), (), ((0,) * 4,)))
+    inputs = cast(Any, loaded.model).inputs(torch.tensor(ids))
+    name_labels_(parts.config, task.labels, parts.origin.classes)
+    check_linear(parts.readout, len(task.labels), loaded.model.hidden_size)
+    network = _token_classifier(parts.config, parts.body, parts.readout, inputs)
+    reading = Reading(
+        "AutoModelForTokenClassification", encoder, position=-1 if reads_last(parts.config) else 0, usual=True
+    )
+    return TaskNetwork(network, tokenizer_of(loaded, list(inputs)), reading)
+
+
+def _token_classifier(
     config: Any, body: Mapping[str, Tensor], readout: Mapping[str, Tensor], row: Mapping[str, Tensor]
 ) -> Any:
     """Return the architecture's token classifier, which computes W h + b at each token, with ``readout`` as its head.

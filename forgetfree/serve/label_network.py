@@ -1,0 +1,126 @@
+"""The network of a task that labels texts: a sequence classifier if one reads as the run does, else the model alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from forgetfree.core.body import body_of, body_prefix
+from forgetfree.data.rows import Rows
+from forgetfree.errors import GraftError
+from forgetfree.ledger.binding import set_network_
+from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.models.architecture import body_loader, reads_last
+from forgetfree.models.loading import LoadedModel
+from forgetfree.models.sequence_classifier import sequence_classifier
+from forgetfree.serve.network import Parts, Reading, TaskNetwork, check_linear, name_labels_, tokenizer_of
+
+
+def label_network(parts: Parts) -> TaskNetwork:
+    """Return the network of a task that labels texts.
+
+    A linear readout becomes the head of a sequence classifier, if the architecture has one that computes it and its tokenizer
+    reads as our encoder does. What is read in another way has no classes in its configuration.
+    """
+    loaded, config, origin = parts.loaded, parts.config, parts.origin
+    backbone, pair = loaded.model.backbone, len(origin.task.text_columns) == 2
+    reading = Reading(
+        "AutoModelForSequenceClassification",
+        loaded.encoder(origin.task),
+        position=-1 if reads_last(config) else 0,
+        separator=cast(Any, loaded.model).tokens.separator if pair else None,
+    )
+    if origin.readout in ("prompt", "causal"):
+        name_labels_(backbone.config, ())
+        loader = "AutoModelForMaskedLM" if origin.readout == "prompt" else "AutoModelForCausalLM"
+        return TaskNetwork(backbone, loaded.tokenizer, replace(reading, loader=loader))
+    network = tokenizer = None
+    if origin.readout != "mean":  # which no sequence classifier reads
+        network, tokenizer = _classifying(parts, reading.position)
+    if network is None:
+        name_labels_(backbone.config, ())
+        reading = replace(reading, loader=body_loader(config, loaded.name), own_readout=True)
+        return TaskNetwork(backbone, loaded.tokenizer, reading)
+    return TaskNetwork(network, tokenizer or loaded.tokenizer, replace(reading, usual=tokenizer is not None))
+
+
+def _classifying(parts: Parts, position: int) -> tuple[Any, Any]:
+    """Return a sequence classifier, and the tokenizer for the usual call; either may be ``None``.
+
+    With that tokenizer the call reads texts as our encoder does.
+    """
+    loaded, config, origin = parts.loaded, parts.config, parts.origin
+    task, model = origin.task, cast(Any, loaded.model)
+    rows = _probes(loaded, pair=len(task.text_columns) == 2)
+    inputs = [model.inputs(torch.tensor([ids])) for ids in loaded.encoder(task)(rows)]
+    tokenizer = tokenizer_of(loaded, list(inputs[0]))
+    if not _reads_alike(tokenizer, rows, inputs):
+        tokenizer = None
+    config.pad_token_id = model.tokens.pad  # causal ones find a row's last token by it
+    config.problem_type = "single_label_classification"
+    if hasattr(config, "use_mems_eval"):
+        config.use_mems_eval = False  # XLNet's memory of earlier calls, which batches of the pipeline cannot hold
+    name_labels_(config, task.labels, origin.classes)
+    if origin.readout == "classifier":
+        return _classifier(config, parts.body, parts.readout, origin), tokenizer
+    check_linear(parts.readout, len(task.labels), loaded.model.hidden_size)
+    if tokenizer is None:
+        return None, None
+    return sequence_classifier(config, parts.body, parts.readout, inputs[:-1], position), tokenizer
+
+
+def _probes(loaded: LoadedModel, *, pair: bool) -> Rows:
+    """Return rows that show whether a tokenizer reads texts as ours: long ones, and ones with special tokens."""
+    long = "it was " * min(loaded.max_length, 10_000)
+    texts = ("a", "What was it?", " ".join(loaded.tokenizer.all_special_tokens), long)
+    return Rows(texts, texts[::-1] if pair else (), (0,) * len(texts))
+
+
+def _reads_alike(tokenizer: Any, rows: Rows, inputs: Sequence[Mapping[str, Tensor]]) -> bool:
+    """Return whether ``tokenizer``, called as in the pipeline, makes ``inputs`` of ``rows``."""
+    texts = zip(rows.first, rows.second, strict=True) if rows.second else zip(rows.first)
+    return all(
+        dict(tokenizer(*each, truncation=True)) == {name: tensor[0].tolist() for name, tensor in expected.items()}
+        for each, expected in zip(texts, inputs, strict=True)
+    )
+
+
+def _classifier(config: Any, body: Mapping[str, Tensor], readout: Mapping[str, Tensor], origin: GraftOrigin) -> Any:
+    """Return the sequence classifier whose head is the readout, with the base model's body."""
+    import transformers
+
+    kind = getattr(transformers, origin.architecture, None)
+    if not origin.architecture.endswith("ForSequenceClassification") or not isinstance(kind, type):
+        raise GraftError(
+            f"The graft's readout is the head of {origin.architecture!r}, which this version of transformers does not have. "
+            "Expected a …ForSequenceClassification."
+        )
+    if getattr(kind, "config_class", None) is not type(config):
+        raise GraftError(
+            f"The graft's readout is the head of a {origin.architecture}, and the model is of type {config.model_type!r}. "
+            "Give the model that the graft was made from."
+        )
+    if origin.network:  # what the head computes is not in the base model's
+        set_network_(config, origin.network)
+    network = kind(config).float().eval()
+    own = network.state_dict()
+    lacking = sorted(own.keys() - readout.keys() - {f"{body_prefix(network)}{name}" for name in body})
+    unknown = sorted(name for name, tensor in readout.items() if name not in own or own[name].shape != tensor.shape)
+    if lacking or unknown:
+        raise GraftError(
+            f"The graft's readout is no head of this {origin.architecture}: "
+            f"{f'{lacking[0]!r} is not in it' if lacking else f'its {unknown[0]!r} does not fit'}. Give the model that the "
+            "graft was made from."
+        )
+    _load_body(network, body)
+    network.load_state_dict(dict(readout), strict=False)
+    return network
+
+
+def _load_body(network: nn.Module, body: Mapping[str, Tensor]) -> bool:
+    """Load the body of ``network``, and return whether it is complete; ``body`` may have more tensors."""
+    return not body_of(network).load_state_dict(body, strict=False).missing_keys

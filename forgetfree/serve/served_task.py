@@ -1,0 +1,98 @@
+"""What each kind of tasks says of its use: how a text is asked about, what is answered, how that is shown, what is exported."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+from torch import Tensor
+
+from forgetfree.data.rows import Rows
+from forgetfree.serve.network import Parts, TaskNetwork
+from forgetfree.tasks import TaskDefinition
+
+#: A text, or the two of a pair; a tuple of one is a text, too. A list is the words of a sentence.
+Text = str | tuple[str, ...] | list[str]
+
+
+class ServedTask(ABC):
+    """A task in use: one subclass a kind, see `forgetfree.serve.kinds.served`.
+
+    Args:
+        task: the task.
+    """
+
+    #: Whether a text has one answer from one position: such tasks share a forward pass, and a router can choose among them.
+    is_routed: ClassVar[bool] = True
+    #: Whether each word has an answer of its own.
+    of_words: ClassVar[bool] = False
+    #: What the task does where it is not routed, for messages: ``labels words``.
+    deed: ClassVar[str] = ""
+    #: What a text may be in a file's row, for messages.
+    cell: ClassVar[str] = "a text"
+
+    def __init__(self, task: TaskDefinition) -> None:
+        self.task = task
+
+    @property
+    def size(self) -> int:
+        """How many texts a row has."""
+        return len(self.task.text_columns)
+
+    def written(self, value: object) -> str | None:
+        """Return a cell of a file as a text; nothing where it is none."""
+        return value if isinstance(value, str) else None
+
+    @abstractmethod
+    def rows(self, texts: Sequence[Text]) -> Rows:
+        """Return texts as rows.
+
+        Raises:
+            UsageError: one is no text, or does not fit the task.
+        """
+
+    @abstractmethod
+    def answers(self, texts: Sequence[Text], logits: Tensor, cut: Iterable[int]) -> list[Any]:
+        """Return an answer for each text; each has ``cut_tokens``.
+
+        Args:
+            texts: the texts.
+            logits: of their rows, ``(n, n_labels)``; where a row is asked for several labels, these one after another.
+            cut: how many tokens of each text were not read.
+        """
+
+    @abstractmethod
+    def network(self, parts: Parts) -> TaskNetwork:
+        """Return the task's model as transformers has it.
+
+        Raises:
+            GraftError: transformers has none, or the readout does not fit.
+        """
+
+    # -- What is shown ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def lines(self, texts: tuple[str, ...], answer: Any) -> list[str]:
+        """Return an answer as lines of text, with what was asked."""
+
+    @abstractmethod
+    def json(self, texts: tuple[str, ...], answer: Any) -> dict[str, Any]:
+        """Return an answer as an object of JSON, with what was asked."""
+
+    @abstractmethod
+    def response(self, answer: Any) -> BaseModel:
+        """Return an answer as the server sends it."""
+
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """Return the columns of a table of answers.
+
+        Raises:
+            UsageError: an answer is no row of a table.
+        """
+
+    @abstractmethod
+    def cells(self, answer: Any) -> Mapping[str, Any]:
+        """Return an answer as a row of a table, by column."""
