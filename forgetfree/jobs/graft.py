@@ -36,7 +36,7 @@ from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.resume import model_and_data
 from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.jobs.running.workload import PlannedUnit, Workload, planned_grafts
+from forgetfree.jobs.running.workload import PlannedUnit, Workload, grafts_cost
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Monitor, Stopwatch
@@ -128,14 +128,14 @@ class GraftJob(Job[GraftConfig]):
         workload = Workload(config.model, config.readout, tasks, checked.common)
         sparsities = tuple(options.sparsity for options in checked.options)
         tuned = config.fine_tuned is not None
-        planned = partial(planned_grafts, checked.options[0], sparsities, tuned=tuned)
+        cost = partial(grafts_cost, checked.options[0], sparsities, tuned=tuned)
         for seed in config.seeds:
             workload.units.append(
                 PlannedUnit(
                     f"seed-{seed}",
                     tasks,
                     checked.options[0],
-                    planned,
+                    cost,
                     config.shots,
                     seed,
                     evaluations=3.0 + len(sparsities),

@@ -43,10 +43,10 @@ from forgetfree.jobs.running.environment import check_place, check_precision, ex
 from forgetfree.jobs.running.unit import Json
 from forgetfree.jobs.running.workload import PlannedUnit, Workload
 from forgetfree.kinds.kind import kind_of, readout_for
+from forgetfree.learning.cost import TaskSize
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
-from forgetfree.learning.planned import TaskSize
 from forgetfree.learning.training import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
 from forgetfree.results.temperature import CALIBRATION_ROWS
@@ -346,11 +346,11 @@ def _phases(
     """Yield the phases of a unit; a fine-tuned model that another unit makes costs nothing, and ``shared`` names that unit."""
     options, limit = unit.options, workload.common.test_limit
     sizes = [_size(task, unit, workload, rows.get(task), definitions.get(task)) for task in unit.tasks]
-    for task, planned in zip(unit.tasks, unit.planned(sizes).phases, strict=True):
+    for task, phases in zip(unit.tasks, unit.cost(sizes).phases, strict=True):
         tokens = lengths.get(task) or [workload.common.max_length // 2]
         length = min(costs.padded(tokens, options.batch_size), workload.common.max_length)
         phase = partial(_phase, task, rates)
-        for each in planned:
+        for each in phases:
             steps, maker = each.steps, unit.name
             if each.shared:
                 key = task, unit.seed, unit.shots, options.learning_rate, options.optimizer, steps
