@@ -358,12 +358,12 @@ def _phases(
                 steps = steps and steps * unit.repeats if maker == unit.name else 0
             shared = {} if maker == unit.name else {"shared": maker}
             yield phase(each.phase, steps, (steps or 0) * each.rows * length) | shared
-        if (given := rows.get(task)) is not None:
-            answered = round(min(len(given.test), limit or len(given.test)) * unit.evaluations)
+        if (held := rows.get(task)) is not None:
+            answered = round(min(len(held.test), limit or len(held.test)) * unit.evaluations)
             if isinstance(options, LocalizationOptions):
-                answered += min(len(given.validation), options.validation_rows) * options.mask_evaluations
+                answered += min(len(held.validation), options.validation_rows) * options.mask_evaluations
             if getattr(workload.common, "temperature_scaling", False):
-                answered += min(len(given.validation), CALIBRATION_ROWS)
+                answered += min(len(held.validation), CALIBRATION_ROWS)
             mean = sum(tokens) / len(tokens)
             yield phase("evaluate", answered, answered * mean)
 
