@@ -21,7 +21,7 @@ from forgetfree.results.evidence import Answers, Evidence, Interval
 from forgetfree.results.metrics import reliability
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.run_results import StrategyRuns, load_run_results, merge
-from forgetfree.results.unit_files import answers_of
+from forgetfree.results.unit_files import read_unit_files
 
 CLAIMS = Path(__file__).resolve().with_name("claims.md")
 #: Draws of rows and seeds for calibration, which is slower to compute than accuracy.
@@ -102,7 +102,7 @@ class Runs:
             labels = ", ".join(entry.label for _, entry in entries)
             raise ReportError(f"Each strategy is judged in one configuration, got {labels}. Leave some runs out.")
         self.answers: dict[str, Answers] = {
-            role: {run.seed: answers_of(run, comparison.tasks) for run in entry.runs}
+            role: {run.seed: read_unit_files(run, comparison.tasks).answers for run in entry.runs}
             for role, entry in self.entries.items()
         }
         self._evidence: dict[tuple[str, ...], Evidence] = {}

@@ -11,7 +11,7 @@ from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import Skill
 from forgetfree.core.regions import biases
-from forgetfree.learning.planned import Planned, TaskSize, ledger_bytes, training
+from forgetfree.learning.cost import Cost, TaskSize, ledger_bytes, training
 
 
 class BitFit(RegionStrategy):
@@ -31,9 +31,9 @@ class BitFit(RegionStrategy):
         biases(stream.model.space())
 
     @classmethod
-    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """A training a task, which keeps its biases."""
-        return Planned(
+        return Cost(
             [[training(options, task, options.region_steps)] for task in tasks],
             lambda space: ledger_bytes(space, *[len(biases(space))] * len(tasks)),
         )

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 
 from forgetfree.continual.foundations import Foundations
 from forgetfree.continual.regions import RegionStrategy, TaskRegions
-from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill, planned_skills
+from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill, skills_cost
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.learning.planned import Planned, TaskSize
+from forgetfree.learning.cost import Cost, TaskSize
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
 
@@ -44,9 +44,9 @@ class GraftRetrain(RegionStrategy):
         check_skill(options, stream)
 
     @classmethod
-    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """Fine-tuning, the search for γ, its training; a region a task."""
-        return planned_skills(options, tasks)
+        return skills_cost(options, tasks)
 
     def setup(self) -> None:
         """Make an empty ledger, in which each task stands alone."""

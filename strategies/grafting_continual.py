@@ -7,16 +7,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from forgetfree.continual.both_ways import BothWays, both_ways
+from forgetfree.continual.both_ways import BothWays, cost_both_ways
 from forgetfree.continual.foundations import Foundations, LocalizeAt, sought_on_theta_pre
 from forgetfree.continual.regions import RegionStrategy, TaskRegions, scores_of_union
-from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill, planned_skills
+from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill, skills_cost
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import skill_of
 from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError
-from forgetfree.learning.planned import Planned, TaskSize
+from forgetfree.learning.cost import Cost, TaskSize
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger import Ledger
 from forgetfree.options import option
@@ -71,10 +71,10 @@ class GraftingContinual(RegionStrategy):
             )
 
     @classmethod
-    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """Fine-tuning, the search for γ_n, its training, both ways where that is asked for; a region a task."""
-        planned = planned_skills(options, tasks)
-        return both_ways(planned, options.localize_at) if options.composition == "auto" else planned
+        cost = skills_cost(options, tasks)
+        return cost_both_ways(cost, options.localize_at) if options.composition == "auto" else cost
 
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with the union of all regions up to its own, or with its own."""
@@ -91,11 +91,11 @@ class GraftingContinual(RegionStrategy):
 
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
-        with self.foundations.fine_tuning(task) as bench:
+        with self.foundations.fine_tuning(task) as bench:  # on θ_pre, unless the task is met again
             fine_tuned = bench.fine_tuned(self.options)
         region = self.reused.get(task.name)
         if region is None:
-            with self.foundations.search(task) as bench:
+            with self.foundations.search(task) as bench:  # the same, unless the options say the union
                 region = bench.localized(fine_tuned, self.options)[0].region
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.

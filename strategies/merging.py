@@ -18,8 +18,8 @@ from forgetfree.core.base_regions import budget, most_moved
 from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
+from forgetfree.learning.cost import Cost, TaskSize, fine_tuning, ledger_bytes, search
 from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.planned import Planned, TaskSize, fine_tuning, ledger_bytes, search
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger import Ledger, merged_graft, merged_ledger
 from forgetfree.ledger.graft import Graft
@@ -58,9 +58,9 @@ class Merging(ContinualStrategy):
     rule: ClassVar[MergeRule]
 
     @classmethod
-    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """θ_ft of each task, which is shared; its graft, and the merged model."""
-        return Planned(
+        return Cost(
             [
                 [fine_tuning(options, task), *([search(options, task)] if isinstance(options, StitchOptions) else [])]
                 for task in tasks

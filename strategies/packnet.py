@@ -19,7 +19,7 @@ from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import WholeTensors
-from forgetfree.learning.planned import Planned, PlannedPhase, TaskSize, ledger_bytes, training
+from forgetfree.learning.cost import Cost, PhaseCost, TaskSize, ledger_bytes, training
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
@@ -64,7 +64,7 @@ class PackNet(RegionStrategy):
         weight_matrices(stream.model.space())
 
     @classmethod
-    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """Training of all that is free, which no other strategy shares, and retraining of what is kept of it."""
 
         def kept(space: ParameterSpace) -> int:
@@ -72,10 +72,10 @@ class PackNet(RegionStrategy):
             shares = (options.keep * (1 - options.keep) ** number for number in range(len(tasks)))
             return ledger_bytes(space, *(int(matrices * each) for each in shares))
 
-        return Planned(
+        return Cost(
             [
                 [
-                    PlannedPhase("fine_tune", task.steps, options.batch_size),
+                    PhaseCost("fine_tune", task.steps, options.batch_size),
                     training(options, task, retraining_steps(options, task.steps)),
                 ]
                 for task in tasks

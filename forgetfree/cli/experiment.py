@@ -8,7 +8,7 @@ from typing import Any
 
 from forgetfree.cli.job import Begun, job_command
 from forgetfree.cli.words import say
-from forgetfree.data.sources import check_one
+from forgetfree.data.sources import check_data, check_one
 from forgetfree.display import escaped
 from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.running.execution import Execution
@@ -21,6 +21,7 @@ def _begin(config: ExperimentConfig) -> Begun:
     from forgetfree.jobs.running.workers import usual_jobs
 
     job = ExperimentJob(config)
+    check_data(config.data, config.read_options)
     for task in config.tasks:
         check_one(task, config.data, config.read_options)
     say(f"Measuring {config.name} ({job.experiment.paper}) into {config.out}; fine-tuned models: {job.cache}")

@@ -15,7 +15,7 @@ from forgetfree.cli.flags import arguments_of, values_of
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.usage import lacks
 from forgetfree.cli.words import fail, free_directory, no_empty_directories, say, silence
-from forgetfree.data.sources import check_data, check_headers, default_data, tasks_of_files
+from forgetfree.data.sources import check_headers, default_data, tasks_of_files
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import JobConfig
 from forgetfree.jobs.running.environment import quiet_libraries
@@ -75,7 +75,6 @@ def job_command(kind: type[Config], begin: Begin[Config]) -> Callable[..., int]:
         new = not resume and not os.path.lexists(begun)
         with silence(quiet):
             try:
-                check_data(config.data, config.read_options)  # before anything is said
                 return _perform(begin(config), config, _execution(given, debug), bool(given.get("verbose")))
             except ForgetfreeError as error:
                 if debug or not new or os.path.lexists(begun):

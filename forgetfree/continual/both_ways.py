@@ -11,7 +11,7 @@ from forgetfree.continual.streams import EncodedTask
 from forgetfree.continual.task_training import Skill, Training, skill_of
 from forgetfree.core.regions import Region
 from forgetfree.data.sampling import representative
-from forgetfree.learning.planned import Planned
+from forgetfree.learning.cost import Cost
 from forgetfree.learning.scaled_start import quality
 from forgetfree.ledger import Record
 from forgetfree.models.state import ModelState
@@ -26,7 +26,7 @@ class TrainedAlone:
     quality: tuple[float, float]
 
 
-def both_ways(one_way: Planned, localize_at: LocalizeAt) -> Planned:
+def cost_both_ways(one_way: Cost, localize_at: LocalizeAt) -> Cost:
     """Return what it takes, where one way takes that: every task but the first is trained twice, and sought where it stands."""
     first, *others = one_way.phases
     again = {"train"} | ({"localize"} if localize_at == "union" else set())

@@ -12,8 +12,8 @@ from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import Skill, Training
 from forgetfree.core.base_regions import budget
 from forgetfree.core.regions import Region
+from forgetfree.learning.cost import Cost, TaskSize, fine_tuning, ledger_bytes, search, training
 from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.planned import Planned, TaskSize, fine_tuning, ledger_bytes, search, training
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
 
@@ -36,9 +36,9 @@ def check_skill(options: SkillOptions, stream: Stream) -> None:
     check_localization(options, stream.model.space())
 
 
-def planned_skills(options: SkillOptions, tasks: Sequence[TaskSize]) -> Planned:
+def skills_cost(options: SkillOptions, tasks: Sequence[TaskSize]) -> Cost:
     """Return what localizing and training a region a task takes."""
-    return Planned(
+    return Cost(
         [
             [fine_tuning(options, task), search(options, task), training(options, task, options.region_steps)]
             for task in tasks

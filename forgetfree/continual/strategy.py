@@ -28,9 +28,9 @@ from forgetfree.core.regions import Region
 from forgetfree.core.trained import WholeTensors
 from forgetfree.device import find_device
 from forgetfree.files import StrPath
+from forgetfree.learning.cost import Cost, TaskSize
 from forgetfree.learning.fine_tuning import full_steps
 from forgetfree.learning.monitor import Monitor, Phase, Stopwatch
-from forgetfree.learning.planned import Planned, TaskSize
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import TrainingOptions, for_device
 from forgetfree.ledger import Ledger
@@ -73,7 +73,7 @@ class ContinualStrategy(StrategyTemplate):
         """Raise where options and stream do not go together; asked before anything is trained."""
 
     @classmethod
-    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned | None:
+    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost | None:
         """Return what a stream takes, before anything is trained; ``None``: a training a task, and one model that is kept."""
 
     def setup(self) -> None:

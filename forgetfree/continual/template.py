@@ -33,10 +33,10 @@ from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.sampling import by_length
-from forgetfree.learning.in_training import InTraining
 from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.training import Update, plan, training_mode
+from forgetfree.learning.training_state import TrainingState
 from forgetfree.parallel.exchange import every, gathered
 from forgetfree.parallel.parts import WHOLE, BatchSum, cut
 from forgetfree.results.answers import Answers
@@ -146,7 +146,9 @@ class StrategyTemplate(SupervisedTemplate):
         self.optimizer = self._update.optimizer
         self._batch_sum = BatchSum(self.model, training.trained, self._update.trained, training.options)
         self.scope.enter_context(in_training(self.model, training.trained, readout, sampling=alone(self.plugins)))
-        self._course = InTraining(self.model, training.trained, self._update, training.options.cache_lower_layers)
+        self._training_state = TrainingState(
+            self.model, training.trained, self._update, training.options.cache_lower_layers
+        )
         self._checkpoint = self.monitor.checkpoint() if alone(self.plugins) and self.resumable else Checkpoint()
 
     def training_epoch(self, **kwargs: Any) -> None:
@@ -183,7 +185,7 @@ class StrategyTemplate(SupervisedTemplate):
                     self._after_update(**kwargs)
                 self._after_training_iteration(**kwargs)
                 if self._part.last:
-                    self._course.after(self._step)
+                    self._training_state.after(self._step)
 
     @contextmanager
     def training_steps(self) -> Iterator[None]:
@@ -192,7 +194,7 @@ class StrategyTemplate(SupervisedTemplate):
         training_mode(self.model, training.options.dropout)
         self._seed = self.phase_seed(training.phase, training.task)
         torch.manual_seed(derive_seed(self._seed, "dropout"))
-        self._part, self._step = WHOLE, self._course.begin(self._checkpoint, self._updates, self._seed)
+        self._part, self._step = WHOLE, self._training_state.begin(self._checkpoint, self._updates, self._seed)
         showing = self.monitor.phase(training.task.name, training.phase, self._updates)
         with lower_layers_kept(self.model, training.options.cache_lower_layers), showing as self._on_step:
             self.monitor.learning_rate(lambda step: self._update.rate)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 def fine_tunes(strategy: Any) -> bool:
     """Return whether a strategy's class fine-tunes each task on its own, from where `SingleTask.start` says."""
-    from forgetfree.learning.planned import TaskSize, planned_by
+    from forgetfree.learning.cost import TaskSize, cost_of
 
-    return planned_by(strategy, strategy.Options(), [TaskSize()]).fine_tunes
+    return cost_of(strategy, strategy.Options(), [TaskSize()]).fine_tunes
 
 
 def check_start(task: str, tasks: Iterable[str]) -> None:

@@ -36,7 +36,7 @@ from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.resume import model_and_data
 from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.jobs.running.workload import PlannedUnit, Workload, planned_grafts
+from forgetfree.jobs.running.workload import PlannedUnit, Workload, grafts_cost
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Monitor, Stopwatch
@@ -81,21 +81,21 @@ class _Subject:
     """What one seed works on: the workbench, and the fine-tuned model where it is given."""
 
     bench: SingleTask
-    given: FineTunedModel | None
+    tuned: FineTunedModel | None
     base: Graft | None
 
     def fine_tuned(self, options: LocalizationOptions) -> ModelState:
         """Return θ_ft with its readout."""
-        if self.given is None:
+        if self.tuned is None:
             return self.bench.fine_tuned(options)
-        return ModelState(self.given.theta, {self.bench.task.name: self.given.head}, self.bench.pre.buffers)
+        return ModelState(self.tuned.theta, {self.bench.task.name: self.tuned.head}, self.bench.pre.buffers)
 
     def fine_tuned_answers(self, fine_tuned: ModelState, options: LocalizationOptions) -> Answers:
         """Return the fine-tuned model's answers; a model that is given answers with all of its own tensors."""
-        if self.given is None:
+        if self.tuned is None:
             return self.bench.answers(fine_tuned, options=options)
         rows = self.bench.task.test
-        model = self.given.given.to(self.bench.device)
+        model = self.tuned.given.to(self.bench.device)
         logits = predict(model, rows, batch_size=options.rows_at_once, precision=options.precision)
         return self.bench.task.answers(logits, rows)
 
@@ -128,14 +128,14 @@ class GraftJob(Job[GraftConfig]):
         workload = Workload(config.model, config.readout, tasks, checked.common)
         sparsities = tuple(options.sparsity for options in checked.options)
         tuned = config.fine_tuned is not None
-        planned = partial(planned_grafts, checked.options[0], sparsities, tuned=tuned)
+        cost = partial(grafts_cost, checked.options[0], sparsities, tuned=tuned)
         for seed in config.seeds:
             workload.units.append(
                 PlannedUnit(
                     f"seed-{seed}",
                     tasks,
                     checked.options[0],
-                    planned,
+                    cost,
                     config.shots,
                     seed,
                     evaluations=3.0 + len(sparsities),
@@ -152,12 +152,12 @@ class GraftJob(Job[GraftConfig]):
         """Describe task, model and data, and check the options against the model."""
         tell_shared_rows([self.rows], self.common.evaluate_on)
         subject = self._subject(self.config.seeds[0])
-        bench, given, base_file = subject.bench, subject.given, self.config.base_file
+        bench, tuned, base_file = subject.bench, subject.tuned, self.config.base_file
         task, test, metric = bench.task, bench.task.test, bench.task.definition.metric
         tell_note(bench.loaded.note)
         tell_note(task.note)
         found, about = model_and_data(self.config.model, self.request()["model"], bench.loaded, [task])
-        fine_tuned = {"architecture": given.architecture, "fingerprint": given.fingerprint} if given else None
+        fine_tuned = {"architecture": tuned.architecture, "fingerprint": tuned.fingerprint} if tuned else None
         return found | {
             "options": [recorded(options) for options in self.options],
             "fine_tuned": fine_tuned,
@@ -177,7 +177,7 @@ class GraftJob(Job[GraftConfig]):
                 "metric": metric,
                 "floors": {"constant": task.unanswered.constant_score(metric)},
                 "base": self.options[0].base if base_file is None else base_file.name,
-                "fine_tuned": fine_tuned and fine_tuned | {"left_out": list(given.left_out) if given else []},
+                "fine_tuned": fine_tuned and fine_tuned | {"left_out": list(tuned.left_out) if tuned else []},
                 "space": _distributions(Region(torch.arange(len(bench.space))), bench),
                 "shared_rows": self.rows.shared,
             },
@@ -199,15 +199,15 @@ class GraftJob(Job[GraftConfig]):
         """Load the models, and check what only they can tell: before any training."""
         if seed in self._subjects:
             return self._subjects[seed]
-        config, given = self.config, None
+        config, tuned = self.config, None
         how: Json = {"graftable": self.common.graftable, "max_length": self.common.max_length}
         if config.fine_tuned is not None:
-            given = load_fine_tuned(config.fine_tuned, config.model, self.rows.task, **how)
-            given.add_task(self.rows.task)
+            tuned = load_fine_tuned(config.fine_tuned, config.model, self.rows.task, **how)
+            tuned.add_task(self.rows.task)
         readout = readout_for(config.readout, [self.rows.task])
         bench = SingleTask.of(
-            given.loaded
-            if given
+            tuned.loaded
+            if tuned
             else load_model(
                 self.in_memory.model_or(config.model),
                 readout,
@@ -225,7 +225,7 @@ class GraftJob(Job[GraftConfig]):
         )
         for options in self.options:
             check_localization(options, bench.space)
-        self._subjects[seed] = _Subject(bench, given, _load_base(config, bench))
+        self._subjects[seed] = _Subject(bench, tuned, _load_base(config, bench))
         return self._subjects[seed]
 
     def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
@@ -239,8 +239,8 @@ class GraftJob(Job[GraftConfig]):
         regions = subject.regions(fine_tuned, self.options)
         under_head = bench.grafted(fine_tuned, Region.empty())
         # The head of a model that is given is fine-tuned, and there is no other.
-        states = {"pre-trained": under_head if subject.given else bench.pre}
-        if bench.loaded.readout in LINEAR and not subject.given:
+        states = {"pre-trained": under_head if subject.tuned else bench.pre}
+        if bench.loaded.readout in LINEAR and not subject.tuned:
             states["readout alone"] = under_head
         scores: list[Score] = []
         largest = first.largest_scale  # of 1, no other is tried

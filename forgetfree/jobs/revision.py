@@ -141,9 +141,9 @@ def update(
     version = next_version(task, held.tasks)
     if version_of(version)[1] == 1 or task != version:  # which may be named itself
         held.check_learned(chosen_version(task, held.tasks))
-    places, asked = held.located(None, model), held.config["run"]
-    if or_fewer and asked["shots"] is not None:  # else all rows are taken
-        places["set"] = asked["set"] | {"or_fewer": "true"}
+    places, section = held.located(None, model), held.config["run"]
+    if or_fewer and section["shots"] is not None:  # else all rows are taken
+        places["set"] = section["set"] | {"or_fewer": "true"}
     try:
         return _revised(held, "update", version, [*held.tasks, version], out, places, data, execution)
     except RareLabelError as error:  # the run has the shots
@@ -190,7 +190,7 @@ class _Run:
         places = {key: of_each(located, held[key], self.directory) for key in PLACES if held.get(key)}
         return places | {key: value for key, value in (("data", data), ("model", model)) if value}
 
-    def asked(self, tasks: Sequence[str], out: Path, places: Json) -> RunConfig:
+    def config_of(self, tasks: Sequence[str], out: Path, places: Json) -> RunConfig:
         """Return the configuration of a run of some tasks by the strategies with a ledger."""
         section = self.config["run"] | places
         definitions = {each["name"]: TaskDefinition.of_fields(each) for each in self.config["tasks"]}
@@ -235,7 +235,7 @@ def _revised(
     execution: Execution,
 ) -> Revised:
     """Write the directory of a run of ``tasks``; ``rows`` is where those of a new version are."""
-    job = _RevisedRun(run.asked(tasks, out, places), run, action, task, tasks, rows)
+    job = _RevisedRun(run.config_of(tasks, out, places), run, action, task, tasks, rows)
     if execution.resume:
         check_begun(out)
     elif not is_unused(out):

@@ -32,15 +32,16 @@ from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.running.workload import PlannedUnit, Workload
 from forgetfree.jobs.stream_checkpoint import Row
 from forgetfree.jobs.stream_learner import StreamLearner
+from forgetfree.learning.cost import cost_of
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import PHASES, Monitor
-from forgetfree.learning.planned import planned_by
 from forgetfree.options import recorded
 from forgetfree.results.answers import constant_scores
 from forgetfree.results.records import RunResults
 from forgetfree.results.report.run_report import render
-from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
+from forgetfree.results.run_results import merge, with_timings
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
+from forgetfree.results.unit_files import SECONDS_PER_TASK
 from forgetfree.serve.run_binding import run_binding
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ def _planned(name: str, tasks: tuple[str, ...], checked: CheckedRun, shots: int 
         f"{name}/seed-{seed}",
         tasks,
         options,
-        partial(planned_by, strategy, options),
+        partial(cost_of, strategy, options),
         shots,
         seed,
         evaluations,

@@ -63,8 +63,8 @@ class LowerLayers:
         self._layers = layers
         self._kind = type(model.backbone).__name__
         #: What each of the layers below returns beside hidden states: nothing, or a tuple; none before the first pass.
-        self._beside: list[tuple[None, ...] | None] | None = None
-        self._kept: dict[bytes, Tensor] = {}
+        self._extras: list[tuple[None, ...] | None] | None = None
+        self._states: dict[bytes, Tensor] = {}
 
     def features(self, x: Tensor) -> Tensor:
         """Return the model's features for token ids ``(B, L)``; where it keeps all rows, from the lowest trained layer on."""
@@ -72,9 +72,9 @@ class LowerLayers:
             return self._compute(x)
         if any(module.training for module in self._layers.modules()):
             raise _refusal("layers that are not in training mode, whose dropout or statistics change what leaves them")
-        if self._beside is None:
+        if self._extras is None:
             return self._first(x)
-        if all(row in self._kept for row in self._rows(x)):
+        if all(row in self._states for row in self._rows(x)):
             return self._from_kept(x)
         return self._keep(x)
 
@@ -100,16 +100,16 @@ class LowerLayers:
         if [layer for layer, _ in calls] != list(self._layers):
             raise _refusal(f"layers that are called in turn, each once, and those of {self._kind} are not")
         longest = max(self._lengths(x))
-        self._beside = []
+        self._extras = []
         for layer, output in calls:
-            hidden, *beside = output if isinstance(output, tuple) else (output,)
+            hidden, *extras = output if isinstance(output, tuple) else (output,)
             shape = hidden.shape[:-1] if isinstance(hidden, Tensor) else None
-            if shape != (len(x), longest) or any(each is not None for each in beside):
+            if shape != (len(x), longest) or any(each is not None for each in extras):
                 raise _refusal(f"layers that return hidden states and nothing else, and those of {self._kind} do not")
             if hidden.requires_grad or any(parameter.requires_grad for parameter in layer.parameters()):
                 break
-            self._beside.append(tuple(beside) if isinstance(output, tuple) else None)
-        if not self._beside:
+            self._extras.append(tuple(extras) if isinstance(output, tuple) else None)
+        if not self._extras:
             raise _refusal(
                 "a first layer in which, and before which, nothing is trained", "Narrow graftable=… to upper layers"
             )
@@ -139,21 +139,21 @@ class LowerLayers:
 
     def _keep(self, x: Tensor) -> Tensor:
         """Compute all layers, and keep what leaves those below."""
-        assert self._beside is not None
-        features, [(_, output)] = self._watch(x, [self._layers[len(self._beside) - 1]])
+        assert self._extras is not None
+        features, [(_, output)] = self._watch(x, [self._layers[len(self._extras) - 1]])
         hidden = (output[0] if isinstance(output, tuple) else output).detach()
         for row, states in zip(self._rows(x), hidden, strict=True):
             length = len(row) // x.element_size()
-            self._kept.setdefault(row, states[:length].clone())
+            self._states.setdefault(row, states[:length].clone())
         return features
 
     def _from_kept(self, x: Tensor) -> Tensor:
         """Compute the layers above on what left those below."""
-        assert self._beside is not None
-        hidden = pad_sequence([self._kept[row] for row in self._rows(x)], batch_first=True)
+        assert self._extras is not None
+        hidden = pad_sequence([self._states[row] for row in self._rows(x)], batch_first=True)
         with ExitStack() as stack:
-            for layer, beside in zip(self._layers, self._beside, strict=False):
-                stack.enter_context(_answering(layer, hidden if beside is None else (hidden, *beside)))
+            for layer, extras in zip(self._layers, self._extras, strict=False):
+                stack.enter_context(_answering(layer, hidden if extras is None else (hidden, *extras)))
             return self._compute(x)
 
 

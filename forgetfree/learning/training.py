@@ -23,9 +23,9 @@ from forgetfree.core.steps import OnStep
 from forgetfree.core.trained import Trained, WholeTensors, in_training
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.errors import OptionError
-from forgetfree.learning.in_training import InTraining
 from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.own_optimizers import made_by, refuse_made, sets_rates
+from forgetfree.learning.training_state import TrainingState
 from forgetfree.options import Function, Options, build, option, recorded
 from forgetfree.parallel.exchange import every, gathered
 from forgetfree.parallel.parts import BatchSum, cut
@@ -333,8 +333,8 @@ def fine_tune(
         batch_sum = BatchSum(model, trained, update.trained, options)
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, options.dropout)
-        course = InTraining(model, trained, update, options.cache_lower_layers)
-        done = course.begin(checkpoint, steps, seed, recorded(options), rows.labels, *about)
+        state = TrainingState(model, trained, update, options.cache_lower_layers)
+        done = state.begin(checkpoint, steps, seed, recorded(options), rows.labels, *about)
         for step, batch in enumerate(plan(rows.lengths, options, steps, seed)[done:], done + 1):
             update.optimizer.zero_grad()
             for part in cut(batch, options, rows.counts):
@@ -351,7 +351,7 @@ def fine_tune(
             trained.write()
             if on_step:
                 on_step(step, total)
-            course.after(step)
+            state.after(step)
 
 
 def predict(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:

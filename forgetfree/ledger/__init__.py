@@ -5,8 +5,8 @@ C.3). Task t_k is inferred with θ_pre and the union of the records of t_1 … t
 other compositions use fewer of these records, and never later ones.
 """
 
-from forgetfree.ledger.belonging import check_binding, check_definitions, check_weights
-from forgetfree.ledger.joined import Joined, joined_ledger
+from forgetfree.ledger.checks import check_binding, check_definitions, check_weights
+from forgetfree.ledger.joined import JoinedTask, joined_ledger
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.ledger.merged import merged_graft, merged_ledger
 from forgetfree.ledger.mixed_batch import MixedBatchModel
@@ -15,7 +15,7 @@ from forgetfree.ledger.switch import LedgerSwitch, changed_buffers
 
 __all__ = [
     "Composition",
-    "Joined",
+    "JoinedTask",
     "Ledger",
     "LedgerSwitch",
     "MixedBatchModel",

@@ -22,7 +22,7 @@ _APART = ("alone", "auto")
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedTask:
     """What became of a task.
 
     Attributes:
@@ -42,7 +42,7 @@ class Joined:
     changed: int
 
 
-def joined_ledger(ledgers: Mapping[str, Ledger], *, as_versions: bool = False) -> tuple[Ledger, list[Joined]]:
+def joined_ledger(ledgers: Mapping[str, Ledger], *, as_versions: bool = False) -> tuple[Ledger, list[JoinedTask]]:
     """Return one ledger for the tasks of several, and what became of each task.
 
     Where tasks may stand alone in all of them (compositions ``alone`` and ``auto``), regions may overlap and nothing is lost:
@@ -62,7 +62,7 @@ def joined_ledger(ledgers: Mapping[str, Ledger], *, as_versions: bool = False) -
         _check_alike(first, one, name, other)
     alone = one.composition in _APART
     joined = Ledger(one.space, one.fingerprint, "alone" if alone else "selection", one.binding)
-    told = []
+    tasks = []
     for name, ledger in ledgers.items():
         earlier = Region.empty() if alone else joined.owned()
         for record in ledger.records:
@@ -78,8 +78,8 @@ def joined_ledger(ledgers: Mapping[str, Ledger], *, as_versions: bool = False) -
             overlap = region & earlier
             now = joined.graft(task).values
             counts = len(region), len(overlap), int((now != graft.values).sum())
-            told.append(Joined(task, name, record.task, *counts))
-    return joined, told
+            tasks.append(JoinedTask(task, name, record.task, *counts))
+    return joined, tasks
 
 
 def _check_alike(first: str, one: Ledger, name: str, other: Ledger) -> None:

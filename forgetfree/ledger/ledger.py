@@ -155,9 +155,9 @@ class Ledger:
             records = [self._records[part] for part in self.parts(last + 1)]
             indices, order = torch.cat([each.owned.region.indices for each in records]).sort()
             found = Graft(Region(indices), torch.cat([each.owned.values for each in records])[order])
-        return replace(found, **self._belonging(record, len(found.region)))
+        return replace(found, **self._graft_attributes(record, len(found.region)))
 
-    def _belonging(self, record: Record, entries: int) -> dict[str, Any]:
+    def _graft_attributes(self, record: Record, entries: int) -> dict[str, Any]:
         """Return what a graft of a record has beside region and values."""
         binding, space, cut = self.binding, self.space, 0
         if binding is None or record.definition is None or not binding.tokenizer:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import persistent_buffers
 from forgetfree.errors import LedgerError
-from forgetfree.ledger.belonging import check_weights
+from forgetfree.ledger.checks import check_weights
 from forgetfree.ledger.flat import FlatTensors
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Ledger

@@ -180,12 +180,14 @@ class PartSum:
         gradients = [parameter.grad for parameter in self._parameters]
         first = self._parameters[0]
         # What no part has a gradient for is to have none in the sum: an optimiser leaves it as it is.
-        told = first.new_tensor([float(loss), *(gradient is not None for gradient in gradients)], dtype=torch.float32)
+        loss_and_flags = first.new_tensor(
+            [float(loss), *(gradient is not None for gradient in gradients)], dtype=torch.float32
+        )
         flat = [
             parameter.new_zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1)
             for parameter in self._parameters
         ]
-        addend, count = torch.cat([*flat, told]), 1
+        addend, count = torch.cat([*flat, loss_and_flags]), 1
         while self._sums and self._sums[-1][0] == count:
             _, before = self._sums.pop()
             addend, count = before.add_(addend), 2 * count
@@ -199,7 +201,7 @@ class PartSum:
         ((_, own),) = self._sums
         self._sums.clear()
         total = summed(own)
-        *pieces, told = torch.split(total, [*self._sizes, 1 + len(self._sizes)])
-        for parameter, piece, has_gradient in zip(self._parameters, pieces, told[1:].tolist(), strict=True):
+        *pieces, loss_and_flags = torch.split(total, [*self._sizes, 1 + len(self._sizes)])
+        for parameter, piece, has_gradient in zip(self._parameters, pieces, loss_and_flags[1:].tolist(), strict=True):
             parameter.grad = piece.view_as(parameter).to(parameter.dtype) if has_gradient else None
-        return told[0]
+        return loss_and_flags[0]

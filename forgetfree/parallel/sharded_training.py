@@ -75,8 +75,7 @@ class Shards:
     def highest(self, own: Region, scores: Tensor, count: int) -> Region:
         """Return the ``count`` entries of all processes with the highest scores, of which these are this process's."""
         held: list[Any] = [None] * self._mesh.size()
-        told = self.whole(own).indices, scores.cpu()
-        torch.distributed.all_gather_object(held, told, group=self._mesh.get_group())
+        torch.distributed.all_gather_object(held, (self.whole(own).indices, scores.cpu()), group=self._mesh.get_group())
         indices, order = torch.cat([each for each, _ in held]).sort()
         return Region(indices[top(torch.cat([each for _, each in held])[order], count).indices])
 

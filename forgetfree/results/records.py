@@ -436,7 +436,7 @@ class GraftRow(Record):
     seed: int
     model: str
     score: float
-    ece: Share
+    ece: Share | None = None
     agreement: Share
     sparsity: Amount | None
     entries: Amount | None

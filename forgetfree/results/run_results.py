@@ -20,7 +20,7 @@ from forgetfree.json_file import is_table, read_json
 from forgetfree.options import typed
 from forgetfree.results.records import CHOSEN, CONSTANT, LEARNED_FLOORS, Failed, Record, Run, RunResults, Unfinished
 from forgetfree.results.stored import find_results, load_sweep_results, read_stored, to_csv
-from forgetfree.results.unit_files import made_of
+from forgetfree.results.unit_files import SECONDS_PER_TASK, made_of
 from forgetfree.results.unit_record import is_own
 
 __all__ = [
@@ -44,8 +44,6 @@ _APART = (
     "{ours} and {theirs} cannot be compared task by task: {difference}. Report on them separately, or on all of them by "
     "`forgetfree report`, which then makes a leaderboard."
 )
-#: In STRATEGY/seed-S/: how long each task took to learn.
-SECONDS_PER_TASK = "seconds-per-task.json"
 
 
 @dataclass(frozen=True)

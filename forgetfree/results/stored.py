@@ -117,7 +117,7 @@ def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
     """Return ``metric``, ``matrix``, ``ece``, ``agreement`` and ``union`` of an entry of ``runs`` from its scores so far.
 
     The matrices have a row before training and one after each task that was learned, and a column for each task; ``None``
-    where a task was not evaluated before it was learned.
+    where a task was not evaluated before it was learned. Of a task without probabilities, all of ``ece`` is.
 
     Raises:
         KeyError: a score of a learned task is missing.

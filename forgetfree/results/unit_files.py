@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from forgetfree.files import size_of
 from forgetfree.json_file import check, parse_json, read_bounded
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.records import Run
-from forgetfree.results.unit_record import check_own, is_own
+from forgetfree.results.unit_record import check_own
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,34 +28,39 @@ _TYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I64": "int64"}
 _REMEDY = "Restore it from a copy, or go on with --resume, which makes it again."
 #: The losses of a unit.
 HISTORY = "history.jsonl"
+#: How long each task took to learn.
+SECONDS_PER_TASK = "seconds-per-task.json"
 
 
-def answers_of(run: Run, tasks: Sequence[str]) -> dict[str, LabelAnswers]:
-    """Return the last answers on every task; nothing where the file is missing, or `fault_of_answers` says what is wrong."""
+@dataclass(frozen=True)
+class UnitFiles:
+    """What of a unit is shown beside its scores.
+
+    Attributes:
+        answers: the last ones on every task; none where the file is missing or not sound.
+        losses: the logged steps (``task``, ``phase``, ``step``, ``loss``); none where they are damaged.
+        faults: by what is left out, why; nothing of what is not there.
+    """
+
+    answers: Mapping[str, LabelAnswers]
+    losses: Sequence[Json]
+    faults: Mapping[str, str]
+
+
+def read_unit_files(run: Run, tasks: Sequence[str]) -> UnitFiles:
+    """Read what lies in the folder of a run's unit; what is not sound is left out."""
+    answers, faults = dict[str, LabelAnswers](), dict[str, str]()
     try:
-        return _answers(run, tasks)
-    except ReportError:
-        return {}
-
-
-def fault_of_answers(run: Run, tasks: Sequence[str]) -> str:
-    """Say why the answers of a unit are not shown; nothing where they are, or where there are none."""
-    try:
-        _answers(run, tasks)
+        answers = _answers(run, tasks)
     except ReportError as error:
-        return str(error)
-    return ""
-
-
-def fault_of_file(run: Run, name: str) -> str:
-    """Say why a file of a unit is not read; nothing where it is, or where there is none."""
-    path = run.folder / name
-    try:
-        if path.exists():
-            check_own(path, ReportError)
-    except ReportError as error:
-        return str(error)
-    return ""
+        faults["Answers"] = str(error)
+    for what, name in (("Losses", HISTORY), ("Seconds per task", SECONDS_PER_TASK)):
+        try:
+            if (path := run.folder / name).exists():
+                check_own(path, ReportError)
+        except ReportError as error:
+            faults[what] = str(error)
+    return UnitFiles(answers, [] if "Losses" in faults else _losses(run.folder / HISTORY), faults)
 
 
 def _answers(run: Run, tasks: Sequence[str]) -> dict[str, LabelAnswers]:
@@ -78,6 +84,17 @@ def _answers(run: Run, tasks: Sequence[str]) -> dict[str, LabelAnswers]:
     except (OSError, ValueError, IndexError, SafetensorError, MetricError) as error:
         raise ReportError(f"{path} cannot be read: {first_line(error).rstrip('.')}. {_REMEDY}") from error
     return found
+
+
+def _losses(path: Path) -> list[Json]:
+    try:
+        lines = read_bounded(path).splitlines()
+        steps = [parse_json(line) for line in lines]
+        named = all(isinstance(each["task"], str) and isinstance(each["phase"], str) for each in steps)
+        sound = named and all(math.isfinite(each["loss"]) and each["step"] >= 0 for each in steps)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+    return steps if sound else []
 
 
 def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -132,16 +149,3 @@ def _made(path: Path) -> Json:
         return {key: record.get(key) for key in ("versions", "code", "command")} | {"machine": machine}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
-
-
-def losses_of(run: Run) -> list[Json]:
-    """Return the logged steps of a unit (``task``, ``phase``, ``step``, ``loss``); none where they are damaged."""
-    try:
-        path = run.folder / HISTORY
-        lines = read_bounded(path).splitlines()
-        steps = [parse_json(line) for line in lines]
-        named = all(isinstance(each["task"], str) and isinstance(each["phase"], str) for each in steps)
-        sound = named and all(math.isfinite(each["loss"]) and each["step"] >= 0 for each in steps)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return []
-    return steps if sound and is_own(path) else []

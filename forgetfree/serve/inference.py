@@ -232,24 +232,43 @@ class Predictor:
         groups = {task: [n for n, other in enumerate(tasks) if other == task] for task in dict.fromkeys(tasks)}
         own = {task: [texts[number] for number in numbers] for task, numbers in groups.items()}
         rows = {task: self._served[task].rows(own[task]) for task in groups}
+        alone = [task for task in groups if self._mixed is None or not self._served[task].is_routed]
         answers: dict[int, Any] = {}
-        encoded: dict[int, Tensor] = {}
-        cut: dict[int, int] = {}
-        for task, numbers in groups.items():
-            if self._mixed is None or not self._served[task].is_routed:
-                answers |= zip(numbers, self._answers(task, own[task], rows[task]), strict=True)
-                continue
-            encode = self.loaded.encoder(self.tasks[task])
-            encoded |= zip(numbers, map(torch.tensor, encode(rows[task])), strict=True)
-            cut |= zip(numbers, encode.cut, strict=True)
-        mixed = sorted(encoded)
-        for start in range(0, len(mixed), 64):
-            assert self._mixed is not None
-            batch = mixed[start : start + 64]
-            logits = self._mixed.answer([encoded[number] for number in batch], [tasks[number] for number in batch])
-            for number, row in zip(batch, logits, strict=True):
-                (answers[number],) = self._served[tasks[number]].answers([texts[number]], row[None], [cut[number]])
+        for task in alone:
+            answers |= zip(groups[task], self._answers(task, own[task], rows[task]), strict=True)
+        if self._mixed is not None:
+            inputs: dict[int, tuple[Tensor, int]] = {}
+            for task in groups.keys() - {*alone}:
+                encode = self.loaded.encoder(self.tasks[task])
+                ids = map(torch.tensor, encode(rows[task]))
+                inputs |= zip(groups[task], zip(ids, encode.cut, strict=True), strict=True)
+            answers |= self._mixed_answers(self._mixed, inputs, tasks, texts)
         return [answers[number] for number in range(len(tasks))]
+
+    def _mixed_answers(
+        self,
+        model: MixedBatchModel,
+        inputs: Mapping[int, tuple[Tensor, int]],
+        tasks: Sequence[str],
+        texts: Sequence[Text],
+    ) -> dict[int, Any]:
+        """Return the answers to texts of many tasks, of whose inputs 64 share a pass, by the numbers of the texts.
+
+        Args:
+            model: answers.
+            inputs: the ids of each text, and how many of its tokens they lack.
+            tasks: the task of each text.
+            texts: all texts.
+        """
+        answers: dict[int, Any] = {}
+        numbers = sorted(inputs)
+        for start in range(0, len(numbers), 64):
+            batch = numbers[start : start + 64]
+            logits = model.answer([inputs[number][0] for number in batch], [tasks[number] for number in batch])
+            for number, row in zip(batch, logits, strict=True):
+                served, cut = self._served[tasks[number]], inputs[number][1]
+                (answers[number],) = served.answers([texts[number]], row[None], [cut])
+        return answers
 
     def route(self, texts: Sequence[Text]) -> list[Answer]:
         """Return each text's answer by the task that it most likely belongs to, found out as in the run.
@@ -325,6 +344,3 @@ class Predictor:
         load_tensors_(readout, stored)
         readout.to(next(model.backbone.parameters()).device)
         return label
-
-
-__all__ = ["Answer", "Predictor"]

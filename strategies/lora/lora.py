@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.learning.planned import Planned, TaskSize
+from forgetfree.learning.cost import Cost, TaskSize
 from forgetfree.learning.training import TrainingOptions
-from forgetfree.strategies.lora.task_adapters import AdapterOptions, TaskAdapters, check_targets, planned_adapters
+from forgetfree.strategies.lora.task_adapters import AdapterOptions, TaskAdapters, adapters_cost, check_targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ class LoRA(ContinualStrategy):
         check_targets(cls.__name__, options, stream)
 
     @classmethod
-    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """A training a task, which keeps its adapters."""
-        return planned_adapters(options, tasks)
+        return adapters_cost(options, tasks)
 
     def setup(self) -> None:
         """Make adapters that act alone, none so far."""

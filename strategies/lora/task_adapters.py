@@ -19,7 +19,7 @@ from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_o
 from forgetfree.core.trained import WholeTensors
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, RunError, TaskError
-from forgetfree.learning.planned import Planned, TaskSize, training
+from forgetfree.learning.cost import Cost, TaskSize, training
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger import changed_buffers
 from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, lora_config, targets
@@ -76,7 +76,7 @@ def adapter_training(options: AdapterOptions) -> TrainingOptions:
     )
 
 
-def planned_adapters(options: AdapterOptions, tasks: Sequence[TaskSize]) -> Planned:
+def adapters_cost(options: AdapterOptions, tasks: Sequence[TaskSize]) -> Cost:
     """Return what adapters take: a training a task, and at most A and B of every weight matrix whose name is wanted."""
 
     def kept(space: ParameterSpace) -> int:
@@ -84,7 +84,7 @@ def planned_adapters(options: AdapterOptions, tasks: Sequence[TaskSize]) -> Plan
         wanted = [each.shape for each in space.tensors if len(each.shape) == 2 and re.search(pattern, each.name)]
         return 4 * len(tasks) * options.rank * sum(map(sum, wanted))
 
-    return Planned([[training(options, task)] for task in tasks], kept)
+    return Cost([[training(options, task)] for task in tasks], kept)
 
 
 class TaskAdapters:

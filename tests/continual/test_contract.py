@@ -39,7 +39,7 @@ MORE = {
         "setup",
         "kept",
         "forget_free",
-        "planned",
+        "cost",
         "resumable",
         "online",
         "changed_by",

@@ -179,7 +179,7 @@ def test_predict_answers_in_the_precision_of_the_run(run: Path) -> None:
     assert definition.labels == ("negative", "positive")
     got = predictor.logits("sst2", rows.test)
     assert torch.equal(got, kept)
-    predictor.kept.precision = "fp32"
+    predictor.weights.precision = "fp32"
     assert not torch.equal(predictor.logits("sst2", rows.test), kept)
 
 

@@ -14,7 +14,7 @@ from forgetfree import load_results
 from forgetfree.errors import MetricError, ReportError
 from forgetfree.results import metrics
 from forgetfree.results.records import RunResults
-from forgetfree.results.report.run_report import render
+from forgetfree.results.report.run_report import lay_out, render
 from forgetfree.results.run_results import load_run_results, merge
 from forgetfree.results.stored import of_csv, run_of_scores, to_csv
 
@@ -70,6 +70,26 @@ def test_results_go_through_files_tables_and_reports(results: dict[str, Any], tm
         assert np.isnan(table.summary()["fwt", "mean"].item())
         assert table.summary()["average", "mean"].item() == pytest.approx(0.6)
         table.plot()
+
+
+def test_answers_without_probabilities_have_no_calibration(results: dict[str, Any], tmp_path: Path) -> None:
+    """ECE is null then: it is not in a table of its own, and unknown beside other numbers."""
+    (run,) = results["runs"]
+    run |= {"ece": [[None] * 3] * 4, "summary": metrics.summarize(LOWER, None)}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    comparison = merge([load_run_results(tmp_path)])
+    titles = [table.title for table in lay_out(comparison).tables]
+    assert not any(title.startswith(("Calibration", "Agreement")) for title in titles)
+    assert lay_out(comparison).tables[0].rows[0][-1] == "—"
+    for format in ("markdown", "rich", "html", "latex", "json"):
+        assert "nan" not in render(comparison, format).lower()
+    text = to_csv(RunResults.of(results))
+    assert of_csv(text)["runs"] == results["runs"]
+    (tmp_path / "all.csv").write_text(text)
+    for path in (tmp_path, tmp_path / "all.csv"):
+        table = load_results(path)
+        assert set(table.scores["metric"]) == {"accuracy"}
+        assert np.isnan(table.summary()["ece", "mean"].item())
 
 
 def test_scores_are_put_back_into_their_places(results: dict[str, Any]) -> None:

@@ -82,15 +82,6 @@ def test_every_strategy_is_answered_from_bit_for_bit(
         assert one.probability == pytest.approx(other.probability, abs=1e-5)
 
 
-def test_the_run_chooses_grafting_then_a_ledger(finished_run: MakeRun) -> None:
-    from forgetfree.serve.source import saved_file
-
-    assert saved_file(run_of(finished_run, "bert")).parts[-3] == "grafting-continual"
-    assert saved_file(run_of(finished_run, "bert"), strategy="lora").name == "adapters.safetensors"
-    run = finished_run("bert", "continual-ft", "wsn", stream="sst2")
-    assert saved_file(run).parts[-3] == "wsn"
-
-
 def test_another_base_model_is_refused(
     finished_run: MakeRun, model_directory: Callable[[str], Path], capsys: Any
 ) -> None:

@@ -26,7 +26,7 @@ from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import tell_shared_rows, versions
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.jobs.running.workload import PlannedUnit, Workload, planned_grafts
+from forgetfree.jobs.running.workload import PlannedUnit, Workload, grafts_cost
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Monitor
 from forgetfree.models.loading import LoadedModel, config_of, load_model
@@ -96,7 +96,7 @@ class ExperimentJob(Job[ExperimentConfig]):
                     f"units/{'-'.join(map(str, unit.values()))}",
                     (unit["task"],) if "task" in unit else names,
                     options,
-                    partial(planned_grafts, options, preset.sparsities),
+                    partial(grafts_cost, options, preset.sparsities),
                     unit.get("shots", preset.shots[0]),
                     unit.get("seed", preset.seeds[0]),
                     evaluations=2.0 + len(preset.sparsities),

@@ -15,7 +15,7 @@ from forgetfree.errors import UsageError
 from forgetfree.jobs.running.environment import existing
 from forgetfree.jobs.running.unit import Json
 from forgetfree.jobs.running.workload import Workload
-from forgetfree.learning.planned import TaskSize, whole_model
+from forgetfree.learning.cost import TaskSize, whole_model
 from forgetfree.models.loading import locate, sized
 from forgetfree.tasks import TaskDefinition
 
@@ -53,14 +53,14 @@ def needed_bytes(
     """
     models, kept = set[Any](), 0
     for unit in workload.units:
-        planned = unit.planned([TaskSize()] * len(unit.tasks))
+        cost = unit.cost([TaskSize()] * len(unit.tasks))
         models |= {
             (task, unit.seed, unit.shots, number)
             for task in unit.tasks
-            if planned.fine_tunes
+            if cost.fine_tunes
             for number in range(unit.repeats)
         }
-        kept += planned.kept(space)
+        kept += cost.kept(space)
         for task in unit.tasks:
             labels = len(definitions[task].labels) if task in definitions else 2
             kept += tests.get(task, 0) * (4 * labels + 8)

@@ -43,10 +43,10 @@ from forgetfree.jobs.running.environment import check_place, check_precision, ex
 from forgetfree.jobs.running.unit import Json
 from forgetfree.jobs.running.workload import PlannedUnit, Workload
 from forgetfree.kinds.kind import kind_of, readout_for
+from forgetfree.learning.cost import TaskSize
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
-from forgetfree.learning.planned import TaskSize
 from forgetfree.learning.training import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
 from forgetfree.results.temperature import CALIBRATION_ROWS
@@ -346,11 +346,11 @@ def _phases(
     """Yield the phases of a unit; a fine-tuned model that another unit makes costs nothing, and ``shared`` names that unit."""
     options, limit = unit.options, workload.common.test_limit
     sizes = [_size(task, unit, workload, rows.get(task), definitions.get(task)) for task in unit.tasks]
-    for task, planned in zip(unit.tasks, unit.planned(sizes).phases, strict=True):
+    for task, phases in zip(unit.tasks, unit.cost(sizes).phases, strict=True):
         tokens = lengths.get(task) or [workload.common.max_length // 2]
         length = min(costs.padded(tokens, options.batch_size), workload.common.max_length)
         phase = partial(_phase, task, rates)
-        for each in planned:
+        for each in phases:
             steps, maker = each.steps, unit.name
             if each.shared:
                 key = task, unit.seed, unit.shots, options.learning_rate, options.optimizer, steps
@@ -358,12 +358,12 @@ def _phases(
                 steps = steps and steps * unit.repeats if maker == unit.name else 0
             shared = {} if maker == unit.name else {"shared": maker}
             yield phase(each.phase, steps, (steps or 0) * each.rows * length) | shared
-        if (given := rows.get(task)) is not None:
-            answered = round(min(len(given.test), limit or len(given.test)) * unit.evaluations)
+        if (held := rows.get(task)) is not None:
+            answered = round(min(len(held.test), limit or len(held.test)) * unit.evaluations)
             if isinstance(options, LocalizationOptions):
-                answered += min(len(given.validation), options.validation_rows) * options.mask_evaluations
+                answered += min(len(held.validation), options.validation_rows) * options.mask_evaluations
             if getattr(workload.common, "temperature_scaling", False):
-                answered += min(len(given.validation), CALIBRATION_ROWS)
+                answered += min(len(held.validation), CALIBRATION_ROWS)
             mean = sum(tokens) / len(tokens)
             yield phase("evaluate", answered, answered * mean)
 

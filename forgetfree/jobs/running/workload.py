@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forgetfree.jobs.config import CommonOptions
+from forgetfree.learning.cost import Cost, TaskSize, fine_tuning, ledger_bytes, search
 from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.planned import Planned, TaskSize, fine_tuning, ledger_bytes, search
 from forgetfree.learning.training import TrainingOptions
 
 
@@ -20,7 +20,7 @@ class PlannedUnit:
         name: that of its folder.
         tasks: that it learns, in order.
         options: how.
-        planned: from the tasks' sizes to what they take.
+        cost: from the tasks' sizes to what they take.
         shots: training rows a label.
         seed: of the sample.
         evaluations: how many times it answers the test rows of a task, on average.
@@ -32,7 +32,7 @@ class PlannedUnit:
     name: str
     tasks: tuple[str, ...]
     options: TrainingOptions
-    planned: Callable[[Sequence[TaskSize]], Planned]
+    cost: Callable[[Sequence[TaskSize]], Cost]
     shots: int | None
     seed: int
     evaluations: float = 1.0
@@ -69,9 +69,9 @@ class Workload:
         return tuple(dict.fromkeys(sparsity for unit in self.units for sparsity in unit.sparsities))
 
 
-def planned_grafts(
+def grafts_cost(
     options: LocalizationOptions, sparsities: Sequence[float], tasks: Sequence[TaskSize], *, tuned: bool = False
-) -> Planned:
+) -> Cost:
     """Return what grafts of several sparsities take, a task at a time: one search, and one fine-tuned model.
 
     Args:
@@ -80,7 +80,7 @@ def planned_grafts(
         tasks: the tasks.
         tuned: whether the fine-tuned model is there already.
     """
-    return Planned(
+    return Cost(
         [[*([] if tuned else [fine_tuning(options, task)]), search(options, task)] for task in tasks],
         lambda space: ledger_bytes(space, *[int(len(space) * each) for each in sparsities] * len(tasks)),
     )

@@ -13,10 +13,13 @@ from forgetfree.results.report.headline import NAIVE, REFERENCE
 from forgetfree.results.report.legend import meanings
 from forgetfree.results.report.page import WIDE, Table, cell, percent, transposed
 from forgetfree.results.run_results import Comparison
-from forgetfree.results.unit_files import answers_of
+from forgetfree.results.unit_files import UnitFiles
+
+#: The files of the units of a comparison: by the label of a strategy, in the order of its runs.
+Units = Mapping[str, Sequence[UnitFiles]]
 
 
-def evidence_tables(comparison: Comparison) -> list[Table]:
+def evidence_tables(comparison: Comparison, units: Units) -> list[Table]:
     """Return averages with intervals and calibration beside chance; nothing where the answers are not there.
 
     That is where a run was made elsewhere, where runs were tested on other rows, and for entity F1, whose rows are sentences:
@@ -25,7 +28,7 @@ def evidence_tables(comparison: Comparison) -> list[Table]:
     metrics = dict(zip(comparison.tasks, comparison.metric, strict=True))
     answers: dict[str, Answers] = {}
     for entry in comparison.strategies:
-        found = {run.seed: answers_of(run, comparison.tasks) for run in entry.runs}
+        found = {run.seed: unit.answers for run, unit in zip(entry.runs, units[entry.label], strict=True)}
         if found and all(found.values()) and all(_of_rows(each, metrics) for each in found.values()):
             answers[entry.label] = found
     if not answers or len({_rows(each) for found in answers.values() for each in found.values()}) > 1:
@@ -38,7 +41,7 @@ def evidence_tables(comparison: Comparison) -> list[Table]:
     ]
 
 
-def _of_rows(answers: dict[str, LabelAnswers], metrics: dict[str, str]) -> bool:
+def _of_rows(answers: Mapping[str, LabelAnswers], metrics: dict[str, str]) -> bool:
     return all(
         metrics[task] == "accuracy" or (metrics[task] == "f1" and each.logits.shape[1] == 2)
         for task, each in answers.items()

@@ -72,14 +72,15 @@ LOOK: dict[str, tuple[str, str]] = {
     "Pfeiffer": ("purple", "v"),
 }
 _STYLE: Any = {
-    **{"font.size": 9, "axes.titlesize": 10, "svg.fonttype": "none"},
+    **{"font.size": 9, "axes.titlesize": 10, "svg.hashsalt": "forgetfree"},
     **{"text.color": TEXT, "axes.labelcolor": FAINT, "xtick.color": FAINT, "ytick.color": FAINT},
     **{"axes.edgecolor": LINE, "grid.color": LINE, "axes.facecolor": "none", "figure.facecolor": "none"},
     **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.linewidth": 0.6},
     **{"axes.axisbelow": True, "lines.markersize": 5, "lines.linewidth": 1.5, "legend.frameon": False},
     **{"xtick.labelsize": 8, "ytick.labelsize": 8, "axes.labelsize": 9, "path.simplify_threshold": 0.3},
-    "text.parse_math": False,  # names of tasks are shown as they are
 }
+#: In a page, text is text, and names of tasks are shown as they are.
+_PAGE: Any = {**_STYLE, "svg.fonttype": "none", "text.parse_math": False}
 
 
 # ---- lines ----------------------------------------------------------------------------------------------
@@ -140,7 +141,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     for text in (*titles, *(text for each in figure.legends for text in each.get_texts())):
         text.set_parse_math(False)  # names of tasks are shown as they are
         text.set_text("\n".join(map(escaped, text.get_text().split("\n"))))
-    with matplotlib.rc_context({**_STYLE, "svg.fonttype": "path", "svg.hashsalt": "forgetfree"}):
+    with matplotlib.rc_context(_STYLE):
         figure.savefig(path.with_suffix(".png"), dpi=150, metadata={"Software": None})
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
@@ -210,7 +211,7 @@ def style_sheet() -> str:
 @contextmanager
 def canvas(width: float = 3.5, height: float = 2.5) -> Iterator[Axes]:
     """Give one panel, in inches, to draw on; `picture` makes an SVG of its figure."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_PAGE):
         yield Figure(figsize=(width, height), layout="constrained").add_subplot()
 
 
@@ -226,7 +227,7 @@ def picture(ax: Axes, title: str, says: str, caption: str = "") -> Picture:
     figure = ax.get_figure(root=True)
     assert figure is not None
     name = f"{title}: {says}"
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
+    with matplotlib.rc_context({**_PAGE, "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "Glyph"
         )  # text stays text: the reader's font has the characters, or its own sign for none

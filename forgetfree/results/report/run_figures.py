@@ -14,6 +14,7 @@ from forgetfree.display import counted
 from forgetfree.results.intervals import student
 from forgetfree.results.metrics import reliability
 from forgetfree.results.records import LedgerSummary, Run
+from forgetfree.results.report.evidence_tables import Units
 from forgetfree.results.report.figures import (
     FAINT,
     LINES,
@@ -29,7 +30,6 @@ from forgetfree.results.report.figures import (
 )
 from forgetfree.results.report.page import percent, size
 from forgetfree.results.run_results import Comparison, StrategyRuns
-from forgetfree.results.unit_files import answers_of, losses_of
 
 Json = dict[str, Any]
 Floats = npt.NDArray[np.float64]
@@ -53,13 +53,13 @@ class Section:
     pictures: Sequence[Picture]
 
 
-def sections_of(comparison: Comparison) -> list[Section]:
+def sections_of(comparison: Comparison, units: Units) -> list[Section]:
     """Return the figures of a comparison; a section without any is left out."""
     if not comparison.strategies:
         return []
     found = (
         *(_curves(comparison), _forgetting(comparison), _costs(comparison), _matrices(comparison)),
-        *(_calibration(comparison), _places(comparison), _overlaps(comparison), _losses(comparison)),
+        *(_calibration(comparison, units), _places(comparison), _overlaps(comparison), _losses(comparison, units)),
     )
     return [section for section in found if section.pictures]
 
@@ -208,10 +208,10 @@ def _costs(comparison: Comparison) -> Section:
     return Section("cost", "Scores against cost", text, key + pictures)
 
 
-def _calibration(comparison: Comparison) -> Section:
+def _calibration(comparison: Comparison, units: Units) -> Section:
     pictures, total = [], 0
     for entry in comparison.strategies:
-        answers = [answers_of(run, comparison.tasks) for run in entry.runs]
+        answers = [unit.answers for unit in units[entry.label]]
         if not all(answers):
             continue
         bins = [reliability(each.logits, each.labels) for found in answers for each in found.values()]
@@ -317,11 +317,11 @@ def _overlaps(comparison: Comparison) -> Section:
 # ---- training ---------------------------------------------------------------------------------------------
 
 
-def _losses(comparison: Comparison) -> Section:
+def _losses(comparison: Comparison, units: Units) -> Section:
     pictures = []
     for entry in comparison.strategies:
         run = entry.runs[0]
-        steps = losses_of(run)
+        steps = units[entry.label][0].losses
         pieces: dict[tuple[str, str], list[Json]] = {}
         for step in steps:
             pieces.setdefault((step["task"], step["phase"]), []).append(step)

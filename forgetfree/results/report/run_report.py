@@ -18,11 +18,12 @@ from forgetfree.errors import RunError
 from forgetfree.options import FLAGGED, typed
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.records import Failed, Unfinished
+from forgetfree.results.report.evidence_tables import Units
 from forgetfree.results.report.headline import headline
 from forgetfree.results.report.page import WIDE, Page, Table, render_html, render_page
 from forgetfree.results.report.run_tables import tables_of
-from forgetfree.results.run_results import SECONDS_PER_TASK, Comparison
-from forgetfree.results.unit_files import HISTORY, fault_of_answers, fault_of_file
+from forgetfree.results.run_results import Comparison, StrategyRuns
+from forgetfree.results.unit_files import UnitFiles, read_unit_files
 
 #: What is told of the set-up in words; what else was set stands as it was typed.
 _SETUP = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", "starts", *FLAGGED)
@@ -51,20 +52,32 @@ def render(comparison: Comparison, format: str, *, ended: bool = True) -> str:
         from forgetfree.results.report.figures import style_sheet  # matplotlib takes its time
         from forgetfree.results.report.run_figures import sections_of
 
-        return render_html(
-            _with_configurations(lay_out(comparison), comparison), sections_of(comparison), style_sheet()
-        )
+        units = _units_of(comparison)
+        page = _with_configurations(_lay_out(comparison, units), comparison)
+        return render_html(page, sections_of(comparison, units), style_sheet())
     return render_page(lay_out(comparison, ended=ended), format)
 
 
 def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
     """Return the report; see `render`."""
+    return _lay_out(comparison, _units_of(comparison) if ended else {})
+
+
+def _lay_out(comparison: Comparison, units: Units) -> Page:
+    left_out = (note for entry in comparison.strategies if units for note in _left_out(entry, units[entry.label]))
     return Page(
         title=f"forgetfree: {_stream(comparison)}",
-        notes=(*_notes(comparison), *(_left_out(comparison) if ended else ())),
-        tables=tuple(tables_of(comparison, ended=ended)),
+        notes=(*_notes(comparison), *left_out),
+        tables=tuple(tables_of(comparison, units)),
         headline=headline(comparison),
     )
+
+
+def _units_of(comparison: Comparison) -> Units:
+    """Read the files of all units, once for notes, tables and figures."""
+    return {
+        entry.label: [read_unit_files(run, comparison.tasks) for run in entry.runs] for entry in comparison.strategies
+    }
 
 
 def _stream(comparison: Comparison) -> str:
@@ -111,16 +124,11 @@ def _notes(comparison: Comparison) -> Iterable[str]:
         yield f"Failed and left out: {failed.strategy}, seed {failed.seed}{_place(failed)}: {failed.error}"
 
 
-def _left_out(comparison: Comparison) -> Iterable[str]:
-    """Yield which answers, losses and times are not shown, and why."""
-    for entry in comparison.strategies:
-        for run in entry.runs:
-            of_unit = f"of {entry.label}, seed {run.seed}, are left out"
-            if fault := fault_of_answers(run, comparison.tasks):
-                yield f"Answers {of_unit}: {fault}"
-            for what, name in (("Losses", HISTORY), ("Seconds per task", SECONDS_PER_TASK)):
-                if fault := fault_of_file(run, name):
-                    yield f"{what} {of_unit}: {fault}"
+def _left_out(entry: StrategyRuns, units: Sequence[UnitFiles]) -> Iterable[str]:
+    """Yield which answers, losses and times of a strategy are not shown, and why."""
+    for run, unit in zip(entry.runs, units, strict=True):
+        for what, fault in unit.faults.items():
+            yield f"{what} of {entry.label}, seed {run.seed}, are left out: {fault}"
 
 
 def _place(run: Unfinished | Failed) -> str:

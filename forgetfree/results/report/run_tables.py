@@ -10,7 +10,7 @@ import numpy as np
 
 from forgetfree.display import NULL
 from forgetfree.results.records import CONSTANT, LedgerSummary, Run
-from forgetfree.results.report.evidence_tables import evidence_tables
+from forgetfree.results.report.evidence_tables import Units, evidence_tables
 from forgetfree.results.report.legend import meanings
 from forgetfree.results.report.page import WIDE, Table, cell, percent, transposed, with_best, without_columns
 from forgetfree.results.run_results import Comparison, StrategyRuns
@@ -42,12 +42,12 @@ class Columns(NamedTuple):
 _LONG = 5
 
 
-def tables_of(comparison: Comparison, *, ended: bool) -> list[Table]:
+def tables_of(comparison: Comparison, units: Units) -> list[Table]:
     """Return all tables of a report, in the order in which they are read.
 
     Args:
         comparison: what `merge` returned.
-        ended: nothing more is run, so that tables which read all answers are worth their time.
+        units: the files of its units; without them, tables that are made of answers are left out.
     """
     strategies, wide = comparison.strategies, len(comparison.tasks) > WIDE
     matrix_table = _course_table if wide else _matrix_table
@@ -59,8 +59,8 @@ def tables_of(comparison: Comparison, *, ended: bool) -> list[Table]:
         table(comparison, entry) for table in (_growth_table, _ledger_table, matrix_table) for entry in strategies
     ]
     return [
-        *(transposed(table, "task") if wide and table.rows else table for table in by_task),
-        *(evidence_tables(comparison) if ended else ()),
+        *(transposed(table, "task") if wide and table.rows else table for table in by_task if len(table.header) > 1),
+        *(evidence_tables(comparison, units) if units else ()),
         *(table for table in known if table.rows),
     ]
 
@@ -100,8 +100,9 @@ def _outcome_table(comparison: Comparison) -> Table:
         rows.append(row)
         if all(run.union for run in entry.runs):
             unions = [run.union for run in entry.runs if run.union]
-            scores, eces = [union.accuracy for union in unions], [union.ece for union in unions]
-            average, ece = (cell(map(np.mean, values), percent) for values in (scores, eces))
+            scores = [union.accuracy for union in unions]
+            average = cell(map(np.mean, scores), percent)
+            ece = cell((float(np.mean(union.ece)) for union in unions), percent)
             of_tasks = (cell(column, percent) for column in zip(*scores, strict=True))
             rows.append((f"{entry.label} (one final union)", *of_tasks, average, NULL, NULL, ece))
     constant = {CONSTANT: comparison.constant} if comparison.constant else {}
@@ -153,12 +154,16 @@ def _calibration_table(comparison: Comparison) -> Table:
     """Return for each task ECE, and how often the answers are those of the fine-tuned model."""
     known = any(run.agreement for entry in comparison.strategies for run in entry.runs)
     agreement = [f"agreement {task}" for task in comparison.tasks] if known else []
-    ece = [f"ECE {task}" for task in comparison.tasks]
+    runs, tasks = [run for entry in comparison.strategies for run in entry.runs], comparison.tasks
+    calibrated = [i for i in range(len(tasks)) if not runs or any(run.ece[-1][i] is not None for run in runs)]
+    ece = [f"ECE {tasks[i]}" for i in calibrated]
+    agree = "agreement with the fine-tuned model"
+    title = f"Calibration error per task{f', and {agree}' * known}" if calibrated else agree.capitalize()
     return _table(
-        f"Calibration error per task{', and agreement with the fine-tuned model' * known} (in %)",
+        f"{title} (in %)",
         "strategy",
-        _strategies(comparison),
-        Columns(ece, lambda run, _, i: run.ece[-1][i], percent, -1, "ECE of a task"),
+        _strategies(comparison) if calibrated or known else (),
+        Columns(ece, lambda run, _, i: run.ece[-1][calibrated[i]], percent, -1, "ECE of a task"),
         Columns(
             agreement,
             lambda run, _, i: run.agreement[i] if run.agreement else None,

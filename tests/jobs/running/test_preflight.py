@@ -18,7 +18,7 @@ import transformers
 from forgetfree import cli
 from forgetfree.jobs.running import costs, disk_space
 from forgetfree.jobs.running.unit import Unit
-from forgetfree.learning.planned import ledger_bytes
+from forgetfree.learning.cost import ledger_bytes
 from forgetfree.models.loading import load_model, sized
 
 Plan = Callable[..., dict[str, Any]]

@@ -14,7 +14,7 @@ from forgetfree.core.tensors import persistent_buffers
 from forgetfree.core.trained import RegionParameters, Trained, WholeTensors
 
 
-class InTraining:
+class TrainingState:
     """Parameters, optimiser, schedule, buffers and generators; see `forgetfree.core.checkpoint.Resumable`.
 
     Args:

@@ -1,4 +1,4 @@
-"""What learning tasks takes, said before anything is trained: phases with their steps, and bytes that are kept."""
+"""What learning tasks costs, said before anything is trained: phases with their steps, and bytes that are kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TaskSize:
 
 
 @dataclass(frozen=True)
-class PlannedPhase:
+class PhaseCost:
     """A phase of a task, beside evaluation.
 
     Attributes:
@@ -44,7 +44,7 @@ class PlannedPhase:
 
 
 @dataclass(frozen=True)
-class Planned:
+class Cost:
     """What tasks take.
 
     Attributes:
@@ -52,7 +52,7 @@ class Planned:
         kept: from the graftable tensors to the bytes that are kept of all tasks, beside fine-tuned models that are shared.
     """
 
-    phases: Sequence[Sequence[PlannedPhase]]
+    phases: Sequence[Sequence[PhaseCost]]
     kept: Callable[[ParameterSpace], int]
 
     @property
@@ -61,20 +61,20 @@ class Planned:
         return any(phase.shared for phases in self.phases for phase in phases)
 
 
-def fine_tuning(options: TrainingOptions, task: TaskSize) -> PlannedPhase:
+def fine_tuning(options: TrainingOptions, task: TaskSize) -> PhaseCost:
     """Return the phase that makes θ_ft."""
-    return PlannedPhase("fine_tune", task.steps, options.batch_size, shared=True)
+    return PhaseCost("fine_tune", task.steps, options.batch_size, shared=True)
 
 
-def search(options: LocalizationOptions, task: TaskSize) -> PlannedPhase:
+def search(options: LocalizationOptions, task: TaskSize) -> PhaseCost:
     """Return the phase that seeks γ."""
     if task.steps is None:
-        return PlannedPhase("localize", None, options.batch_size)
+        return PhaseCost("localize", None, options.batch_size)
     mask = mask_options(options, task.rows or options.mask_batch_size, task.steps)
-    return PlannedPhase("localize", mask.steps, mask.batch_size)
+    return PhaseCost("localize", mask.steps, mask.batch_size)
 
 
-def training(options: TrainingOptions, task: TaskSize, steps: int | None = None) -> PlannedPhase:
+def training(options: TrainingOptions, task: TaskSize, steps: int | None = None) -> PhaseCost:
     """Return the phase that Avalanche's loop trains.
 
     Args:
@@ -82,13 +82,13 @@ def training(options: TrainingOptions, task: TaskSize, steps: int | None = None)
         task: of what size.
         steps: updates; default: as many as fine-tuning has.
     """
-    return PlannedPhase("train", task.steps if steps is None else steps, options.batch_size)
+    return PhaseCost("train", task.steps if steps is None else steps, options.batch_size)
 
 
-def planned_by(strategy: Any, options: TrainingOptions, tasks: Sequence[TaskSize]) -> Planned:
-    """Return what tasks take by a strategy's class, see `ContinualStrategy.planned`."""
-    planned: Planned | None = strategy.planned(options, tasks)
-    return Planned([[training(options, task)] for task in tasks], whole_model) if planned is None else planned
+def cost_of(strategy: Any, options: TrainingOptions, tasks: Sequence[TaskSize]) -> Cost:
+    """Return what tasks take by a strategy's class, see `ContinualStrategy.cost`."""
+    cost: Cost | None = strategy.cost(options, tasks)
+    return Cost([[training(options, task)] for task in tasks], whole_model) if cost is None else cost
 
 
 def whole_model(space: ParameterSpace) -> int:
