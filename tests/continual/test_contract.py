@@ -158,7 +158,7 @@ def test_a_mixin_does_not_go_past_it() -> None:
 
 @pytest.mark.parametrize("said", [True, False])
 def test_whether_it_is_taskwise_follows_from_its_options(said: bool) -> None:
-    with pytest.raises(ConformanceError, match="taskwise: .*let Options be a subclass of TaskwiseOptions"):
+    with pytest.raises(ConformanceError, match=r"taskwise: .*let Options be a subclass of TaskwiseOptions"):
         type("Own", (Plain,), {"taskwise": said})
     own: Any = type("Own", (Plain,), {"Options": TaskwiseOptions})
     assert own.taskwise and type("Further", (own,), {}).taskwise
