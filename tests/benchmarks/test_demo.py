@@ -13,7 +13,7 @@ import pytest
 
 from forgetfree.benchmarks.demo import TASKS, load
 from forgetfree.benchmarks.streams import STREAMS
-from forgetfree.cli.job import _values
+from forgetfree.cli.flags import values_of
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.options import build
 
@@ -142,7 +142,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_make_demo_gives_all_strategies_the_same_training(typed: list[str]) -> None:
     run, flag, file = typed
     assert (run, flag) == ("run", "--config")
-    config = build(RunConfig, _values(RunConfig, {"config": file}), "run")
+    config = build(RunConfig, values_of(RunConfig, {"config": file}), "run")
     assert (config.stream, config.data, config.model) == ("demo", "demo", "minilm")
     assert STREAMS["demo"] == ("who_did_it", "ag_news", "sst2", "was_it_kind")
     options = config.checked().options

@@ -594,9 +594,9 @@ CASES = [
     Case("report run", "runs[0].seed must be an integer", 1, edit("run/results.json", at("runs", 0, "seed", to="x"))),
     Case(
         "report graft",
-        "graft/results.json: rows[0].ece is missing",
+        "graft/results.json: rows[0].agreement is missing",
         1,
-        edit("graft/results.json", without("rows", 0, "ece")),
+        edit("graft/results.json", without("rows", 0, "agreement")),
     ),
     Case("report graft", "space is missing", 1, edit("graft/results.json", without("space"))),
     Case("report graft", "regions[0].kinds must be", 1, edit("graft/results.json", at("regions", 0, "kinds", to={}))),
