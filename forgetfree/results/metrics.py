@@ -194,15 +194,21 @@ def _scores_and_signs(matrix: npt.ArrayLike, metrics: Sequence[str] | None) -> t
     if metrics is None:
         scores = learning_matrix(matrix)
         return scores, np.ones(scores.shape[1])
-    scores, by = learning_matrix(matrix, within=(-np.inf, np.inf)), [registry.metric(name) for name in metrics]
-    for column, metric in zip(scores.T, by, strict=True):
-        low, high = metric.limits
+    scores = learning_matrix(matrix, within=(-np.inf, np.inf))
+    for column, name in zip(scores.T, metrics, strict=True):
+        low, high = registry.metric(name).limits
         held = column[~np.isnan(column)]
         if outside := held[(held < low) | (held > high)].tolist():
             raise MetricError(
                 f"matrix must hold scores in [{low:g}, {high:g}], the bounds of their metric; got {outside[0]}."
             )
-    return scores, np.array([1.0 if metric.higher_is_better else -1.0 for metric in by])
+    return scores, np.array([float(sign(name)) for name in metrics])
+
+
+def sign(*metrics: str) -> int:
+    """Return 1 where higher scores are better by all of these metrics, -1 where lower are, 0 where they differ in that."""
+    signs = {1 if registry.metric(name).higher_is_better else -1 for name in metrics}
+    return signs.pop() if len(signs) == 1 else 0
 
 
 # ---- metrics of predictions -----------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from forgetfree.errors import ReportError
 from forgetfree.files import StrPath
 from forgetfree.json_file import is_table, read_json
 from forgetfree.options import typed
+from forgetfree.results.metrics import sign
 from forgetfree.results.records import CHOSEN, CONSTANT, LEARNED_FLOORS, Failed, Record, Run, RunResults, Unfinished
 from forgetfree.results.stored import find_results, load_sweep_results, read_stored, to_csv
 from forgetfree.results.unit_files import SECONDS_PER_TASK, made_of
@@ -66,7 +67,7 @@ class Comparison:
     Attributes:
         stream: name of the stream.
         tasks: task names in the order of learning.
-        metric: what is measured on each task, `accuracy` or `f1`.
+        metric: what is measured on each task, e.g. `accuracy` or `f1`.
         settings: what the results say of the set-up, for display, e.g. `{"model": "minilm", "shots": 16}`.
         constant: per task, the best score of a constant answer; None where the results do not say it.
         learned_floors: by their names in tables, what a classifier scores without fine-tuning, per task, as means over seeds;
@@ -103,12 +104,11 @@ class Comparison:
         if self.constant is None:
             return []
         named = {CONSTANT: self.constant, **self.learned_floors}
-        return [
-            max(
-                ((name, score) for name, scores in named.items() if (score := scores[i]) is not None), key=itemgetter(1)
-            )
-            for i in range(len(self.tasks))
-        ]
+        found = []
+        for i, metric in enumerate(self.metric):
+            known = [(name, score) for name, scores in named.items() if (score := scores[i]) is not None]
+            found.append((max if sign(metric) == 1 else min)(known, key=itemgetter(1)))
+        return found
 
 
 def _with_sources(parts: Iterable[Record]) -> list[Json]:

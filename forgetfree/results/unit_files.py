@@ -37,7 +37,7 @@ class UnitFiles:
     """What of a unit is shown beside its scores.
 
     Attributes:
-        answers: the last ones on every task; none where the file is missing or not sound.
+        answers: the last ones on every task whose answers are probabilities; none where the file is missing or not sound.
         losses: the logged steps (``task``, ``phase``, ``step``, ``loss``); none where they are damaged.
         faults: by what is left out, why; nothing of what is not there.
     """
@@ -64,7 +64,11 @@ def read_unit_files(run: Run, tasks: Sequence[str]) -> UnitFiles:
 
 
 def _answers(run: Run, tasks: Sequence[str]) -> dict[str, LabelAnswers]:
-    """Return the last answers on every task, none where the file is missing; raise ``ReportError`` where it is not sound."""
+    """Return the last answers on every task whose answers are probabilities; none where the file is missing.
+
+    Raises:
+        ReportError: it is not sound.
+    """
     from safetensors import SafetensorError
 
     path = run.folder / "predictions.safetensors"
@@ -73,10 +77,11 @@ def _answers(run: Run, tasks: Sequence[str]) -> dict[str, LabelAnswers]:
     check_own(path, ReportError)
     try:
         held = _arrays(path)
-        found = {task: LabelAnswers(held[f"{task}/logits"], held[f"{task}/labels"]) for task in tasks}
+        found = {}
         for task, expected in zip(tasks, run.ece[-1], strict=True):
-            if expected is None:
-                raise MetricError(f"the answers on {task!r} are no probabilities of labels, and no figure shows them")
+            if expected is None:  # its answers are no probabilities of labels, and no figure shows them
+                continue
+            found[task] = LabelAnswers(held[f"{task}/logits"], held[f"{task}/labels"])
             right = math.isclose(ece := found[task].ece, expected, abs_tol=1e-6)
             check(f"the ECE of {task!r}", ece, right, f"{expected}, as in the results")
     except KeyError as error:

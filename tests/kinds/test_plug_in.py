@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from handmade import record_of, results_of, run_of, together
 
 import forgetfree
 from forgetfree import cli, registry
 from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.report import run_figures
+from forgetfree.results.report.headline import headline
+from forgetfree.results.report.leaderboard import lay_out_leaderboard
+from forgetfree.results.report.run_report import lay_out
+from forgetfree.results.unit_files import UnitFiles
 from forgetfree.testing import check_stream
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_kind"
@@ -90,9 +96,12 @@ def test_answers_without_probabilities_have_no_calibration(
     assert run["summary"]["ece"] == run["ece"][-1][0] > 0
     found = forgetfree.load_results(out)
     assert found.summary().loc["continual-ft", ("ece", "mean")] == pytest.approx(run["ece"][-1][0])
-    for form in ("html", "csv"):
-        capsys.readouterr()
-        assert cli.main(["report", str(out), "--format", form]) == 0
+    capsys.readouterr()
+    assert cli.main(["report", str(out), "--format", "html"]) == 0
+    page = capsys.readouterr().out
+    assert "cannot be read" not in page  # nothing is damaged
+    assert "Reliability" in page  # of the other task
+    assert cli.main(["report", str(out), "--format", "csv"]) == 0
     (tmp_path / "all.csv").write_text(capsys.readouterr().out)
     assert forgetfree.load_results(tmp_path / "all.csv").matrix("continual-ft", 0, "ece")["books"].isna().all()
 
@@ -105,6 +114,46 @@ def test_in_a_sweep_fewer_stars_off_are_more(ratings: Path, model_directory: Any
     assert cli.main([*words, *tried]) == 0
     results = json.loads((tmp_path / "sweep" / "results.json").read_text())
     assert all(-2 <= trial["mean"] < 0 for trial in results["trials"])
+
+
+@pytest.mark.parametrize(("metric", "best", "floor"), [("stars-off", "low", 0.2), ("weighted-kappa", "high", 0.4)])
+def test_reports_say_what_is_best(ratings: Path, metric: str, best: str, floor: float) -> None:
+    """Fewer stars off are more: in bold cells, floors, the order of a leaderboard and what a headline names."""
+    held = together([_of_metrics([metric] * 2)])
+    table = next(table for table in lay_out(held).tables if table.title.startswith("After the last task"))
+    bold = {table.rows[row][0] for row, column in table.best if table.header[column] in ("average", table.header[1])}
+    assert bold == {best}
+    assert [score for _, score in held.best_floors] == [floor, floor]
+    board = lay_out_leaderboard([record_of(_of_metrics([metric] * 2))]).tables[0]
+    assert board.rows[0][0] == best and [board.rows[row][0] for row, column in board.best if column == 4] == [best]
+    assert headline(held).startswith(f"{best} ")
+
+
+def test_an_average_of_both_directions_has_no_best(ratings: Path) -> None:
+    held = together([_of_metrics(["weighted-kappa", "stars-off"])])
+    table = next(table for table in lay_out(held).tables if table.title.startswith("After the last task"))
+    assert {(table.rows[row][0], table.header[column]) for row, column in table.best if column <= 3} == {
+        ("high", table.header[1]),
+        ("low", table.header[2]),
+    }
+    assert [score for _, score in held.best_floors] == [0.4, 0.2]
+
+
+def test_shades_reach_as_far_as_scores(ratings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    usual = run_figures.shaded
+    monkeypatch.setattr(run_figures, "shaded", lambda *given, **more: seen.append(given[7]) or usual(*given, **more))
+    results = _of_metrics(["weighted-kappa", "stars-off"])
+    results["runs"][0]["matrix"][-1] = [-0.25, 1.5]
+    held = together([results])
+    run_figures.sections_of(held, {entry.label: [UnitFiles({}, [], {})] for entry in held.strategies})
+    assert (-25, 150) in seen
+
+
+def _of_metrics(metrics: list[str]) -> dict[str, Any]:
+    runs = [run_of(name, 0, [last, last], metric=metrics) for name, last in (("high", 0.7), ("low", 0.1))]
+    floors = {"constant": [0.4, 0.4], "bag_of_words": {"0": [0.2, 0.2]}}
+    return results_of(*runs, floors=floors)
 
 
 def test_it_keeps_the_contract_of_a_stream(ratings: Path) -> None:

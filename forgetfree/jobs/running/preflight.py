@@ -129,12 +129,7 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
         for sparsity in workload.sparsities:
             faults.attempt(budget, model.graftable, sparsity)
         notes += filter(None, [tiny_region_note(model.graftable, workload.sparsities)])
-        faults.attempt(
-            refuse_without,
-            *needed_bytes(workload, _tests(workload, rows), definitions, model.space),
-            config.out,
-            workload,
-        )
+        faults.attempt(_check_room, config.out, workload, _tests(workload, rows), definitions, model.space)
     return _Found(faults, notes, workload, device, rows, definitions, model or _Model("", "", None, 0, None, False))
 
 
@@ -395,6 +390,17 @@ def _tell_room(workload: Workload, planned: Sequence[Json], model: _Model, notes
                 f"{unit.name}: {len(unit.tasks)} regions of {max(unit.sparsities):g} of the {model.graftable:,} "
                 "graftable entries are more than there are. Later tasks train what earlier ones left. Set a lower sparsity."
             )
+
+
+def _check_room(
+    out: str,
+    workload: Workload,
+    tests: Mapping[str, int],
+    definitions: Mapping[str, TaskDefinition],
+    space: ParameterSpace,
+) -> None:
+    """Raise unless there is room for what the job writes, or where a strategy cannot say what it keeps."""
+    refuse_without(*needed_bytes(workload, tests, definitions, space), out, workload)
 
 
 def _tests(workload: Workload, rows: Mapping[str, TaskRows]) -> dict[str, int]:

@@ -22,6 +22,8 @@ Units = Mapping[str, Sequence[UnitFiles]]
 def evidence_tables(comparison: Comparison, units: Units) -> list[Table]:
     """Return averages with intervals and calibration beside chance; nothing where the answers are not there.
 
+    Averages are those of all tasks: where answers to one are no probabilities, there is calibration alone, of the others.
+
     That is where a run was made elsewhere, where runs were tested on other rows, and for entity F1, whose rows are sentences:
     the files do not have their ends.
     """
@@ -33,11 +35,14 @@ def evidence_tables(comparison: Comparison, units: Units) -> list[Table]:
             answers[entry.label] = found
     if not answers or len({_rows(each) for found in answers.values() for each in found.values()}) > 1:
         return []
+    calibration = _calibration(comparison, answers)
+    if any(set(each) != set(metrics) for found in answers.values() for each in found.values()):
+        return [calibration]
     evidence = Evidence(answers, metrics)
     return [
         _intervals(comparison, answers, evidence),
         *_retention(comparison, answers, evidence),
-        _calibration(comparison, answers),
+        calibration,
     ]
 
 
@@ -114,8 +119,10 @@ def _calibration(comparison: Comparison, answers: dict[str, Answers]) -> Table:
 
     def means(key: str, label: str) -> Iterator[float | None]:
         for run in runs[label]:
-            values: Sequence[float | None] = getattr(run, key) or [None]
-            yield None if None in values else float(np.mean(np.array(values, dtype=float)))
+            values = [
+                value for value, ece in zip(getattr(run, key) or (), run.ece[-1], strict=False) if ece is not None
+            ]
+            yield None if None in values or not values else float(np.mean(values))
 
     rows = [
         (

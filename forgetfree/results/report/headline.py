@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from forgetfree.results.intervals import student
+from forgetfree.results.metrics import sign
 from forgetfree.results.report.page import percent, size
 from forgetfree.results.run_results import Comparison, StrategyRuns
 
@@ -57,7 +58,8 @@ def _first(comparison: Comparison, strategy: str) -> StrategyRuns | None:
 
 def _best_of_the_others(comparison: Comparison) -> StrategyRuns | None:
     others = [e for e in comparison.strategies if e.runs[0].strategy not in (NAIVE, *_REFERENCES)]
-    return max(others, key=_average, default=None)
+    better = sign(*comparison.metric)  # 0: the first, for such averages have no best
+    return max(others, key=lambda entry: better * _average(entry), default=None)
 
 
 def _lost(entry: StrategyRuns) -> str:

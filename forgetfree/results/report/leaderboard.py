@@ -8,6 +8,7 @@ from dataclasses import asdict
 import numpy as np
 
 from forgetfree.display import NULL, json_text
+from forgetfree.results.metrics import sign
 from forgetfree.results.records import Failed, RunResults, Unfinished
 from forgetfree.results.report.legend import MEANINGS
 from forgetfree.results.report.page import WIDE, Page, Table, cell, percent, render_page, size, with_best
@@ -58,7 +59,8 @@ def _notes(results: Sequence[RunResults], groups: Sequence[Sequence[Comparison]]
 def _table(runs: Sequence[Comparison]) -> Table:
     """Return the strategies of runs that were scored on the same rows."""
     entries = [(each, entry) for each in runs for entry in each.strategies]
-    entries.sort(key=lambda pair: -float(np.mean([run.average for run in pair[1].runs])))
+    better = sign(*runs[0].metric)  # 0 leaves the order as it is: such averages have no best
+    entries.sort(key=lambda pair: -better * float(np.mean([run.average for run in pair[1].runs])))
     names = ("average", "best floor", "forgetting", "kept", "(s)")
     header = ("strategy", "run", "model", "seeds", "average", "best floor", "forgetting", "kept", "seconds")
     table = Table(
@@ -67,7 +69,7 @@ def _table(runs: Sequence[Comparison]) -> Table:
         tuple(_row(each, entry) for each, entry in entries),
         legend=tuple((header[names.index(name) + 4], MEANINGS[name]) for name in names),
     )
-    return with_best(table, [0, 0, 0, 1, 0, -1, 0, 0])
+    return with_best(table, [0, 0, 0, better, 0, -1, 0, 0])
 
 
 def _row(comparison: Comparison, entry: StrategyRuns) -> tuple[str, ...]:

@@ -30,7 +30,6 @@ MEANINGS = {
     "owned": "those that no earlier task owns: the ones that this task trained",
     "overlap": "the share of the column's region that lies in the row's",
     "largest overlap": "the largest share of the region that lies in the region of one earlier task",
-    "lost": "its best score since it was learned, minus its score at the end",
     "interval": "in brackets: where 95 of 100 lie when test rows and seeds are drawn anew (bootstrap over both; rows are drawn "
     "once for all strategies and seeds). With fewer than five seeds it is somewhat too narrow",
     "minus another": "the difference of the averages on equal rows and seeds; undecided: the interval holds 0",
@@ -49,7 +48,22 @@ MEANINGS = {
     "once learned": "the score right after the task was learned",
 }
 
+#: What is told in another way where a task has a metric of a plug-in, of which lower may be better.
+OF_OTHER_METRICS = {
+    "a task": "the score on its test rows after the last task, by the metric that it says; accuracy where it says none",
+    "forgetting": "how much worse a task is than its best score since it was learned; the mean over all tasks but the last",
+    "BWT": "backward transfer: how much better the score at the end is than that right after learning; below 0 where tasks "
+    "were forgotten",
+    "a constant answer": "the best score that the same answer to every row has: what knows a task is better",
+}
 
-def meanings(*names: str) -> tuple[tuple[str, str], ...]:
-    """Return the legend of columns."""
-    return tuple((name, MEANINGS[name]) for name in names)
+
+def meanings(*names: str, usual: bool = True) -> tuple[tuple[str, str], ...]:
+    """Return the legend of columns.
+
+    Args:
+        names: of the columns.
+        usual: whether all tasks have accuracy or F1.
+    """
+    other = {} if usual else OF_OTHER_METRICS
+    return tuple((name, other.get(name, MEANINGS[name])) for name in names)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from forgetfree.display import counted
 from forgetfree.results.intervals import student
-from forgetfree.results.metrics import reliability
+from forgetfree.results.metrics import reliability, sign
 from forgetfree.results.records import LedgerSummary, Run
 from forgetfree.results.report.evidence_tables import Units
 from forgetfree.results.report.figures import (
@@ -69,15 +69,19 @@ def sections_of(comparison: Comparison, units: Units) -> list[Section]:
 
 def _matrices(comparison: Comparison) -> Section:
     tasks = _names(comparison.tasks)
-    pictures = []
-    for entry in comparison.strategies:
-        mean = np.mean([run.learning_matrix for run in entry.runs], axis=0)
+    pictures, signs = [], {sign(metric) for metric in comparison.metric}
+    means = [np.mean([run.learning_matrix for run in entry.runs], axis=0) for entry in comparison.strategies]
+    # All have one scale: that of fractions, unless a metric of a plug-in has scores beyond it.
+    limits = 100 * min(0.0, *map(np.nanmin, means)), 100 * max(1.0, *map(np.nanmax, means))
+    for entry, mean in zip(comparison.strategies, means, strict=True):
         lost = f"{percent(float(np.nanmean(mean[-1])))} % on average after the last task"
         pictures.append(
-            shaded(100 * mean, entry.label, lost, ("before", *tasks), tasks, "after", "score on", (0, 100), "{:.0f}")
+            shaded(100 * mean, entry.label, lost, ("before", *tasks), tasks, "after", "score on", limits, "{:.0f}")
         )
     text = "A column is a task, a row is what was learned last. Read a column downwards: it lights up when the task is learned"
-    text += f", and darkens where it is forgotten. Scores in %, {_seeds(comparison)}{_rows(comparison)}."
+    text += ", and darkens where it is forgotten"
+    text += "; where a lower score is better, the other way round" * (-1 in signs)
+    text += f". Scores in %, {_seeds(comparison)}{_rows(comparison)}."
     text += " Tasks are numbered as they stand in the tables." * (len(tasks) > NAMED)
     return Section("matrix", "Scores after each task", text, pictures)
 
@@ -198,9 +202,8 @@ def _costs(comparison: Comparison) -> Section:
                 scale_of_costs(ax, found, show)
         if says:
             pictures.append(picture(ax, title, ", ".join(says)))
-    text = (
-        "Average over tasks after the last one, against what it cost: better is up and to the left. Strokes: from the "
-    )
+    better = {1: "up and to the left", -1: "down and to the left", 0: "to the left"}[sign(*comparison.metric)]
+    text = f"Average over tasks after the last one, against what it cost: better is {better}. Strokes: from the "
     text += f"worst to the best seed; {_seeds(comparison)}{_rows(comparison)}. Seconds are those of one machine, and a "
     text += "fine-tuned model that strategies share counts for the first that made it."
     text += " Dotted: a constant answer." * (comparison.constant is not None)
@@ -234,7 +237,9 @@ def _calibration(comparison: Comparison, units: Units) -> Section:
                 ax, entry.label, f"mean ECE {percent(ece)} points", f"n = {total:,} answers; mean ECE {percent(ece)}"
             )
         )
-    text = "What confidence is worth: answers of all tasks and seeds after the last task, in 15 bins of confidence. On the "
+    lacking = any(error is None for entry in comparison.strategies for error in entry.runs[0].ece[-1])
+    of = "all tasks with probabilities, and of all seeds," if lacking else "all tasks and seeds"
+    text = f"What confidence is worth: answers of {of} after the last task, in 15 bins of confidence. On the "
     text += "dotted line, a model is right as often as it says; below it, it is too sure. The larger a mark, the more "
     text += "answers it holds."
     return Section("reliability", "Reliability", text, pictures)

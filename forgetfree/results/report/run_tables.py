@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from forgetfree.display import NULL
+from forgetfree.results.metrics import sign
 from forgetfree.results.records import CONSTANT, LedgerSummary, Run
 from forgetfree.results.report.evidence_tables import Units, evidence_tables
 from forgetfree.results.report.legend import meanings
@@ -27,15 +28,20 @@ class Columns(NamedTuple):
         headers: their names.
         value: their numbers.
         show: how these are written.
-        better: 1 where more is better, -1 where less is, 0 where neither is.
+        better: 1 where more is better, -1 where less is, 0 where neither is; or one of these for each column.
         legend: under which name `MEANINGS` says what they mean.
     """
 
     headers: Sequence[str]
     value: Value
     show: Callable[[float], str]
-    better: int = 0
+    better: int | Sequence[int] = 0
     legend: str = ""
+
+    @property
+    def signs(self) -> Sequence[int]:
+        """Return `better` of each column."""
+        return [self.better] * len(self.headers) if isinstance(self.better, int) else self.better
 
 
 #: Streams longer than this show how things grow with the number of tasks.
@@ -73,7 +79,7 @@ def _table(title: str, corner: str, rows: Iterable[tuple[str, Sequence[Run]]], *
         body.append((name, *(cell((value(run, row, i) for run in runs), show) for value, i, show in columns)))
     header = (corner, *(header for of in groups for header in of.headers))
     legend = meanings(*(of.legend for of in groups if of.headers and of.legend))
-    return with_best(Table(title, header, tuple(body), legend=legend), [of.better for of in groups for _ in of.headers])
+    return with_best(Table(title, header, tuple(body), legend=legend), [each for of in groups for each in of.signs])
 
 
 def _strategies(comparison: Comparison) -> list[tuple[str, Sequence[Run]]]:
@@ -87,8 +93,8 @@ def _summary(header: str, key: str, better: int) -> Columns:
 def _outcome_table(comparison: Comparison) -> Table:
     """Return table 4 of the paper: what each strategy still knows of each task at the end."""
     columns = [
-        Columns(_task_headers(comparison), lambda run, _, i: run.matrix[-1][i], percent, 1, "a task"),
-        _summary("average", "average", 1),
+        Columns(_task_headers(comparison), lambda run, _, i: run.matrix[-1][i], percent, _signs(comparison), "a task"),
+        _summary("average", "average", sign(*comparison.metric)),
         _summary("forgetting", "forgetting", -1),
         _summary("BWT", "bwt", 1),
         _summary("ECE", "ece", -1),
@@ -111,9 +117,10 @@ def _outcome_table(comparison: Comparison) -> Table:
         known = [score for score in floor if score is not None]
         average = percent(float(np.mean(known))) if len(known) == len(floor) else NULL
         rows.append((name, *(NULL if score is None else percent(score) for score in floor), average, NULL, NULL, NULL))
-    more = meanings(*floors, "bold")
-    better = [of.better for of in columns for _ in of.headers]
-    return with_best(replace(table, rows=tuple(rows), legend=table.legend + more), better)
+    usual = {*comparison.metric} <= {"accuracy", "f1"}
+    legend = meanings(*(of.legend for of in columns), *floors, "bold", usual=usual)
+    better = [each for of in columns for each in of.signs]
+    return with_best(replace(table, rows=tuple(rows), legend=legend), better)
 
 
 def _transfer_table(comparison: Comparison) -> Table:
@@ -139,12 +146,13 @@ def _versions(comparison: Comparison) -> Columns:
     places: dict[str, list[int]] = {}
     for place, task in enumerate(comparison.tasks):
         places.setdefault(version_of(task)[0], []).append(place)
+    signs = _signs(comparison)
     ends = [(held[0], held[-1]) for held in places.values() if len(held) > 1]
 
     def brought(run: Run, _: int, i: int) -> float:
         first, latest = ends[i]
         scores = run.learning_matrix
-        return float(scores[-1][latest] - scores[first + 1][first])
+        return signs[latest] * float(scores[-1][latest] - scores[first + 1][first])
 
     headers = [f"BWT to {comparison.tasks[latest]}" for _, latest in ends]
     return Columns(headers, brought, percent, 1, "BWT to a version")
@@ -184,15 +192,19 @@ def _readout_table(comparison: Comparison) -> Table:
         return None if scores is None or None in scores else float(np.mean(np.array(scores, dtype=float)))
 
     def won(run: Run, *_: int) -> float | None:
-        now, own = mean(run.readout_again), mean(run.matrix[-1])
-        return None if now is None or own is None else now - own
+        now, own = run.readout_again, run.matrix[-1]
+        if now is None or None in now or None in own:
+            return None
+        return float(np.mean(np.array(signs) * (np.array(now, dtype=float) - np.array(own, dtype=float))))
+
+    signs = _signs(comparison)
 
     return _table(
         "After re-training the readout on the final model (in %, the difference in percentage points)",
         "strategy",
         [(entry.label, entry.runs) for entry in entries],
-        Columns(_task_headers(comparison), lambda run, _, i: again(run, i), percent, 1, "a task, re-trained"),
-        Columns(["average"], lambda run, *_: mean(run.readout_again), percent, 1, "average"),
+        Columns(_task_headers(comparison), lambda run, _, i: again(run, i), percent, signs, "a task, re-trained"),
+        Columns(["average"], lambda run, *_: mean(run.readout_again), percent, sign(*comparison.metric), "average"),
         Columns(["won by re-training"], won, percent, 0, "won by re-training"),
     )
 
@@ -296,6 +308,11 @@ def _course_table(comparison: Comparison, entry: StrategyRuns) -> Table:
             "forgetting of a task",
         ),
     )
+
+
+def _signs(comparison: Comparison) -> list[int]:
+    """Return for each task 1 where higher scores are better, else -1."""
+    return [sign(metric) for metric in comparison.metric]
 
 
 def _task_headers(comparison: Comparison) -> list[str]:
