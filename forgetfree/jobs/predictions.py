@@ -1,6 +1,6 @@
-"""The answers of a unit of a run: logits and labels on every task's test rows, in predictions.safetensors.
+"""The answers of a unit of a run on every task's test rows, in predictions.safetensors: logits and labels.
 
-Where words are labelled, those of all words, and the ``lengths`` of the sentences.
+Where words are labelled, those of all words, and the ``lengths`` of the sentences; a kind of a package may keep others.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forgetfree.errors import RunError
 from forgetfree.json_file import check
-from forgetfree.results import metrics
+from forgetfree.tasks import KIND_OF_FORM, TaskDefinition
 from forgetfree.tensor_file import TensorFile
 
 if TYPE_CHECKING:
@@ -34,40 +34,59 @@ def save_predictions(directory: Path, predictions: Mapping[str, Answers]) -> Non
     PREDICTION_FILE.write(directory / PREDICTIONS, tensors)
 
 
-def load_logits(directory: Path, tasks: Sequence[str], rows: Mapping[str, int]) -> dict[str, Any]:
-    """Read the logits of every task.
+def load_answers(directory: Path, tasks: Sequence[TaskDefinition], rows: Mapping[str, int]) -> dict[str, Answers]:
+    """Read the answers on every task, as its kind keeps them.
 
     Args:
         directory: the folder of a unit.
-        tasks: their names.
+        tasks: their definitions.
         rows: how many test rows each has.
-
-    Returns:
-        Arrays ``(n, n_labels)`` by task; n counts words where they are labelled.
 
     Raises:
         RunError: the file is missing or damaged, or of other tasks or rows.
     """
-    import torch
-
     path = directory / PREDICTIONS
     _, tensors = PREDICTION_FILE.read(path)
     try:
-        keys = {f"{task}/{part}" for task in tasks for part in ("logits", "labels")}
-        beside = {key for task in tasks if (key := f"{task}/lengths") in tensors}
-        right = tensors.keys() == keys | beside
-        check("its tensors", sorted(tensors), right, f"logits and labels of {', '.join(tasks)}")
-        for task in tasks:
-            count, lengths = rows.get(task), tensors.get(f"{task}/lengths")
-            if lengths is not None:
-                sound = lengths.dtype == torch.int64 and lengths.dim() == 1 and bool((lengths > 0).all())
-                right = sound and count in (None, len(lengths))
-                check(f"lengths of {task!r}", tuple(lengths.shape), right, f"the words of each of {count} sentences")
-                count = int(lengths.sum())
-            _check_predictions(task, tensors[f"{task}/logits"], tensors[f"{task}/labels"], count)
+        found = {key: key.rpartition("/")[::2] for key in tensors}
+        names = [task.name for task in tasks]
+        right = {task for task, _ in found.values()} == set(names)
+        check("its tensors", sorted(tensors), right, f"answers on {', '.join(names)}")
+        of_task = {task.name: {part: key for key, (name, part) in found.items() if name == task.name} for task in tasks}
+        return {
+            task.name: _answers(task, {part: tensors[key] for part, key in of_task[task.name].items()}, rows)
+            for task in tasks
+        }
     except ValueError as error:
         raise RunError(f"{path}: {error}. {PREDICTION_FILE.remedy}") from error
-    return {task: tensors[f"{task}/logits"].numpy() for task in tasks}
+
+
+def _answers(task: TaskDefinition, tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> Answers:
+    """Return the answers on a task; raise ``ValueError`` where they are none of its kind, or not on its rows."""
+    from forgetfree.kinds.kind import kind_of
+
+    if task.kind in KIND_OF_FORM:  # what others keep, they alone know
+        _check_labels(task, tensors, rows.get(task.name))
+    try:
+        return kind_of(task).kept_answers(task, {part: tensor.numpy() for part, tensor in tensors.items()})
+    except KeyError as error:
+        raise ValueError(f"answers on {task.name!r} lack {error}") from error
+
+
+def _check_labels(task: TaskDefinition, tensors: Mapping[str, Tensor], count: int | None) -> None:
+    """Raise ``ValueError`` unless they are logits and labels, of as many rows as there are or of the words in these."""
+    import torch
+
+    right = {"logits", "labels"} <= tensors.keys() <= {"logits", "labels", "lengths"}
+    check(
+        f"tensors of {task.name!r}", sorted(tensors), right, "logits and labels, and lengths where words are labelled"
+    )
+    if (lengths := tensors.get("lengths")) is not None:
+        sound = lengths.dtype == torch.int64 and lengths.dim() == 1 and bool((lengths > 0).all())
+        right = sound and count in (None, len(lengths))
+        check(f"lengths of {task.name!r}", tuple(lengths.shape), right, f"the words of each of {count} sentences")
+        count = int(lengths.sum())
+    _check_predictions(task.name, tensors["logits"], tensors["labels"], count)
 
 
 def _check_predictions(task: str, logits: Tensor, labels: Tensor, rows: int | None) -> None:
@@ -84,13 +103,15 @@ def _check_predictions(task: str, logits: Tensor, labels: Tensor, rows: int | No
     check(f"labels of {task!r}", str(labels.dtype), within, f"whole numbers below {logits.shape[1]}")
 
 
-def agreement(directory: Path, reference: Path, tasks: Sequence[str], rows: Mapping[str, int]) -> list[float]:
+def agreement(
+    directory: Path, reference: Path, tasks: Sequence[TaskDefinition], rows: Mapping[str, int]
+) -> list[float]:
     """Return the share of each task's test rows on which two units answer alike.
 
     Args:
         directory: the folder of one unit.
         reference: the folder of the other.
-        tasks: their names.
+        tasks: their definitions.
         rows: how many test rows each has.
 
     Raises:
@@ -102,7 +123,11 @@ def agreement(directory: Path, reference: Path, tasks: Sequence[str], rows: Mapp
 
 @lru_cache(maxsize=4096)  # results are made anew whenever a unit has ended
 def _agreement(
-    directory: Path, reference: Path, times: tuple[int, ...], tasks: tuple[str, ...], rows: tuple[tuple[str, int], ...]
+    directory: Path,
+    reference: Path,
+    times: tuple[int, ...],
+    tasks: tuple[TaskDefinition, ...],
+    rows: tuple[tuple[str, int], ...],
 ) -> tuple[float, ...]:
-    logits, others = (load_logits(each, tasks, dict(rows)) for each in (directory, reference))
-    return tuple(metrics.agreement(logits[task], others[task]) for task in tasks)
+    own, others = (load_answers(each, tasks, dict(rows)) for each in (directory, reference))
+    return tuple(own[task.name].agreement(others[task.name]) for task in tasks)

@@ -18,6 +18,7 @@ from forgetfree.results.scores import SCORES_FILE, read_scores
 from forgetfree.results.stored import run_of_scores
 from forgetfree.results.unit_record import MODELS
 from forgetfree.results.unit_record import described as described_file
+from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
     from forgetfree.ledger import Ledger
@@ -50,8 +51,14 @@ def summary_of_units(out: Path, about: Json, units: Sequence[tuple[Unit, Json | 
         run["summary"] = metrics.summarize(run["matrix"], run["ece"], learned, run["metric"])
         if reference:
             own, its = (out / name / f"seed-{run['seed']}" for name in (run["strategy"], "fine-tune"))
-            run["agreement"] = agreement(own, its, tasks, about["data"]["test_rows"])
+            run["agreement"] = agreement(own, its, _definitions(out), about["data"]["test_rows"])
     return about | {"runs": runs, "unfinished": unfinished, "failed": failed}
+
+
+def _definitions(out: Path) -> list[TaskDefinition]:
+    """Return the tasks as config.json says them."""
+    config = read_json(out / "config.json", RunError, "Restore it from a copy.", signed=True)
+    return [TaskDefinition.of_fields(each) for each in config["tasks"]]
 
 
 def models_of(directory: Path, store: Path) -> Json:

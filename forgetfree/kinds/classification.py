@@ -178,11 +178,11 @@ class Classification(TaskKind):
 
     def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> LabelAnswers:
         """Return the logits and labels of rows."""
-        return LabelAnswers(logits.numpy(), labels.numpy())
+        return LabelAnswers(logits.numpy(), labels.numpy(), kind=task.kind)
 
     def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> LabelAnswers:
         """Return answers from what `LabelAnswers.tensors` gave."""
-        return LabelAnswers(arrays["logits"], arrays["labels"])
+        return LabelAnswers(arrays["logits"], arrays["labels"], kind=task.kind)
 
 
 def _chosen(task: TaskTables) -> tuple[Columns, str]:

@@ -53,7 +53,10 @@ class TaskKind(RowKind):
         return task.faults()
 
     def metric(self, name: str) -> Metric:
-        """Return the metric of a name: the kind's own, or else one that is registered.
+        """Return the metric of a name: the kind's own, or else the registered one.
+
+        A kind may compute a registered metric in its own way, as tagging does F1. The name must be registered all the same:
+        reports ask the registry alone for the bounds, and for whether higher is better, so those must be the same.
 
         Raises:
             UnknownNameError: no such metric.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
@@ -52,7 +52,7 @@ class TagAnswers(LabelAnswers):
 
     names: Sequence[str]
     lengths: npt.NDArray[Any]
-    kind: ClassVar[str] = "tagging"
+    kind: str = field(default="tagging", kw_only=True)
 
     @property
     def sentences(self) -> Sentences:
@@ -203,11 +203,11 @@ class Tagging(TaskKind):
         if rows is None:
             return LabelAnswers(logits.numpy(), labels.numpy())
         words, held = rows.words, rows.answered(logits)  # type: ignore[attr-defined]
-        return TagAnswers(held.numpy(), rows.labels.numpy(), task.labels, words.diff().numpy())
+        return TagAnswers(held.numpy(), rows.labels.numpy(), task.labels, words.diff().numpy(), kind=task.kind)
 
     def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> TagAnswers:
         """Return answers from what `TagAnswers.tensors` gave."""
-        return TagAnswers(arrays["logits"], arrays["labels"], task.labels, arrays["lengths"])
+        return TagAnswers(arrays["logits"], arrays["labels"], task.labels, arrays["lengths"], kind=task.kind)
 
 
 def entity_kinds(tags: Sequence[int]) -> set[int]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.errors import MetricError
-from forgetfree.results.metrics import Metric, agreement, expected_calibration_error
+from forgetfree.results.metrics import Metric, agreement, expected_calibration_error, sign
 
 
 class Answers(Protocol):
@@ -47,12 +48,12 @@ class LabelAnswers:
     Attributes:
         logits: ``(n, n_labels)``.
         labels: the right ones ``(n,)``.
+        kind: of the task, or the form of its rows: whose metrics there are.
     """
 
     logits: npt.NDArray[Any]
     labels: npt.NDArray[Any]
-    #: The kind of the tasks, whose metrics there are.
-    kind: ClassVar[str] = "classification"
+    kind: str = field(default="classification", kw_only=True)
 
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
@@ -120,16 +121,18 @@ def constant_scores(answers: Sequence[Answers], metrics: Sequence[str], *, task_
     Args:
         answers: any answers on each task, whose labels are numbered as the readout numbers them.
         metrics: of each task.
-        task_known: whether the answer may depend on the task. Else it is one for all of them: that of the best mean score.
+        task_known: whether the answer may depend on the task. Else it is one for all of them, that of the best mean score; one
+            of which lower is better counts as its negative. Answers that are no labels have none in common.
     """
-    if task_known:
-        return [each.constant_score(metric) for each, metric in zip(answers, metrics, strict=True)]
     held = [each for each in answers if isinstance(each, LabelAnswers)]
+    if task_known or len(held) < len(answers):
+        return [each.constant_score(metric) for each, metric in zip(answers, metrics, strict=True)]
+    signs = [sign(metric) for metric in metrics]
     candidates = [
         [each.constant(label).score(metric) for each, metric in zip(held, metrics, strict=True)]
         for label in range(1 + max(int(each.labels.max()) for each in held))
     ]
-    return max(candidates, key=sum)
+    return max(candidates, key=lambda scores: sum(map(operator.mul, signs, scores)))
 
 
 def tensors_by_task(answers: Mapping[str, Answers]) -> dict[str, npt.NDArray[Any]]:

@@ -22,7 +22,7 @@ from forgetfree.errors import (
     ForgetfreeError,
 )
 from forgetfree.jobs.experiments.report import outcome
-from forgetfree.jobs.predictions import load_logits
+from forgetfree.jobs.predictions import load_answers
 from forgetfree.jobs.running.resume import merged_config, merged_request, read_job_config
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.ledger import Ledger
@@ -258,7 +258,9 @@ def sound_experiment(results: Any, path: Path) -> None:
 
 
 def read_predictions(path: Path, samples: Samples) -> Any:
-    return load_logits(path.parent, TASKS, dict.fromkeys(TASKS, tiny.SIZES["test"]))
+    tasks = [task.definition for task in samples.stream.tasks]
+    found = load_answers(path.parent, tasks, dict.fromkeys(TASKS, tiny.SIZES["test"]))
+    return {task: answers.tensors()["logits"] for task, answers in found.items()}
 
 
 def sound_predictions(logits: Any, path: Path) -> None:

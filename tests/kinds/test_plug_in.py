@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
 from handmade import record_of, results_of, run_of, together
 
 import forgetfree
 from forgetfree import cli, registry
-from forgetfree.results.answers import LabelAnswers
+from forgetfree.data.sources import load_task
+from forgetfree.jobs.diagnostics import read_floors, write_floors
+from forgetfree.kinds.classification import Classification
+from forgetfree.kinds.kind import Form
+from forgetfree.results.answers import LabelAnswers, constant_scores
+from forgetfree.results.metrics import Metric
 from forgetfree.results.report import run_figures
 from forgetfree.results.report.headline import headline
 from forgetfree.results.report.leaderboard import lay_out_leaderboard
@@ -104,6 +112,94 @@ def test_answers_without_probabilities_have_no_calibration(
     assert cli.main(["report", str(out), "--format", "csv"]) == 0
     (tmp_path / "all.csv").write_text(capsys.readouterr().out)
     assert forgetfree.load_results(tmp_path / "all.csv").matrix("continual-ft", 0, "ece")["books"].isna().all()
+
+
+@dataclass(frozen=True, eq=False)
+class Guesses:
+    """Answers that are no labels: the stars as numbers, and the words that were read."""
+
+    stars: Any
+    right: Any
+    words: Any
+
+    def score(self, metric: str) -> float:
+        return float(np.abs(self.stars - self.right).mean())
+
+    def more_scores(self) -> dict[str, float]:
+        return {}
+
+    def constant_score(self, metric: str) -> float:
+        return min(float(np.abs(self.right - star).mean()) for star in range(len(STARS)))
+
+    def same_as(self, other: Guesses) -> bool:
+        return np.array_equal(self.stars, other.stars)
+
+    def agreement(self, other: Guesses) -> float:
+        return float((np.abs(self.stars - other.stars) < 0.5).mean())
+
+    def tensors(self) -> dict[str, Any]:
+        return {"stars": self.stars, "right": self.right, "words": self.words}
+
+    ece = None
+
+
+class Guessing(Classification):
+    """Ratings that are answered by numbers between the stars."""
+
+    forms: ClassVar[Mapping[str, Form]] = {"guessing": ("a text, and how many stars it gives", ("text", "label"))}
+    metrics = ("stars-off",)
+
+    def form(self, columns: Any) -> str:
+        return "guessing"
+
+    def answers(self, task: Any, logits: Any, labels: Any, rows: Any) -> Any:
+        stars = logits.softmax(dim=1).numpy() @ np.arange(logits.shape[1], dtype=np.float32)
+        return Guesses(stars, labels.numpy(), np.ones((len(labels), 2), dtype=np.int64))
+
+    def kept_answers(self, task: Any, arrays: Any) -> Any:
+        return Guesses(arrays["stars"], arrays["right"], arrays["words"])
+
+
+def test_answers_that_are_no_labels_are_trained_compared_and_kept(
+    ratings: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no temperature, and agree as their kind says; in a stream that withholds the task, constants are per task."""
+    monkeypatch.setitem(registry.KINDS, "guessing", registry.Entry(f"{__name__}:Guessing"))
+    for task in ("films", "books"):
+        (ratings / task / "source.json").write_text('{"kind": "guessing", "label_column": "stars"}')
+    model = str(model_directory("bert"))
+    words = ["run", "films,books", "--strategy", "fine-tune", "--strategy", "continual-ft", "--model", model]
+    words += ["--data", str(ratings), "--steps", "2", "--shots", "4", "--set", "floors=constant"]
+    assert cli.main([*words, "--out", str(tmp_path / "out")]) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["floors"]["constant"] == [pytest.approx(2 / 3)] * 2
+    for run in results["runs"]:
+        assert run["metric"] == ["stars-off"] * 2 and "temperature" not in run
+        assert all(0 <= share <= 1 for share in run["agreement"])
+    assert cli.main([*words, "--set", "scenario=domain", "--out", str(tmp_path / "domain")]) == 0
+
+
+def test_a_kind_of_a_kind_scores_in_its_own_way(ratings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what it answers as labels, whose metrics are otherwise those of classification."""
+    kind = registry.kind("rating")
+    halved = Metric(lambda answers: 0.5, higher_is_better=False, bounds=(0.0, None))
+    monkeypatch.setattr(type(kind), "metric", lambda self, name: halved)
+    films = load_task("films", str(ratings)).task
+    given = kind.answers(films, torch.eye(3), torch.tensor([0, 1, 2]), None)
+    assert given.score("stars-off") == 0.5
+    assert kind.kept_answers(films, given.tensors()).score("stars-off") == 0.5
+
+
+def test_floors_outside_of_0_and_1_are_kept(tmp_path: Path) -> None:
+    write_floors(tmp_path, {"linear_probe": {"films": -0.25, "books": 1.5}})
+    assert read_floors(tmp_path) == {"linear_probe": {"films": -0.25, "books": 1.5}}
+
+
+def test_one_constant_answer_for_all_tasks_has_the_fewest_stars_off(ratings: Path) -> None:
+    """Label 0 in the first task and 0, 0, 2 in the second: 0 is off by 0 and 2/3, while 2 is by 2 and 4/3."""
+    answers = [LabelAnswers(np.zeros((len(labels), 3)), np.array(labels)) for labels in ([0, 0], [0, 0, 2])]
+    found = constant_scores(answers, ["stars-off"] * 2, task_known=False)
+    assert found == pytest.approx([0.0, 2 / 3])
 
 
 def test_in_a_sweep_fewer_stars_off_are_more(ratings: Path, model_directory: Any, tmp_path: Path) -> None:
