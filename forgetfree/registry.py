@@ -480,8 +480,28 @@ def shadowed(group: Group) -> dict[str, str]:
         point.name: f"The plug-in {point.name!r} of package {_package(point)!r} is not used, for that name is forgetfree's "
         "own. Give its entry point another name."
         for point in _points(group)
-        if point.name in _ours(group)
+        if _is_ours(group, point.name)
     }
+
+
+#: What tables of scores call their other columns.
+_BESIDE_METRICS = (
+    "strategy",
+    "seed",
+    "task",
+    "after",
+    "metric",
+    "value",
+    "rows",
+    "score",
+    "ece",
+    "agreement",
+    "seconds",
+)
+
+
+def _is_ours(group: Group, name: str) -> bool:
+    return name in _ours(group) or (group == "metrics" and name.startswith("union_"))
 
 
 def _ours(group: Group) -> Container[str]:
@@ -493,7 +513,7 @@ def _ours(group: Group) -> Container[str]:
         "strategies": STRATEGIES,
         "streams": {*STREAMS, *TASKS},
         "kinds": {*KINDS, *KIND_OF_FORM},
-        "metrics": METRICS,
+        "metrics": {*METRICS, *_BESIDE_METRICS},
     }
     return ours[group]
 
@@ -542,7 +562,7 @@ def _loaded(group: Group) -> dict[str, Any]:
 def _plugins(group: Group) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for point in sorted(_points(group), key=_package):
-        if point.name not in _ours(group):  # of two packages with one name, the first by its own name counts
+        if not _is_ours(group, point.name):  # of two packages with one name, the first by its own name counts
             origin = f"The plug-in {point.name!r} of package {_package(point)!r}"
             found.setdefault(point.name, Entry(point.value, f"from {_package(point)}", origin))
     return found

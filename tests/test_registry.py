@@ -191,6 +191,12 @@ def test_an_installed_package_cannot_take_a_name_of_ours(install: Install) -> No
     assert set(registry.shadowed("streams")) == set(streams)
 
 
+def test_a_metric_cannot_be_called_as_another_column_of_scores(install: Install) -> None:
+    install("own-package", "OWN = 1", metrics={"ece": "OWN", "union_own": "OWN", "own": "OWN"})
+    assert registry.metrics().keys() - registry.METRICS.keys() == {"own"}
+    assert set(registry.shadowed("metrics")) == {"ece", "union_own"}
+
+
 def test_of_two_packages_with_one_name_the_first_counts(install: Install) -> None:
     install("b-package", "STREAM = ('sst2',)", streams={"mine": "STREAM"})
     install("a-package", "STREAM = ('qnli',)", streams={"mine": "STREAM"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from forgetfree.ledger import Ledger
 
 
+_REMEDY = "Restore it from a copy, or start again with another --out."
+
+
 def summary_of_units(out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
     """Return the content of results.json: ``runs``, ``unfinished`` and ``failed``.
 
@@ -34,15 +37,16 @@ def summary_of_units(out: Path, about: Json, units: Sequence[tuple[Unit, Json | 
         about: how results.json begins.
         units: all in order, and what their unit.json says; ``None`` where they have not ended.
     """
-    tasks = about["tasks"]
+    tasks, definitions = about["tasks"], _definitions(out)
     runs, unfinished, failed = list[Json](), list[Json](), list[Json]()
+    told = {task.name: task.metric for task in definitions}
     for unit, record in units:
         if record and record["status"] == "done":
-            runs.append(_entry(unit, record["details"], tasks))
+            runs.append(_entry(unit, record["details"], tasks, told))
         elif record:
-            failed.append({**unit.key, "matrix": _rows_so_far(unit, tasks), "error": record["error"]})
+            failed.append({**unit.key, "matrix": _rows_so_far(unit, tasks, told), "error": record["error"]})
         elif unit.is_begun:
-            unfinished.append({**unit.key, "matrix": _rows_so_far(unit, tasks)})
+            unfinished.append({**unit.key, "matrix": _rows_so_far(unit, tasks, told)})
     about = about | {"floors": about["floors"] | _floors([unit for unit, record in units if record], tasks)}
     references = {run["seed"]: run for run in runs if run["strategy"] == "fine-tune"}
     for run in runs:
@@ -51,14 +55,17 @@ def summary_of_units(out: Path, about: Json, units: Sequence[tuple[Unit, Json | 
         run["summary"] = metrics.summarize(run["matrix"], run["ece"], learned, run["metric"])
         if reference:
             own, its = (out / name / f"seed-{run['seed']}" for name in (run["strategy"], "fine-tune"))
-            run["agreement"] = agreement(own, its, _definitions(out), about["data"]["test_rows"])
+            run["agreement"] = agreement(own, its, definitions, about["data"]["test_rows"])
     return about | {"runs": runs, "unfinished": unfinished, "failed": failed}
 
 
 def _definitions(out: Path) -> list[TaskDefinition]:
     """Return the tasks as config.json says them."""
-    config = read_json(out / "config.json", RunError, "Restore it from a copy.", signed=True)
-    return [TaskDefinition.of_fields(each) for each in config["tasks"]]
+    config = read_json(out / "config.json", RunError, _REMEDY, signed=True)
+    try:
+        return [TaskDefinition.of_fields(each) for each in config["tasks"]]
+    except ValueError as error:
+        raise RunError(f"{out / 'config.json'}: {error}. {_REMEDY}") from error
 
 
 def models_of(directory: Path, store: Path) -> Json:
@@ -71,12 +78,12 @@ def models_of(directory: Path, store: Path) -> Json:
     return {MODELS: {path.name: described_file(path) for path in files if path.is_file()}}
 
 
-def _entry(unit: Unit, details: Json, tasks: Sequence[str]) -> Json:
+def _entry(unit: Unit, details: Json, tasks: Sequence[str], metrics: Mapping[str, str]) -> Json:
     """Return an entry of ``runs`` in results.json."""
     return {
         **unit.key,
         "options": details["options"],
-        **_scored(unit, tasks),
+        **_scored(unit, tasks, metrics),
         "summary": {},
         "ledger": details["ledger"],
         "kept_bytes": details["kept_bytes"],
@@ -95,21 +102,21 @@ def _floors(units: Sequence[Unit], tasks: Sequence[str]) -> Json:
     return found
 
 
-def _scored(unit: Unit, tasks: Sequence[str]) -> Json:
+def _scored(unit: Unit, tasks: Sequence[str], metrics: Mapping[str, str]) -> Json:
     """Return ``metric``, ``matrix`` and ``ece`` of a unit, as far as it has come."""
     path = unit.directory / SCORES_FILE
     try:
-        return run_of_scores(read_scores(path), tasks)
+        return run_of_scores(read_scores(path), tasks, metrics)
     except KeyError as error:
         raise ReportError(
             f"{path} lacks scores of a task, expected {', '.join(tasks)}. Go on with --resume."
         ) from error
 
 
-def _rows_so_far(unit: Unit, tasks: Sequence[str]) -> list[list[float]]:
+def _rows_so_far(unit: Unit, tasks: Sequence[str], metrics: Mapping[str, str]) -> list[list[float]]:
     """Return the matrix of a unit that did not end well."""
     try:
-        matrix: list[list[float]] = _scored(unit, tasks)["matrix"]
+        matrix: list[list[float]] = _scored(unit, tasks, metrics)["matrix"]
     except ReportError:
         return []
     return matrix

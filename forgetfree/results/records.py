@@ -369,13 +369,13 @@ class RunResults(_OfTasks):
         for number, run in enumerate(self.runs):
             check_options(f"runs[{number}].options", run.strategy, run.options)
             self._check_summary(f"runs[{number}]", run)
-        if not self.runs or self.floors is None:
+            if run.union is not None:
+                _check_bounds(f"runs[{number}].union.accuracy", run.union.accuracy, run.metric)
+            _check_bounds(f"runs[{number}].readout_again", run.readout_again or [None] * len(self.tasks), run.metric)
+        if not self.runs or self.floors is None:  # without a run, no metric is known
             return
-        limits = [registry.metric(name).limits for name in self.runs[0].metric]
         for place, floors in self.floors.by_place().items():
-            bounded = zip(floors, limits, strict=True)
-            right = all(score is None or low <= score <= high for score, (low, high) in bounded)
-            check(f"floors.{place}", floors, right, f"{len(self.tasks)} numbers within the bounds of their metrics")
+            _check_bounds(f"floors.{place}", floors, self.runs[0].metric)
 
     def _check_summary(self, place: str, run: Run) -> None:
         from forgetfree.results.metrics import summarize
@@ -392,6 +392,12 @@ class RunResults(_OfTasks):
                 continue
             right = got == expected or not (got is None or expected is None or abs(got - expected) > _CLOSE)
             check(f"{place}.summary.{key}", got, right, f"{expected}, which follows from the matrices")
+
+
+def _check_bounds(place: str, scores: Sequence[float | None], metrics: Sequence[str]) -> None:
+    limits = [registry.metric(name).limits for name in metrics]
+    right = all(score is None or low <= score <= high for score, (low, high) in zip(scores, limits, strict=True))
+    check(place, scores, right, f"{len(metrics)} numbers within the bounds of their metrics")
 
 
 #: What the metrics of the one final union begin with.
@@ -497,6 +503,8 @@ class GraftResults(Record):
             raise ValueError(f"metric: {first_line(error)}") from error
         for number, row in enumerate(results.rows):
             check(f"rows[{number}].score", row.score, low <= row.score <= high, f"a number in [{low:g}, {high:g}]")
+        if (floor := results.floors and results.floors.constant) is not None:
+            check("floors.constant", floor, low <= floor <= high, f"a number in [{low:g}, {high:g}]")
         return results
 
     @property

@@ -113,20 +113,25 @@ def _command(results: Any) -> str:
 # -- Scores of a run -------------------------------------------------------------------------------------
 
 
-def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
+def run_of_scores(scores: Iterable[Score], tasks: Sequence[str], metrics: Mapping[str, str] | None = None) -> Json:
     """Return ``metric``, ``matrix``, ``ece``, ``agreement`` and ``union`` of an entry of ``runs`` from its scores so far.
 
     The matrices have a row before training and one after each task that was learned, and a column for each task; ``None``
     where a task was not evaluated before it was learned. Of a task without probabilities, all of ``ece`` is.
 
+    Args:
+        scores: of the run.
+        tasks: their names, in order.
+        metrics: of the tasks, where they are known: a kind may tell other metrics beside. Else the first that has a score.
+
     Raises:
         KeyError: a score of a learned task is missing.
     """
     values: dict[tuple[str, int, str], Any] = {(s.metric, s.after, s.task): s.value for s in scores}
-    last, metrics = max((after for _, after, _ in values), default=-1), {metric for metric, *_ in values}
+    last, measured = max((after for _, after, _ in values), default=-1), {metric for metric, *_ in values}
     scored = {(metric, task) for metric, _, task in values}
-    known = task_metrics()
-    metric = [next((name for name in known if (name, task) in scored), known[0]) for task in tasks]
+    known, told = task_metrics(), metrics or {}
+    metric = [told.get(task) or next((name for name in known if (name, task) in scored), known[0]) for task in tasks]
 
     def matrix(names: Sequence[str]) -> list[list[float | None]]:
         places = [(name, task, place) for place, (name, task) in enumerate(zip(names, tasks, strict=True))]
@@ -139,9 +144,9 @@ def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
     values |= {("", i, task): None for task in tasks for i in range(last + 1)}
 
     run: Json = {"metric": metric, "matrix": matrix(metric), "ece": matrix(ece)}
-    if "agreement" in metrics:
+    if "agreement" in measured:
         run["agreement"] = [values["agreement", last, task] for task in tasks]
-    if f"{UNION}ece" in metrics:
+    if f"{UNION}ece" in measured:
         run["union"] = {name: [values[UNION + name, last, task] for task in tasks] for name in ("accuracy", "ece")}
     return run
 

@@ -46,6 +46,7 @@ from forgetfree.models.loading import load_model
 from forgetfree.registry import ModelEntry
 from forgetfree.results import metrics
 from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.records import GraftResults
 from forgetfree.results.report.graft_tables import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.stored import load_graft_results
@@ -202,6 +203,13 @@ def test_the_report_shows_means_over_seeds_and_where_the_region_lies(
     by_layer = results_of(out)["regions"]
     shares = [r["layers"]["0"] / sum(r["layers"].values()) for r in by_layer if r["sparsity"] == 0.01]
     assert f"{100 * np.mean(shares):.1f}" in report.split("by layer")[1].splitlines()[4]
+
+
+def test_a_floor_out_of_bounds_is_refused(finished: Path) -> None:
+    results = results_of(finished)
+    results["floors"]["constant"] = 77.0
+    with pytest.raises(ValueError, match=r"floors\.constant must be a number in \[0, 1\], got 77"):
+        GraftResults.of(results)
 
 
 def test_one_seed_and_one_sparsity_make_one_plain_file(graft: GraftCommand, capsys: Any) -> None:

@@ -126,7 +126,7 @@ class Guesses:
         return float(np.abs(self.stars - self.right).mean())
 
     def more_scores(self) -> dict[str, float]:
-        return {}
+        return {"accuracy": float((np.abs(self.stars - self.right) < 0.5).mean())}
 
     def constant_score(self, metric: str) -> float:
         return min(float(np.abs(self.right - star).mean()) for star in range(len(STARS)))
@@ -163,7 +163,10 @@ class Guessing(Classification):
 def test_answers_that_are_no_labels_are_trained_compared_and_kept(
     ratings: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have no temperature, and agree as their kind says; in a stream that withholds the task, constants are per task."""
+    """They are scored by their metric, have no temperature, and agree as their kind says.
+
+    In a stream that withholds the task, constants are per task.
+    """
     monkeypatch.setitem(registry.KINDS, "guessing", registry.Entry(f"{__name__}:Guessing"))
     for task in ("films", "books"):
         (ratings / task / "source.json").write_text('{"kind": "guessing", "label_column": "stars"}')

@@ -99,6 +99,25 @@ def test_floors_that_are_none_are_refused(constant: Any, tmp_path: Path) -> None
         )
 
 
+@pytest.mark.parametrize("constant", [None, [0.5], [0.5, float("inf")], ["0.5", 0.5], 0.5])
+def test_without_a_run_floors_are_finite_numbers(constant: Any, tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"results.json"):
+        load_run_results(write(tmp_path / "run", results_of(floors={"constant": constant})))
+
+
+@pytest.mark.parametrize(
+    ("part", "more"),
+    [
+        (r"union\.accuracy", {"union": {"accuracy": [0.75, 5e20], "ece": [0.2, 0.1]}}),
+        ("readout_again", {"readout_again": [None, -0.5]}),
+    ],
+)
+def test_scores_beside_the_matrix_are_within_the_bounds_of_their_metrics(part: str, more: Any, tmp_path: Path) -> None:
+    run = run_of("grafting-continual", 0, [0.8, 0.7], **more)
+    with pytest.raises(ReportError, match=rf"runs\[0\]\.{part} must be"):
+        load_run_results(write(tmp_path / "run", results_of(run)))
+
+
 def test_transfer_table(two_seeds: Comparison) -> None:
     """FWT: mrpc just before learning 0.5 − 0.5 = 0. Nothing to compare with: intransigence is unknown."""
     table = table_of(lay_out(two_seeds), "Transfer")
