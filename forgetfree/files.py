@@ -28,8 +28,10 @@ _TEMPORARY = re.compile(rf"\..+\.[a-z0-9_]{{8}}({re.escape(_UNFINISHED)})?")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: The file by which a directory is seen to be writable.
 WRITABLE = ".writable"
-#: As many characters of that name as there is room for, whatever they are.
-_ROOM = 60
+#: As many characters of that name as there is room for beside its end, if each takes four of the 255 bytes of a name.
+_ROOM = 58
+#: Opens a pipe without waiting for who writes to it; Windows has neither.
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -78,7 +80,7 @@ def sweep(directory: Path, *, of: str = "") -> None:
 
     Args:
         directory: which; there may be none.
-        of: only what was to become the file of this name, whose first 60 characters must be its own.
+        of: only what was to become the file of this name, whose first 58 characters must be its own.
     """
     for path in directory.iterdir() if directory.is_dir() else ():
         if is_left(path.name) and path.name.startswith(f".{of[:_ROOM]}"):
@@ -135,8 +137,13 @@ def _unfinished(path: Path, make: Callable[..., Any]) -> tuple[Path, int]:
         made = make(dir=path.parent, prefix=f".{path.name[:_ROOM]}.", suffix=_UNFINISHED)
         with suppress(FileNotFoundError):  # somebody took it for what a killed process left, before it was locked
             handle, name = made if isinstance(made, tuple) else (os.open(made, os.O_RDONLY), made)
-            with suppress(OSError):
+            try:
                 _lock(handle)
+            except BlockingIOError:  # somebody is about to remove it
+                os.close(handle)
+                continue
+            except OSError:  # there are no locks here
+                pass
             if os.path.lexists(name):
                 return Path(name), handle
             os.close(handle)
@@ -148,7 +155,7 @@ def remove_unfinished(parent: Path) -> None:
         for path in parent.iterdir():
             if path.name.endswith(_UNFINISHED) and is_left(path.name) and not path.is_symlink():
                 with suppress(OSError):
-                    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                    handle = os.open(path, os.O_RDONLY | _NO_WAIT)
                     try:
                         _lock(handle)
                         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from forgetfree import cli
+from forgetfree import cli, files
 from forgetfree.errors import RunError
 from forgetfree.files import (
     is_left,
@@ -66,6 +66,30 @@ def test_the_new_name_appears_only_after_the_content_is_synced_and_is_synced_its
     monkeypatch.setattr(os, "replace", lambda a, b: (done.append("rename"), replace(a, b)))
     write_atomically(tmp_path / "file", "new")
     assert done == ["sync", "rename", "sync"]
+
+
+def test_the_longest_names_there_are_can_be_written(tmp_path: Path) -> None:
+    """Of 255 bytes: by letters of one byte, and of four."""
+    for name in ("a" * 255, "😀" * 63 + "abc"):
+        write_atomically(tmp_path / name, "new")
+        with new_directory(tmp_path / "in" / name):
+            pass
+        assert os.listdir(tmp_path / "in") == [name] and (tmp_path / name).read_text() == "new"
+        (tmp_path / "in" / name).rmdir()
+
+
+def test_what_another_process_is_about_to_remove_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, tried = files._lock, list[int]()
+
+    def taken_once(handle: int) -> None:
+        tried.append(handle)
+        if len(tried) == 1:
+            raise BlockingIOError(errno.EAGAIN, "another process has it")
+        lock(handle)
+
+    monkeypatch.setattr(files, "_lock", taken_once)
+    write_atomically(tmp_path / "file", "new")
+    assert len(tried) == 2 and (tmp_path / "file").read_text() == "new"
 
 
 def test_what_killed_writers_left_is_swept_and_nothing_else(tmp_path: Path) -> None:

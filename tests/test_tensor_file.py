@@ -87,3 +87,6 @@ def test_a_file_that_a_user_names_is_called_what_they_call_it(tmp_path: Path) ->
     with pytest.raises(RunError, match=r"is not a sound box: it is too small\. Make it again\."):
         kind.load(path, refuse)
     assert kind.load(path, lambda header, tensors: sorted(tensors)) == ["a"]
+    path.write_bytes(tensor_bytes({"a": torch.zeros(2)}, {"format": "ours"}))
+    with pytest.raises(RunError, match="is not a sound box: its contents do not match its checksum"):
+        kind.load(path, lambda *_: None)

@@ -120,6 +120,8 @@ def skill(model: Any, search: Any, tensors: list[Any], reset: Any, trained_of: A
     ]
 
     with trainable(model, tensors):
+        for tensor in tensors:
+            tensor.grad = torch.ones_like(tensor)  # as an earlier backward pass may have left it
         losses = [search.step_(batch, step) for step in (1, 2, 3)]
     begun, region = (search.region(step, 40) for step in (0, 3))
     reset()

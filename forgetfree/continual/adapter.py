@@ -213,7 +213,7 @@ class TemplateStrategy(AvalancheStrategy):
 def one_label_a_row(name: str, why: str, options: Any, stream: Stream) -> None:
     """Refuse streams in which words are labelled."""
     for task in stream.tasks:
-        if task.test.counts != [1] * len(task.test):
+        if getattr(task.train, "words", None) is not None:
             raise UsageError(
                 f"{name} {why}, and task {task.name!r} has one for each word of a sentence. Use a strategy that rehearses or "
                 "weighs whole rows (replay, agem, gdumb, ewc, si), or one that keeps what it learned (grafting-continual)."

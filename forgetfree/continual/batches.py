@@ -69,7 +69,7 @@ def answers_in_order(
     """
     logits, labels, counts = map(torch.cat, zip(*collected, strict=True))
     in_order = torch.argsort(torch.tensor(order).repeat_interleave(counts), stable=True)
-    answered = None if rows is None else rows.subset(sorted(order))
+    answered = rows if rows is None or len(order) == len(rows) else rows.subset(sorted(order))
     return task.kind.answers(task.definition, logits[in_order], labels[in_order], answered)
 
 

@@ -21,13 +21,21 @@ _LIBRARIES = ("forgetfree.", "avalanche.", "builtins")
 
 
 def check_final_names(cls: type) -> None:
-    """Raise ``ConformanceError`` where a class or a mixin of it defines a name that is final in another base."""
+    """Raise ``ConformanceError`` where a class or a mixin of it defines a name that is final in another base.
+
+    So, too, where the class says ``taskwise``, which follows from ``Options``.
+    """
     faults = []
     authors = [base for base in cls.__mro__ if base is cls or not base.__module__.startswith(_LIBRARIES)]
     for name in dict.fromkeys(name for base in authors for name in vars(base)):
         _, *others = [base for base in cls.__mro__ if name in vars(base)]
         if final := next((base for base in others if _is_final(vars(base)[name])), None):
             faults.append(f"{name}: expected {final.__name__}'s own, which is final. Give yours another name.")
+    if "taskwise" in vars(cls):
+        faults.append(
+            "taskwise: expected none, since it follows from Options, got one. Leave it out; where each task has a model of its "
+            "own, let Options be a subclass of TaskwiseOptions."
+        )
     if faults:
         subject = f"{cls.__name__} is not written for the contract of a strategy (docs/plug-in.md)"
         raise ConformanceError(subject, faults)

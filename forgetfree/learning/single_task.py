@@ -269,7 +269,7 @@ class SingleTask:
             fine_tuned: θ_ft.
             region: γ.
             options: how rows are answered, and how many of them.
-            largest: the largest c that is tried; of 1, no other is.
+            largest: the largest c that is tried; 1: only 0 and 1 are.
             on: what the graft is put into, and answers with; default: θ_pre with the readout and the buffers of θ_ft.
         """
         with self.holding(on or replace(fine_tuned, theta=self.pre.theta)):

@@ -98,6 +98,8 @@ class _ShardLoss:
         return self._loss.scale
 
     def __call__(self, batch: Sequence[Batch]) -> float:
+        for tensor in self._shards.tensors:
+            tensor.grad = None  # of an earlier backward pass, to which this one would be added
         loss = self._loss(batch)
         for shard, tensor in zip(self._parameters, self._shards.tensors, strict=True):
             shard.grad = None if tensor.grad is None else tensor.grad.to_local()

@@ -77,11 +77,15 @@ def adapter_training(options: AdapterOptions) -> TrainingOptions:
 
 
 def adapters_cost(options: AdapterOptions, tasks: Sequence[TaskSize]) -> Cost:
-    """Return what adapters take: a training a task, and at most A and B of every weight matrix whose name is wanted."""
+    """Return what adapters take: a training a task, and at most A and B of every weight matrix whose layer is wanted."""
 
     def kept(space: ParameterSpace) -> int:
-        pattern = options.target_modules or "."
-        wanted = [each.shape for each in space.tensors if len(each.shape) == 2 and re.search(pattern, each.name)]
+        try:
+            pattern = re.compile("." if options.target_modules is None else options.target_modules)
+        except re.error:  # which `check_targets` tells
+            return 0
+        layers = {each.name.removesuffix(".weight"): each.shape for each in space.tensors if len(each.shape) == 2}
+        wanted = [shape for name, shape in layers.items() if pattern.search(name)]
         return 4 * len(tasks) * options.rank * sum(map(sum, wanted))
 
     return Cost([[training(options, task)] for task in tasks], kept)

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from forgetfree import registry
 from forgetfree.continual import adapter, regions, strategy
 from forgetfree.continual.adapter import PluginStrategy
-from forgetfree.continual.strategy import ContinualStrategy, Training
+from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
 from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import ConformanceError
 from forgetfree.learning.training import TrainingOptions
@@ -154,6 +154,14 @@ def test_a_mixin_does_not_go_past_it() -> None:
     mixin = type("Mix", (), {"save": lambda self, directory: None, "load": lambda self, directory: None})
     with pytest.raises(ConformanceError, match=r"(?s)\(2 faults\).*save: expected .*load: expected "):
         type("Mixed", (mixin, Plain), {})
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_whether_it_is_taskwise_follows_from_its_options(said: bool) -> None:
+    with pytest.raises(ConformanceError, match=r"taskwise: .*let Options be a subclass of TaskwiseOptions"):
+        type("Own", (Plain,), {"taskwise": said})
+    own: Any = type("Own", (Plain,), {"Options": TaskwiseOptions})
+    assert own.taskwise and type("Further", (own,), {}).taskwise
 
 
 def test_what_must_be_written_is_named() -> None:

@@ -74,6 +74,14 @@ def test_what_needs_one_label_a_row_is_refused_before_any_work(name: str) -> Non
         registry.strategy(name)(stream=tagged_stream())
 
 
+def test_sentences_of_one_word_are_refused_too() -> None:
+    task = tagged_task("people", PEOPLE)
+    rows = Rows(("a",) * 8, (), ((1,), (0,)) * 4)
+    stream = make_stream("short", [replace(task, train=rows, validation=rows, test=rows)], tiny_model())
+    with pytest.raises(UsageError, match="task 'people' has one for each word"):
+        registry.strategy("gem")(stream=stream)
+
+
 @pytest.mark.sampled("joint")
 @pytest.mark.parametrize(
     "name", ["o-lora", "replay", "agem", "gdumb", "ewc", "si", "mas", "rwalk", "cumulative", "joint"]

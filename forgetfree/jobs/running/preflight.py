@@ -49,6 +49,7 @@ from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
+from forgetfree.models.module_model import ModuleModel
 from forgetfree.results.temperature import CALIBRATION_ROWS
 from forgetfree.tasks import TaskDefinition
 
@@ -128,12 +129,7 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
         for sparsity in workload.sparsities:
             faults.attempt(budget, model.graftable, sparsity)
         notes += filter(None, [tiny_region_note(model.graftable, workload.sparsities)])
-        faults.attempt(
-            refuse_without,
-            *needed_bytes(workload, _tests(workload, rows), definitions, model.space),
-            config.out,
-            workload,
-        )
+        faults.attempt(_check_room, config.out, workload, _tests(workload, rows), definitions, model.space)
     return _Found(faults, notes, workload, device, rows, definitions, model or _Model("", "", None, 0, None, False))
 
 
@@ -204,7 +200,7 @@ def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefiniti
     if in_memory.reads_tensors:
         notes.append("The model reads tensors: it is not timed here.")
         size = sum(parameter.numel() for parameter in in_memory.model.parameters())
-        space = ParameterSpace.of(in_memory.model, include=(workload.common.graftable or ".",))
+        space = ModuleModel(in_memory.model, graftable=workload.common.graftable).space()
         return _Model(type(in_memory.model).__name__, "linear", None, size, space, True)
     path = None if in_memory.model is not None else locate(workload.model)
     local = path is None or Path(path).is_dir()
@@ -394,6 +390,17 @@ def _tell_room(workload: Workload, planned: Sequence[Json], model: _Model, notes
                 f"{unit.name}: {len(unit.tasks)} regions of {max(unit.sparsities):g} of the {model.graftable:,} "
                 "graftable entries are more than there are. Later tasks train what earlier ones left. Set a lower sparsity."
             )
+
+
+def _check_room(
+    out: str,
+    workload: Workload,
+    tests: Mapping[str, int],
+    definitions: Mapping[str, TaskDefinition],
+    space: ParameterSpace,
+) -> None:
+    """Raise unless there is room for what the job writes, or where a strategy cannot say what it keeps."""
+    refuse_without(*needed_bytes(workload, tests, definitions, space), out, workload)
 
 
 def _tests(workload: Workload, rows: Mapping[str, TaskRows]) -> dict[str, int]:

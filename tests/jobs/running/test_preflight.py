@@ -15,8 +15,12 @@ import tiny
 import torch
 import transformers
 
+import forgetfree
 from forgetfree import cli
+from forgetfree.jobs.in_memory import InMemory
+from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running import costs, disk_space
+from forgetfree.jobs.running.preflight import plan_of
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.learning.cost import ledger_bytes
 from forgetfree.models.loading import load_model, sized
@@ -110,9 +114,17 @@ def test_a_strategy_says_its_phases_and_what_it_keeps(
     assert cli.main([*words, *usual]) == 0
     folder = tmp_path / "out" / strategy / "seed-0"
     logged = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    taken = {(line["task"], line["phase"]) for line in logged if line.get("phase") not in ("evaluate", None)}
-    planned = [phase for unit in found["units"] for phase in unit["phases"] if phase["phase"] != "evaluate"]
-    assert {(phase["task"], phase["phase"]) for phase in planned} == taken
+    taken: dict[tuple[str, str], int] = {}
+    for line in logged:
+        if line.get("phase") not in ("evaluate", None):
+            key = line["task"], line["phase"]
+            taken[key] = max(taken.get(key, 0), line["step"])
+    phases = [phase for unit in found["units"] for phase in unit["phases"] if phase["phase"] != "evaluate"]
+    planned = {(phase["task"], phase["phase"]): phase["steps"] for phase in phases}
+    if strategy == "grafting-continual":  # both ways count from 1 in turn
+        assert planned.keys() == taken.keys()
+    else:
+        assert planned == taken
     whole = 4 * found["model"]["graftable"]
     kept = found["total"]["disk_bytes"] - whole * (2 if strategy in ("merge-ties", "grafting-continual") else 0)
     written = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -232,6 +244,24 @@ def test_all_faults_are_told_at_once(
     for part in ("batch_size must be at least 1", "cannot be written", "qnli", "sst2", "The model directory"):
         assert part in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "file"]
+
+
+@pytest.mark.parametrize("check", [["--check"], []], ids=["check", "job"])
+@pytest.mark.parametrize(
+    ("strategy", "setting", "message"),
+    [
+        ("lora", "target_modules=(", "target_modules must be a regular expression, got '('"),
+        ("bitfit", "graftable=query.weight", "bias"),
+        ("packnet", "graftable=bias", "weight"),
+    ],
+)
+def test_what_a_strategy_cannot_price_hides_no_other_fault(
+    usual: list[str], strategy: str, setting: str, message: str, check: list[str], capsys: Any
+) -> None:
+    words = ["run", "qnli,sst2", *usual, "--strategy", strategy, "--set", setting, *check]
+    words[words.index("--shots") + 1] = "4000"
+    said = refused(capsys, *words)
+    assert message in said and "fewer than --shots 4000" in said
 
 
 def test_one_fault_is_told_as_ever(usual: list[str], data_directory: Path, tmp_path: Path, capsys: Any) -> None:
@@ -361,3 +391,28 @@ def test_padding_is_to_the_longest_row_of_a_batch() -> None:
     assert costs.padded([4, 12], 1) == pytest.approx(8, abs=1.5)
     assert costs.padded([4, 12], 16) == pytest.approx(12, abs=0.01)
     assert tiny.HIDDEN  # the models above are the tiny ones
+
+
+class TwoLayers(torch.nn.Module):
+    """A network whose names are those of parts that are grafted in no language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Linear(4, 8)
+        self.classifier = torch.nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.classifier(self.embed(x).relu())
+
+
+def test_room_is_wanted_for_the_tensors_of_the_model_that_trains(tmp_path: Path) -> None:
+    """Of a network in memory all but the readout is grafted, whatever it is called; the plan says so, too."""
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    data = {"a": (x, (x[:, 0] > 0).long()), "b": (x, (x[:, 1] > 0).long())}
+    how: Any = {"data": data, "model": TwoLayers(), "strategies": ["continual-ft"], "steps": 2, "progress": False}
+    forgetfree.run("a,b", out=tmp_path / "out", **how)
+    about = json.loads((tmp_path / "out" / "config.json").read_text())["about"]["model"]
+    assert about["graftable"] == 4 * 8 + 8
+    config = RunConfig(stream="a,b", strategies=("continual-ft",), out=str(tmp_path / "planned"), settings={"steps": 2})
+    plan = plan_of(config, InMemory(data=data, model=how["model"]))
+    assert plan["model"]["graftable"] == 4 * 8 + 8
