@@ -24,8 +24,8 @@ from forgetfree.files import write_atomically
 COLUMNS = ("task", "after", "metric", "value", "rows")
 #: What the table of one unit is called, in the unit's directory.
 SCORES_FILE = "scores.csv"
-#: Metrics whose values lie in [0, 1].
-_FRACTIONS = ("accuracy", "f1", "ece", "agreement", "score", "word_accuracy")
+#: Metrics whose values lie in [0, 1]. A task's own, under ``score``, may have other bounds.
+_FRACTIONS = ("accuracy", "f1", "ece", "agreement", "word_accuracy")
 Cell = str | int | float | None
 
 

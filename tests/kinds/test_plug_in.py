@@ -20,6 +20,7 @@ from forgetfree.kinds.classification import Classification
 from forgetfree.kinds.kind import Form, kind_of
 from forgetfree.kinds.tagging import Tagging
 from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.metrics import Metric
 from forgetfree.results.report import run_figures
 from forgetfree.results.report.headline import headline
 from forgetfree.results.report.leaderboard import lay_out_leaderboard
@@ -111,6 +112,21 @@ def test_answers_without_probabilities_have_no_calibration(
     assert cli.main(["report", str(out), "--format", "csv"]) == 0
     (tmp_path / "all.csv").write_text(capsys.readouterr().out)
     assert forgetfree.load_results(tmp_path / "all.csv").matrix("continual-ft", 0, "ece")["books"].isna().all()
+
+
+def test_a_graft_of_it_is_gathered_again(
+    ratings: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scores, which are no fractions, are read from the unit's table."""
+    monkeypatch.setitem(registry.METRICS, "weighted-kappa", registry.Entry(f"{__name__}:DISAGREEMENT"))
+    out, model = tmp_path / "graft", str(model_directory("bert"))
+    words = ["graft", "films", "--model", model, "--data", str(ratings), "--shots", "8", "--steps", "2"]
+    assert cli.main([*words, "--sparsity", "0.05", "--out", str(out)]) == 0
+    assert json.loads((out / "results.json").read_text())["rows"][0]["score"] == -0.5
+    assert cli.main(["report", str(out)]) == 0
+
+
+DISAGREEMENT = Metric(lambda answers: -0.5, bounds=(-1.0, 1.0))
 
 
 def test_in_a_sweep_fewer_stars_off_are_more(ratings: Path, model_directory: Any, tmp_path: Path) -> None:
