@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -54,6 +54,9 @@ from forgetfree.results.report.graft_tables import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.results.unit_record import sha256
+
+if TYPE_CHECKING:
+    from forgetfree.core.parameters import ParameterSpace
 
 #: The file of the only graft.
 _ONLY = "graft"
@@ -182,6 +185,10 @@ class GraftJob(Job[GraftConfig]):
                 "shared_rows": self.rows.shared,
             },
         }
+
+    def space(self) -> ParameterSpace:
+        """Return that of the model that is grafted onto."""
+        return self._subject(self.config.seeds[0]).bench.space
 
     # -- A unit ----------------------------------------------------------------------------------------------
 

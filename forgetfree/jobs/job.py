@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from forgetfree.device import find_device
 from forgetfree.jobs.config import CommonOptions, Faults, JobConfig
@@ -23,6 +23,9 @@ from forgetfree.jobs.running.loggers import Subject, logged
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.running.workload import Workload
 from forgetfree.learning.monitor import Monitor
+
+if TYPE_CHECKING:
+    from forgetfree.core.parameters import ParameterSpace
 
 Config = TypeVar("Config", bound=JobConfig)
 
@@ -85,6 +88,10 @@ class Job(ABC, Generic[Config]):
 
         When the job is resumed, ``model``, ``tasks`` and ``data`` are compared; ``about`` begins results.json.
         """
+
+    @abstractmethod
+    def space(self) -> ParameterSpace:
+        """Return the graftable tensors of the model that `describe` loaded, which alone knows its readout; called after it."""
 
     @abstractmethod
     def keys(self) -> Json:

@@ -45,6 +45,7 @@ from forgetfree.results.unit_files import SECONDS_PER_TASK
 from forgetfree.serve.run_binding import run_binding
 
 if TYPE_CHECKING:
+    from forgetfree.core.parameters import ParameterSpace
     from forgetfree.results.answers import Answers
 
 #: Settings that say nothing of the outcome, or that results.json says elsewhere.
@@ -145,6 +146,10 @@ class RunJob(Job[RunConfig]):
                 **begun,
             },
         }
+
+    def space(self) -> ParameterSpace:
+        """Return that of the stream's model."""
+        return self.learner.stream(self.config.seeds[0]).model.space()
 
     # -- A unit ----------------------------------------------------------------------------------------------
 

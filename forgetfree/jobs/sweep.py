@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forgetfree.errors import ForgetfreeError, RunError
 from forgetfree.files import write_atomically
@@ -31,6 +31,9 @@ from forgetfree.results.report.page import render_page
 from forgetfree.results.report.sweep_tables import lay_out_sweep
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from forgetfree.core.parameters import ParameterSpace
 
 #: Trials that are drawn at a time: from all that came before, so the outcome does not depend on the number of workers.
 _ROUND = 4
@@ -200,6 +203,10 @@ class SweepJob(Job[SweepConfig]):
             "about": {**about, "strategy": self.config.strategy}
             | ({"starts": found["starts"]} if "starts" in found else {})
         }
+
+    def space(self) -> ParameterSpace:
+        """Return that of the stream's model, which is the same in every trial."""
+        return self.run.space()
 
     def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
         """Learn the stream with one setting, and score it; nothing else is kept."""

@@ -37,7 +37,8 @@ class Score:
         of: what was measured, by column: e.g. ``{"strategy": "fine-tune", "seed": 0}``.
         task: on whose rows.
         after: how many tasks were learned before; 0 is before training.
-        metric: ``accuracy``, ``f1``, ``ece`` or ``agreement``, for instance; all are fractions.
+        metric: ``accuracy``, ``f1``, ``ece`` or ``agreement``, for instance, which are fractions; or one of a
+            package, which may have other bounds.
         value: the number.
         rows: how many rows were scored; 0 where it is not known.
     """

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from handmade import record_of, results_of, run_of, together
 
 import forgetfree
 from forgetfree import cli, registry
+from forgetfree.data.columns import Columns
+from forgetfree.data.sources import load_task
+from forgetfree.kinds.classification import Classification
+from forgetfree.kinds.kind import Form, kind_of
+from forgetfree.kinds.tagging import Tagging
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.report import run_figures
 from forgetfree.results.report.headline import headline
 from forgetfree.results.report.leaderboard import lay_out_leaderboard
 from forgetfree.results.report.run_report import lay_out
 from forgetfree.results.unit_files import UnitFiles
+from forgetfree.serve.kinds import served
 from forgetfree.testing import check_stream
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_kind"
@@ -191,3 +198,51 @@ def test_without_its_package_results_say_what_is_missing(
     assert cli.main(["predict", str(out), "--task", "films", "a film"]) != 0
     error = capsys.readouterr().err
     assert "kind must be one of" in error and "Install the package" in error
+
+
+class Chunks(Tagging):
+    """Phrases of a sentence, as a kind made from ours."""
+
+    forms: ClassVar[Mapping[str, Form]] = {"chunks": ("a sentence, and its phrases", ("tokens", "tags"))}
+    metrics = ("accuracy", "f1")
+
+
+class Likeness(Classification):
+    """Pairs of texts, as a kind made from ours."""
+
+    forms: ClassVar[Mapping[str, Form]] = {"likeness": ("two texts, and a label", ("text_a", "text_b", "label"))}
+
+    def form(self, columns: Columns) -> str:
+        return "likeness"
+
+
+@pytest.fixture
+def made_from_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, cls in (("chunks", "Chunks"), ("likeness", "Likeness")):
+        monkeypatch.setitem(registry.KINDS, name, registry.Entry(f"{__name__}:{cls}"))
+
+
+def _rows(folder: Path, source: dict[str, Any], *rows: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True)
+    for split in SPLITS:
+        (folder / f"{split}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (folder / "source.json").write_text(json.dumps(source))
+    return folder.parent
+
+
+@pytest.mark.usefixtures("made_from_ours")
+@pytest.mark.parametrize(("said", "metric"), [({}, "accuracy"), ({"metric": "f1"}, "f1")])
+def test_a_kind_made_from_tagging_is_the_one_that_is_asked(tmp_path: Path, said: dict[str, str], metric: str) -> None:
+    row = {"tokens": ["the", "film", "ended"], "tags": ["B-NP", "I-NP", "O"]}
+    task = load_task("parse", str(_rows(tmp_path / "parse", {"kind": "chunks", **said}, row, row))).task
+    assert (task.kind, task.metric, task.entities, task.text_columns) == ("chunks", metric, ("NP",), ("tokens",))
+    assert isinstance(kind_of(task), Chunks)
+    assert "labelled one by one" in task.prompt_faults("prompt")[0]
+
+
+@pytest.mark.usefixtures("made_from_ours")
+def test_a_kind_made_from_classification_may_have_pairs(tmp_path: Path) -> None:
+    rows = [{"text_a": f"one {i}", "text_b": f"other {i}", "label": i} for i in range(2)]
+    task = load_task("like", str(_rows(tmp_path / "like", {"kind": "likeness"}, *rows))).task
+    assert (task.kind, task.form, task.text_columns) == ("likeness", "pair", ("text_a", "text_b"))
+    assert task.prompt_faults("prompt") == [] and served(task).size == 2

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import check_tasks
@@ -35,6 +35,9 @@ from forgetfree.options import build
 from forgetfree.results.records import ExperimentResults
 from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, scores_of_rows, write_scores
+
+if TYPE_CHECKING:
+    from forgetfree.core.parameters import ParameterSpace
 
 #: Lists of a preset, and the part of a unit that each gives: a longer list is more units of the same kind.
 LISTS = {"tasks": "task", "shots": "shots", "seeds": "seed"}
@@ -148,7 +151,9 @@ class ExperimentJob(Job[ExperimentConfig]):
             raise DataError(next(iter(self.skipped.values())))
         needed = self.experiment.tasks(preset)
         there = [context.first_available(names) for names in needed if names[0] not in self.skipped]
-        loaded = load_model(preset.model, context.readout, max_length=preset.max_length, tasks=context.definitions)
+        how: Json = {"graftable": preset.graftable, "max_length": preset.max_length}
+        loaded = load_model(preset.model, context.readout, tasks=context.definitions, **how)
+        self._space = loaded.model.space()
         tell_note(loaded.note)
         tell_shared_rows(map(context.rows, there), preset.evaluate_on)
         rows = {task: context.rows(task) for task in there}
@@ -186,6 +191,10 @@ class ExperimentJob(Job[ExperimentConfig]):
                 "device": self.device,
             },
         }
+
+    def space(self) -> ParameterSpace:
+        """Return that of the preset's model."""
+        return self._space
 
     def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
         """Measure the rows of a unit."""

@@ -16,24 +16,18 @@ from forgetfree.jobs.running.environment import existing
 from forgetfree.jobs.running.unit import Json
 from forgetfree.jobs.running.workload import Workload
 from forgetfree.learning.cost import TaskSize, whole_model
-from forgetfree.models.loading import locate, sized
 from forgetfree.tasks import TaskDefinition
 
 
-def check_space(workload: Workload, out: str, found: Json, network: Any = None) -> None:
+def check_space(workload: Workload, out: str, found: Json, space: ParameterSpace) -> None:
     """Raise ``UsageError`` unless there is room for what a job writes; say, too, where its regions are tiny.
 
     Args:
         workload: of the job.
         out: its directory.
         found: its config.json.
-        network: the model, where the workload does not name it.
+        space: the graftable tensors of its model.
     """
-    graftable = workload.common.graftable
-    if network is not None:
-        space = ParameterSpace.of(network, include=(graftable or ".",))
-    else:
-        space = sized(locate(workload.model), workload.model, workload.readout, graftable)[3]
     tell_note(tiny_region_note(len(space), workload.sparsities))
     definitions = {each["name"]: TaskDefinition.of_fields(each) for each in found["tasks"]}
     tests = {name: rows.get("test", 0) for name, rows in found["data"].items()}

@@ -71,7 +71,7 @@ def perform(job: Job[Any], execution: Execution = USUAL) -> Json:
         remove_checkpoints(units_in(job.out, config["units"]))
         missing = [unit for unit in units_in(job.out, job.keys()) if not unit.is_done()]
         if missing:
-            check_space(job.workload(job.config, job.checked, Faults()), job.config.out, config, job.in_memory.model)
+            check_space(job.workload(job.config, job.checked, Faults()), job.config.out, config, job.space())
         for unit in missing:
             make_directory(unit.directory)
             unit.forget()

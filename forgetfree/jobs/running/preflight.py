@@ -49,6 +49,7 @@ from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
+from forgetfree.models.module_model import ModuleModel
 from forgetfree.results.temperature import CALIBRATION_ROWS
 from forgetfree.tasks import TaskDefinition, version_of
 
@@ -199,7 +200,7 @@ def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefiniti
     if in_memory.reads_tensors:
         notes.append("The model reads tensors: it is not timed here.")
         size = sum(parameter.numel() for parameter in in_memory.model.parameters())
-        space = ParameterSpace.of(in_memory.model, include=(workload.common.graftable or ".",))
+        space = ModuleModel(in_memory.model, graftable=workload.common.graftable).space()
         return _Model(type(in_memory.model).__name__, "linear", None, size, space, True)
     path = None if in_memory.model is not None else locate(workload.model)
     local = path is None or Path(path).is_dir()

@@ -15,8 +15,12 @@ import tiny
 import torch
 import transformers
 
+import forgetfree
 from forgetfree import cli
+from forgetfree.jobs.in_memory import InMemory
+from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running import costs, disk_space
+from forgetfree.jobs.running.preflight import plan_of
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.learning.cost import ledger_bytes
 from forgetfree.models.loading import load_model, sized
@@ -410,3 +414,28 @@ def test_padding_is_to_the_longest_row_of_a_batch() -> None:
     assert costs.padded([4, 12], 1) == pytest.approx(8, abs=1.5)
     assert costs.padded([4, 12], 16) == pytest.approx(12, abs=0.01)
     assert tiny.HIDDEN  # the models above are the tiny ones
+
+
+class TwoLayers(torch.nn.Module):
+    """A network whose names are those of parts that are grafted in no language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Linear(4, 8)
+        self.classifier = torch.nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.classifier(self.embed(x).relu())
+
+
+def test_room_is_wanted_for_the_tensors_of_the_model_that_trains(tmp_path: Path) -> None:
+    """Of a network in memory all but the readout is grafted, whatever it is called; the plan says so, too."""
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    data = {"a": (x, (x[:, 0] > 0).long()), "b": (x, (x[:, 1] > 0).long())}
+    how: Any = {"data": data, "model": TwoLayers(), "strategies": ["continual-ft"], "steps": 2, "progress": False}
+    forgetfree.run("a,b", out=tmp_path / "out", **how)
+    about = json.loads((tmp_path / "out" / "config.json").read_text())["about"]["model"]
+    assert about["graftable"] == 4 * 8 + 8
+    config = RunConfig(stream="a,b", strategies=("continual-ft",), out=str(tmp_path / "planned"), settings={"steps": 2})
+    plan = plan_of(config, InMemory(data=data, model=how["model"]))
+    assert plan["model"]["graftable"] == 4 * 8 + 8
