@@ -78,14 +78,16 @@ class TaskDefinition:
     __pydantic_config__ = {"extra": "forbid", "revalidate_instances": "always"}  # noqa: RUF012  # pydantic's name
 
     @classmethod
-    def of_entities(cls, name: str, entities: Sequence[str]) -> TaskDefinition:
+    def of_entities(
+        cls, name: str, entities: Sequence[str], kind: str = "tokens", metric: str = "f1"
+    ) -> TaskDefinition:
         """Return the definition of a task that finds entities of these kinds in sentences.
 
         >>> TaskDefinition.of_entities("people", ["PER"]).labels
         ('O', 'B-PER', 'I-PER')
         """
         labels = ("O", *(f"{place}-{entity}" for entity in entities for place in "BI"))
-        return cls(name, "tokens", labels, metric="f1")
+        return cls(name, kind, labels, metric=metric)
 
     @classmethod
     def of_fields(cls, fields: Any) -> TaskDefinition:
@@ -115,14 +117,28 @@ class TaskDefinition:
         return {name: getattr(self, name) for name in names}
 
     @property
+    def form(self) -> str:
+        """What a row is, ``single``, ``pair`` or ``tokens``: the kind says it, or else labels and prompts do."""
+        if self.kind in KIND_OF_FORM:
+            return self.kind
+        if self.entities:
+            return "tokens"
+        return "pair" if "text_b" in (*slots(self.template), *slots(self.causal_template)) else "single"
+
+    @property
     def text_columns(self) -> tuple[str, ...]:
         """The names of the text columns in the task's data files."""
-        return {"pair": ("text_a", "text_b"), "tokens": ("tokens",)}.get(self.kind, ("text",))
+        return {"pair": ("text_a", "text_b"), "tokens": ("tokens",)}.get(self.form, ("text",))
 
     @property
     def entities(self) -> tuple[str, ...]:
-        """The kinds of entities that a task of kind ``tokens`` finds."""
-        return tuple(label[2:] for label in self.labels[1::2]) if self.kind == "tokens" else ()
+        """The kinds of entities that a task finds whose labels are those of words: see `of_entities`."""
+        found = tuple(label[2:] for label in self.labels[1::2])
+        if self.kind == "tokens":
+            return found
+        if self.kind in KIND_OF_FORM or self.labels != TaskDefinition.of_entities(self.name, found).labels:
+            return ()
+        return found
 
     def faults(self) -> list[str]:
         """Return a phrase for each fault of the definition; none if it can be used with every readout."""
@@ -142,7 +158,7 @@ class TaskDefinition:
             words: whether to check the label words, too.
         """
         faults = []
-        if self.kind == "tokens":
+        if self.form == "tokens":
             return ["its words are labelled one by one, and label words stand for whole texts"]
         if words and len(set(self.label_words)) != len(self.labels):
             faults.append(f"label_words must be as many as labels, all different, got {brief(self.label_words, 200)}")

@@ -73,8 +73,8 @@ class GraftingContinual(RegionStrategy):
     @classmethod
     def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """Fine-tuning, the search for γ_n, its training, both ways where that is asked for; a region a task."""
-        cost = skills_cost(options, tasks)
-        return cost_both_ways(cost, options.localize_at) if options.composition == "auto" else cost
+        cost = skills_cost(options, tasks, builds_on=True)
+        return cost_both_ways(cost, options.localize_at, tasks) if options.composition == "auto" else cost
 
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with the union of all regions up to its own, or with its own."""

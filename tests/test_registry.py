@@ -292,18 +292,24 @@ def test_a_part_of_ours_that_cannot_be_imported_is_no_fault_of_a_package() -> No
         ("strategies --verbose", "bad", "patience = 3 (a whole number) how long to wait"),
         ("streams", "worse", "twice sst2 → moods"),
         ("tasks", "worse", "moods single: sad, glad"),
+        ("kinds", "awful", "tokens a sentence, and a tag for each of its words"),
+        ("metrics", "dreadful", "misses from own-package; lower is better"),
     ],
 )
 def test_a_broken_package_is_listed_with_its_reason_and_takes_nothing_down(
     install: Install, capsys: pytest.CaptureFixture[str], what: str, broken: str, sound: str
 ) -> None:
-    install("bad-package", "import no_such_package", strategies={"bad": "Bad"}, streams={"worse": "BAD"})
-    install("own-package", STRATEGY + STREAMS, strategies={"own": "Own"}, streams={"twice": "STREAM", "moods": "TASK"})
+    more = {"kinds": {"awful": "Bad"}, "metrics": {"dreadful": "BAD", "f1": "BAD"}}
+    install("bad-package", "import no_such_package", strategies={"bad": "Bad"}, streams={"worse": "BAD"}, **more)
+    code = f"{STRATEGY}{STREAMS}from forgetfree.results.metrics import Metric\nMISSES = Metric(len, higher_is_better=False)\n"
+    groups = {"streams": {"twice": "STREAM", "moods": "TASK"}, "metrics": {"misses": "MISSES"}}
+    install("own-package", code, strategies={"own": "Own"}, **groups)
     assert cli.main(["list", *what.split()]) == 0
     shown, error = capsys.readouterr()
     shown = " ".join(shown.split())
     assert f"broken: The plug-in '{broken}' of package 'bad-package' (bad_package:" in shown
     assert "No module named 'no_such_package'" in shown and sound in shown
+    assert ("'f1' of package 'bad-package' is not used" in shown) is (what == "metrics")
     assert error == ""
 
 

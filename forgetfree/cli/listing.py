@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from io import StringIO
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -17,9 +17,18 @@ from forgetfree.data.forms import NO_TASK
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import UsageError
 
-Kind = Literal["strategies", "streams", "tasks", "kinds", "models", "experiments"]
-#: What plug-ins add nothing to.
-_OWN = ("kinds", "models", "experiments")
+if TYPE_CHECKING:
+    from forgetfree.results.metrics import Metric
+
+Kind = Literal["strategies", "streams", "tasks", "kinds", "metrics", "models", "experiments"]
+#: Where plug-ins may add to what is listed; to the rest they add nothing.
+_GROUPS: dict[str, registry.Group] = {
+    "strategies": "strategies",
+    "streams": "streams",
+    "tasks": "streams",
+    "kinds": "kinds",
+    "metrics": "metrics",
+}
 
 
 def command(
@@ -37,11 +46,11 @@ def command(
         if not as_json:
             _list_strategies_in_full(debug)
             return
-    group: registry.Group = "strategies" if what == "strategies" else "streams"
+    group = _GROUPS.get(what)
     with _imports_unheard(debug):
         rows = _rows(what)
         found = _entries(what, verbose) if as_json else []
-        broken = {} if what in _OWN else registry.broken(group)
+        broken = registry.broken(group) if group else {}
     if as_json:
         found = [each for each in found if each["name"] not in broken]
         print(
@@ -50,7 +59,7 @@ def command(
         )
         return
     rows |= {name: f"broken: {reason}" for name, reason in broken.items()}
-    notes = registry.shadowed(group).values() if what not in _OWN else ()
+    notes = registry.shadowed(group).values() if group else ()
     width = max(map(len, rows))
     for name, summary in rows.items():
         print(escaped(f"{name:{width}}  {summary}".rstrip()))
@@ -70,6 +79,11 @@ def _rows(what: str) -> dict[str, str]:
         return {name: f"{task.kind}: {', '.join(task.labels)}" for name, task in registry.tasks().items()}
     if what == "kinds":
         return {name: f"{row}; columns {', '.join(columns)}" for name, (row, columns) in _forms().items()}
+    if what == "metrics":
+        return {
+            name: registry.metrics()[name].summary + "; lower is better" * (not metric.higher_is_better)
+            for name, metric in _metrics().items()
+        }
     if what == "models":
         return {name: entry.summary for name, entry in registry.MODELS.items()}
     entries = registry.strategies() if what == "strategies" else registry.EXPERIMENTS
@@ -83,6 +97,12 @@ def _forms() -> dict[str, tuple[str, tuple[str, ...]]]:
     return {form: each for kind in kinds for form, each in kind.forms.items()}
 
 
+def _metrics() -> dict[str, Metric]:
+    """Return the metrics that can be used."""
+    broken = registry.broken("metrics")
+    return {name: registry.metric(name) for name in registry.metrics() if name not in broken}
+
+
 def _entries(what: str, verbose: bool) -> list[dict[str, Any]]:
     """Return all names with what is known of each, for programs."""
     if what == "streams":
@@ -91,6 +111,16 @@ def _entries(what: str, verbose: bool) -> list[dict[str, Any]]:
         return [{"name": name, "kind": t.kind, "labels": list(t.labels)} for name, t in registry.tasks().items()]
     if what == "kinds":
         return [{"name": name, "row": row, "columns": list(columns)} for name, (row, columns) in _forms().items()]
+    if what == "metrics":
+        return [
+            {
+                "name": name,
+                "summary": registry.metrics()[name].summary,
+                "higher_is_better": metric.higher_is_better,
+                "bounds": list(metric.bounds),
+            }
+            for name, metric in _metrics().items()
+        ]
     if what == "models":
         models = registry.MODELS.items()
         return [{"name": name, "summary": model.summary, "recipe": dict(model.recipe)} for name, model in models]

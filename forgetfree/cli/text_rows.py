@@ -73,7 +73,7 @@ def rows_of_file(
 ) -> Iterator[TextRow]:
     """Yield the rows of a file: a table's by its columns, records by their keys, txt a text a line.
 
-    Columns are header as those of training data are, or where there are no others than texts. A list of words becomes its JSON.
+    Columns are found as those of training data are, or where there are no others than texts. A list of words becomes its JSON.
 
     Args:
         path: the file.
@@ -182,7 +182,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _columns(where: str, header: list[str], task: ServedTask | None, columns: Columns) -> tuple[str, ...]:
     """Return the columns of the texts: those named, of common names, or the only ones beside the label."""
-    if names := choose_texts(where, header, columns, task.task.kind if task else None):
+    if names := choose_texts(where, header, columns, task.task.form if task else None):
         return names
     ours = PAIR if task and task.size == 2 else ("text",)
     texts = tuple(name for name in header if name != "label")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,7 +12,7 @@ from forgetfree.continual.streams import EncodedTask
 from forgetfree.continual.task_training import Skill, Training, skill_of
 from forgetfree.core.regions import Region
 from forgetfree.data.sampling import representative
-from forgetfree.learning.cost import Cost
+from forgetfree.learning.cost import Cost, TaskSize
 from forgetfree.learning.scaled_start import quality
 from forgetfree.ledger import Record
 from forgetfree.models.state import ModelState
@@ -26,15 +27,16 @@ class TrainedAlone:
     quality: tuple[float, float]
 
 
-def cost_both_ways(one_way: Cost, localize_at: LocalizeAt) -> Cost:
-    """Return what it takes, where one way takes that: every task but the first is trained twice, and sought where it stands."""
-    first, *others = one_way.phases
-    again = {"train"} | ({"localize"} if localize_at == "union" else set())
-    twice = [
-        [replace(phase, steps=2 * phase.steps) if phase.steps and phase.phase in again else phase for phase in phases]
-        for phases in others
+def cost_both_ways(one_way: Cost, localize_at: LocalizeAt, tasks: Sequence[TaskSize]) -> Cost:
+    """Return what it takes, where one way takes that: what goes both ways is trained twice, and sought where it stands."""
+    twice = {"train"} | ({"localize"} if localize_at == "union" else set())
+    phases = [
+        [replace(phase, steps=2 * phase.steps) if phase.steps and phase.phase in twice else phase for phase in each]
+        if number and not task.again
+        else each
+        for number, (task, each) in enumerate(zip(tasks, one_way.phases, strict=True))
     ]
-    return replace(one_way, phases=[first, *twice])
+    return replace(one_way, phases=phases)
 
 
 class BothWays:

@@ -36,11 +36,21 @@ def check_skill(options: SkillOptions, stream: Stream) -> None:
     check_localization(options, stream.model.space())
 
 
-def skills_cost(options: SkillOptions, tasks: Sequence[TaskSize]) -> Cost:
-    """Return what localizing and training a region a task takes."""
+def skills_cost(options: SkillOptions, tasks: Sequence[TaskSize], *, builds_on: bool = False) -> Cost:
+    """Return what localizing and training a region a task takes.
+
+    Args:
+        options: how.
+        tasks: of what sizes.
+        builds_on: whether θ_ft of a task that is met again builds on what was learned since, so that no other unit has it.
+    """
     return Cost(
         [
-            [fine_tuning(options, task), search(options, task), training(options, task, options.region_steps)]
+            [
+                replace(fine_tuning(options, task), shared=not (builds_on and task.again)),
+                search(options, task),
+                training(options, task, options.region_steps),
+            ]
             for task in tasks
         ],
         lambda space: ledger_bytes(space, *[int(options.sparsity * len(space))] * len(tasks)),

@@ -38,9 +38,9 @@ def load_results(*paths: StrPath) -> Results:
     """Read what was measured.
 
     Args:
-        paths: any of: directories that ``forgetfree run``, ``graft`` or ``experiment`` wrote, of this version or 0.2; a
-            results.json; a scores.csv; a CSV file of ``forgetfree report --format csv``. Several are brought together: runs of
-            one strategy whose options differ are told apart by them, ``lora (rank=8)``.
+        paths: any of: directories that ``forgetfree run``, ``graft`` or ``experiment`` wrote; a results.json; a
+            scores.csv; a CSV file of ``forgetfree report --format csv``. Several are brought together: runs of one strategy
+            whose options differ are told apart by them, ``lora (rank=8)``.
 
     Raises:
         ReportError: a file is missing or damaged, runs must not be compared, or one thing was measured twice with different

@@ -147,8 +147,8 @@ class StreamCheckpoint:
             "broken": learned.broken,
             "phases": learned.strategy.seconds,
         }
-        tensors = {
-            f"{number}/{name}": torch.from_numpy(array)
+        tensors = {  # copies, for several answers may hold the labels of the rows themselves
+            f"{number}/{name}": torch.tensor(array)
             for number, (_, _, answers) in enumerate(held)
             for name, array in answers.tensors().items()
         }

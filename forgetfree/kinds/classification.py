@@ -189,7 +189,7 @@ def _chosen(task: TaskTables) -> tuple[Columns, str]:
     """Return what `choose` does; a table without our columns may be of another form, which is then said."""
     train, columns = task.train, task.columns
     try:
-        return choose(train.where, train.columns, columns, task.registered.kind if task.registered else None)
+        return choose(train.where, train.columns, columns, task.registered.form if task.registered else None)
     except DataError as error:
         are_there = {*columns.texts, columns.label} <= {*train.columns, None}
         if are_there and (form := other_form(train.columns)):

@@ -127,13 +127,20 @@ class Tagging(TaskKind):
             tags = read["train"].tags.values()
             entities = source.get("entities") or (task.registered.entities if task.registered else ())
             entities = entities or sorted({tag[2:] for each in tags for tag in each if tag != "O"})
-            definition = TaskDefinition.of_entities(task.name, entities)
+            metric = task.registered.metric if task.registered else self.metrics[0]
+            definition = TaskDefinition.of_entities(task.name, entities, self.form(), source.get("metric", metric))
+            if "metric" in source and (wrong := self.faults(definition)):
+                raise DataError(f"{task.folder / 'source.json'}: {wrong[0]}.")
             rows = {split: sentences.rows(definition) for split, sentences in read.items()}
         for split, table in task.tables.items():
             faults.add(table.bad, len(rows.get(split, ())), task.skip_bad_rows)
         faults.report()
         notes = [f"{split} rows of task {task.name!r}: {each.note}" for split, each in read.items() if each.note]
         return read_rows(task, definition, rows, notes=notes)
+
+    def form(self) -> str:
+        """Return what the definition of a task has as its ``kind``."""
+        return next(iter(self.forms))
 
     def groups(self, labels: Sequence[Any]) -> list[int]:
         """Return for each sentence the number, from 1, of the kind of its entities that is in fewest sentences; 0 for none."""

@@ -20,10 +20,12 @@ class TaskSize:
     Attributes:
         steps: updates of fine-tuning it; ``None``: not known without its rows.
         rows: training rows; ``None``: not known.
+        again: whether an earlier task of the stream is another version of it.
     """
 
     steps: int | None = None
     rows: int | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True)

@@ -392,14 +392,15 @@ class SingleTask:
 
     @contextmanager
     def _reading_as(self, fine_tuned: ModelState) -> Iterator[None]:
-        """Inside, the model is θ_pre with the readout and the buffers of θ_ft, and draws no dropout."""
+        """Inside, the model has the readout and the buffers of θ_ft beside θ_pre, which it holds, and draws no dropout."""
         mode = self.model.training
-        with self.holding(replace(fine_tuned, theta=self.pre.theta)):
+        try:
+            fine_tuned.load_beside_theta_(self.model, [self.task.name])
             self.model.eval()
-            try:
-                yield
-            finally:
-                self.model.train(mode)
+            yield
+        finally:
+            self.model.train(mode)
+            self.pre.load_beside_theta_(self.model, [self.task.name])
 
     # -- Answers ---------------------------------------------------------------------------------------------
 

@@ -59,8 +59,14 @@ class ModelState:
             ModelError: the state is another model's, or lacks a readout; nothing is changed.
         """
         tasks = list(self.readouts if tasks is None else tasks)
-        self.check_fits(model, tasks)
+        self.load_beside_theta_(model, tasks)
         model.space().load_(model.backbone, self.theta)
+
+    @torch.no_grad()
+    def load_beside_theta_(self, model: ReadoutModel, tasks: Iterable[str]) -> None:
+        """Do as `load_` with the readouts and the buffers alone, which are small."""
+        tasks = list(tasks)
+        self.check_fits(model, tasks)
         for name in tasks:
             load_tensors_(model.readout_module(model.task_label(name)), self.readouts[name])
         for name, buffer in persistent_buffers(model.backbone).items():

@@ -28,7 +28,11 @@ def fractions_of(values: npt.ArrayLike, name: str, within: tuple[float, float] =
     array = floats_of(values, name)
     outside = array[~((array >= within[0]) & (array <= within[1]))]  # written so that NaN is outside
     if outside.size:
-        raise MetricError(f"{name} must hold fractions in [0, 1], not percent; got {outside[0]}.")
+        low, high = within
+        what = "fractions in [0, 1], not percent"
+        if within != (0.0, 1.0):
+            what = f"numbers in [{low:g}, {high:g}]" if np.isfinite(within).any() else "numbers"
+        raise MetricError(f"{name} must hold {what}; got {outside[0]}.")
     return array
 
 

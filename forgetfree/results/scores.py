@@ -24,8 +24,8 @@ from forgetfree.files import write_atomically
 COLUMNS = ("task", "after", "metric", "value", "rows")
 #: What the table of one unit is called, in the unit's directory.
 SCORES_FILE = "scores.csv"
-#: Metrics whose values lie in [0, 1].
-_FRACTIONS = ("accuracy", "f1", "ece", "agreement", "score", "word_accuracy")
+#: Metrics whose values lie in [0, 1]. A task's own, under ``score``, may have other bounds.
+_FRACTIONS = ("accuracy", "f1", "ece", "agreement", "word_accuracy")
 Cell = str | int | float | None
 
 
@@ -37,7 +37,8 @@ class Score:
         of: what was measured, by column: e.g. ``{"strategy": "fine-tune", "seed": 0}``.
         task: on whose rows.
         after: how many tasks were learned before; 0 is before training.
-        metric: ``accuracy``, ``f1``, ``ece`` or ``agreement``, for instance; all are fractions.
+        metric: ``accuracy``, ``f1``, ``ece`` or ``agreement``, for instance, which are fractions; or one of a
+            package, which may have other bounds.
         value: the number.
         rows: how many rows were scored; 0 where it is not known.
     """

@@ -19,7 +19,7 @@ from forgetfree.results.stored import task_metrics
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: The metric of a task's own: accuracy, or F1 where the task is measured by it.
+#: The metric of a task's own, such as accuracy or F1.
 SCORE = "score"
 #: The first row of a learning matrix.
 BEFORE = "before training"

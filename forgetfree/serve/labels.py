@@ -16,7 +16,7 @@ from forgetfree.display import brief, escaped, is_text
 from forgetfree.errors import UsageError
 from forgetfree.serve.label_network import label_network
 from forgetfree.serve.network import Parts, TaskNetwork
-from forgetfree.serve.served_task import ServedTask, Text
+from forgetfree.serve.served_task import ServedTask, Text, refuse_one_text
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,7 @@ def text_rows(texts: Sequence[Text], size: int, asker: str) -> Rows:
     Raises:
         UsageError: one is no text, or they are more or fewer.
     """
-    if isinstance(texts, str):
-        raise UsageError(f"Expected a list of texts, got the text {brief(texts)}. Give [{brief(texts)}].")
+    refuse_one_text(texts)
     rows = [(text,) if isinstance(text, str) else text for text in texts]
     for number, row in enumerate(rows, 1):
         if halves := [text for text in row if not is_text(text)]:

@@ -10,11 +10,19 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from forgetfree.data.rows import Rows
+from forgetfree.display import brief
+from forgetfree.errors import UsageError
 from forgetfree.serve.network import Parts, TaskNetwork
 from forgetfree.tasks import TaskDefinition
 
 #: A text, or the two of a pair; a tuple of one is a text, too. A list is the words of a sentence.
 Text = str | tuple[str, ...] | list[str]
+
+
+def refuse_one_text(texts: object) -> None:
+    """Raise ``UsageError`` for one text in place of a list, whose letters would be answered one by one."""
+    if isinstance(texts, str):
+        raise UsageError(f"Expected a list of texts, got the text {brief(texts)}. Give [{brief(texts)}].")
 
 
 class ServedTask(ABC):

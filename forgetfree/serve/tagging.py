@@ -16,7 +16,7 @@ from forgetfree.errors import UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.results.entities import entities_of
 from forgetfree.serve.network import Parts, TaskNetwork
-from forgetfree.serve.served_task import ServedTask, Text
+from forgetfree.serve.served_task import ServedTask, Text, refuse_one_text
 from forgetfree.serve.tagging_network import tagging_network
 
 
@@ -98,6 +98,7 @@ class TaggingTask(ServedTask):
 
     def rows(self, texts: Sequence[Text]) -> Rows:
         """Return sentences as rows; raise ``UsageError`` where one is a pair of texts, or has no words, or an empty one."""
+        refuse_one_text(texts)
         if any(isinstance(text, tuple) and len(text) > 1 for text in texts):
             raise UsageError(
                 f"Task {self.task.name!r} labels the words of one text, got a pair of texts. Give a text with spaces between "

@@ -188,7 +188,10 @@ CASES = [
         "list",
         "The following arguments are required: WHAT. See 'forgetfree list --help'.",
     ),
-    Case("list planets", "Unknown argument 'planets'. Known: experiments, kinds, models, strategies, streams, tasks."),
+    Case(
+        "list planets",
+        "Unknown argument 'planets'. Known: experiments, kinds, metrics, models, strategies, streams, tasks.",
+    ),
     Case("list stratgies", "Did you mean 'strategies'?"),
     Case("list tasks --verbose", "--verbose goes with 'list strategies', got 'list tasks'. Leave it out."),
     Case("list tasks --debgu", "Unknown flag of 'forgetfree list' '--debgu'. Did you mean '--debug'?"),

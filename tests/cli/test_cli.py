@@ -737,6 +737,7 @@ def test_predict_refuses_a_model_that_has_changed(tiny_cli: Tiny, tmp_path: Path
         ("streams", ["qnli-agnews-sst2", "standard-1", "progressive-8", "long"]),
         ("tasks", [*TASKS, "trec", "dbpedia"]),
         ("models", ["minilm"]),
+        ("metrics", ["accuracy", "f1"]),
     ],
 )
 def test_list(capsys, what: str, expected: list[str]) -> None:

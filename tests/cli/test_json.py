@@ -57,6 +57,8 @@ def test_lists(read: Any) -> None:
     assert {"name": "qnli-agnews-sst2", "tasks": ["qnli", "ag_news", "sst2"]} in read("list", "streams", "--json")
     (sst2,) = [each for each in read("list", "tasks", "--json") if each["name"] == "sst2"]
     assert sst2 == {"name": "sst2", "kind": "single", "labels": ["negative", "positive"]}
+    f1 = {"higher_is_better": True, "bounds": [0.0, 1.0]}
+    assert [each for each in read("list", "metrics", "--json") if each["name"] == "f1" and f1.items() <= each.items()]
     assert [each["name"] for each in read("list", "models", "--json")] == list(registry.MODELS)
     assert [each["name"] for each in read("list", "experiments", "--json")] == list(registry.EXPERIMENTS)
 

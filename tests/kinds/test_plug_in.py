@@ -16,10 +16,12 @@ from handmade import record_of, results_of, run_of, together
 
 import forgetfree
 from forgetfree import cli, registry
+from forgetfree.data.columns import Columns
 from forgetfree.data.sources import load_task
 from forgetfree.jobs.diagnostics import read_floors, write_floors
 from forgetfree.kinds.classification import Classification
-from forgetfree.kinds.kind import Form
+from forgetfree.kinds.kind import Form, kind_of
+from forgetfree.kinds.tagging import Tagging
 from forgetfree.results.answers import LabelAnswers, constant_scores
 from forgetfree.results.metrics import Metric
 from forgetfree.results.report import run_figures
@@ -27,6 +29,7 @@ from forgetfree.results.report.headline import headline
 from forgetfree.results.report.leaderboard import lay_out_leaderboard
 from forgetfree.results.report.run_report import lay_out
 from forgetfree.results.unit_files import UnitFiles
+from forgetfree.serve.kinds import served
 from forgetfree.testing import check_stream
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_kind"
@@ -205,6 +208,21 @@ def test_one_constant_answer_for_all_tasks_has_the_fewest_stars_off(ratings: Pat
     assert found == pytest.approx([0.0, 2 / 3])
 
 
+def test_a_graft_of_it_is_gathered_again(
+    ratings: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scores, which are no fractions, are read from the unit's table."""
+    monkeypatch.setitem(registry.METRICS, "weighted-kappa", registry.Entry(f"{__name__}:DISAGREEMENT"))
+    out, model = tmp_path / "graft", str(model_directory("bert"))
+    words = ["graft", "films", "--model", model, "--data", str(ratings), "--shots", "8", "--steps", "2"]
+    assert cli.main([*words, "--sparsity", "0.05", "--out", str(out)]) == 0
+    assert json.loads((out / "results.json").read_text())["rows"][0]["score"] == -0.5
+    assert cli.main(["report", str(out)]) == 0
+
+
+DISAGREEMENT = Metric(lambda answers: -0.5, bounds=(-1.0, 1.0))
+
+
 def test_in_a_sweep_fewer_stars_off_are_more(ratings: Path, model_directory: Any, tmp_path: Path) -> None:
     """A sweep chooses the highest average, so a score of which lower is better counts as its negative."""
     model = str(model_directory("bert"))
@@ -290,3 +308,51 @@ def test_without_its_package_results_say_what_is_missing(
     assert cli.main(["predict", str(out), "--task", "films", "a film"]) != 0
     error = capsys.readouterr().err
     assert "kind must be one of" in error and "Install the package" in error
+
+
+class Chunks(Tagging):
+    """Phrases of a sentence, as a kind made from ours."""
+
+    forms: ClassVar[Mapping[str, Form]] = {"chunks": ("a sentence, and its phrases", ("tokens", "tags"))}
+    metrics = ("accuracy", "f1")
+
+
+class Likeness(Classification):
+    """Pairs of texts, as a kind made from ours."""
+
+    forms: ClassVar[Mapping[str, Form]] = {"likeness": ("two texts, and a label", ("text_a", "text_b", "label"))}
+
+    def form(self, columns: Columns) -> str:
+        return "likeness"
+
+
+@pytest.fixture
+def made_from_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, cls in (("chunks", "Chunks"), ("likeness", "Likeness")):
+        monkeypatch.setitem(registry.KINDS, name, registry.Entry(f"{__name__}:{cls}"))
+
+
+def _rows(folder: Path, source: dict[str, Any], *rows: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True)
+    for split in SPLITS:
+        (folder / f"{split}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (folder / "source.json").write_text(json.dumps(source))
+    return folder.parent
+
+
+@pytest.mark.usefixtures("made_from_ours")
+@pytest.mark.parametrize(("said", "metric"), [({}, "accuracy"), ({"metric": "f1"}, "f1")])
+def test_a_kind_made_from_tagging_is_the_one_that_is_asked(tmp_path: Path, said: dict[str, str], metric: str) -> None:
+    row = {"tokens": ["the", "film", "ended"], "tags": ["B-NP", "I-NP", "O"]}
+    task = load_task("parse", str(_rows(tmp_path / "parse", {"kind": "chunks", **said}, row, row))).task
+    assert (task.kind, task.metric, task.entities, task.text_columns) == ("chunks", metric, ("NP",), ("tokens",))
+    assert isinstance(kind_of(task), Chunks)
+    assert "labelled one by one" in task.prompt_faults("prompt")[0]
+
+
+@pytest.mark.usefixtures("made_from_ours")
+def test_a_kind_made_from_classification_may_have_pairs(tmp_path: Path) -> None:
+    rows = [{"text_a": f"one {i}", "text_b": f"other {i}", "label": i} for i in range(2)]
+    task = load_task("like", str(_rows(tmp_path / "like", {"kind": "likeness"}, *rows))).task
+    assert (task.kind, task.form, task.text_columns) == ("likeness", "pair", ("text_a", "text_b"))
+    assert task.prompt_faults("prompt") == [] and served(task).size == 2

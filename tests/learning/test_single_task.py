@@ -18,6 +18,7 @@ from forgetfree import registry
 from forgetfree.continual.streams import make_stream
 from forgetfree.core.base_regions import most_moved
 from forgetfree.core.graft import graft_theta, interpolate, pruned_theta
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region, biases
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import plan_batches
@@ -25,7 +26,7 @@ from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError
 from forgetfree.learning import localization, single_task
 from forgetfree.learning.fine_tuning import full_steps
-from forgetfree.learning.localization import LocalizationOptions
+from forgetfree.learning.localization import LocalizationOptions, choose_base
 from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import TrainingOptions, plan, predict
@@ -94,6 +95,18 @@ def test_every_call_leaves_the_pre_trained_model(bench: SingleTask) -> None:
     after = held(bench)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert not torch.equal(fine_tuned.theta, bench.pre.theta)
+
+
+def test_a_base_region_is_chosen_by_the_fine_tuned_readout_and_no_entry_is_written(
+    bench: SingleTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine_tuned, before = bench.fine_tuned(OPTIONS), held(bench)
+    with bench.holding(replace(fine_tuned, theta=bench.pre.theta)):
+        theta_pre, theta_ft, rows = bench.pre.theta, fine_tuned.theta, bench.task.train
+        expected = choose_base("fisher", bench.model, rows, theta_pre, theta_ft, 10, seed=0, fisher_rows=256)
+    monkeypatch.setattr(ParameterSpace, "load_", lambda *_: pytest.fail("a whole model is written"))
+    assert bench.base("fisher", fine_tuned, 10) == expected
+    assert all(torch.equal(tensor, before[name]) for name, tensor in held(bench).items())
 
 
 def test_answers_are_those_of_the_state_asked_about(bench: SingleTask) -> None:

@@ -1,4 +1,4 @@
-"""Reports of directories in the layout of version 0.2: they stay the same, byte by byte.
+"""Reports of directories without unit.json: they stay the same, byte by byte.
 
 ``golden/`` holds what ``run``, ``graft`` and two experiments wrote on the demo data, and the reports that were made of it then.
 """

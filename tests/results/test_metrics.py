@@ -15,6 +15,7 @@ from forgetfree.errors import MetricError
 from forgetfree.kinds.tagging import TagAnswers
 from forgetfree.results import metrics
 from forgetfree.results.answers import LabelAnswers, constant_scores
+from forgetfree.results.arguments import learning_matrix
 
 # Three tasks. Task 0 peaks only after task 1, task 1 falls, and task 2 profits from task 1.
 MATRIX = [
@@ -345,3 +346,10 @@ def test_a_score_outside_its_metrics_bounds_is_refused() -> None:
     assert metrics.summarize([[0.0], [-0.5]], None, None, ["correlation"])["average"] == -0.5
     with pytest.raises(MetricError, match=r"scores in \[-1, 1\], the bounds of their metric; got 1.5"):
         metrics.summarize([[0.0], [1.5]], None, None, ["correlation"])
+
+
+def test_scores_of_other_bounds_are_not_called_fractions() -> None:
+    with pytest.raises(MetricError, match=r"^matrix must hold numbers; got nan\.$"):
+        metrics.summarize([[0.5], [np.nan]], None, metrics=["accuracy"])
+    with pytest.raises(MetricError, match=r"^it must hold numbers in \[-1, 1\]; got 2\.0\.$"):
+        learning_matrix([[0.5], [2.0]], "it", (-1.0, 1.0))

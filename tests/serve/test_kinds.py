@@ -89,3 +89,10 @@ def test_a_cell_of_a_file_may_be_a_list_of_words_for_a_task_of_words_alone() -> 
     assert [each.written(["a", "b"]) for each in (MOOD, PEOPLE)] == [None, '["a", "b"]']
     assert [each.written("a b") for each in (MOOD, PEOPLE)] == ["a b", "a b"]
     assert [each.written(["a", 1]) for each in (MOOD, PEOPLE)] == [None, None]
+
+
+@pytest.mark.parametrize("task", [MOOD, PAIR, PEOPLE])
+def test_a_text_in_place_of_a_list_is_refused(task: Any) -> None:
+    """Else each of its letters would be answered."""
+    with pytest.raises(UsageError, match=r"Expected a list of texts, got the text 'Jane'\. Give \['Jane'\]\."):
+        task.rows("Jane")

@@ -17,7 +17,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,7 +51,7 @@ from forgetfree.learning.training import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.results.temperature import CALIBRATION_ROWS
-from forgetfree.tasks import TaskDefinition
+from forgetfree.tasks import TaskDefinition, version_of
 
 #: The largest weights that are loaded, checked and timed beforehand, in bytes.
 _TIMED = 10**9
@@ -341,7 +341,11 @@ def _phases(
 ) -> Iterator[Json]:
     """Yield the phases of a unit; a fine-tuned model that another unit makes costs nothing, and ``shared`` names that unit."""
     options, limit = unit.options, workload.common.test_limit
-    sizes = [_size(task, unit, workload, rows.get(task), definitions.get(task)) for task in unit.tasks]
+    bases = [version_of(task)[0] for task in unit.tasks]
+    sizes = [
+        replace(_size(task, unit, workload, rows.get(task), definitions.get(task)), again=base in bases[:number])
+        for number, (task, base) in enumerate(zip(unit.tasks, bases, strict=True))
+    ]
     for task, phases in zip(unit.tasks, unit.cost(sizes).phases, strict=True):
         tokens = lengths.get(task) or [workload.common.max_length // 2]
         length = min(costs.padded(tokens, options.batch_size), workload.common.max_length)
