@@ -79,7 +79,7 @@ class ScoreTable:
         Args:
             strategy: its name, with the options that tell it from others where it has several.
             seed: of the run.
-            metric: ``score`` (accuracy, or F1 where the task is measured by it), or ``ece``.
+            metric: ``score`` (of the task's own metric, such as accuracy or F1), or ``ece``.
 
         Returns:
             Shape (T+1, T), fractions: a row `BEFORE` training and one ``after`` each task, by its name; a column for each

@@ -241,6 +241,7 @@ def test_reports_say_what_is_best(ratings: Path, metric: str, best: str, floor: 
     bold = {table.rows[row][0] for row, column in table.best if table.header[column] in ("average", table.header[1])}
     assert bold == {best}
     assert [score for _, score in held.best_floors] == [floor, floor]
+    assert "below its best" not in str(lay_out(held).tables)
     board = lay_out_leaderboard([record_of(_of_metrics([metric] * 2))]).tables[0]
     assert board.rows[0][0] == best and [board.rows[row][0] for row, column in board.best if column == 4] == [best]
     assert headline(held).startswith(f"{best} ")

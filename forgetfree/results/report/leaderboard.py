@@ -10,7 +10,7 @@ import numpy as np
 from forgetfree.display import NULL, json_text
 from forgetfree.results.metrics import sign
 from forgetfree.results.records import Failed, RunResults, Unfinished
-from forgetfree.results.report.legend import MEANINGS
+from forgetfree.results.report.legend import meanings
 from forgetfree.results.report.page import WIDE, Page, Table, cell, percent, render_page, size, with_best
 from forgetfree.results.run_results import USUAL, Comparison, StrategyRuns, differing, merge, same_rows
 
@@ -67,7 +67,9 @@ def _table(runs: Sequence[Comparison]) -> Table:
         f"{_tasks(runs[0])} (in %; forgetting in percentage points)",
         header,
         tuple(_row(each, entry) for each, entry in entries),
-        legend=tuple((header[names.index(name) + 4], MEANINGS[name]) for name in names),
+        legend=tuple(
+            (header[names.index(name) + 4], meaning) for name, meaning in meanings(*names, metrics=runs[0].metric)
+        ),
     )
     return with_best(table, [0, 0, 0, better, 0, -1, 0, 0])
 

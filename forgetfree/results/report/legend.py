@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 MEANINGS = {
     "a task": "the score on its test rows after the last task; accuracy, or F1 where it says so: of label 1, or of entities "
     "where a task labels words",
@@ -55,15 +57,22 @@ OF_OTHER_METRICS = {
     "BWT": "backward transfer: how much better the score at the end is than that right after learning; below 0 where tasks "
     "were forgotten",
     "a constant answer": "the best score that the same answer to every row has: what knows a task is better",
+    "FWT": "forward transfer: how much better the score of a task is just before it is learned than before training",
+    "intransigence": "how much worse a task is than the model fine-tuned on it alone, right after learning",
+    "forgetting of a task": "how much worse its score is at the end than its best since it was learned",
+    "BWT to a version": "how much better the score of a task's latest version is at the end than that of its first version "
+    "right after learning",
+    "won by re-training": "how much better these scores are than the strategy's own, on average: what the readout had "
+    "forgotten, not the features",
 }
 
 
-def meanings(*names: str, usual: bool = True) -> tuple[tuple[str, str], ...]:
+def meanings(*names: str, metrics: Iterable[str] = ()) -> tuple[tuple[str, str], ...]:
     """Return the legend of columns.
 
     Args:
         names: of the columns.
-        usual: whether all tasks have accuracy or F1.
+        metrics: of the tasks; beside accuracy and F1, some things are told in another way.
     """
-    other = {} if usual else OF_OTHER_METRICS
+    other = {} if {*metrics} <= {"accuracy", "f1"} else OF_OTHER_METRICS
     return tuple((name, other.get(name, MEANINGS[name])) for name in names)

@@ -73,12 +73,13 @@ def tables_of(comparison: Comparison, units: Units) -> list[Table]:
 
 def _table(title: str, corner: str, rows: Iterable[tuple[str, Sequence[Run]]], *groups: Columns) -> Table:
     """Return a table whose cells are means over the runs of a row."""
-    body = []
+    body, rows = [], list(rows)
     for row, (name, runs) in enumerate(rows):
         columns = ((of.value, column, of.show) for of in groups for column in range(len(of.headers)))
         body.append((name, *(cell((value(run, row, i) for run in runs), show) for value, i, show in columns)))
     header = (corner, *(header for of in groups for header in of.headers))
-    legend = meanings(*(of.legend for of in groups if of.headers and of.legend))
+    metrics = {metric for _, runs in rows for run in runs for metric in run.metric}
+    legend = meanings(*(of.legend for of in groups if of.headers and of.legend), metrics=metrics)
     return with_best(Table(title, header, tuple(body), legend=legend), [each for of in groups for each in of.signs])
 
 
@@ -117,10 +118,9 @@ def _outcome_table(comparison: Comparison) -> Table:
         known = [score for score in floor if score is not None]
         average = percent(float(np.mean(known))) if len(known) == len(floor) else NULL
         rows.append((name, *(NULL if score is None else percent(score) for score in floor), average, NULL, NULL, NULL))
-    usual = {*comparison.metric} <= {"accuracy", "f1"}
-    legend = meanings(*(of.legend for of in columns), *floors, "bold", usual=usual)
+    more = meanings(*floors, "bold", metrics=comparison.metric)
     better = [each for of in columns for each in of.signs]
-    return with_best(replace(table, rows=tuple(rows), legend=legend), better)
+    return with_best(replace(table, rows=tuple(rows), legend=table.legend + more), better)
 
 
 def _transfer_table(comparison: Comparison) -> Table:
