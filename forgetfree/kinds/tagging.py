@@ -212,8 +212,10 @@ class Tagging(TaskKind):
         words, held = rows.words, rows.answered(logits)  # type: ignore[attr-defined]
         return TagAnswers(held.numpy(), rows.labels.numpy(), task.labels, words.diff().numpy(), kind=task.kind)
 
-    def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> TagAnswers:
-        """Return answers from what `TagAnswers.tensors` gave."""
+    def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> LabelAnswers:
+        """Return answers from what their ``tensors`` gave; those to rows that were not there have no sentences."""
+        if "lengths" not in arrays:
+            return LabelAnswers(arrays["logits"], arrays["labels"])
         return TagAnswers(arrays["logits"], arrays["labels"], task.labels, arrays["lengths"], kind=task.kind)
 
 

@@ -30,6 +30,7 @@ from forgetfree.results.report.leaderboard import lay_out_leaderboard
 from forgetfree.results.report.run_report import lay_out
 from forgetfree.results.unit_files import UnitFiles
 from forgetfree.serve.kinds import served
+from forgetfree.tasks import TaskDefinition
 from forgetfree.testing import check_stream
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_kind"
@@ -357,3 +358,10 @@ def test_a_kind_made_from_classification_may_have_pairs(tmp_path: Path) -> None:
     task = load_task("like", str(_rows(tmp_path / "like", {"kind": "likeness"}, *rows))).task
     assert (task.kind, task.form, task.text_columns) == ("likeness", "pair", ("text_a", "text_b"))
     assert task.prompt_faults("prompt") == [] and served(task).size == 2
+
+
+def test_answers_to_words_without_their_rows_are_kept() -> None:
+    """As a plugin gives them: labels alone, without the sentences."""
+    task = TaskDefinition.of_entities("people", ["PER"])
+    given = kind_of(task).answers(task, torch.eye(3), torch.tensor([0, 1, 2]), None)
+    assert kind_of(task).kept_answers(task, given.tensors()).agreement(given) == 1.0
