@@ -144,10 +144,10 @@ def _task(
 def _kind(task: TaskTables) -> RowKind:
     """Return the kind of a task: by ``source.json``, else as it is registered, else by its columns."""
     named = task.source.get("kind") or (task.registered.kind if task.registered else None)
-    ours: dict[str, RowKind] = {name: registry.kind(name) for name in registry.KINDS}
     if named:
         found: RowKind = registry.kind(named)
         return found
+    ours: dict[str, RowKind] = {name: registry.kind(name) for name in registry.KINDS}
     alike = (kind for kind in ours.values() if kind.recognises(task))
     return next(alike, ours["classification"])
 

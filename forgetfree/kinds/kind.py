@@ -31,8 +31,8 @@ Form = tuple[str, tuple[str, ...]]
 class TaskKind(RowKind):
     """A kind of tasks: rows of one form with one question.
 
-    Every kind is learned by cross-entropy: what is learned of a row is one number of a label or several, each read from the
-    logits of one position. A kind that differs from another in a few things is a subclass of it.
+    Every kind is learned by cross-entropy. A row has one label or several, and each label is read from the logits at one
+    position. A kind that differs from another in a few things is a subclass of it.
     """
 
     #: What a user may write into ``kind`` of a ``source.json``, and what each is.

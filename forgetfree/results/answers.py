@@ -28,7 +28,7 @@ class Answers(Protocol):
         """Return the best score that one and the same answer to all rows can have: what a model must beat."""
 
     def same_as(self, other: Self) -> bool:
-        """Return whether both are equal in every bit."""
+        """Return whether nothing in both differs, to the last bit."""
 
     def agreement(self, other: Self) -> float:
         """Return the share of rows to which both say the same, in [0, 1]."""
@@ -77,7 +77,7 @@ class LabelAnswers:
         return replace(self, logits=np.tile(np.eye(width)[label], (len(self.labels), 1)))
 
     def same_as(self, other: Self) -> bool:
-        """Return whether the logits are equal in every bit."""
+        """Return whether the logits are equal, as ``torch.equal`` compares them."""
         return np.array_equal(self.logits, other.logits)
 
     def agreement(self, other: Self) -> float:
