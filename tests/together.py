@@ -14,8 +14,7 @@ from forgetfree.core.batch_loss import CrossEntropy
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
-from forgetfree.core.steps import trainable
-from forgetfree.core.trained import RegionParameters, in_training
+from forgetfree.core.trained import RegionParameters, in_training, trainable
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.errors import RunError
 from forgetfree.jobs.running.unit import Unit

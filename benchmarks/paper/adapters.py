@@ -15,8 +15,8 @@ from forgetfree.benchmarks.paper.bottlenecks import bottlenecks
 from forgetfree.benchmarks.paper.ood import TARGETS, target_rows
 from forgetfree.benchmarks.paper.presets import ADAMW, PAPER, SMALL
 from forgetfree.benchmarks.paper.published import TABLE_6, TABLE_7
-from forgetfree.core.examples import Examples
 from forgetfree.core.trained import WholeTensors
+from forgetfree.data.examples import Examples
 from forgetfree.errors import TrainingError
 from forgetfree.jobs.experiments import (
     SCORE,

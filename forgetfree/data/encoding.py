@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.core.examples import Batch
+from forgetfree.core.batch_loss import Batch
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.data.rows import Rows
 from forgetfree.display import counted

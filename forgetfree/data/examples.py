@@ -1,17 +1,53 @@
-"""Rows of any data set that can be indexed, for training."""
+"""Rows as training reads them: for any way of keeping them, and those of a data set that can be indexed."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from forgetfree.core.examples import Batch
+from forgetfree.core.batch_loss import Batch
 from forgetfree.data.encoding import EncodedRows
+
+
+class Examples(Protocol):
+    """The rows of one split of one task; of texts they are `EncodedRows`."""
+
+    @property
+    def task(self) -> int:
+        """The task label of every row."""
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 ``(n,)``; where words are labelled, those of all words."""
+
+    @property
+    def targets(self) -> list[int]:
+        """What a sample of the rows should hold of evenly: the label of each row."""
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of labels of each row in a batch: 1, unless words are labelled."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """The length of each row, used to group rows into batches; all 0 where rows have one length."""
+
+    @property
+    def digest(self) -> str:
+        """A hash of all inputs and labels."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Return the mini-batch of the rows at ``indices``."""
+
+    def subset(self, indices: Sequence[int]) -> Examples:
+        """Return the rows at ``indices``, in that order."""
 
 
 class DatasetExamples:

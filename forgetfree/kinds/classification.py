@@ -26,8 +26,8 @@ from forgetfree.tasks import TaskDefinition
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forgetfree.core.examples import Examples
     from forgetfree.data.encoding import Encoder
+    from forgetfree.data.examples import Examples
     from forgetfree.models.loading import LoadedModel
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from forgetfree.core.examples import Examples
 from forgetfree.core.readout_model import LINEAR
 from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
 from forgetfree.errors import UsageError

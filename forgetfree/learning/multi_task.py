@@ -10,11 +10,10 @@ from random import Random
 import torch
 from torch.nn import functional as F
 
-from forgetfree.core.examples import Batch
+from forgetfree.core.batch_loss import Batch, check_loss
 from forgetfree.core.mask import learn_regions
 from forgetfree.core.readout_model import autocast
 from forgetfree.core.regions import Region
-from forgetfree.core.steps import check_loss
 from forgetfree.core.trained import WholeTensors, in_training
 from forgetfree.learning.fine_tuning import full_steps
 from forgetfree.learning.localization import LocalizationOptions, mask_batches, mask_loss, mask_options

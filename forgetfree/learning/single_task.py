@@ -16,14 +16,14 @@ from functools import partial
 import torch
 
 from forgetfree.core.base_regions import BaseKind, budget, most_moved
+from forgetfree.core.batch_loss import OnStep
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
-from forgetfree.core.examples import Examples
 from forgetfree.core.graft import graft_theta, interpolate
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
 from forgetfree.core.regions import Region
-from forgetfree.core.steps import OnStep
 from forgetfree.core.trained import RegionParameters, Trained
 from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import representative
 from forgetfree.device import find_device

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree import registry
+from forgetfree.core.batch_loss import OnStep
 from forgetfree.core.checkpoint import Checkpoint
-from forgetfree.core.examples import Examples
 from forgetfree.core.readout_model import PrecisionChoice, ReadoutModel, autocast, native_precision
-from forgetfree.core.steps import OnStep
 from forgetfree.core.trained import Trained, WholeTensors, in_training
+from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.errors import OptionError
 from forgetfree.learning.lower_layers import lower_layers_kept

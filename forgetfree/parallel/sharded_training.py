@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.base_regions import most_moved, top
-from forgetfree.core.batch_loss import BatchLoss
-from forgetfree.core.examples import Batch
+from forgetfree.core.batch_loss import Batch, BatchLoss
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.regions import Region
