@@ -1,4 +1,4 @@
-"""Regions by a rule: the most moved entries, random ones, those of highest Fisher information; each may be γ_base (paper, §2)."""
+"""Regions by a rule: the most moved entries, random ones, those of highest Fisher information. Each may be γ_base (§2)."""
 
 from __future__ import annotations
 
