@@ -19,7 +19,8 @@ from forgetfree.data.encoding import EncodedRows
 from forgetfree.errors import RunError
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.training import TrainingOptions, fine_tune, predict
+from forgetfree.learning.training import fine_tune, predict
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
 from forgetfree.parallel import exchange

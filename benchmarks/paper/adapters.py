@@ -35,7 +35,6 @@ from forgetfree.jobs.experiments import (
     shown,
     verdict,
 )
-from forgetfree.learning.fine_tuning import full_steps
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import fine_tune, predict
@@ -168,7 +167,7 @@ def adapted(
     best, kept = -1.0, dict[str, LabelAnswers]()
     for options in choices:
         seed = derive_seed(bench.seed, "adapters", bench.task.name)
-        steps, trained = full_steps(options, bench.task), replace(options, l1=0.0)
+        steps, trained = bench.task.full_steps(options), replace(options, l1=0.0)
         with bench.holding(bench.pre), _adapters(bench, method, size, seed) as parameters:
             with bench.monitor.phase(bench.task.name, "train", steps) as on_step:
                 try:

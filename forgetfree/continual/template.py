@@ -35,8 +35,7 @@ from forgetfree.core.trained import in_training
 from forgetfree.data.sampling import by_length
 from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.monitor import Monitor, Phase
-from forgetfree.learning.training import Update, plan, training_mode
-from forgetfree.learning.training_state import TrainingState
+from forgetfree.learning.training import TrainingState, Update, plan, training_mode
 from forgetfree.parallel.exchange import every, gathered
 from forgetfree.parallel.parts import WHOLE, BatchSum, cut
 from forgetfree.results.answers import Answers

@@ -21,7 +21,7 @@ from forgetfree.core.regions import Region, biases
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 from forgetfree.parallel.parts import batch_loss
 

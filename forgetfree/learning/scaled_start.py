@@ -20,7 +20,8 @@ from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import representative
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.training import TrainingOptions, predict
+from forgetfree.learning.training import predict
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 from forgetfree.results.answers import label_answers
 

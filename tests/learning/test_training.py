@@ -16,7 +16,8 @@ from forgetfree.core.readout_model import TaskHead, attention_for_training, auto
 from forgetfree.core.trained import trainable
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.errors import OptionError, TrainingError
-from forgetfree.learning.training import TrainingOptions, Update, fine_tune, paper_steps, predict
+from forgetfree.learning.training import Update, fine_tune, predict
+from forgetfree.learning.training_options import TrainingOptions, paper_steps
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
 from forgetfree.parallel.parts import parts

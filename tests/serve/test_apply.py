@@ -26,7 +26,8 @@ from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import TrainingOptions, predict
+from forgetfree.learning.training import predict
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.models.classifier import ClassifierModel

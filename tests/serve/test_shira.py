@@ -22,7 +22,7 @@ from forgetfree.core.regions import Region
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 from forgetfree.models.loading import load_model
