@@ -79,7 +79,7 @@ class TrainingOptions(Options):
     )
 
     def __post_init__(self) -> None:
-        refuse_made(self.optimizer)
+        check_optimizer(self.optimizer)
         super().__post_init__()
         if self.cache_lower_layers and self.dropout:
             raise OptionError(
@@ -180,7 +180,7 @@ def region_rate(options: TrainingOptions, space_size: int, budget: int) -> float
 # -- Optimisers of a user's own --------------------------------------------------------------------------
 
 
-def refuse_made(optimizer: object) -> None:
+def check_optimizer(optimizer: object) -> None:
     """Raise ``OptionError`` for an optimiser that is made already, as Avalanche's templates take it."""
     if isinstance(optimizer, torch.optim.Optimizer):
         name = type(optimizer).__name__
@@ -196,7 +196,7 @@ def sets_rates(optimizer: str | Function | None) -> bool:
     return callable(optimizer) and not isinstance(optimizer, type)
 
 
-def made_by(function: Function, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def build_optimizer(function: Function, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """Return the optimiser that a function or class makes of parameter groups.
 
     Raises:
