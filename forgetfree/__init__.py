@@ -45,7 +45,7 @@ _HOME = {
     "Results": "forgetfree.jobs.loaded_results",
     "Stream": "forgetfree.continual.streams",
     "TaskSwitch": "forgetfree.serve.task_switch",
-    "TrainingOptions": "forgetfree.learning.training",
+    "TrainingOptions": "forgetfree.learning.training_options",
     "graft": "forgetfree.cli.calls",
     "learn_region": "forgetfree.core.mask",
     "load_model": "forgetfree.models.loading",
