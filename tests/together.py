@@ -149,8 +149,7 @@ def sharded(directory: str, rank: int, size: int, store: Any, out: str) -> None:
     from forgetfree.ledger import Ledger
     from forgetfree.ledger.graft import Graft
     from forgetfree.ledger.records import Record
-    from forgetfree.parallel.sharded import ShardedSpace
-    from forgetfree.parallel.sharded_training import ShardedMaskSearch, ShardedRegion, Shards
+    from forgetfree.parallel.sharded import ShardedMaskSearch, ShardedRegion, ShardedSpace, Shards
 
     model = loaded(directory).backbone
     space, x = ParameterSpace.of(model), torch.arange(10, 22).view(2, 6)

@@ -43,8 +43,7 @@ from forgetfree.learning.scaled_start import choose_scale
 from forgetfree.learning.training import fine_tune, fine_tuned_key, predict
 from forgetfree.learning.training_options import TrainingOptions, region_rate, scheduled_rate
 from forgetfree.ledger.binding import network_of
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.adapter_start import AdapterStart
 from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import LoadedModel

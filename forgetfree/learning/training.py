@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree import __version__
+from forgetfree.checkpoint import Checkpoint, Resumable
 from forgetfree.core.batch_loss import OnStep
-from forgetfree.core.checkpoint import Checkpoint, Resumable
 from forgetfree.core.readout_model import ReadoutModel, autocast
 from forgetfree.core.tensors import digest_of, persistent_buffers
 from forgetfree.core.trained import RegionParameters, Trained, WholeTensors, in_training
@@ -140,7 +140,7 @@ class Update:
 
 
 class TrainingState:
-    """Parameters, optimiser, schedule, buffers and generators; see `forgetfree.core.checkpoint.Resumable`.
+    """Parameters, optimiser, schedule, buffers and generators; see `forgetfree.checkpoint.Resumable`.
 
     Args:
         model: in training.

@@ -28,8 +28,7 @@ from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import predict
 from forgetfree.learning.training_options import TrainingOptions
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import WrittenModel, apply_graft

@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from forgetfree import cli
-from forgetfree.core.parameters import kind_of
-from forgetfree.core.regions import Region
+from forgetfree.core.regions import Region, kind_of
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.learning.single_task import SingleTask

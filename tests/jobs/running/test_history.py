@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forgetfree.core.checkpoint import Checkpoint
+from forgetfree.checkpoint import Checkpoint
 from forgetfree.jobs.running.unit import HISTORY, History
 from forgetfree.learning.monitor import Monitor, Stopwatch
 from forgetfree.learning.training_options import rate_at
