@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from forgetfree.core.examples import Examples
-    from forgetfree.data.words import WordEncoder
+    from forgetfree.data.encoding import WordEncoder
     from forgetfree.models.loading import LoadedModel
 
 _TAGS = ("tags", "ner_tags")
@@ -197,7 +197,7 @@ class Tagging(TaskKind):
 
     def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> WordEncoder:
         """Return what makes token ids of sentences, with their words marked."""
-        from forgetfree.data.words import WordEncoder
+        from forgetfree.data.encoding import WordEncoder
 
         return WordEncoder(loaded.tokenizer, loaded.max_length)
 
