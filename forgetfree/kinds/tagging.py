@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
 from forgetfree.data.columns import WORDS, Columns
-from forgetfree.data.forms import plain
 from forgetfree.data.rows import Rows, TaskRows, read_rows
-from forgetfree.data.tables import Table, TaskTables
+from forgetfree.data.tables import Table, TaskTables, plain
 from forgetfree.display import brief, counted, is_text
 from forgetfree.errors import DataError, UsageError
 from forgetfree.kinds.kind import Form, TaskKind
