@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
 from forgetfree.core.regions import Region
-from forgetfree.data.encoding import EncodedRows
-from forgetfree.data.examples import Examples
+from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.jobs.experiments import (
     SCORE,
     Claim,

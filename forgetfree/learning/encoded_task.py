@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.core.readout_model import LINEAR
-from forgetfree.data.encoding import EncodedRows
-from forgetfree.data.examples import Examples
+from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
 from forgetfree.errors import UsageError

@@ -22,8 +22,7 @@ from forgetfree.core.graft import graft_theta, interpolate
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters, Trained
-from forgetfree.data.encoding import EncodedRows
-from forgetfree.data.examples import Examples
+from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import representative
 from forgetfree.device import find_device
@@ -45,9 +44,9 @@ from forgetfree.learning.training_options import TrainingOptions, region_rate, s
 from forgetfree.ledger.binding import network_of
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.adapter_start import AdapterStart
-from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState, StateStore
+from forgetfree.models.task_model import ClassifierModel
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed

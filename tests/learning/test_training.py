@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from forgetfree.core.batch_loss import check_loss
 from forgetfree.core.readout_model import TaskHead, attention_for_training, autocast
 from forgetfree.core.trained import trainable
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError, TrainingError
 from forgetfree.learning.training import Update, fine_tune, predict
 from forgetfree.learning.training_options import TrainingOptions, paper_steps
