@@ -1,4 +1,4 @@
-"""A task's rows from a folder or from tables, for every source: its files, its ``source.json``, and the kind that reads them."""
+"""A task's rows from a folder or from tables, for every source: its files, its ``source.json``, and the kind that reads it."""
 
 from __future__ import annotations
 
