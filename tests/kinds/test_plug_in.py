@@ -16,7 +16,7 @@ from handmade import record_of, results_of, run_of, together
 
 import forgetfree
 from forgetfree import cli, registry
-from forgetfree.data.columns import Columns
+from forgetfree.data.columns import ColumnNames
 from forgetfree.data.sources import load_task
 from forgetfree.jobs.diagnostics import read_floors, write_floors
 from forgetfree.kinds.classification import Classification
@@ -361,7 +361,7 @@ class Likeness(Classification):
 
     forms: ClassVar[Mapping[str, Form]] = {"likeness": ("two texts, and a label", ("text_a", "text_b", "label"))}
 
-    def form(self, columns: Columns) -> str:
+    def form(self, columns: ColumnNames) -> str:
         return "likeness"
 
 
