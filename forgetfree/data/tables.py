@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.data.bad_rows import BadRow, BadRows
-from forgetfree.data.columns import Columns
+from forgetfree.data.columns import ColumnNames
 from forgetfree.errors import DataError
 from forgetfree.tasks import TaskDefinition
 
@@ -77,7 +77,7 @@ class Table:
         keep = [i for i, number in enumerate(self.numbers) if number not in self.bad.numbers] if self.bad else []
         return self.take(keep) if self.bad and len(keep) < len(self.numbers) else self
 
-    def check_columns(self, columns: Columns) -> None:
+    def check_columns(self, columns: ColumnNames) -> None:
         """Raise ``DataError`` if a column is missing."""
         for column in (*columns.texts, *filter(None, [columns.label])):
             if column not in self.columns:
@@ -135,7 +135,7 @@ class TaskTables:
     source: Mapping[str, Any]
     folder: Path
     registered: TaskDefinition | None
-    columns: Columns
+    columns: ColumnNames
     note: str = ""
     skip_bad_rows: bool = False
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy.typing as npt
 
 from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
-from forgetfree.data.columns import WORDS, Columns
+from forgetfree.data.columns import WORDS, ColumnNames
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, plain
 from forgetfree.display import brief, counted, is_text
@@ -223,7 +223,7 @@ def entity_kinds(tags: Sequence[int]) -> set[int]:
     return {(tag + 1) // 2 for tag in tags if tag}
 
 
-def _columns(table: Table, columns: Columns) -> list[str]:
+def _columns(table: Table, columns: ColumnNames) -> list[str]:
     """Return the columns of words and tags."""
     found = list[str]()
     for names in (columns.texts or WORDS, (columns.label,) if columns.label else _TAGS):
@@ -241,7 +241,7 @@ def _columns(table: Table, columns: Columns) -> list[str]:
 class _Sentences:
     """The words and tags of one table, as BIO: by the place of each row that is good."""
 
-    def __init__(self, table: Table, source: Mapping[str, Any], columns: Columns) -> None:
+    def __init__(self, table: Table, source: Mapping[str, Any], columns: ColumnNames) -> None:
         self._table = table
         words, column = _columns(table, columns)
         self._tags = column
