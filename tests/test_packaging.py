@@ -137,6 +137,7 @@ ROOMS = (
 )
 COMMON = {
     "checkpoint",
+    "deferred",
     "device",
     "display",
     "errors",

@@ -43,8 +43,8 @@ from forgetfree.learning.training import fine_tune, fine_tuned_key, predict
 from forgetfree.learning.training_options import TrainingOptions, region_rate, scheduled_rate
 from forgetfree.ledger.binding import network_of
 from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.models.adapter_start import AdapterStart
 from forgetfree.models.loading import LoadedModel
+from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import ClassifierModel
 from forgetfree.options import recorded

@@ -33,8 +33,8 @@ from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.training_options import TrainingOptions, build_optimizer, for_device, rate_at
-from forgetfree.models.adapter_start import AdapterStart
 from forgetfree.models.loading import LoadedModel, config_of
+from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState
 from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.parallel.exchange import every, gathered
