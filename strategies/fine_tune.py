@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from forgetfree.continual.kept import tasks_named
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask
-from forgetfree.continual.whole_model import tasks_named
 from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.files import write_json

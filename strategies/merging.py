@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from forgetfree.continual.kept_ledger import LEDGER, KeptLedger
+from forgetfree.continual.kept import LEDGER, LedgerFile
 from forgetfree.continual.regions import TaskRegions
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
 from forgetfree.continual.streams import EncodedTask, Stream
@@ -123,7 +123,7 @@ class _KeptGrafts:
 
     def __init__(self, strategy: Merging) -> None:
         self._strategy = strategy
-        self._grafts = KeptLedger(strategy, strategy.regions, "grafts.safetensors")
+        self._grafts = LedgerFile(strategy, strategy.regions, "grafts.safetensors")
 
     @property
     def ledger(self) -> Ledger:

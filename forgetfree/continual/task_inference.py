@@ -22,9 +22,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from forgetfree.continual.learner import Learner
-from forgetfree.continual.task_training import Answer
-from forgetfree.continual.whole_model import Kept
+from forgetfree.continual.kept import Kept
+from forgetfree.continual.task_training import Answer, Learner
 from forgetfree.core.readout_model import LOWEST, among
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import representative
