@@ -209,7 +209,7 @@ def test_avalanches_own_warnings_are_silent_and_no_others(tiny_stream: MakeStrea
 # -- Memory ----------------------------------------------------------------------------------------------
 
 
-def test_held_bytes_by_hand() -> None:
+def test_object_bytes_by_hand() -> None:
     """float32 is 4 bytes a number, int64 8."""
     three, six = torch.zeros(3), ParamData("six", (2, 3))
     assert object_bytes(three) == 12
