@@ -18,7 +18,7 @@ from forgetfree.core.base_regions import budget, most_moved
 from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.learning.cost import Cost, TaskSize, fine_tuning, ledger_bytes, search
+from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, search_phase
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger import Ledger, merged_graft, merged_ledger
@@ -60,9 +60,10 @@ class Merging(ContinualStrategy):
     @classmethod
     def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """θ_ft of each task, which is shared; its graft, and the merged model."""
+        searches = isinstance(options, StitchOptions)
         return Cost(
             [
-                [fine_tuning(options, task), *([search(options, task)] if isinstance(options, StitchOptions) else [])]
+                [fine_tuning_phase(options, task), *([search_phase(options, task)] if searches else [])]
                 for task in tasks
             ],
             lambda space: ledger_bytes(space, *_entries(options, space, len(tasks))),

@@ -21,7 +21,7 @@ from forgetfree.core.base_regions import budget
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import representative
-from forgetfree.learning.cost import Cost, TaskSize, fine_tuning, ledger_bytes, search, training
+from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, search_phase, training_phase
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.scaled_start import quality
 from forgetfree.learning.single_task import SingleTask
@@ -62,9 +62,9 @@ def region_cost(options: SkillOptions, tasks: Sequence[TaskSize], *, builds_on: 
     return Cost(
         [
             [
-                replace(fine_tuning(options, task), shared=not (builds_on and task.again)),
-                search(options, task),
-                training(options, task, options.region_steps),
+                replace(fine_tuning_phase(options, task), shared=not (builds_on and task.again)),
+                search_phase(options, task),
+                training_phase(options, task, options.region_steps),
             ]
             for task in tasks
         ],

@@ -15,7 +15,7 @@ from forgetfree.errors import UsageError
 from forgetfree.jobs.running.environment import existing
 from forgetfree.jobs.running.unit import Json
 from forgetfree.jobs.running.workload import Workload
-from forgetfree.learning.cost import TaskSize, whole_model
+from forgetfree.learning.cost import TaskSize, model_bytes
 from forgetfree.tasks import TaskDefinition
 
 
@@ -58,7 +58,7 @@ def needed_bytes(
         for task in unit.tasks:
             labels = len(definitions[task].labels) if task in definitions else 2
             kept += tests.get(task, 0) * (4 * labels + 8)
-    return whole_model(space) * len(models), kept
+    return model_bytes(space) * len(models), kept
 
 
 def refuse_without(models: int, kept: int, out: str, workload: Workload) -> None:

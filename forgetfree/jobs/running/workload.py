@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forgetfree.jobs.config import CommonOptions
-from forgetfree.learning.cost import Cost, TaskSize, fine_tuning, ledger_bytes, search
+from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, search_phase
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.training_options import TrainingOptions
 
@@ -81,6 +81,6 @@ def grafts_cost(
         tuned: whether the fine-tuned model is there already.
     """
     return Cost(
-        [[*([] if tuned else [fine_tuning(options, task)]), search(options, task)] for task in tasks],
+        [[*([] if tuned else [fine_tuning_phase(options, task)]), search_phase(options, task)] for task in tasks],
         lambda space: ledger_bytes(space, *[int(len(space) * each) for each in sparsities] * len(tasks)),
     )
