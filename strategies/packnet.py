@@ -98,12 +98,12 @@ class PackNet(RegionStrategy):
         if any(bool(is_free[where].any()) for where in wheres):
             trained = self._train_free(task, owned)
             change = (trained.theta.to(at_least_float32(trained.theta.dtype)) - self.pre_trained.theta).abs_()
-            kept = []
+            pieces = []
             for where in wheres:
                 free = is_free[where]
                 count = share(int(free.sum()), self.options.keep)
-                kept.append(top(change[where], count, free).indices + where.start)
-            region = Region(torch.cat(kept))
+                pieces.append(top(change[where], count, free).indices + where.start)
+            region = Region(torch.cat(pieces))
         return self.regions.training(
             task,
             Skill(region, len(region) / len(self.space)),

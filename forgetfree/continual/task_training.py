@@ -84,13 +84,13 @@ class Training:
         return [f"expected trained and readout to list parameters, got a {wrong[0]} among them"] if wrong else []
 
 
-def checked_training(strategy: str, given: Any) -> Training:
+def checked_training(strategy: str, training: Any) -> Training:
     """Return what the `begin` of a strategy gave; raise ``ConformanceError`` where it cannot be trained."""
-    faults = given.faults() if isinstance(given, Training) else [f"expected a Training, got {brief(given)}"]
-    if not isinstance(given, Training) or faults:
+    faults = training.faults() if isinstance(training, Training) else [f"expected a Training, got {brief(training)}"]
+    if not isinstance(training, Training) or faults:
         remedy = "Return self.everything(task) to train everything."
         raise ConformanceError(strategy, [f"begin(task): {fault}. {remedy}" for fault in faults])
-    return given
+    return training
 
 
 def training_of(training: Training | None) -> Training:
