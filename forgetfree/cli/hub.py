@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from forgetfree.cli.words import say
 from forgetfree.errors import first_line
 from forgetfree.files import is_place
-from forgetfree.registry import IN_MEMORY
+from forgetfree.registry import IN_MEMORY, MODELS
 
 #: Seconds that the hub has to answer.
 _PATIENCE = 2.5
@@ -21,7 +21,8 @@ _PATIENCE = 2.5
 
 def needs_hub(model: str, data: Any = "") -> bool:
     """Whether one of them is read from the hub."""
-    here = model == "minilm" or Path(model).is_dir() or is_place(model) or model.endswith(IN_MEMORY)
+    packaged = model in MODELS and not MODELS[model].on_hub
+    here = packaged or Path(model).is_dir() or is_place(model) or model.endswith(IN_MEMORY)
     return data == "hub" or not here
 
 
