@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import check_new_file, fail, no_empty_directories, silence
 from forgetfree.data.sources import load_task
-from forgetfree.display import escaped, json_text
+from forgetfree.display import PERCENT, Scale, escaped, json_text
 from forgetfree.errors import LedgerError, UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.results.config_file import load_run, located, of_each
+from forgetfree.results.metrics import scale_of
 from forgetfree.results.unit_record import check_own
 from forgetfree.tasks import version_of
 
@@ -135,8 +136,8 @@ def merge_ledgers(
         shown = {"out": str(out), "composition": joined.composition, "bytes": out.stat().st_size, "tasks": rows}
         print(json_text(shown, indent=2), end="")
         return
-    for row in rows:
-        print(escaped(_line(row)))
+    for row, record in zip(rows, joined.records, strict=True):
+        print(escaped(_line(row, scale_of(record.definition.metric) if record.definition else PERCENT)))
     owned = len(joined.owned())
     print(escaped(f"{out}: {len(joined.tasks)} tasks, {owned:,} entries owned, {out.stat().st_size:,} bytes."))
 
@@ -152,13 +153,13 @@ def _scores(ledger: Ledger, model: str, data: str, tasks: Sequence[str]) -> dict
     return scores
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def _line(row: Mapping[str, Any], scale: Scale) -> str:
     own = row["task"] if row["task"] == row["name"] else f"{row['task']} (was {row['name']})"
     line = f"{own} of {row['ledger']}: {row['entries']:,} entries"
     if row["overlap"]:
         line += f", {row['overlap']:,} of them owned by earlier ledgers, {row['changed']:,} with another value"
     if row["after"] is not None:
-        line += f"; score {row['before']:.1%} before, {row['after']:.1%} after"
+        line += f"; score {scale.with_unit(row['before'])} before, {scale.with_unit(row['after'])} after"
     return line
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
-    from forgetfree.learning.training import TrainingOptions
-    from forgetfree.models.adapter_start import AdapterStart
+    from forgetfree.learning.training_options import TrainingOptions
+    from forgetfree.models.peft_adapter import AdapterStart
 
 
 class StreamLearner:
