@@ -135,7 +135,19 @@ ROOMS = (
     *("core", "parallel", "ledger", "data", "models", "results", "kinds", "learning"),
     *("continual", "serve", "jobs", "cli", "testing"),
 )
-COMMON = {"device", "display", "errors", "files", "json_file", "options", "registry", "seeds", "tasks", "tensor_file"}
+COMMON = {
+    "deferred",
+    "device",
+    "display",
+    "errors",
+    "files",
+    "json_file",
+    "options",
+    "registry",
+    "seeds",
+    "tasks",
+    "tensor_file",
+}
 
 
 def room(module: str) -> str:

@@ -11,7 +11,7 @@ from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.tasks import version_of
 
 if TYPE_CHECKING:
-    from forgetfree.models.adapter_start import AdapterStart
+    from forgetfree.models.peft_adapter import AdapterStart
 
 
 def fine_tunes(strategy: Any) -> bool:
@@ -42,7 +42,7 @@ def starts_of(places: Mapping[str, str], model: str, given: object) -> dict[str,
     Raises:
         UsageError, ModelError: one is no adapter, or the model has no name.
     """
-    from forgetfree.models.adapter_start import AdapterStart
+    from forgetfree.models.peft_adapter import AdapterStart
 
     if places and given is not None:
         raise UsageError(

@@ -98,7 +98,7 @@ class _Subject:
         if self.tuned is None:
             return self.bench.answers(fine_tuned, options=options)
         rows = self.bench.task.test
-        model = self.tuned.given.to(self.bench.device)
+        model = self.tuned.model.to(self.bench.device)
         logits = predict(model, rows, batch_size=options.rows_at_once, precision=options.precision)
         return self.bench.task.answers(logits, rows)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
     from forgetfree.learning.training import TrainingOptions
-    from forgetfree.models.adapter_start import AdapterStart
+    from forgetfree.models.peft_adapter import AdapterStart
 
 
 class StreamLearner:

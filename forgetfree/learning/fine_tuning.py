@@ -15,8 +15,8 @@ from forgetfree import __version__
 from forgetfree.core.tensors import digest_of
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training import TrainingOptions, for_device, paper_steps
-from forgetfree.models.adapter_start import AdapterStart
 from forgetfree.models.loading import LoadedModel, config_of
+from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState
 from forgetfree.options import Function, name_of_function
 

@@ -45,8 +45,8 @@ from forgetfree.learning.training import TrainingOptions, fine_tune, predict, sc
 from forgetfree.ledger.binding import network_of
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.graft_origin import GraftOrigin
-from forgetfree.models.adapter_start import AdapterStart
 from forgetfree.models.loading import LoadedModel
+from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import ClassifierModel
 from forgetfree.options import recorded

@@ -20,7 +20,7 @@ from forgetfree.models.architecture import body_loader
 from forgetfree.models.checkpoint import quiet, read_config, read_weights
 from forgetfree.models.fine_tuned_directory import write_readout
 from forgetfree.models.loading import LoadedModel, load_model, locate
-from forgetfree.models.peft_directory import READOUT
+from forgetfree.models.peft_adapter import READOUT
 from forgetfree.serve.inference import Predictor
 from forgetfree.serve.kinds import served
 from forgetfree.serve.model_card import Change, model_card

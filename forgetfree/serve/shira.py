@@ -36,7 +36,7 @@ from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.models.checkpoint import read_weights
 from forgetfree.models.fine_tuned_directory import read_readout, write_readout
 from forgetfree.models.loading import LoadedModel, load_model, locate
-from forgetfree.models.peft_directory import READOUT, adapter_config, is_adapter, put_on
+from forgetfree.models.peft_adapter import READOUT, adapter_config, is_adapter, put_on
 from forgetfree.models.task_model import ClassifierModel, head_names
 from forgetfree.serve.kinds import served
 

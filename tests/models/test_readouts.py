@@ -257,7 +257,7 @@ def test_a_fine_tuned_classifier_of_barts_is_read_by_its_head(tmp_path: Path, da
     x = bench.task.test.batch(range(4))[0]
     with torch.no_grad():
         expected = model.eval()(x, attention_mask=x.ne(model.config.pad_token_id).long()).logits
-        torch.testing.assert_close(found.given.eval()(x, 0), expected)
+        torch.testing.assert_close(found.model.eval()(x, 0), expected)
 
 
 def test_a_fine_tuned_classifier_of_t5s_is_refused(tmp_path: Path) -> None:
