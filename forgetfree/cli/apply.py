@@ -29,8 +29,7 @@ Out = Annotated[Path, Parameter(metavar="DIR", help="where to write the model; m
 def command(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Debug = False) -> None:
     """Write the model."""
     quiet_libraries()
-    from forgetfree.ledger.graft import Graft
-    from forgetfree.ledger.graft_file import find_graft
+    from forgetfree.ledger.graft import Graft, find_graft
     from forgetfree.results.unit_record import check_own
     from forgetfree.serve.apply import apply_graft, base_model_name
 

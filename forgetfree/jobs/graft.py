@@ -42,8 +42,7 @@ from forgetfree.learning.localization import LocalizationOptions, check_localiza
 from forgetfree.learning.monitor import Monitor, Stopwatch
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import predict
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_file import find_graft
+from forgetfree.ledger.graft import Graft, find_graft
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forgetfree.core.checkpoint import Checkpoint
+from forgetfree.checkpoint import Checkpoint
 from forgetfree.errors import ForgetfreeError, RunError
 from forgetfree.files import new_directory, write_json
 from forgetfree.jobs.running.unit import described_files

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
-    from forgetfree.learning.training import TrainingOptions
+    from forgetfree.learning.training_options import TrainingOptions
     from forgetfree.models.peft_adapter import AdapterStart
 
 

@@ -14,7 +14,8 @@ import torch
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.device import kind_of_device
-from forgetfree.learning.training import TrainingOptions, fine_tune, for_device, predict
+from forgetfree.learning.training import fine_tune, predict
+from forgetfree.learning.training_options import TrainingOptions, for_device
 from forgetfree.models.loading import LoadedModel
 from forgetfree.tasks import TaskDefinition
 

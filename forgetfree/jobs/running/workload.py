@@ -9,7 +9,7 @@ from typing import Any
 from forgetfree.jobs.config import CommonOptions
 from forgetfree.learning.cost import Cost, TaskSize, fine_tuning, ledger_bytes, search
 from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 
 
 @dataclass(frozen=True)
