@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from forgetfree import registry
-from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import no_empty_directories, recipe_of, say
 from forgetfree.data.sources import check_form, default_data, tasks_of_files
 from forgetfree.errors import RunError, UsageError, names_arguments
@@ -228,8 +228,7 @@ def _performed(
     with warnings.catch_warnings(), caller_untouched(), _directory(out, cache) as directory:
         quiet_libraries()
         job = make(str(directory))
-        if needs_hub("minilm" if job.in_memory.model is not None else values["model"], values["data"]):
-            go_offline_if_cut_off()
+        reach_hub("minilm" if job.in_memory.model is not None else values["model"], values["data"])
         if progress:
             execution = replace(execution, progress=make_progress(sys.stderr))
             say(resumption(type(job), job.out) if execution.resume else "")

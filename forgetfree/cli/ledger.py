@@ -17,7 +17,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.usage import AsJson, Debug
 from forgetfree.cli.use import ledger_file
 from forgetfree.display import counted, escaped, json_text
@@ -86,8 +86,7 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
     if run := _verify_run(ledger, file):
         checked.append(f"labels and prompts of {run}")
     if model:
-        if needs_hub(model):
-            go_offline_if_cut_off()
+        reach_hub(model)
         _verify_model(ledger, model, file)
         beside = ", configuration, tokenizer, readout and maximum length" if ledger.binding else ""
         checked.append(f"weights{beside} of {model}")

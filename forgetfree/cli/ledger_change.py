@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.usage import AsJson, Debug
 from forgetfree.cli.use import ledger_file
 from forgetfree.cli.words import check_new_file, fail, no_empty_directories, silence
@@ -100,8 +100,7 @@ def _revise(
         )
     quiet_libraries()
     section = load_run(run)["run"]
-    if needs_hub(model or located(section["model"], run), data or of_each(located, section["data"], run)):
-        go_offline_if_cut_off()
+    reach_hub(model or located(section["model"], run), data or of_each(located, section["data"], run))
     from forgetfree.jobs import revision
     from forgetfree.jobs.run import RunJob
     from forgetfree.jobs.running.directory import failures, holdings
@@ -178,8 +177,7 @@ def merge(
     files = {str(path): ledger_file(path) for path in ledgers}
     if data:
         model = model or _model_of(ledgers)
-        if needs_hub(model, data):
-            go_offline_if_cut_off()
+        reach_hub(model, data)
     joined, told = joined_ledger({name: Ledger.load(path) for name, path in files.items()}, as_versions=as_versions)
     before: dict[str, dict[str, float]] = {}
     after: dict[str, float] = {}

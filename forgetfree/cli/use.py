@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import say
 from forgetfree.errors import LedgerError
 from forgetfree.jobs.running.environment import quiet_libraries
@@ -45,8 +45,7 @@ def predictor_of(
     from forgetfree.serve.source import Source
 
     source = Source.of(run, seed, strategy, model)
-    if needs_hub(source.model):
-        go_offline_if_cut_off()
+    reach_hub(source.model)
     from forgetfree.serve.inference import Predictor
 
     if run.is_dir() and strategy is None and len({each.parent for each in run.glob("*/seed-*")}) > 1:
