@@ -16,9 +16,8 @@ from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import no_empty_directories, recipe_of, say
 from forgetfree.data.sources import check_form, default_data, tasks_of_files
 from forgetfree.errors import RunError, UsageError, names_arguments
-from forgetfree.jobs.config import JobConfig, key_of
+from forgetfree.jobs.config import InMemory, JobConfig, key_of
 from forgetfree.jobs.graft_config import GraftConfig
-from forgetfree.jobs.in_memory import InMemory
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.loaded_results import Results, load_results
 from forgetfree.jobs.run_config import RunConfig, strategies_of

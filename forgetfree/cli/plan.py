@@ -8,9 +8,8 @@ from typing import Any
 from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import recipe_of
 from forgetfree.display import counted, escaped
-from forgetfree.jobs.config import JobConfig
+from forgetfree.jobs.config import InMemory, JobConfig
 from forgetfree.jobs.experiment_config import ExperimentConfig
-from forgetfree.jobs.in_memory import InMemory
 from forgetfree.results.report.page import size
 
 #: The most units that are printed.

@@ -14,7 +14,7 @@ from forgetfree.files import is_left, locked
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, in_a_phase
 from forgetfree.jobs.running.resume import read_job_config
 from forgetfree.jobs.running.unit import Json, Unit, named
-from forgetfree.jobs.stream_checkpoint import tasks_learned
+from forgetfree.jobs.stream_learner import tasks_learned
 
 if TYPE_CHECKING:
     from forgetfree.jobs.job import Job

@@ -16,8 +16,8 @@ from forgetfree.files import sweep, write_json
 from forgetfree.jobs.config import Faults, keys_of
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.cluster import Place, RayTasks
+from forgetfree.jobs.running.costs import check_space
 from forgetfree.jobs.running.directory import LOCK, check_begun, exclusive, holdings, is_unused, units_in
-from forgetfree.jobs.running.disk_space import check_space
 from forgetfree.jobs.running.environment import (
     environment,
     make_directory,
