@@ -17,10 +17,11 @@ from forgetfree.cli.usage import AsJson, Debug
 from forgetfree.cli.use import ledger_file
 from forgetfree.cli.words import check_new_file, fail, no_empty_directories, silence
 from forgetfree.data.sources import load_task
-from forgetfree.display import escaped, json_text
+from forgetfree.display import PERCENT, Scale, escaped, json_text
 from forgetfree.errors import UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.results.config_file import load_run, located, of_each
+from forgetfree.results.metrics import scale_of
 from forgetfree.tasks import version_of
 
 if TYPE_CHECKING:
@@ -200,8 +201,8 @@ def merge(
         shown = {"out": str(out), "composition": joined.composition, "bytes": out.stat().st_size, "tasks": rows}
         print(json_text(shown, indent=2), end="")
         return
-    for row in rows:
-        print(escaped(_line(row)))
+    for row, record in zip(rows, joined.records, strict=True):
+        print(escaped(_line(row, scale_of(record.definition.metric) if record.definition else PERCENT)))
     owned = len(joined.owned())
     print(escaped(f"{out}: {len(joined.tasks)} tasks, {owned:,} entries owned, {out.stat().st_size:,} bytes."))
 
@@ -217,13 +218,13 @@ def _scores(ledger: Ledger, model: str, data: str, tasks: Sequence[str]) -> dict
     return scores
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def _line(row: Mapping[str, Any], scale: Scale) -> str:
     own = row["task"] if row["task"] == row["name"] else f"{row['task']} (was {row['name']})"
     line = f"{own} of {row['ledger']}: {row['entries']:,} entries"
     if row["overlap"]:
         line += f", {row['overlap']:,} of them owned by earlier ledgers, {row['changed']:,} with another value"
     if row["after"] is not None:
-        line += f"; score {row['before']:.1%} before, {row['after']:.1%} after"
+        line += f"; score {scale.with_unit(row['before'])} before, {scale.with_unit(row['after'])} after"
     return line
 
 

@@ -1,7 +1,8 @@
-"""A task's rows from a folder, or from tables, for every source: which files are its splits, and which kind reads them."""
+"""A task's rows from a folder or from tables, for every source: its files, its ``source.json``, and the kind that reads it."""
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,17 +10,23 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.columns import Columns
-from forgetfree.data.in_memory import is_saved, is_snapshot, read_saved, read_snapshot
+from forgetfree.data.columns import ColumnNames
+from forgetfree.data.library_tables import is_saved, is_snapshot, read_saved, read_snapshot
 from forgetfree.data.rows import RowKind, TaskRows
-from forgetfree.data.source_json import read_source
-from forgetfree.data.table_files import find_table, format_of, head_of, read_table, split_of
-from forgetfree.data.tables import Table, TaskTables
+from forgetfree.data.table_files import find_table, format_of, head_of, read_table
+from forgetfree.data.tables import Table, TaskTables, split_of
+from forgetfree.display import brief
 from forgetfree.errors import DataError
-from forgetfree.tasks import SPLITS, version_of
+from forgetfree.json_file import read_json
+from forgetfree.tasks import KIND_OF_FORM, SPLITS, version_of
 
 #: Suffixes of files that may hold rows and are not read.
 _UNREAD = (".arrow", ".feather", ".xls", ".xlsx")
+#: What is read of source.json; more may stand there.
+_KEYS = (
+    *("label_names", "label_words", "template", "causal_template", "metric"),
+    *("text_column", "label_column", "kind", "entities"),
+)
 
 
 def is_one_task(root: Path) -> bool:
@@ -44,7 +51,7 @@ def _has_files(folder: Path) -> bool:
     return any(format and split_of(stem) for stem, format in named)
 
 
-def read_folder(name: str, folder: Path, columns: Columns, skip_bad_rows: bool = False) -> TaskRows:
+def read_folder(name: str, folder: Path, columns: ColumnNames, skip_bad_rows: bool = False) -> TaskRows:
     """Read a task's folder: its files, or what the ``datasets`` library wrote or downloaded."""
     source = _source_of(folder)
     if is_saved(folder):
@@ -74,7 +81,7 @@ def read_folder(name: str, folder: Path, columns: Columns, skip_bad_rows: bool =
     return read_task(*arguments)
 
 
-def check_folder(name: str, folder: Path, columns: Columns) -> None:
+def check_folder(name: str, folder: Path, columns: ColumnNames) -> None:
     """Raise as `check_header` does for the files of a task's folder."""
     if not is_saved(folder):
         check_header(
@@ -88,7 +95,53 @@ def _source_of(folder: Path) -> dict[str, Any]:
     return read_source(folder) or (read_source(folder.with_name(base)) if version > 1 else {})
 
 
-def check_header(name: str, paths: Mapping[str, Path], source: Mapping[str, Any], columns: Columns) -> None:
+def read_source(folder: Path) -> dict[str, Any]:
+    """Read a task's ``source.json``; empty if there is none.
+
+    Raises:
+        DataError: it is no JSON object, or a key that counts is misspelt or has a value that does not fit.
+    """
+    path = folder / "source.json"
+    if not os.path.lexists(path):
+        return {}
+    source = read_json(path, DataError, "Fix or remove it.")
+    if not isinstance(source, dict):
+        raise DataError(f"{path} must hold a JSON object with label_names, got a {type(source).__name__}.")
+    for key in [key for key in source if key not in _KEYS]:
+        if meant := difflib.get_close_matches(key, [known for known in _KEYS if known not in source], 1, 0.8):
+            raise DataError(f"{path}: {key!r} is not read. Did you mean {meant[0]!r}? Rename or remove it.")
+    for key in ("label_names", "label_words"):
+        names = source.get(key)
+        if names is not None and not _are_names(names):
+            raise DataError(
+                f"{path}: {key} must be a list of at least two names, all different, got {brief(names, 200)}."
+            )
+    for key, most in (("text_column", 2), ("label_column", 1)):
+        names = source.get(key, [])
+        listed = names if isinstance(names, list) else [names]
+        if len(listed) > most or not all(isinstance(each, str) and each for each in listed):
+            expected = "the name of a column" + ", or a list of two for pairs" * (most == 2)
+            raise DataError(f"{path}: {key} must be {expected}, got {brief(names, 200)}.")
+    kinds = [*KIND_OF_FORM, *registry.kinds()]
+    if source.get("kind", kinds[0]) not in kinds:
+        raise DataError(f"{path}: kind must be {', '.join(kinds)}, got {brief(source['kind'], 200)}.")
+    entities = source.get("entities")
+    if entities is not None and not (isinstance(entities, list) and entities and _are_names([*entities, "O"])):
+        raise DataError(f"{path}: entities must be a list of kinds, all different, got {brief(entities, 200)}.")
+    if source.get("metric", "accuracy") not in (metrics := list(registry.metrics())):
+        raise DataError(f"{path}: metric must be {' or '.join(map(repr, metrics))}, got {source['metric']!r}.")
+    return source
+
+
+def _are_names(names: Any) -> bool:
+    """Return whether these are different texts that are not blank, or whole numbers used as names."""
+    if not isinstance(names, list) or not all(type(name) in (str, int) for name in names):
+        return False
+    plain = {str(name).strip() for name in names}
+    return "" not in plain and len(plain) == len(names) > 1
+
+
+def check_header(name: str, paths: Mapping[str, Path], source: Mapping[str, Any], columns: ColumnNames) -> None:
     """Raise ``DataError`` for what the first lines of a task's files say is wrong, before all rows are read.
 
     Args:
@@ -111,7 +164,7 @@ def read_task(
     tables: Mapping[str, Table],
     source: Mapping[str, Any],
     folder: Path,
-    columns: Columns,
+    columns: ColumnNames,
     note: str = "",
     skip_bad_rows: bool = False,
 ) -> TaskRows:
@@ -133,7 +186,7 @@ def _task(
     tables: Mapping[str, Table],
     source: Mapping[str, Any],
     folder: Path,
-    columns: Columns,
+    columns: ColumnNames,
     note: str = "",
     skip_bad_rows: bool = False,
 ) -> TaskTables:

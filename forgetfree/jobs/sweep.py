@@ -199,6 +199,7 @@ class SweepJob(Job[SweepConfig]):
             self.run.checked.classes[self.config.strategy].check(options, stream)
         about = {key: found["about"][key] for key in ("stream", "tasks", "evaluated_on", "model", "data")}
         about["data"]["steps"] = self.config.steps
+        about["metric"] = [task.definition.metric for task in stream.tasks]
         return {key: value for key, value in found.items() if key != "options"} | {
             "about": {**about, "strategy": self.config.strategy}
             | ({"starts": found["starts"]} if "starts" in found else {})

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forgetfree.core.examples import Examples
 from forgetfree.core.readout_model import LINEAR
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
 from forgetfree.errors import UsageError

@@ -30,8 +30,7 @@ from forgetfree.models.architecture import CAUSAL_HEAD, LANGUAGE_MODELS, body_lo
 from forgetfree.models.checkpoint import explained, quiet, read_config, read_tokenizer, read_weights
 from forgetfree.models.deferred import deferred
 from forgetfree.models.module_model import refuse_frozen
-from forgetfree.models.task_model import TaskModel
-from forgetfree.models.tokens import TokenLayout
+from forgetfree.models.task_model import TaskModel, TokenLayout
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 if TYPE_CHECKING:

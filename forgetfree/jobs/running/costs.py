@@ -16,7 +16,7 @@ import torch
 
 from forgetfree.core.base_regions import tiny_region_note
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.device import kind_of_device
 from forgetfree.display import tell_note
