@@ -16,8 +16,8 @@ from forgetfree.cli.words import fail
 from forgetfree.display import is_text
 from forgetfree.errors import ForgetfreeError, UsageError, first_line
 from forgetfree.files import is_full
+from forgetfree.jobs.running.execution import of_torchrun
 from forgetfree.jobs.running.signals import terminable
-from forgetfree.jobs.running.torchrun import of_torchrun
 
 #: What a lone hyphen means.
 STDIN = "/dev/stdin"

@@ -24,9 +24,8 @@ from forgetfree.jobs.run_config import RunConfig, strategies_of
 from forgetfree.jobs.running.directory import failures, resumption
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import caller_untouched, quiet_libraries
-from forgetfree.jobs.running.execution import Execution
+from forgetfree.jobs.running.execution import PARTS, Execution
 from forgetfree.jobs.running.progress import make_progress
-from forgetfree.jobs.running.torchrun import PARTS
 from forgetfree.learning.own_optimizers import refuse_made
 from forgetfree.options import build, by_name, name_of_function
 

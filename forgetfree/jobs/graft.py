@@ -31,10 +31,10 @@ from forgetfree.jobs.config import CommonOptions, Faults, InMemory, with_precisi
 from forgetfree.jobs.graft_config import CheckedGraft, GraftConfig
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, grafts_cost
+from forgetfree.jobs.running.directory import model_and_data
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
 from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.resume import model_and_data
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.localization import LocalizationOptions, check_localization

@@ -25,10 +25,10 @@ from forgetfree.jobs.job import Job
 from forgetfree.jobs.predictions import agreement, save_predictions
 from forgetfree.jobs.run_config import CheckedRun, RunConfig, RunOptions, tell_starts
 from forgetfree.jobs.running.costs import PlannedUnit, Workload
+from forgetfree.jobs.running.directory import model_and_data
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_labels, tell_shared_rows
 from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.resume import model_and_data
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.stream_learner import Row, StreamLearner
 from forgetfree.json_file import read_json
