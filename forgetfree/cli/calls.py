@@ -26,7 +26,7 @@ from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import caller_untouched, quiet_libraries
 from forgetfree.jobs.running.execution import PARTS, Execution
 from forgetfree.jobs.running.progress import make_progress
-from forgetfree.learning.own_optimizers import refuse_made
+from forgetfree.learning.training_options import check_optimizer
 from forgetfree.options import build, by_name, name_of_function
 
 Json = dict[str, Any]
@@ -269,7 +269,7 @@ def _common(model: Any, data: Any, readout: str, steps: Any, seeds: Any, device:
 
 def _settings(config: type[JobConfig], values: Json, given: Json) -> Json:
     """Return ``settings``, and what has a flag of its own on the command line, such as the column of the texts."""
-    refuse_made(given.get("optimizer"))  # once, not for every strategy
+    check_optimizer(given.get("optimizer"))  # once, not for every strategy
     hints = get_type_hints(config)
     flags = {key_of(field): field.name for field in fields(config) if field.name not in {*values, "settings", "out"}}
     own = {

@@ -71,8 +71,7 @@ def export(
 def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Debug = False) -> None:
     """Write the base model with a graft in it."""
     quiet_libraries()
-    from forgetfree.ledger.graft import Graft
-    from forgetfree.ledger.graft_file import find_graft
+    from forgetfree.ledger.graft import Graft, find_graft
     from forgetfree.results.unit_record import check_own
     from forgetfree.serve.apply import apply_graft, base_model_name
 

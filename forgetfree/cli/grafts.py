@@ -159,9 +159,8 @@ def grafts_of(
     """
     from forgetfree.ledger import Ledger
     from forgetfree.ledger.file import FILE as LEDGER_FILE
-    from forgetfree.ledger.graft import Graft
-    from forgetfree.ledger.graft_file import FILE as GRAFT_FILE
-    from forgetfree.ledger.graft_file import find_graft
+    from forgetfree.ledger.graft import FILE as GRAFT_FILE
+    from forgetfree.ledger.graft import Graft, find_graft
     from forgetfree.results.config_file import check_whole, load_run, located
     from forgetfree.results.unit_record import check_own
     from forgetfree.tasks import chosen_version

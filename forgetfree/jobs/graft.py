@@ -41,8 +41,7 @@ from forgetfree.learning.localization import LocalizationOptions, check_localiza
 from forgetfree.learning.monitor import Monitor, Stopwatch
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import predict
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_file import find_graft
+from forgetfree.ledger.graft import Graft, find_graft
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
@@ -97,7 +96,7 @@ class _Subject:
         if self.tuned is None:
             return self.bench.answers(fine_tuned, options=options)
         rows = self.bench.task.test
-        model = self.tuned.given.to(self.bench.device)
+        model = self.tuned.model.to(self.bench.device)
         logits = predict(model, rows, batch_size=options.rows_at_once, precision=options.precision)
         return self.bench.task.answers(logits, rows)
 

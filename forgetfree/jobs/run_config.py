@@ -18,7 +18,7 @@ from forgetfree.tasks import Scenario, version_of
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
-    from forgetfree.models.adapter_start import AdapterStart
+    from forgetfree.models.peft_adapter import AdapterStart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +247,7 @@ def starts_of(places: Mapping[str, str], model: str, model_in_memory: object) ->
     Raises:
         UsageError, ModelError: one is no adapter, or the model has no name.
     """
-    from forgetfree.models.adapter_start import AdapterStart
+    from forgetfree.models.peft_adapter import AdapterStart
 
     if places and model_in_memory is not None:
         raise UsageError(

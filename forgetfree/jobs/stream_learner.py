@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forgetfree import registry
-from forgetfree.core.checkpoint import Checkpoint
+from forgetfree.checkpoint import Checkpoint
 from forgetfree.device import find_device
 from forgetfree.errors import ForgetfreeError, RunError
 from forgetfree.files import new_directory, write_json
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
-    from forgetfree.learning.training import TrainingOptions
-    from forgetfree.models.adapter_start import AdapterStart
+    from forgetfree.learning.training_options import TrainingOptions
+    from forgetfree.models.peft_adapter import AdapterStart
 
 
 _FILE, _MEASURED = TensorFile(RunError, "", "forgetfree.answers"), "measured.json"

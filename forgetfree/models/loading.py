@@ -22,13 +22,13 @@ from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import LINEAR, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
+from forgetfree.deferred import deferred
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
 from forgetfree.models.architecture import CAUSAL_HEAD, LANGUAGE_MODELS, body_loader, language_model, reads_last
 from forgetfree.models.checkpoint import explained, quiet, read_config, read_tokenizer, read_weights
-from forgetfree.models.deferred import deferred
 from forgetfree.models.module_model import refuse_frozen
 from forgetfree.models.task_model import TaskModel, TokenLayout
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition

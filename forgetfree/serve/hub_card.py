@@ -8,8 +8,7 @@ from pathlib import Path
 
 from forgetfree.errors import GraftError, ReportError
 from forgetfree.ledger import Ledger
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.results.config_file import load_run
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores
 from forgetfree.serve.model_card import templates

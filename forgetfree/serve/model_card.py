@@ -10,8 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from forgetfree.data.encoding import Encoder, Slot
 from forgetfree.display import escaped
-from forgetfree.ledger.graft_origin import GraftOrigin
-from forgetfree.models.peft_directory import READOUT
+from forgetfree.ledger.graft import GraftOrigin
+from forgetfree.models.peft_adapter import READOUT
 from forgetfree.results.report.page import in_markdown
 from forgetfree.serve.kinds import served
 from forgetfree.serve.network import Reading

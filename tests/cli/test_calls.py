@@ -23,7 +23,7 @@ from forgetfree import cli
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import OptionError, ReportError, RunError, UnknownNameError, UsageError, in_arguments
 from forgetfree.jobs.loaded_results import Results
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 
 Json = dict[str, Any]

@@ -749,7 +749,7 @@ def test_list(capsys, what: str, expected: list[str]) -> None:
 def test_list_strategies_in_full(capsys) -> None:
     """Every option once: at its strategy, or among those that all of them take."""
     from forgetfree import registry
-    from forgetfree.learning.training import TrainingOptions
+    from forgetfree.learning.training_options import TrainingOptions
     from forgetfree.options import describe
 
     assert cli.main(["list", "strategies", "--verbose"]) == 0

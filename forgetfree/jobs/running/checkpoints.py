@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from forgetfree.core.checkpoint import Checkpoint, Resumable
+from forgetfree.checkpoint import Checkpoint, Resumable
 from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.jobs.running.signals import STOP

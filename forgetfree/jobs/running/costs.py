@@ -26,7 +26,8 @@ from forgetfree.jobs.running.environment import existing
 from forgetfree.jobs.running.unit import Json
 from forgetfree.learning.cost import Cost, TaskSize, fine_tuning, ledger_bytes, search, whole_model
 from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.training import TrainingOptions, fine_tune, for_device, predict
+from forgetfree.learning.training import fine_tune, predict
+from forgetfree.learning.training_options import TrainingOptions, for_device
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:

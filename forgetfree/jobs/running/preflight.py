@@ -45,7 +45,7 @@ from forgetfree.learning.cost import TaskSize
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
-from forgetfree.learning.training import MOST_SHOTS, paper_steps
+from forgetfree.learning.training_options import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.results.temperature import CALIBRATION_ROWS

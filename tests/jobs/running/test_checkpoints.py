@@ -29,7 +29,7 @@ from forgetfree.jobs.running.checkpoints import CHECKPOINT, KeptPhases, pack, un
 from forgetfree.jobs.running.directory import holdings, resumption
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.signals import STOP, terminable
-from forgetfree.learning.training_state import generators, set_generators
+from forgetfree.learning.training import generators, set_generators
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.tensor_file import TensorFile
 
