@@ -288,10 +288,10 @@ def object_bytes(holder: Any, tokens: TokenLayout | None = None) -> int:
     Rows are counted in every data set that has them. With ``tokens``, the padding that brings a data set's rows to one
     length does not count; tensors count as they are.
     """
-    return _held(holder, tokens, set())
+    return _bytes_of(holder, tokens, set())
 
 
-def _held(value: Any, tokens: TokenLayout | None, seen: set[int]) -> int:
+def _bytes_of(value: Any, tokens: TokenLayout | None, seen: set[int]) -> int:
     if id(value) in seen:
         return 0
     seen.add(id(value))
@@ -304,14 +304,14 @@ def _held(value: Any, tokens: TokenLayout | None, seen: set[int]) -> int:
             for place, part in enumerate(value[row])
         )
     if isinstance(value, nn.Module):
-        return sum(_held(tensor, tokens, seen) for tensor in value.state_dict(keep_vars=True).values())
+        return sum(_bytes_of(tensor, tokens, seen) for tensor in value.state_dict(keep_vars=True).values())
     if isinstance(value, Mapping):
-        return sum(_held(each, tokens, seen) for each in value.values())
+        return sum(_bytes_of(each, tokens, seen) for each in value.values())
     if isinstance(value, (list, tuple, set)):
-        return sum(_held(each, tokens, seen) for each in value)
+        return sum(_bytes_of(each, tokens, seen) for each in value)
     # Buffers, tensors in Avalanche's own wrapping, and what inherits from them; but no strategy.
     if _is_avalanches(type(value)) and not isinstance(value, BaseTemplate):
-        return _held(vars(value), tokens, seen)
+        return _bytes_of(vars(value), tokens, seen)
     return 0
 
 
@@ -325,3 +325,15 @@ def _row_part(part: Any, tokens: TokenLayout | None) -> int:
     if tokens is not None and part.dim() == 1 and not part.is_floating_point():
         return int(tokens.attention_mask(part[None]).sum()) * part.element_size()
     return part.numel() * part.element_size()
+
+
+__all__ = [
+    "AvalancheStrategy",
+    "ImportanceOptions",
+    "ImportanceStrategy",
+    "PluginStrategy",
+    "TemplateStrategy",
+    "object_bytes",
+    "one_label_a_row",
+    "showing",
+]
