@@ -41,8 +41,8 @@ def tables_of(where: str, rows: Any) -> Tables:
             f"{where}: {unread[0]!r} is no split; expected train, validation and test. For rows in one piece give a list of "
             "rows, a DataFrame or a Dataset."
         )
-    said = f"{', '.join(map(repr, unread))} not read" if unread else ""
-    return {ours[name]: _table(f"{where}[{name!r}]", part) for name, part in rows.items() if name in ours}, said
+    note = f"{', '.join(map(repr, unread))} not read" if unread else ""
+    return {ours[name]: _table(f"{where}[{name!r}]", part) for name, part in rows.items() if name in ours}, note
 
 
 def _table(where: str, rows: Any) -> Table:
@@ -150,8 +150,8 @@ def read_saved(folder: Path) -> Tables:
     with _reading(folder):
         from datasets import load_from_disk
 
-        held = load_from_disk(str(folder))
-    return tables_of(str(folder), held)
+        dataset = load_from_disk(str(folder))
+    return tables_of(str(folder), dataset)
 
 
 def configurations(folder: Path) -> list[str]:
@@ -176,10 +176,10 @@ def read_snapshot(folder: Path, name: str) -> Tables:
         from datasets import load_dataset
 
         # Streaming reads the files where they lie, and makes no copy in the cache.
-        held: Any = load_dataset(str(folder), name if len(known) > 1 else known[0], streaming=True)
-    ours, unread = splits_of(str(folder), map(str, held))
-    said = f"{', '.join(map(repr, unread))} not read" if unread else ""
-    return {ours[split]: _streamed(f"{folder}[{split!r}]", folder, held[split]) for split in ours}, said
+        splits: Any = load_dataset(str(folder), name if len(known) > 1 else known[0], streaming=True)
+    names, unread = splits_of(str(folder), map(str, splits))
+    note = f"{', '.join(map(repr, unread))} not read" if unread else ""
+    return {names[split]: _streamed(f"{folder}[{split!r}]", folder, splits[split]) for split in names}, note
 
 
 def _streamed(where: str, folder: Path, rows: Any) -> Table:

@@ -70,8 +70,8 @@ def read_folder(name: str, folder: Path, columns: ColumnNames, skip_bad_rows: bo
         if split not in paths:
             _check_left_out(name, folder, split)
     faults = DataFaults()
-    found = {split: faults.attempt(read_table, path) for split, path in paths.items()}
-    tables = {split: table for split, table in found.items() if table is not None}
+    read = {split: faults.attempt(read_table, path) for split, path in paths.items()}
+    tables = {split: table for split, table in read.items() if table is not None}
     others = [f"{path.name} is the {split} split" for split, path in paths.items() if format_of(path.name)[0] != split]
     arguments = (name, tables, source, folder, columns, "; ".join(others), skip_bad_rows)
     if len(tables) < len(paths):
@@ -176,8 +176,8 @@ def read_task(
     for table in tables.values():
         if not table.columns and not table.numbers and not table.bad:
             raise DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
-    told = "; ".join(filter(None, [note, *(table.note for table in tables.values())]))
-    task = _task(name, tables, source, folder, columns, told, skip_bad_rows)
+    notes = "; ".join(filter(None, [note, *(table.note for table in tables.values())]))
+    task = _task(name, tables, source, folder, columns, notes, skip_bad_rows)
     return _kind(task).read(task)
 
 
@@ -198,8 +198,8 @@ def _kind(task: TaskTables) -> RowKind:
     """Return the kind of a task: by ``source.json``, else as it is registered, else by its columns."""
     named = task.source.get("kind") or (task.registered.kind if task.registered else None)
     if named:
-        found: RowKind = registry.kind(named)
-        return found
+        kind: RowKind = registry.kind(named)
+        return kind
     ours: dict[str, RowKind] = {name: registry.kind(name) for name in registry.KINDS}
     alike = (kind for kind in ours.values() if kind.recognises(task))
     return next(alike, ours["classification"])

@@ -159,14 +159,16 @@ def splits_of(where: str, names: Iterable[str]) -> tuple[dict[str, str], list[st
     Raises:
         DataError: a split is there twice, or the training rows are missing.
     """
-    given = list(names)
-    found = {name: split for name in given if (split := split_of(name))}
-    for split in found.values():
-        if len(same := [name for name, other in found.items() if other == split]) > 1:
+    listed = list(names)
+    splits = {name: split for name in listed if (split := split_of(name))}
+    for split in splits.values():
+        if len(same := [name for name, other in splits.items() if other == split]) > 1:
             raise DataError(f"{where} holds {' and '.join(same)}, and the {split} split is one. Remove the others.")
-    if "train" not in found.values():
-        raise DataError(f"{where} has no train split; it holds {', '.join(given) or 'nothing'}. Add the training rows.")
-    return found, [name for name in given if name not in found]
+    if "train" not in splits.values():
+        raise DataError(
+            f"{where} has no train split; it holds {', '.join(listed) or 'nothing'}. Add the training rows."
+        )
+    return splits, [name for name in listed if name not in splits]
 
 
 # -- Cells -----------------------------------------------------------------------------------------------
