@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forgetfree.data.table_files import of_arrow
-from forgetfree.data.tables import Table, of_records, plain, splits_of
+from forgetfree.data.tables import Table, of_records, plain, split_of
 from forgetfree.data.text_files import MOST_BYTES, check_size
 from forgetfree.display import first_twice
 from forgetfree.errors import DataError, NoDataError, UsageError, first_line
@@ -43,6 +43,24 @@ def tables_of(where: str, rows: Any) -> Tables:
         )
     note = f"{', '.join(map(repr, unread))} not read" if unread else ""
     return {ours[name]: _table(f"{where}[{name!r}]", part) for name, part in rows.items() if name in ours}, note
+
+
+def splits_of(where: str, names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return our name of each split by the given one, and the names of what is no split.
+
+    Raises:
+        DataError: a split is there twice, or the training rows are missing.
+    """
+    listed = list(names)
+    splits = {name: split for name in listed if (split := split_of(name))}
+    for split in splits.values():
+        if len(same := [name for name, other in splits.items() if other == split]) > 1:
+            raise DataError(f"{where} holds {' and '.join(same)}, and the {split} split is one. Remove the others.")
+    if "train" not in splits.values():
+        raise DataError(
+            f"{where} has no train split; it holds {', '.join(listed) or 'nothing'}. Add the training rows."
+        )
+    return splits, [name for name in listed if name not in splits]
 
 
 def _table(where: str, rows: Any) -> Table:

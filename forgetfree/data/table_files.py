@@ -28,6 +28,7 @@ from forgetfree.errors import DataError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import MOST_BYTES as MOST_JSON
 from forgetfree.json_file import parse_json
+from forgetfree.tasks import SPLITS
 
 #: The formats of files, those of tagged words last; those of text may be packed.
 CONLL = ("conll", "bio", "iob", "iob2", "txt")
@@ -63,22 +64,28 @@ def format_of(name: str) -> tuple[str, str]:
     return (stem, ending.lower()) if known and stem else (name, "")
 
 
-def find_table(folder: Path, split: str) -> Path | None:
-    """Return the file of a split in a folder, in any of the formats; ``None`` if there is none.
+def files_of(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder's splits, in any of the formats.
 
     Raises:
-        DataError: there are several.
+        DataError: there are several of one split.
     """
-    candidates = []
+    candidates: dict[str, list[tuple[bool, int, str]]] = {split: [] for split in SPLITS}
     for path in folder.iterdir():
         stem, format = format_of(path.name)
-        if format and split_of(stem) == split:
-            candidates.append((stem.lower() != split, FORMATS.index(format), path.name))
-    candidates = [each for each in candidates if not each[-1].endswith(".txt")] or candidates  # which may hold anything
-    if len(candidates) > 1:
-        names = " and ".join(name for *_, name in sorted(candidates))
-        raise DataError(f"{folder} holds {names}, and the {split} split is one file. Remove the others.")
-    return folder / candidates[0][-1] if candidates else None
+        if format and (split := split_of(stem)):
+            candidates[split].append((stem.lower() != split, FORMATS.index(format), path.name))
+    files = dict[str, Path]()
+    for split, every in candidates.items():
+        names = [name for *_, name in sorted(every) if not name.endswith(".txt")]
+        names = names or [name for *_, name in sorted(every)]  # a .txt may hold anything
+        if len(names) > 1:
+            raise DataError(
+                f"{folder} holds {' and '.join(names)}, and the {split} split is one file. Remove the others."
+            )
+        if names:
+            files[split] = folder / names[0]
+    return files
 
 
 def read_table(path: Path) -> Table:
