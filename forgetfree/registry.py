@@ -401,6 +401,17 @@ def recipe_of(
     }
 
 
+def experiment(name: str) -> Any:
+    """Return the class of an experiment.
+
+    Raises:
+        UnknownNameError: no such experiment.
+    """
+    if name not in EXPERIMENTS:
+        raise UnknownNameError("experiment", name, EXPERIMENTS)
+    return EXPERIMENTS[name].load()
+
+
 def kinds() -> dict[str, Entry]:
     """Return all kinds of tasks: ours first, then those of installed packages, which cannot take our names."""
     return KINDS | _plugins("kinds")

@@ -16,8 +16,8 @@ from forgetfree.cli.words import fail
 from forgetfree.display import is_text
 from forgetfree.errors import ForgetfreeError, UsageError, first_line
 from forgetfree.files import is_full
+from forgetfree.jobs.running.execution import of_torchrun
 from forgetfree.jobs.running.signals import terminable
-from forgetfree.jobs.running.torchrun import of_torchrun
 
 #: What a lone hyphen means.
 STDIN = "/dev/stdin"
@@ -90,9 +90,17 @@ _COMMANDS |= {
         "pull me/sst2-graft --out sst2-graft",
     ),
 }
+#: Files with several commands, which are found there by their names; each other command has a file of its own.
+_SHARED = {
+    **dict.fromkeys(("run", "sweep", "graft", "experiment"), "jobs"),
+    **dict.fromkeys(("export", "apply"), "export"),
+    **dict.fromkeys(("merge", "convert"), "grafts"),
+    **dict.fromkeys(("push", "pull"), "hub"),
+}
 for _name, (_group, _usage, _help, _example) in _COMMANDS.items():
+    _file = "listing" if _name == "list" else _name  # a module named list would hide the type
     app.command(
-        f"forgetfree.cli.{'listing' if _name == 'list' else _name}:command",  # a module named list would hide the type
+        f"forgetfree.cli.{_SHARED[_name]}:{_name}" if _name in _SHARED else f"forgetfree.cli.{_file}:command",
         name=_name,
         group=_group,
         usage=f"Usage: forgetfree {_name} {_usage}",

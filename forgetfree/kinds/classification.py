@@ -25,8 +25,8 @@ from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefi
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forgetfree.core.examples import Examples
     from forgetfree.data.encoding import Encoder
+    from forgetfree.data.examples import Examples
     from forgetfree.models.loading import LoadedModel
 
 

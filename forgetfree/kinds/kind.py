@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from forgetfree.core.examples import Examples
     from forgetfree.data.encoding import Encoder
+    from forgetfree.data.examples import Examples
     from forgetfree.models.loading import LoadedModel
     from forgetfree.results.answers import Answers
     from forgetfree.results.metrics import Metric

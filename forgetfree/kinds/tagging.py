@@ -30,8 +30,8 @@ from forgetfree.tasks import Scenario, TaskDefinition
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forgetfree.core.examples import Examples
     from forgetfree.data.encoding import WordEncoder
+    from forgetfree.data.examples import Examples
     from forgetfree.models.loading import LoadedModel
 
 _TAGS = ("tags", "ner_tags")

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from forgetfree.core.examples import Examples
 from forgetfree.core.readout_model import LINEAR
-from forgetfree.data.examples import EncodedRows
+from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import TaskKind, kind_of
-from forgetfree.learning.training import MOST_SHOTS
+from forgetfree.learning.training_options import MOST_SHOTS, TrainingOptions, paper_steps
 from forgetfree.models.loading import LoadedModel
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
@@ -57,6 +56,10 @@ class EncodedTask:
     def kind(self) -> TaskKind:
         """The task's kind."""
         return kind_of(self.definition)
+
+    def full_steps(self, options: TrainingOptions) -> int:
+        """Return ``options.steps``, or the steps of the paper's rule."""
+        return options.steps or paper_steps(len(self.definition.labels), self.shots)
 
     def answers(self, logits: Tensor, rows: Examples) -> Answers:
         """Return a model's answers on ``rows`` from its logits of what it read."""

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forgetfree.core.examples import Examples
 from forgetfree.core.graft import grafted, interpolate
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
+from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import representative
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.training import TrainingOptions, predict
+from forgetfree.learning.training import predict
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 from forgetfree.results.answers import label_answers
 

@@ -14,8 +14,7 @@ from forgetfree.core.body import body_fingerprint, body_of, body_prefix
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.architecture import body_loader
 from forgetfree.models.checkpoint import quiet, read_config, read_weights
 from forgetfree.models.fine_tuned_directory import write_readout

@@ -13,8 +13,7 @@ from forgetfree.data.encoding import Encoder, Slot
 from forgetfree.display import escaped
 from forgetfree.errors import GraftError, ReportError
 from forgetfree.ledger import Ledger
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.peft_adapter import READOUT
 from forgetfree.results.config_file import load_run
 from forgetfree.results.report.page import in_markdown

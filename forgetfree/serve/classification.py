@@ -16,7 +16,7 @@ from forgetfree.data.rows import Rows
 from forgetfree.display import brief, escaped, is_text
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.ledger.binding import set_network_
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import GraftOrigin
 from forgetfree.models.architecture import body_loader, reads_last
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.sequence_classifier import sequence_classifier

@@ -31,8 +31,7 @@ from forgetfree.core.regions import Region
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
 from forgetfree.ledger.binding import network_differences, network_of
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.checkpoint import read_weights
 from forgetfree.models.fine_tuned_directory import read_readout, write_readout
 from forgetfree.models.loading import LoadedModel, load_model, locate

@@ -32,8 +32,7 @@ from transformers import (
 
 from forgetfree import cli
 from forgetfree.core.base_regions import most_moved
-from forgetfree.core.parameters import kind_of, layer_of
-from forgetfree.core.regions import Region, biases, distribution
+from forgetfree.core.regions import Region, biases, distribution, kind_of, layer_of
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs.running import progress

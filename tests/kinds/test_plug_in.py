@@ -259,14 +259,51 @@ def test_an_average_of_both_directions_has_no_best(ratings: Path) -> None:
 
 
 def test_shades_reach_as_far_as_scores(ratings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each metric has its own: from its lowest score to its highest, but all of [0, 1] of shares."""
     seen = []
     usual = run_figures.shaded
     monkeypatch.setattr(run_figures, "shaded", lambda *given, **more: seen.append(given[7]) or usual(*given, **more))
-    results = _of_metrics(["weighted-kappa", "stars-off"])
-    results["runs"][0]["matrix"][-1] = [-0.25, 1.5]
-    held = together([results])
-    run_figures.sections_of(held, {entry.label: [UnitFiles({}, [], {})] for entry in held.strategies})
-    assert (-25, 150) in seen
+    for metrics in (["weighted-kappa", "stars-off"], ["accuracy", "stars-off"]):
+        results = _of_metrics(metrics)
+        results["runs"][0]["matrix"][-1] = [0.25, 1.5]
+        held = together([results])
+        run_figures.sections_of(held, {entry.label: [UnitFiles({}, [], {})] for entry in held.strategies})
+    assert [[end.tolist() for end in ends] for ends in seen[::2]] == [[[0.1, 0.1], [0.8, 1.5]], [[0, 0.1], [100, 1.5]]]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "title", "cells", "says"),
+    [
+        (
+            ["stars-off"] * 2,
+            "After the last task (ECE in percentage points)",
+            ("0.700", "0.700", "0.700"),
+            "scores 0.700 on",
+        ),
+        (
+            ["f1", "stars-off"],
+            "After the last task (in % where scores are shares; ECE in percentage points)",
+            ("70.0", "0.700", "0.700"),
+            "scores 0.700 on",
+        ),
+        (
+            ["f1", "accuracy"],
+            "After the last task (in %; forgetting, BWT and ECE in percentage points)",
+            ("70.0", "70.0", "70.0"),
+            "scores 70.0 % on",
+        ),
+    ],
+)
+def test_scores_are_shown_as_their_metric_says(
+    ratings: Path, metrics: list[str], title: str, cells: tuple[str, ...], says: str
+) -> None:
+    runs = [run_of(name, 0, [0.7, 0.7], metric=metrics) for name in ("fine-tune", "continual-ft")]
+    held = together([results_of(*runs)])
+    page = lay_out(held)
+    assert page.tables[0].title == title and page.tables[0].rows[0][1:4] == cells
+    assert says in page.headline
+    figures = run_figures.sections_of(held, {entry.label: [UnitFiles({}, [], {})] for entry in held.strategies})
+    assert (". Scores in %" in str(figures)) == ("f1" in metrics)
 
 
 def _of_metrics(metrics: list[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.architecture import language_model
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 from forgetfree.models.loading import LoadedModel, load_model

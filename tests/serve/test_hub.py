@@ -24,8 +24,7 @@ from huggingface_hub import constants
 from forgetfree import Ledger, cli
 from forgetfree.errors import ForgetfreeError
 from forgetfree.ledger import Record
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.serve.cards import hub_card
 from forgetfree.serve.hub import repository_of
 from forgetfree.tensor_file import TensorFile

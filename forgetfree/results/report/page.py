@@ -6,7 +6,6 @@ Cells are text already, so that a format is one small function that knows nothin
 from __future__ import annotations
 
 import io
-import math
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ import rich.console
 import rich.table
 import rich.text
 
-from forgetfree.display import NULL, escaped
+from forgetfree.display import NULL, PERCENT, escaped
 from forgetfree.errors import UnknownNameError
 
 #: Longer cells are no numbers.
@@ -112,12 +111,18 @@ def _shown(table: Table) -> Table:
 # ---- tables ---------------------------------------------------------------------------------------------
 
 
-def without_columns(table: Table, *headers: str) -> Table:
-    """Return a table without some columns, and its title without their names and unit."""
+def titled(what: str, *units: str) -> str:
+    """Return the title of a table: what it shows, and in brackets in which units, as far as there is something to say."""
+    said = "; ".join(filter(None, units))
+    return f"{what} ({said})" if said else what
+
+
+def without_columns(table: Table, *headers: str, title: str) -> Table:
+    """Return a table without some columns, under another title."""
     kept = [i for i, header in enumerate(table.header) if header not in headers]
     return replace(
         table,
-        title=f"{table.title.partition(' (')[0]} (in %)",
+        title=title,
         header=tuple(table.header[i] for i in kept),
         rows=tuple(tuple(row[i] for i in kept) for row in table.rows),
         best=tuple((row, kept.index(column)) for row, column in table.best if column in kept),
@@ -177,9 +182,7 @@ def cell(values: Iterable[float | None], show: Callable[[float], str]) -> str:
 
 def percent(fraction: float) -> str:
     """Return a fraction in percent, with one decimal; a dash where it is missing."""
-    if math.isnan(fraction):
-        return NULL
-    return f"{100 * fraction:z.1f}"  # z: no minus sign before 0.0
+    return PERCENT.text(fraction)
 
 
 def size(amount: float) -> str:
