@@ -46,7 +46,7 @@ from forgetfree.results.stored import run_of_scores
 from forgetfree.results.unit_files import SECONDS_PER_TASK
 from forgetfree.results.unit_record import MODELS
 from forgetfree.results.unit_record import described as described_file
-from forgetfree.serve.run_binding import run_binding
+from forgetfree.serve.source import run_binding
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
