@@ -17,8 +17,8 @@ import numpy as np
 
 from forgetfree.display import NULL
 from forgetfree.errors import ReportError
+from forgetfree.results.calibration import reliability
 from forgetfree.results.evidence import Answers, Evidence, Interval
-from forgetfree.results.metrics import reliability
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.run_results import StrategyRuns, load_run_results, merge
 from forgetfree.results.unit_files import read_unit_files

@@ -13,7 +13,7 @@ from forgetfree.jobs.diagnostics import read_floors
 from forgetfree.jobs.predictions import agreement
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.json_file import read_json
-from forgetfree.results import metrics
+from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.scores import SCORES_FILE, read_scores
 from forgetfree.results.stored import run_of_scores
 from forgetfree.results.unit_record import MODELS
@@ -52,7 +52,7 @@ def summary_of_units(out: Path, about: Json, units: Sequence[tuple[Unit, Json | 
     for run in runs:
         reference = references.get(run["seed"])
         learned = [row[task] for task, row in enumerate(reference["matrix"][1:])] if reference else None
-        run["summary"] = metrics.summarize(run["matrix"], run["ece"], learned, run["metric"])
+        run["summary"] = summarize(run["matrix"], run["ece"], learned, run["metric"])
         if reference:
             own, its = (out / name / f"seed-{run['seed']}" for name in (run["strategy"], "fine-tune"))
             run["agreement"] = agreement(own, its, definitions, about["data"]["test_rows"])
