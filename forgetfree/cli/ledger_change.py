@@ -18,7 +18,7 @@ from forgetfree.errors import LedgerError, UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.results.config_file import load_run, located, of_each
 from forgetfree.results.metrics import scale_of
-from forgetfree.results.unit_record import check_own
+from forgetfree.results.unit_folder import check_own
 from forgetfree.tasks import version_of
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def merge_ledgers(
     quiet_libraries()
     from forgetfree.jobs.audit import note
     from forgetfree.ledger import Ledger, joined_ledger
-    from forgetfree.results.unit_record import described
+    from forgetfree.results.unit_folder import described
 
     files = {str(path): ledger_file(path) for path in ledgers}
     if data:

@@ -41,7 +41,7 @@ from forgetfree.results.records import RunResults
 from forgetfree.results.report.run_report import render
 from forgetfree.results.run_results import merge, with_timings
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
-from forgetfree.results.unit_files import SECONDS_PER_TASK
+from forgetfree.results.unit_folder import SECONDS_PER_TASK
 from forgetfree.serve.run_binding import run_binding
 
 if TYPE_CHECKING:

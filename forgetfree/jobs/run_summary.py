@@ -16,8 +16,8 @@ from forgetfree.json_file import read_json
 from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.scores import SCORES_FILE, read_scores
 from forgetfree.results.stored import run_of_scores
-from forgetfree.results.unit_record import MODELS
-from forgetfree.results.unit_record import described as described_file
+from forgetfree.results.unit_folder import MODELS
+from forgetfree.results.unit_folder import described as described_file
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:

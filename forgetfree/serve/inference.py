@@ -23,7 +23,7 @@ from forgetfree.learning.task_features import TaskFeatures, share_of_entropy
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_model
-from forgetfree.results.unit_record import check_own
+from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.kinds import served
 from forgetfree.serve.labels import Answer, text_rows
 from forgetfree.serve.run_binding import check_run_binding

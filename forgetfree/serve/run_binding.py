@@ -12,7 +12,7 @@ from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.json_file import check_fields
 from forgetfree.ledger.binding import Binding
-from forgetfree.results.unit_record import RECORD, read_record
+from forgetfree.results.unit_folder import RECORD, read_record
 from forgetfree.serve.source import Source
 from forgetfree.tasks import TaskDefinition
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forgetfree.errors import RunError, UsageError
 from forgetfree.registry import WEIGHTS
 from forgetfree.results.config_file import check_whole, load_run, located
-from forgetfree.results.unit_record import check_own
+from forgetfree.results.unit_folder import check_own
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:

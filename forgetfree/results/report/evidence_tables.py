@@ -14,7 +14,7 @@ from forgetfree.results.report.headline import NAIVE, REFERENCE
 from forgetfree.results.report.legend import meanings
 from forgetfree.results.report.page import WIDE, Table, cell, percent, transposed
 from forgetfree.results.run_results import Comparison
-from forgetfree.results.unit_files import UnitFiles
+from forgetfree.results.unit_folder import UnitFiles
 
 #: The files of the units of a comparison: by the label of a strategy, in the order of its runs.
 Units = Mapping[str, Sequence[UnitFiles]]
