@@ -27,16 +27,15 @@ from forgetfree.data.sources import load_task
 from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
 from forgetfree.files import write_atomically
-from forgetfree.jobs.config import CommonOptions, Faults, with_precision
+from forgetfree.jobs.config import CommonOptions, Faults, InMemory, with_precision
 from forgetfree.jobs.graft_config import CheckedGraft, GraftConfig
-from forgetfree.jobs.in_memory import InMemory
 from forgetfree.jobs.job import Job
+from forgetfree.jobs.running.costs import PlannedUnit, Workload, grafts_cost
+from forgetfree.jobs.running.directory import model_and_data
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
 from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.resume import model_and_data
 from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.jobs.running.workload import PlannedUnit, Workload, grafts_cost
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Monitor, Stopwatch

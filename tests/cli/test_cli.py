@@ -21,8 +21,8 @@ from forgetfree import __version__, cli, registry
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import strategies_of
 from forgetfree.jobs.running import progress
+from forgetfree.jobs.running.directory import merged_config
 from forgetfree.jobs.running.engine import assemble
-from forgetfree.jobs.running.resume import merged_config
 
 TASKS = ["qnli", "ag_news", "sst2"]
 STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]

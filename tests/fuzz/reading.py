@@ -23,7 +23,7 @@ from forgetfree.errors import (
 )
 from forgetfree.jobs.experiments.report import outcome
 from forgetfree.jobs.predictions import load_answers
-from forgetfree.jobs.running.resume import merged_config, merged_request, read_job_config
+from forgetfree.jobs.running.directory import merged_config, merged_request, read_job_config
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.kinds.classification import with_source
 from forgetfree.ledger import Ledger

@@ -23,7 +23,7 @@ from forgetfree import cli
 from forgetfree.core.body import body_of
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.jobs.adapter_starts import tell_starts
+from forgetfree.jobs.run_config import tell_starts
 from forgetfree.learning.training import fine_tune
 from forgetfree.models import peft_adapter
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
