@@ -205,6 +205,12 @@ KINDS: dict[str, Entry] = {
     "tagging": Entry("forgetfree.kinds.tagging:Tagging", "a tag for each word of a sentence"),
 }
 
+#: What asks and answers for learned tasks, by what their kind says in `forgetfree.kinds.kind.TaskKind.served_as`.
+SERVED: dict[str, Entry] = {
+    "classification": Entry("forgetfree.serve.classification:LabelTask"),
+    "tagging": Entry("forgetfree.serve.tagging:TaggingTask"),
+}
+
 METRICS: dict[str, Entry] = {
     "accuracy": Entry("forgetfree.results.metrics:ACCURACY", "the share of rows that are answered rightly"),
     "f1": Entry("forgetfree.results.metrics:F1", "F1 of label 1 of two; where words are tagged, of entities"),

@@ -45,7 +45,7 @@ from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_sco
 from forgetfree.results.stored import run_of_scores
 from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK
 from forgetfree.results.unit_folder import described as described_file
-from forgetfree.serve.run_binding import run_binding
+from forgetfree.serve.source import run_binding
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
