@@ -18,11 +18,13 @@ class ModelEntry:
             the strategies' defaults, as a whole, unless ``optimizer`` chooses another way to train; any single one
             gives way to what is set. See `recipe_of`.
         graft_recipe: likewise, for a graft on its own, whose region is not trained after it was found.
+        on_hub: whether the hub has it under this name; else it comes in a package.
     """
 
     summary: str
     recipe: Mapping[str, Any] = field(default_factory=dict)
     graft_recipe: Mapping[str, Any] = field(default_factory=dict)
+    on_hub: bool = True
 
 
 #: How a run names a model that was given as an object.
@@ -63,9 +65,10 @@ MODELS: dict[str, ModelEntry] = {
             "mask_batch_size": 64,
             "mask_evaluations": 2,
         },
+        on_hub=False,
     ),
     "smollm2": ModelEntry(
-        "SmolLM2-135M-Instruct, a directory that python -m forgetfree.benchmarks.smollm2 --out smollm2 makes (causal)",
+        "SmolLM2-135M-Instruct, a chat model that forgetfree fetch smollm2 gets (135 M parameters, causal)",
         # What docs/results/smollm2.md was measured with.
         recipe={
             "optimizer": "adamw",
@@ -78,6 +81,7 @@ MODELS: dict[str, ModelEntry] = {
             "mask_evaluations": 1,
             "validation_rows": 128,
         },
+        on_hub=False,
     ),
     "roberta-base": ModelEntry("the paper's masked LM, from the hub (125 M parameters)"),
     "bert-base-uncased": ModelEntry("from the hub (110 M parameters)"),

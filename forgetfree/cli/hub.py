@@ -18,7 +18,7 @@ from forgetfree.display import escaped
 from forgetfree.errors import first_line
 from forgetfree.files import is_place
 from forgetfree.jobs.running.environment import quiet_libraries
-from forgetfree.recipes import IN_MEMORY
+from forgetfree.recipes import IN_MEMORY, MODELS
 
 #: Seconds that the hub has to answer.
 _PATIENCE = 2.5
@@ -26,7 +26,8 @@ _PATIENCE = 2.5
 
 def needs_hub(model: str | None, data: Any = "") -> bool:
     """Whether one of them is read from the hub."""
-    here = not model or model == "minilm" or Path(model).is_dir() or is_place(model) or model.endswith(IN_MEMORY)
+    packaged = model in MODELS and not MODELS[model].on_hub
+    here = not model or packaged or Path(model).is_dir() or is_place(model) or model.endswith(IN_MEMORY)
     return data == "hub" or not here
 
 

@@ -23,7 +23,7 @@ from forgetfree.results.run_results import load_run_results, merge
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores
 from forgetfree.results.stored import command_of, find_results, load_graft_results, read_stored
 from forgetfree.results.table import ScoreTable
-from forgetfree.results.unit_record import check_own
+from forgetfree.results.unit_folder import check_own
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,6 +27,7 @@ from forgetfree.display import counted
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
+from forgetfree.models import smollm2
 from forgetfree.models.architecture import CAUSAL_HEAD, LANGUAGE_MODELS, body_loader, language_model, reads_last
 from forgetfree.models.checkpoint import explained, quiet, read_config, read_tokenizer, read_weights
 from forgetfree.models.module_model import refuse_frozen
@@ -117,8 +118,8 @@ def load_model(
     """Load a pre-trained model.
 
     Args:
-        name: ``minilm``, a directory in Hugging Face layout, or a name on the hub; or a ``PreTrainedModel``, which is copied as
-            ``save_pretrained`` writes it.
+        name: ``minilm``, ``smollm2``, a directory in Hugging Face layout, or a name on the hub; or a ``PreTrainedModel``, which
+            is copied as ``save_pretrained`` writes it.
         readout: ``linear``, ``mean``, ``prompt``, ``causal``, or ``auto``: by what the model has (masked LM →
             ``prompt``, causal LM → ``causal``, none → ``linear``); ``linear`` where label words are not single tokens.
         tokenizer: that of a ``PreTrainedModel``.
@@ -253,10 +254,7 @@ def locate(name: str) -> str:
             "to --model."
         )
     if name == "smollm2":
-        raise UsageError(
-            "The model 'smollm2' is a directory of this name, which is not here. Make it: python -m "
-            "forgetfree.benchmarks.smollm2 --out smollm2."
-        )
+        return str(smollm2.find())
     if name.endswith(recipes.IN_MEMORY):
         raise UsageError(
             f"The model was {name}, which no file holds. Write it with save_pretrained, and give that directory to --model."

@@ -17,7 +17,7 @@ from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import MetricError, UsageError, first_line
 from forgetfree.json_file import check, checked
-from forgetfree.results.arguments import Floats
+from forgetfree.results.metrics import Floats
 from forgetfree.results.option_bounds import Amount, Share, check_options
 from forgetfree.results.scores import Score, scores_of_rows
 
@@ -139,7 +139,7 @@ _CLOSE = 1e-6
 
 
 class Summary(Record):
-    """What follows from the matrices of a run, see `forgetfree.results.metrics`."""
+    """What follows from the matrices of a run, see `forgetfree.results.learning_matrix`."""
 
     average: float | None
     forgetting: float | None
@@ -217,8 +217,8 @@ class Run(Record):
 
     @property
     def forgotten(self) -> list[float]:
-        """By how much each task has fallen from its best, see `forgetfree.results.metrics.forgetting_per_task`."""
-        from forgetfree.results.metrics import forgetting_per_task
+        """By how much each task has fallen from its best, see `forgetfree.results.learning_matrix.forgetting_per_task`."""
+        from forgetfree.results.learning_matrix import forgetting_per_task
 
         return forgetting_per_task(self.learning_matrix, self.metric)
 
@@ -378,7 +378,7 @@ class RunResults(_OfTasks):
             _check_bounds(f"floors.{place}", floors, self.runs[0].metric)
 
     def _check_summary(self, place: str, run: Run) -> None:
-        from forgetfree.results.metrics import summarize
+        from forgetfree.results.learning_matrix import summarize
 
         reference = next((r for r in self.runs if r.strategy == REFERENCE and r.seed == run.seed), None)
         learned = np.diagonal(reference.learning_matrix, offset=-1) if reference else None

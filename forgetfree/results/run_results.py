@@ -21,8 +21,7 @@ from forgetfree.options import typed
 from forgetfree.results.metrics import sign
 from forgetfree.results.records import CHOSEN, CONSTANT, LEARNED_FLOORS, Failed, Record, Run, RunResults, Unfinished
 from forgetfree.results.stored import find_results, load_sweep_results, read_stored, to_csv
-from forgetfree.results.unit_files import SECONDS_PER_TASK, made_of
-from forgetfree.results.unit_record import is_own
+from forgetfree.results.unit_folder import SECONDS_PER_TASK, is_own, made_of
 
 __all__ = [
     "Comparison",

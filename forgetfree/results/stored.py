@@ -20,7 +20,7 @@ from forgetfree.files import StrPath
 from forgetfree.json_file import parse_json, read_bounded, read_json, unsigned
 from forgetfree.results.records import UNION, ExperimentResults, GraftResults, RunResults, SweepResults, check_version
 from forgetfree.results.scores import Score, rows_of_scores, scores_of_rows, typed
-from forgetfree.results.unit_record import MADE_OF, check_made_of
+from forgetfree.results.unit_folder import MADE_OF, check_made_of
 
 _Results = TypeVar("_Results")
 Json = dict[str, Any]

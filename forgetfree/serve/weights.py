@@ -28,7 +28,7 @@ from forgetfree.ledger.records import rows_of
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.registry import WEIGHTS
-from forgetfree.results.unit_record import check_own
+from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.source import Source
 from forgetfree.tasks import TaskDefinition
 

@@ -13,7 +13,7 @@ import pytest
 
 from forgetfree import cli
 from forgetfree.benchmarks import replay
-from forgetfree.results.metrics import summarize
+from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.records import Run, RunResults
 from forgetfree.results.run_results import load_run_results, one_file
 from forgetfree.results.stored import to_csv

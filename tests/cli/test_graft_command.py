@@ -43,7 +43,7 @@ from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import ClassifierModel
 from forgetfree.recipes import ModelEntry
-from forgetfree.results import metrics
+from forgetfree.results import calibration, metrics
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.records import GraftResults
 from forgetfree.results.report.graft_tables import lay_out_graft
@@ -285,7 +285,7 @@ def test_the_figures_are_those_of_the_models(graft: GraftCommand, kind: str) -> 
     for model, answers in expected.items():
         assert figures(row_of(out, model)) == (
             float(np.mean(answers.logits.argmax(1) == answers.labels)),
-            metrics.expected_calibration_error(answers.logits, answers.labels),
+            calibration.expected_calibration_error(answers.logits, answers.labels),
             float(np.mean(answers.logits.argmax(1) == reference.logits.argmax(1))),
         )
 

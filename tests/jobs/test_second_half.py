@@ -122,10 +122,11 @@ def test_one_task_alone_is_refused(data_directory: Path, tmp_path: Path, capsys:
 
 
 def test_without_smollm2_the_remedy_is_told(
-    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("FORGETFREE_CACHE", str(tmp_path / "cache"))
     assert cli.main(on_sst2("causal", data_directory, tmp_path / "out")) == 2
-    assert "Make it: python -m forgetfree.benchmarks.smollm2 --out smollm2." in capsys.readouterr().err
+    assert "Get it by: forgetfree fetch smollm2" in capsys.readouterr().err
 
 
 # -- bound -----------------------------------------------------------------------------------------------

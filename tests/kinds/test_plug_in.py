@@ -29,7 +29,7 @@ from forgetfree.results.report import run_figures
 from forgetfree.results.report.headline import headline
 from forgetfree.results.report.leaderboard import lay_out_leaderboard
 from forgetfree.results.report.run_report import lay_out
-from forgetfree.results.unit_files import UnitFiles
+from forgetfree.results.unit_folder import UnitFiles
 from forgetfree.serve.served_task import served
 from forgetfree.tasks import TaskDefinition
 from forgetfree.testing import check_stream

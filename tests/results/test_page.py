@@ -15,7 +15,7 @@ from handmade import results_of, run_of, together, write
 from matplotlib import colormaps
 from reported import make_run
 
-from forgetfree.results.intervals import student
+from forgetfree.results.evidence import student
 from forgetfree.results.report.figures import COLOURS, SHADES, _on
 from forgetfree.results.report.headline import headline
 from forgetfree.results.report.page import Page, Table, notebook_html, render_page, transposed, with_best

@@ -16,7 +16,7 @@ from handmade import TASKS, Json, ledger_of, record_of, results_of, run_of, toge
 
 from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError
-from forgetfree.results.metrics import summarize
+from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.report.leaderboard import lay_out_leaderboard
 from forgetfree.results.report.page import FORMATS, Page, Table
 from forgetfree.results.report.run_report import lay_out, render

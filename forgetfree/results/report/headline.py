@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from forgetfree.display import PERCENT, Scale
-from forgetfree.results.intervals import student
+from forgetfree.results.evidence import student
 from forgetfree.results.metrics import scale_of, sign
 from forgetfree.results.report.page import size
 from forgetfree.results.run_results import Comparison, StrategyRuns

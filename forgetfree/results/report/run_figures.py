@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from forgetfree.display import PERCENT, Scale, counted
-from forgetfree.results.intervals import student
-from forgetfree.results.metrics import reliability, scale_of, sign
+from forgetfree.results.calibration import reliability
+from forgetfree.results.evidence import student
+from forgetfree.results.metrics import scale_of, sign
 from forgetfree.results.records import LedgerSummary, Run
 from forgetfree.results.report.evidence_tables import Units
 from forgetfree.results.report.figures import (

@@ -23,7 +23,7 @@ from forgetfree.results.report.headline import headline
 from forgetfree.results.report.page import WIDE, Page, Table, render_html, render_page
 from forgetfree.results.report.run_tables import tables_of
 from forgetfree.results.run_results import Comparison, StrategyRuns
-from forgetfree.results.unit_files import UnitFiles, read_unit_files
+from forgetfree.results.unit_folder import UnitFiles, read_unit_files
 
 #: What is told of the set-up in words; what else was set stands as it was typed.
 _SETUP = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", "starts", *FLAGGED)
