@@ -24,7 +24,7 @@ from avalanche.training.plugins import AGEMPlugin, EvaluationPlugin
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.continual.regions import region_training
+from forgetfree.continual.regions import region_training_options
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.regions import Region
@@ -390,7 +390,7 @@ def test_a_region_is_trained_to_the_same_bits_by_both_loops(
     core = tiny_stream(kind, MODELS[kind], stream="qnli,sst2")
     model, space, region = core.model, core.model.space(), record.owned.region
     load_tensors_(model.readout_module(0), strategy.fine_tuned(task).readouts[task.name])
-    options = region_training(strategy.options, len(space), len(region))
+    options = region_training_options(strategy.options, len(space), len(region))
     steps = strategy.full_steps(task)
     seed = derive_seed(0, "train", task.name)
     trained = RegionParameters(model.backbone, space, region)
