@@ -135,27 +135,27 @@ def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | N
     Raises:
         DataError: a column is missing, or several may be meant.
     """
-    found = list(names)
-    texts = choose_texts(where, found, columns, kind)
-    said = [] if columns.texts or _own_texts(found, kind) else [f"texts from {' and '.join(map(repr, texts))}"]
-    label = columns.label or ("label" if "label" in found else None)
+    header = list(names)
+    texts = choose_texts(where, header, columns, kind)
+    notes = [] if columns.texts or _own_texts(header, kind) else [f"texts from {' and '.join(map(repr, texts))}"]
+    label = columns.label or ("label" if "label" in header else None)
     if texts and label is None:
-        known = _known(found)
+        known = _known(header)
         options = [(known[bare_name(name)],) for name in _LABELS if bare_name(name) in known]
         label = next((name for (name,) in _only(where, "the labels", options, "--label-column")), None)
-        said.append(f"labels from {label!r}")
+        notes.append(f"labels from {label!r}")
     if not texts or label is None:
         ours = PAIR if kind == "pair" else ("text",)
-        lacking = "label" if texts else next(name for name in ours if name not in found)
+        lacking = "label" if texts else next(name for name in ours if name not in header)
         expected = "text_a and text_b" if kind == "pair" else "text (or text_a and text_b)"
         option = "--label-column" if texts else "--text-column"
         raise DataError(
-            f"{where} has no column {lacking!r}: expected {expected}, and label; found {_listed(found)}. Rename or add the "
+            f"{where} has no column {lacking!r}: expected {expected}, and label; found {_listed(header)}. Rename or add the "
             f"column, or name another with {option}."
         )
     if label in texts:
         raise DataError(f"{where}: column {label!r} would be both text and label. Name two columns.")
-    return ColumnNames(texts, label), " and ".join(said)
+    return ColumnNames(texts, label), " and ".join(notes)
 
 
 def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: str | None) -> tuple[str, ...]:
@@ -170,13 +170,13 @@ def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: s
     Raises:
         DataError: a column that was named is missing, or several may be meant.
     """
-    known, found = _known(names), list(names)
+    known, header = _known(names), list(names)
     for name in (*columns.texts, *filter(None, [columns.label])):
-        if name not in found:
+        if name not in header:
             option = "text_column" if name in columns.texts else "label_column"
             pair = "For a pair of texts give --text-column twice. " if "," in name else ""
             raise DataError(
-                f"{where} has no column {name!r}, which is named as {option}; found {_listed(found)}.{nearest(name, found)} "
+                f"{where} has no column {name!r}, which is named as {option}; found {_listed(header)}.{nearest(name, header)} "
                 f"{pair}Name one of these with --{option.replace('_', '-')}; for one task alone as TASK.COLUMN, or as "
                 f"{option} in its source.json."
             )
@@ -185,7 +185,7 @@ def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: s
             f"{where}: the task has {'two texts' if kind == 'pair' else 'one text'} a row, and "
             f"{len(columns.texts)} columns of texts are named: {_listed(columns.texts)}. Name one for each text."
         )
-    if own := columns.texts or _own_texts(found, kind):
+    if own := columns.texts or _own_texts(header, kind):
         return own
     pairs = [
         (known[bare_name(a)], known[bare_name(b)]) for a, b in _PAIRS if {bare_name(a), bare_name(b)} <= known.keys()
@@ -202,13 +202,13 @@ def _known(names: Iterable[str]) -> dict[str, str]:
     return {bare_name(name): name for name in reversed(list(names))}
 
 
-def _own_texts(found: Sequence[str], kind: str | None) -> tuple[str, ...]:
+def _own_texts(header: Sequence[str], kind: str | None) -> tuple[str, ...]:
     """Return our columns of texts, where a table has them."""
-    if kind in ("pair", None) and set(PAIR) <= set(found):
+    if kind in ("pair", None) and set(PAIR) <= set(header):
         return PAIR
-    if kind == "tokens" and (words := [name for name in WORDS if name in found]):
+    if kind == "tokens" and (words := [name for name in WORDS if name in header]):
         return (words[0],)
-    return ("text",) if kind != "pair" and "text" in found else ()
+    return ("text",) if kind != "pair" and "text" in header else ()
 
 
 def _only(where: str, what: str, options: Sequence[tuple[str, ...]], flag: str) -> list[tuple[str, ...]]:

@@ -13,7 +13,7 @@ from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import ColumnNames
 from forgetfree.data.library_tables import is_saved, is_snapshot, read_saved, read_snapshot
 from forgetfree.data.rows import RowKind, TaskRows
-from forgetfree.data.table_files import find_table, format_of, head_of, read_table
+from forgetfree.data.table_files import files_of, format_of, head_of, read_table
 from forgetfree.data.tables import Table, TaskTables, split_of
 from forgetfree.display import brief
 from forgetfree.errors import DataError
@@ -52,41 +52,51 @@ def _has_files(folder: Path) -> bool:
 
 
 def read_folder(name: str, folder: Path, columns: ColumnNames, skip_bad_rows: bool = False) -> TaskRows:
-    """Read a task's folder: its files, or what the ``datasets`` library wrote or downloaded."""
-    source = _source_of(folder)
+    """Read a task's folder: its files, or what the ``datasets`` library wrote or downloaded.
+
+    Raises:
+        DataError: it does not hold what the task needs.
+    """
+    source, faults = _source_of(folder), DataFaults()
+    paths = {} if is_saved(folder) else files_of(folder)
     if is_saved(folder):
         tables, note = read_saved(folder)
-        return read_task(name, tables, source, folder, columns, note, skip_bad_rows)
-    paths = {split: path for split in SPLITS if (path := find_table(folder, split))}
-    if not paths and is_snapshot(folder):
+    elif not paths and is_snapshot(folder):
         tables, note = read_snapshot(folder, name)
-        return read_task(name, tables, source, folder, columns, note, skip_bad_rows)
+    else:
+        _check_files(name, folder, paths)
+        read = {split: faults.attempt(read_table, path) for split, path in paths.items()}
+        tables = {split: table for split, table in read.items() if table is not None}
+        others = [(path.name, split) for split, path in paths.items() if format_of(path.name)[0] != split]
+        note = "; ".join(f"{file} is the {split} split" for file, split in others)
+    rows = None
+    if "train" in tables:
+        rows = faults.attempt(read_task, name, tables, source, folder, columns, note, skip_bad_rows)
+    faults.report()
+    assert rows is not None
+    return rows
+
+
+def _check_files(name: str, folder: Path, paths: Mapping[str, Path]) -> None:
+    """Raise ``DataError`` if a folder has no training rows, or a file that is not read seems to be meant for a split."""
     if "train" not in paths:
         raise DataError(
             f"Task {name!r} has no train split: expected {folder}/train.parquet, .jsonl or .csv, found "
             f"{', '.join(sorted(p.name for p in folder.iterdir())) or 'nothing'}. Add the file."
         )
     for split in SPLITS:
-        if split not in paths:
-            _check_left_out(name, folder, split)
-    faults = DataFaults()
-    found = {split: faults.attempt(read_table, path) for split, path in paths.items()}
-    tables = {split: table for split, table in found.items() if table is not None}
-    others = [f"{path.name} is the {split} split" for split, path in paths.items() if format_of(path.name)[0] != split]
-    arguments = (name, tables, source, folder, columns, "; ".join(others), skip_bad_rows)
-    if len(tables) < len(paths):
-        if "train" in tables:
-            faults.attempt(read_task, *arguments)
-        faults.report()
-    return read_task(*arguments)
+        for path in sorted(folder.iterdir()) if split not in paths else ():
+            if split_of(path.stem) == split and path.suffix.lower() in _UNREAD:
+                raise DataError(
+                    f"Task {name!r} has no {split} split, and {path} is not read. Write it as {split}.parquet, .jsonl or .csv, "
+                    "or move it elsewhere."
+                )
 
 
 def check_folder(name: str, folder: Path, columns: ColumnNames) -> None:
     """Raise as `check_header` does for the files of a task's folder."""
     if not is_saved(folder):
-        check_header(
-            name, {split: path for split in SPLITS if (path := find_table(folder, split))}, _source_of(folder), columns
-        )
+        check_header(name, files_of(folder), _source_of(folder), columns)
 
 
 def _source_of(folder: Path) -> dict[str, Any]:
@@ -176,8 +186,8 @@ def read_task(
     for table in tables.values():
         if not table.columns and not table.numbers and not table.bad:
             raise DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
-    told = "; ".join(filter(None, [note, *(table.note for table in tables.values())]))
-    task = _task(name, tables, source, folder, columns, told, skip_bad_rows)
+    notes = "; ".join(filter(None, [note, *(table.note for table in tables.values())]))
+    task = _task(name, tables, source, folder, columns, notes, skip_bad_rows)
     return _kind(task).read(task)
 
 
@@ -198,18 +208,8 @@ def _kind(task: TaskTables) -> RowKind:
     """Return the kind of a task: by ``source.json``, else as it is registered, else by its columns."""
     named = task.source.get("kind") or (task.registered.kind if task.registered else None)
     if named:
-        found: RowKind = registry.kind(named)
-        return found
+        kind: RowKind = registry.kind(named)
+        return kind
     ours: dict[str, RowKind] = {name: registry.kind(name) for name in registry.KINDS}
     alike = (kind for kind in ours.values() if kind.recognises(task))
     return next(alike, ours["classification"])
-
-
-def _check_left_out(name: str, folder: Path, split: str) -> None:
-    """Raise ``DataError`` if a split is missing and there is a file that may be meant for it."""
-    for path in sorted(folder.iterdir()):
-        if split_of(path.stem) == split and path.suffix.lower() in _UNREAD:
-            raise DataError(
-                f"Task {name!r} has no {split} split, and {path} is not read. Write it as {split}.parquet, .jsonl or .csv, or "
-                "move it elsewhere."
-            )

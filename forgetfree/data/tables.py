@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -151,22 +151,6 @@ class TaskTables:
 def split_of(name: str) -> str | None:
     """Return the split that is meant by a name such as ``dev``; ``None`` if it is none."""
     return next((split for split, names in _SPLIT_NAMES.items() if name.lower() in names), None)
-
-
-def splits_of(where: str, names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return our name of each split by the given one, and the names of what is no split.
-
-    Raises:
-        DataError: a split is there twice, or the training rows are missing.
-    """
-    given = list(names)
-    found = {name: split for name in given if (split := split_of(name))}
-    for split in found.values():
-        if len(same := [name for name, other in found.items() if other == split]) > 1:
-            raise DataError(f"{where} holds {' and '.join(same)}, and the {split} split is one. Remove the others.")
-    if "train" not in found.values():
-        raise DataError(f"{where} has no train split; it holds {', '.join(given) or 'nothing'}. Add the training rows.")
-    return found, [name for name in given if name not in found]
 
 
 # -- Cells -----------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ class TaskKind(RowKind):
     has_label_words: ClassVar[bool] = True
     #: Whether the training rows and the test rows need every label.
     needs_every_label: ClassVar[bool] = False
+    #: How its tasks are asked and answered once they are learned: a name in `forgetfree.registry.SERVED`.
+    served_as: ClassVar[str] = "classification"
     #: Whether a bag of words can answer its rows.
     has_word_floor: ClassVar[bool] = True
 

@@ -132,8 +132,8 @@ class Update:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        for parameter, held in zip(self.trained, state["parameters"], strict=True):
-            parameter.copy_(held)
+        for parameter, value in zip(self.trained, state["parameters"], strict=True):
+            parameter.copy_(value)
         self.optimizer.load_state_dict(state["optimizer"])
         self._schedule.last_epoch = state["schedule"]
         self._scaler.load_state_dict(state["scaler"])
@@ -361,12 +361,12 @@ def _of_all_rows(
     device = next(model.parameters()).device
     mode = model.training
     model.eval()
-    found: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
+    pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
     for batch in every(by_length(rows.lengths, batch_size)):
         x, _, t = rows.batch(batch)
         with autocast(precision, device.type):
             outputs = read(x.to(device), t.to(device)).float().cpu()
-        found.append((outputs, torch.tensor(batch).repeat_interleave(model.counts(x))))
+        pieces.append((outputs, torch.tensor(batch).repeat_interleave(model.counts(x))))
     model.train(mode)
-    outputs, order = map(torch.cat, zip(*gathered(found), strict=True))
+    outputs, order = map(torch.cat, zip(*gathered(pieces), strict=True))
     return outputs[torch.argsort(order, stable=True)]

@@ -20,10 +20,10 @@ from forgetfree.models.checkpoint import quiet, read_config, read_weights
 from forgetfree.models.fine_tuned_directory import write_readout
 from forgetfree.models.loading import LoadedModel, load_model, locate
 from forgetfree.models.peft_adapter import READOUT
+from forgetfree.serve.cards import Change, model_card
 from forgetfree.serve.inference import Predictor
-from forgetfree.serve.kinds import served
-from forgetfree.serve.model_card import Change, model_card
 from forgetfree.serve.network import Parts, Reading
+from forgetfree.serve.served_task import served
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from forgetfree.models.fine_tuned_directory import read_readout, write_readout
 from forgetfree.models.loading import LoadedModel, load_model, locate
 from forgetfree.models.peft_adapter import READOUT, adapter_config, is_adapter, put_on
 from forgetfree.models.task_model import ClassifierModel, head_names
-from forgetfree.serve.kinds import served
+from forgetfree.serve.served_task import served
 
 ORIGIN = "graft_origin.json"
 _CLASSIFIER = "AutoModelForSequenceClassification"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree import registry
+from forgetfree import recipes, registry
 from forgetfree.device import kind_of_device
 from forgetfree.display import counted
 from forgetfree.errors import RunError, UsageError
@@ -267,7 +267,7 @@ def _differing(before: Json, now: Json, growing: Collection[str], name: Callable
         if key == "start":  # see `_BESIDE`
             continue
         was, is_now = before.get(key), now.get(key)
-        recipe = bool({str(was), str(is_now)} & registry.MODELS.keys())  # a registered model may bring one
+        recipe = bool({str(was), str(is_now)} & recipes.MODELS.keys())  # a registered model may bring one
         if isinstance(was, dict) and isinstance(is_now, dict):
             found += _differing(was, is_now, growing, flag_of)
         elif was != is_now and key not in growing and key != "data" and (key != "model" or recipe):
