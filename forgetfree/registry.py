@@ -172,9 +172,7 @@ class JobEntry:
 
 
 JOBS: dict[str, JobEntry] = {
-    "run": JobEntry(
-        Entry("forgetfree.jobs.run:RunJob"), "runs", Entry("forgetfree.results.run_results:load_run_results")
-    ),
+    "run": JobEntry(Entry("forgetfree.jobs.run:RunJob"), "runs", Entry("forgetfree.results.stored:load_run_results")),
     "graft": JobEntry(
         Entry("forgetfree.jobs.graft:GraftJob"),
         "grafts",

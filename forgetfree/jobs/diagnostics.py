@@ -19,7 +19,7 @@ from forgetfree.learning.floors import bag_of_words, linear_probe
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import LabelAnswers, label_answers
 from forgetfree.results.calibration import CALIBRATION_ROWS, fitted_temperature
-from forgetfree.results.records import LEARNED_FLOORS
+from forgetfree.results.run_results import LEARNED_FLOORS
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy

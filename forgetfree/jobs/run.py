@@ -37,12 +37,12 @@ from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import PHASES, Monitor
 from forgetfree.options import recorded
 from forgetfree.results.answers import constant_scores
+from forgetfree.results.comparison import merge
 from forgetfree.results.learning_matrix import summarize
-from forgetfree.results.records import RunResults
 from forgetfree.results.report.run_report import render
-from forgetfree.results.run_results import merge, with_timings
+from forgetfree.results.run_results import RunResults
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
-from forgetfree.results.stored import run_of_scores
+from forgetfree.results.stored import run_of_scores, with_timings
 from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK
 from forgetfree.results.unit_folder import described as described_file
 from forgetfree.serve.source import run_binding

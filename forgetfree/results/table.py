@@ -14,7 +14,7 @@ from forgetfree.errors import ReportError, UnknownNameError, UsageError
 from forgetfree.results.evidence import student
 from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.metrics import scale_of
-from forgetfree.results.records import REFERENCE
+from forgetfree.results.run_results import REFERENCE
 from forgetfree.results.scores import COLUMNS, Score
 from forgetfree.results.stored import task_metrics
 

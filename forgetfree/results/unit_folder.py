@@ -19,7 +19,7 @@ from forgetfree.errors import ForgetfreeError, MetricError, ReportError, RunErro
 from forgetfree.files import size_of
 from forgetfree.json_file import check, check_fields, check_signature, parse_json, read_bounded, read_json
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.records import Run
+from forgetfree.results.run_results import Run
 
 if TYPE_CHECKING:
     import numpy.typing as npt

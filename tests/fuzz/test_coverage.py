@@ -32,7 +32,7 @@ PARSERS = {
     "models/peft_adapter": "headers of adapters: tests/jobs/test_adapter_starts.py",
     "lora/file": "what was written in the same call",
     "results/unit_folder": "answers for figures, compared with unit.json and their checksum: tests/serve/test_own_files.py",
-    "results/run_results": "options that were written in the same call",
+    "results/comparison": "options that were written in the same call",
     "running/directory": "what was written in the same call",
     "running/checkpoints": "headers of checkpoints that `TensorFile.read` has checked",
     "running/loggers": "options that were written in the same call",

@@ -13,8 +13,9 @@ from safetensors.numpy import load_file
 from forgetfree import cli
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.calibration import debiased_ece, ece_noise_floor
+from forgetfree.results.comparison import merge
 from forgetfree.results.evidence import Evidence, Interval, contributions, drawn_scores
-from forgetfree.results.run_results import load_run_results, merge
+from forgetfree.results.stored import load_run_results
 
 
 def noise_floor(answers: LabelAnswers) -> float:

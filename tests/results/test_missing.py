@@ -13,10 +13,10 @@ import pytest
 from forgetfree import load_results
 from forgetfree.errors import MetricError, ReportError
 from forgetfree.results import learning_matrix
-from forgetfree.results.records import RunResults
+from forgetfree.results.comparison import merge
 from forgetfree.results.report.run_report import lay_out, render
-from forgetfree.results.run_results import load_run_results, merge
-from forgetfree.results.stored import of_csv, run_of_scores, to_csv
+from forgetfree.results.run_results import RunResults
+from forgetfree.results.stored import load_run_results, of_csv, run_of_scores, to_csv
 
 LOWER = [[None, None, None], [0.9, None, None], [0.8, 0.7, None], [0.6, 0.7, 0.5]]
 WHOLE = [[0.1, 0.2, 0.3], [0.9, 0.4, 0.3], [0.8, 0.7, 0.2], [0.6, 0.7, 0.5]]

@@ -9,11 +9,11 @@ import numpy as np
 from forgetfree.display import NULL
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.calibration import debiased_ece, ece_noise_floor
+from forgetfree.results.comparison import Comparison
 from forgetfree.results.evidence import Answers, Evidence, Interval
 from forgetfree.results.report.headline import NAIVE, REFERENCE
 from forgetfree.results.report.legend import meanings
 from forgetfree.results.report.page import WIDE, Table, cell, percent, transposed
-from forgetfree.results.run_results import Comparison
 from forgetfree.results.unit_folder import UnitFiles
 
 #: The files of the units of a comparison: by the label of a strategy, in the order of its runs.
