@@ -18,9 +18,9 @@ from reported import make_run
 from forgetfree.results.comparison import Comparison, merge
 from forgetfree.results.evidence import student
 from forgetfree.results.report.figures import COLOURS, SHADES, _on
-from forgetfree.results.report.headline import headline
 from forgetfree.results.report.page import Page, Table, notebook_html, render_page, transposed, with_best
 from forgetfree.results.report.run_report import command_of, lay_out, render
+from forgetfree.results.report.words import headline
 from forgetfree.results.stored import load_run_results
 
 

@@ -15,7 +15,6 @@ from forgetfree.results.calibration import reliability
 from forgetfree.results.comparison import Comparison, StrategyRuns
 from forgetfree.results.evidence import student
 from forgetfree.results.metrics import scale_of, sign
-from forgetfree.results.report.evidence_tables import Units
 from forgetfree.results.report.figures import (
     FAINT,
     LINES,
@@ -31,6 +30,7 @@ from forgetfree.results.report.figures import (
 )
 from forgetfree.results.report.page import percent, size
 from forgetfree.results.run_results import LedgerSummary, Run
+from forgetfree.results.unit_folder import Units
 
 Json = dict[str, Any]
 Floats = npt.NDArray[np.float64]
