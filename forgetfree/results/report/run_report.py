@@ -8,8 +8,6 @@ Runs of other tasks, rows or models have a leaderboard in its place: what each e
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from forgetfree.display import NULL, PERCENT, json_text
 from forgetfree.errors import RunError
 from forgetfree.options import typed
 from forgetfree.results.comparison import USUAL, Comparison, StrategyRuns, differing, merge, same_rows
-from forgetfree.results.config_file import PLACES, load_run, located, of_each
+from forgetfree.results.config_file import load_run, repeating_command
 from forgetfree.results.report.page import (
     WIDE,
     Page,
@@ -112,36 +110,13 @@ def _configuration(source: Path) -> Iterator[Table]:
         return
     config = load_run(directory)
     asked: Mapping[str, Any] = config["run"]
-    rows = [("command to repeat it", command_of(asked, directory))]
+    rows = [("command to repeat it", repeating_command(asked, directory))]
     named = ((key if key == "stream" else f"--{key.replace('_', '-')}", value) for key, value in asked.items())
     rows += [(name, typed(value)) for name, value in named if value not in (None, "", [], {})]
     rows += [(f"version of {name}", typed(value)) for name, value in config.get("versions", {}).items()]
     machine = config.get("machine")
     rows += [(name, typed(value)) for name, value in machine.items()] if isinstance(machine, dict) else []
     yield Table(f"Configuration of {source}", ("option", "value"), tuple(rows))
-
-
-def command_of(asked: Mapping[str, Any], directory: Path) -> str:
-    """Return the command that repeats a run, from its section of config.json.
-
-    Args:
-        asked: the section.
-        directory: where the config.json lies: places are relative to it.
-    """
-    words = ["forgetfree", "run", asked["stream"]]
-    for key, value in asked.items():
-        flag = f"--{key.replace('_', '-')}"
-        if isinstance(value, Mapping):
-            held = of_each(located, value, directory) if key in PLACES else value
-            words += [word for name, one in held.items() for word in (flag, f"{name}={typed(one)}")]
-        elif isinstance(value, list):
-            held = of_each(located, value, directory) if key in PLACES else value
-            words += [word for each in held for word in (flag, str(each))]
-        elif value is True:
-            words.append(flag)
-        elif key != "stream" and value not in (None, ""):
-            words += [flag, located(value, directory) if key in ("model", "data") else str(value)]
-    return " ".join(map(shlex.quote, [*words, "--out", os.path.join("runs", "again")]))
 
 
 # ---- runs that cannot be compared by task ---------------------------------------------------------------
