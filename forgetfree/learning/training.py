@@ -31,7 +31,7 @@ from forgetfree.core.trained import RegionParameters, Trained, WholeTensors, in_
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.lower_layers import lower_layers_kept
+from forgetfree.learning.lower_layers import lower_layer_cache
 from forgetfree.learning.training_options import TrainingOptions, build_optimizer, for_device, rate_at
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.peft_adapter import AdapterStart
@@ -260,7 +260,7 @@ def fine_tune(
     readout = list(model.readout_module(rows.task).parameters())
     anchors = [parameter.detach().clone() for parameter in trained.parameters] if options.l1 else []
     device = next(model.parameters()).device
-    with in_training(model, trained, readout), lower_layers_kept(model, options.cache_lower_layers):
+    with in_training(model, trained, readout), lower_layer_cache(model, options.cache_lower_layers):
         update = Update(trained.parameters, readout, options, steps, anchors)
         batch_sum = BatchSum(model, trained, update.trained, options)
         torch.manual_seed(derive_seed(seed, "dropout"))

@@ -232,8 +232,8 @@ def weights_of(source: Source, loaded: LoadedModel) -> RunWeights:
     Raises:
         RunError, ModelError: it is damaged, or of another model or run.
     """
-    found: type[RunWeights] = WEIGHTS[source.file.name].load()
-    return found.read(source, loaded)
+    weights_class: type[RunWeights] = WEIGHTS[source.file.name].load()
+    return weights_class.read(source, loaded)
 
 
 def check_base(source: Source, loaded: LoadedModel) -> None:

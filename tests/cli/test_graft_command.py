@@ -30,7 +30,7 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from forgetfree import cli
+from forgetfree import cli, recipes
 from forgetfree.core.base_regions import most_moved
 from forgetfree.core.regions import Region, biases, distribution, kind_of, layer_of
 from forgetfree.data.sources import load_task
@@ -42,7 +42,7 @@ from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import ClassifierModel
-from forgetfree.registry import ModelEntry
+from forgetfree.recipes import ModelEntry
 from forgetfree.results import calibration, metrics
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.records import GraftResults
@@ -364,12 +364,11 @@ def test_the_region_of_another_graft_is_a_base(graft: GraftCommand, finished: Pa
 
 
 def test_the_models_recipe_counts_and_gives_way(graft: GraftCommand, monkeypatch: Any, capsys: Any) -> None:
-    from forgetfree import registry
     from forgetfree.jobs.graft_config import GraftConfig
 
     recipe = {"base": "random", "sparsity": 0.5, "mask_steps": 7}
     streams = {"base": "empty", "ewc.ewc_lambda": 3.0}  # for strategies that train the region afterwards
-    monkeypatch.setitem(registry.MODELS, "toy", ModelEntry("a toy", streams, recipe))
+    monkeypatch.setitem(recipes.MODELS, "toy", ModelEntry("a toy", streams, recipe))
     config = GraftConfig(task="sst2", model="toy", sparsities=(0.1, 0.2), settings={"mask_steps": "5"})
     assert config.recipe() == {"base": "random"}
     assert [(o.sparsity, o.mask_steps, o.base) for o in config.checked().options] == [
@@ -378,7 +377,7 @@ def test_the_models_recipe_counts_and_gives_way(graft: GraftCommand, monkeypatch
     (options,) = GraftConfig(task="sst2", model="toy").checked().options
     assert (options.sparsity, options.mask_steps, options.base) == (0.5, 7, "random")
     assert GraftConfig(task="sst2", model="toy", settings={"optimizer": "sgd"}).recipe() == {}
-    monkeypatch.setitem(registry.MODELS, "toy", ModelEntry("a toy", streams, recipe | {"learning_rate": 0.5}))
+    monkeypatch.setitem(recipes.MODELS, "toy", ModelEntry("a toy", streams, recipe | {"learning_rate": 0.5}))
     assert GraftConfig(task="sst2", model="toy", fine_tuned="elsewhere").recipe() == recipe  # nothing is trained
     assert GraftConfig(task="sst2", model="toy").recipe()["learning_rate"] == 0.5
 
