@@ -23,7 +23,7 @@ from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import representative
 from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, search_phase, training_phase
 from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.scaled_start import quality
+from forgetfree.learning.scaled_start import score_and_loss
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.ledger import Ledger, Record
 from forgetfree.models.state import ModelState
@@ -186,11 +186,11 @@ class RegionTrainer:
 
 @dataclass(frozen=True)
 class AloneResult:
-    """A task as it was trained on θ_pre alone: its record, its skill, and how well it answers, see `quality`."""
+    """A task as it was trained on θ_pre alone: its record, its skill, and how well it answers, see `score_and_loss`."""
 
     record: Record
     skill: Skill
-    quality: tuple[float, float]
+    score_and_loss: tuple[float, float]
 
 
 def auto_cost(one_way: Cost, localize_at: LocalizeAt, tasks: Sequence[TaskSize]) -> Cost:
@@ -249,19 +249,19 @@ class AutoComposition:
                     logged=False,  # one training a task is
                     about=("alone",),
                 )
-                return AloneResult(regions.record(training), skill_of(training), self._quality(task))
+                return AloneResult(regions.record(training), skill_of(training), self._score_and_loss(task))
             finally:
                 regions.roll_back()
 
     def _better(self, training: Training, alone: AloneResult) -> Training:
         """Return the training that is recorded, which the model holds the end of."""
-        if alone.quality > self._quality(training.task):
+        if alone.score_and_loss > self._score_and_loss(training.task):
             self._strategy.regions.put_alone(training.task, alone.record)
             return replace(training, skill=alone.skill)
         return training
 
-    def _quality(self, task: EncodedTask) -> tuple[float, float]:
+    def _score_and_loss(self, task: EncodedTask) -> tuple[float, float]:
         """Return how well the model answers validation rows now."""
         strategy = self._strategy
         rows = task.validation.subset(representative(task.validation.targets, strategy.options.validation_rows))
-        return quality(strategy.model, task, rows, strategy.options)
+        return score_and_loss(strategy.model, task, rows, strategy.options)

@@ -37,7 +37,7 @@ from forgetfree.data.sampling import by_length
 from forgetfree.learning.lower_layers import lower_layer_cache
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.training import TrainingState, Update, plan, training_mode
-from forgetfree.parallel.exchange import every, gathered
+from forgetfree.parallel.exchange import gathered, own_items
 from forgetfree.parallel.parts import WHOLE, BatchSum, Part, cut
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
@@ -268,7 +268,7 @@ class StrategyTemplate(SupervisedTemplate):
         if self.choose_batches is not None:
             batches = self.choose_batches(self.task, batches)
         self._order = [row for batch in batches for row in batch]
-        self.dataloader = loader(data, every(batches), num_workers)
+        self.dataloader = loader(data, own_items(batches), num_workers)
 
     def _before_eval_exp(self, **kwargs: Any) -> None:
         self.model.current_task = self.task.label

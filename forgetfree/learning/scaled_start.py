@@ -79,12 +79,14 @@ def choose_scale(
 
     def rank(scale: float) -> tuple[float, float, float]:
         with grafted(model.backbone, space, region, interpolate(pre, ft, scale)):
-            return *quality(model, task, asked, options), -scale
+            return *score_and_loss(model, task, asked, options), -scale
 
     return max(scales(largest), key=rank)
 
 
-def quality(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> tuple[float, float]:
+def score_and_loss(
+    model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions
+) -> tuple[float, float]:
     """Return the score of a model on rows, and minus its loss, so that of two models the better one's are larger.
 
     Args:
