@@ -15,13 +15,14 @@ from functools import partial
 from typing import Literal
 
 from forgetfree.continual.regions import RegionOptions, RegionStrategy, check_region_rate
-from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_training import Skill, Training, skill_of
 from forgetfree.core.base_regions import budget
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import representative
 from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, search_phase, training_phase
+from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.scaled_start import score_and_loss
 from forgetfree.learning.single_task import SingleTask
