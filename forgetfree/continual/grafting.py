@@ -90,14 +90,14 @@ class TaskBenches:
     @contextmanager
     def fine_tuning(self, task: EncodedTask) -> Iterator[SingleTask]:
         """Inside, the model holds what θ_ft starts from: θ_pre; of a task that is met again, what its region is built on."""
-        met, model = self.versions(task), self._strategy.model
-        with self._strategy.regions.holding(union=bool(met) and not self.stands_alone(task)):
-            if not met:
+        earlier, model = self.versions(task), self._strategy.model
+        with self._strategy.regions.holding(union=bool(earlier) and not self.stands_alone(task)):
+            if not earlier:
                 yield self._strategy.bench(task)
                 return
             readout = model.readout_module(task.label)
             untrained = tensors_of(readout)
-            load_tensors_(readout, met[-1].readout)
+            load_tensors_(readout, earlier[-1].readout)
             try:
                 yield self._bench_on_model(task)
             finally:
@@ -121,8 +121,8 @@ class TaskBenches:
 
     def stands_alone(self, task: EncodedTask) -> bool:
         """Return whether ``task`` is to stand on θ_pre alone, whatever others have: all do, or its last version does."""
-        met = self.versions(task)
-        return self._strategy.regions.ledger.composition == "alone" or (bool(met) and met[-1].alone)
+        earlier = self.versions(task)
+        return self._strategy.regions.ledger.composition == "alone" or (bool(earlier) and earlier[-1].alone)
 
     def versions(self, task: EncodedTask) -> list[Record]:
         """Return the records of what is the same task by its name: ``sst2``, ``sst2@2``."""
@@ -169,11 +169,9 @@ class RegionTrainer:
         alone = self.benches.stands_alone(task) if alone is None else alone
         with self.benches.region(task, alone=alone) as bench:
             if options.region_start == "scaled":
-                free, stands_in = (
-                    regions.ledger.free(region, alone=alone),
-                    replace(bench.pre, readouts=fine_tuned.readouts),
-                )
-                scale = bench.scale(fine_tuned, free, options, options.largest_scale, stands_in)
+                free = regions.ledger.free(region, alone=alone)
+                before = replace(bench.pre, readouts=fine_tuned.readouts)
+                scale = bench.scale(fine_tuned, free, options, options.largest_scale, on=before)
             else:
                 scale = {"pre-trained": 0.0, "fine-tuned": 1.0}[options.region_start]
             start = bench.moved(fine_tuned, scale)
