@@ -51,7 +51,7 @@ class GraftingContinual(RegionStrategy):
 
     Each task is inferred with θ_pre under the union of the regions up to its own, so what later tasks do cannot reach it.
     With ``composition=alone`` each task has its own region on θ_pre instead. With ``auto``, each task after the first is
-    trained both trainer, from one θ_ft (and one γ, unless ``localize_at=union``), and what answers validation rows better is
+    trained both ways, from one θ_ft (and one γ, unless ``localize_at=union``), and what answers validation rows better is
     recorded: by score, then by loss; of equal ones, the union. A task that stands alone leaves the union as it was. Plugins
     meet the training on the union only.
 
@@ -80,7 +80,7 @@ class GraftingContinual(RegionStrategy):
 
     @classmethod
     def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
-        """Fine-tuning, the search for γ_n, its training, both trainer where that is asked for; a region a task."""
+        """Fine-tuning, the search for γ_n, its training, both ways where that is asked for; a region a task."""
         cost = region_cost(options, tasks, builds_on=True)
         return auto_cost(cost, options.localize_at, tasks) if options.composition == "auto" else cost
 

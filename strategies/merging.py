@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from forgetfree.continual.kept import LEDGER, LedgerFile
+from forgetfree.continual.memory import LEDGER, LedgerFile
 from forgetfree.continual.regions import TaskRegions
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
 from forgetfree.continual.streams import EncodedTask, Stream
@@ -51,7 +51,7 @@ class Merging(ContinualStrategy):
     """Fine-tune θ_pre on each task alone, keep of θ_ft the entries that the rule needs, and merge those of all tasks.
 
     A task is answered by the merged model of all learned tasks with its own readout; so is one that is not learned yet, with
-    an untrained readout. What is kept are the grafts, of which the next merge is made, and the merged model: see `_KeptGrafts`.
+    an untrained readout. What is kept are the grafts, of which the next merge is made, and the merged model: see `_GraftFiles`.
     """
 
     resumable: ClassVar[bool] = True
@@ -72,7 +72,7 @@ class Merging(ContinualStrategy):
     def setup(self) -> None:
         """Make an empty ledger of grafts, in which each task stands alone."""
         self.regions = TaskRegions(self, "alone")
-        self.kept = _KeptGrafts(self)
+        self.kept = _GraftFiles(self)
         self._merged: tuple[int, Graft] | None = None
 
     @abstractmethod
@@ -119,7 +119,7 @@ def _entries(options: Any, space: ParameterSpace, tasks: int) -> list[int]:
     return [*[each] * tasks, min(len(space), each * tasks)]
 
 
-class _KeptGrafts:
+class _GraftFiles:
     """Keeps two ledgers: that of the grafts, to learn further tasks, and the merged one, to answer with."""
 
     def __init__(self, strategy: Merging) -> None:

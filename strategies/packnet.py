@@ -67,7 +67,7 @@ class PackNet(RegionStrategy):
     def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """Training of all that is free, which no other strategy shares, and retraining of what is kept of it."""
 
-        def kept(space: ParameterSpace) -> int:
+        def ledger_size(space: ParameterSpace) -> int:
             matrices = sum(space.tensors[i].size for i in weight_matrices(space))
             shares = (options.keep * (1 - options.keep) ** number for number in range(len(tasks)))
             return ledger_bytes(space, *(int(matrices * each) for each in shares))
@@ -80,7 +80,7 @@ class PackNet(RegionStrategy):
                 ]
                 for task in tasks
             ],
-            kept,
+            ledger_size,
         )
 
     def setup(self) -> None:

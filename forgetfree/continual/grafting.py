@@ -193,16 +193,16 @@ class AloneResult:
     quality: tuple[float, float]
 
 
-def auto_cost(trainer: Cost, localize_at: LocalizeAt, tasks: Sequence[TaskSize]) -> Cost:
+def auto_cost(one_way: Cost, localize_at: LocalizeAt, tasks: Sequence[TaskSize]) -> Cost:
     """Return what it takes, where one way takes that: what goes both ways is trained twice, and sought where it stands."""
     twice = {"train"} | ({"localize"} if localize_at == "union" else set())
     phases = [
         [replace(phase, steps=2 * phase.steps) if phase.steps and phase.phase in twice else phase for phase in each]
         if number and not task.again
         else each
-        for number, (task, each) in enumerate(zip(tasks, trainer.phases, strict=True))
+        for number, (task, each) in enumerate(zip(tasks, one_way.phases, strict=True))
     ]
-    return replace(trainer, phases=phases)
+    return replace(one_way, phases=phases)
 
 
 class AutoComposition:

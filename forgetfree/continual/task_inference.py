@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from forgetfree.continual.kept import Kept
+from forgetfree.continual.memory import Memory
 from forgetfree.continual.task_training import Answer, Learner
 from forgetfree.core.readout_model import LOWEST, among
 from forgetfree.core.tensors import load_tensors_, tensors_of
@@ -62,12 +62,12 @@ def features_for(strategy: Learner) -> TaskFeatures | None:
     return TaskFeatures(strategy.model, options.lda_layer, stream.loaded.fingerprint, room=_ROOM)
 
 
-def all_kept(features: TaskFeatures | None, kept: Kept) -> list[Kept]:
+def all_kept(features: TaskFeatures | None, kept: Memory) -> list[Memory]:
     """Return what a strategy keeps to answer later, and to find out tasks; this first, for it changes no model."""
     return [kept] if features is None else [features, kept]
 
 
-def load_all(features: TaskFeatures | None, kept: Kept, directory: Path) -> None:
+def load_all(features: TaskFeatures | None, kept: Memory, directory: Path) -> None:
     """Load what `all_kept` wrote; a damaged file is told before anything is changed."""
     if features is not None:
         features.read(directory)
@@ -129,7 +129,7 @@ def answer_for(
 @contextmanager
 def _by_last(strategy: Learner) -> Iterator[Answer]:
     """Answer with the last task's model; each label's row of the readout is that of the last task that has it."""
-    with _readout_kept(strategy), _model_of(strategy, strategy.learned[-1:]) as answer:
+    with _restoring_readout(strategy), _model_of(strategy, strategy.learned[-1:]) as answer:
         readout = strategy.model.readout_module(0)
         readouts = [(task, strategy.readouts[task.name]) for task in strategy.learned]
         if strategy.training is not None:
@@ -178,7 +178,7 @@ def _by_entropy(strategy: Learner, batches: Sequence[tuple[Tensor, Any]]) -> lis
     answers: list[list[Tensor]] = []
     tasks = list(strategy.learned)
     for task in tasks:
-        with _readout_kept(strategy), strategy.answering(task) as answer:
+        with _restoring_readout(strategy), strategy.answering(task) as answer:
             load_tensors_(strategy.model.readout_module(0), strategy.readouts[task.name])
             answers.append([among((answer or strategy.model)(x, labels), task.classes) for x, labels in batches])
     if (training := strategy.training) is not None:
@@ -213,7 +213,7 @@ def _by_features(strategy: Learner, features: TaskFeatures, batches: Sequence[tu
 
     for number, task in enumerate(strategy.learned):
         if any(bool((of_rows == number).any()) for of_rows in nearest):
-            with _readout_kept(strategy), strategy.answering(task) as answer:
+            with _restoring_readout(strategy), strategy.answering(task) as answer:
                 load_tensors_(strategy.model.readout_module(0), strategy.readouts[task.name])
                 answer_rows(number, answer or strategy.model)
     if training is not None:
@@ -253,7 +253,7 @@ def _model_of(strategy: Learner, last: list[EncodedTask]) -> Iterator[Answer]:
 
 
 @contextmanager
-def _readout_kept(strategy: Learner) -> Iterator[None]:
+def _restoring_readout(strategy: Learner) -> Iterator[None]:
     """Restore the readout that all tasks share, at the end."""
     readout = strategy.model.readout_module(0)
     before = tensors_of(readout)

@@ -27,11 +27,11 @@ from forgetfree.checkpoint import Checkpoint, Resumable
 from forgetfree.core.batch_loss import OnStep
 from forgetfree.core.readout_model import ReadoutModel, autocast
 from forgetfree.core.tensors import digest_of, persistent_buffers
-from forgetfree.core.trained import RegionParameters, Trained, WholeTensors, in_training
+from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors, in_training
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.lower_layers import lower_layers_kept
+from forgetfree.learning.lower_layers import lower_layer_cache
 from forgetfree.learning.training_options import TrainingOptions, build_optimizer, for_device, rate_at
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.peft_adapter import AdapterStart
@@ -152,7 +152,7 @@ class TrainingState:
     def __init__(
         self,
         model: nn.Module,
-        trained: Trained,
+        trained: TrainedParameters,
         update: Resumable,
         caches_rows: bool,
     ) -> None:
@@ -236,7 +236,7 @@ def fine_tune(
     steps: int,
     seed: int,
     on_step: OnStep | None = None,
-    trained: Trained | None = None,
+    trained: TrainedParameters | None = None,
     checkpoint: Checkpoint | None = None,
     about: tuple[str, ...] = (),
 ) -> None:
@@ -260,7 +260,7 @@ def fine_tune(
     readout = list(model.readout_module(rows.task).parameters())
     anchors = [parameter.detach().clone() for parameter in trained.parameters] if options.l1 else []
     device = next(model.parameters()).device
-    with in_training(model, trained, readout), lower_layers_kept(model, options.cache_lower_layers):
+    with in_training(model, trained, readout), lower_layer_cache(model, options.cache_lower_layers):
         update = Update(trained.parameters, readout, options, steps, anchors)
         batch_sum = BatchSum(model, trained, update.trained, options)
         torch.manual_seed(derive_seed(seed, "dropout"))

@@ -79,7 +79,7 @@ def adapter_training(options: AdapterOptions) -> TrainingOptions:
 def adapters_cost(options: AdapterOptions, tasks: Sequence[TaskSize]) -> Cost:
     """Return what adapters take: a training a task, and at most A and B of every weight matrix whose layer is wanted."""
 
-    def kept(space: ParameterSpace) -> int:
+    def adapter_bytes(space: ParameterSpace) -> int:
         try:
             pattern = re.compile("." if options.target_modules is None else options.target_modules)
         except re.error:  # which `check_targets` tells
@@ -88,7 +88,7 @@ def adapters_cost(options: AdapterOptions, tasks: Sequence[TaskSize]) -> Cost:
         wanted = [shape for name, shape in layers.items() if pattern.search(name)]
         return 4 * len(tasks) * options.rank * sum(map(sum, wanted))
 
-    return Cost([[training_phase(options, task)] for task in tasks], kept)
+    return Cost([[training_phase(options, task)] for task in tasks], adapter_bytes)
 
 
 class TaskAdapters:

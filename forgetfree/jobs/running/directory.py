@@ -13,7 +13,7 @@ from forgetfree import recipes, registry
 from forgetfree.device import kind_of_device
 from forgetfree.display import counted
 from forgetfree.errors import RunError, UsageError
-from forgetfree.files import is_left, locked
+from forgetfree.files import is_leftover, locked
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, in_a_phase
 from forgetfree.jobs.running.environment import versions
 from forgetfree.jobs.running.unit import Json, Unit, named
@@ -58,7 +58,9 @@ def check_begun(out: Path) -> None:
 
 def is_unused(out: Path) -> bool:
     """Say whether a directory holds nothing but what is left of a job that was killed before it wrote config.json."""
-    return out.is_dir() and all(is_left(path.name) or path.name == LOCK for path in out.rglob("*") if not path.is_dir())
+    return out.is_dir() and all(
+        is_leftover(path.name) or path.name == LOCK for path in out.rglob("*") if not path.is_dir()
+    )
 
 
 # -- How units stand -------------------------------------------------------------------------------------
