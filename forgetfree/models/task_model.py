@@ -1,9 +1,11 @@
 """A language model with readouts by task.
 
-Four readouts (paper, §3; what is frozen: A.1; prompts: A.2):
+Five readouts (paper, §3; what is frozen: A.1; prompts: A.2):
 
 - ``prompt``: the masked LM's logits of the label words at the mask token, through the frozen LM head;
 - ``causal``: the causal LM's logits of the label words after the last token;
+- ``generate``: the logits of all tokens, a causal LM's or those of an encoder-decoder's decoder, at the marked positions of a
+  row: see `forgetfree.data.prompts`. Texts are written by it, and labels are read as by ``causal``;
 - ``linear``: a linear layer per task on the first token's hidden state ([CLS]; the last token's for causal models and
   encoder-decoders: BART's decoder's, as in its own classifier, and T5's encoder's); where words are labelled, on that of
   each word's first token;
@@ -11,12 +13,13 @@ Four readouts (paper, §3; what is frozen: A.1; prompts: A.2):
 
 A model that was fine-tuned elsewhere may have one more, its own head: `forgetfree.models.classifier`.
 
-``prompt`` and ``causal`` add no tensor. The linear layers belong to their tasks, and so to the ledger.
+``prompt``, ``causal`` and ``generate`` add no tensor. The linear layers belong to their tasks, and so to the ledger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +37,7 @@ class TaskModel(ReadoutModel):
     Args:
         backbone: a Hugging Face model; for ``linear`` without a head, for the others with its LM head.
         tokens: the special ids of its tokenizer.
-        readout: one of the four.
+        readout: one of the five.
         read_last: whether ``linear`` reads the last token rather than the first.
         dropout: before the linear layer, as in the backbone's own classification head.
         graftable, shared_readout: see `ReadoutModel`.
@@ -53,9 +56,11 @@ class TaskModel(ReadoutModel):
     ) -> None:
         super().__init__(backbone, readout, dropout=dropout, graftable=graftable, shared_readout=shared_readout)
         self.tokens, self.read_last = tokens, read_last
-        self._position = tokens.last if read_last or readout == "causal" else lambda x: x.new_zeros(len(x))
+        last = read_last or readout in ("causal", "generate")
+        self._position = tokens.last if last else lambda x: x.new_zeros(len(x))
         if readout == "prompt":
             self._position = tokens.masked
+        self._writes_apart = readout == "generate" and bool(getattr(backbone.config, "is_encoder_decoder", False))
 
     @property
     def hidden_size(self) -> int:
@@ -93,8 +98,63 @@ class TaskModel(ReadoutModel):
         states = read(**inputs, output_hidden_states=True).hidden_states
         return mean_of_tokens(states[len(states) // 2 if layer is None else layer], inputs["attention_mask"])
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.parameters()).device
+
+    @property
+    def positions(self) -> int:
+        """The most tokens that a row and the text after it may have together."""
+        return sys.maxsize if self._writes_apart else positions_of(self.backbone)
+
+    def to_continue(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Tensor]:
+        """Return the arguments of ``generate`` of transformers: prompts, with the texts that were written so far.
+
+        An encoder-decoder reads the prompts padded on the right, and its decoder goes on with the texts; any other model reads
+        both as one row, padded on the left.
+        """
+        if self._writes_apart:
+            prompts = self._padded([prompt for prompt, _ in rows])
+            texts = self._padded([[self._decoder_start, *text] for _, text in rows], left=True)
+            named = ("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")
+            return {name: each for names, both in zip(named, (prompts, texts), strict=True) for name, each in zip(names, both, strict=True)}
+        ids, mask = self._padded([[*prompt, *text] for prompt, text in rows], left=True)
+        return {"input_ids": ids, "attention_mask": mask}
+
+    @property
+    def _decoder_start(self) -> int:
+        config: Any = self.backbone.config
+        return int(config.decoder_start_token_id)
+
+    def _padded(self, rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Tensor, Tensor]:
+        """Return rows of ids filled to one length, and 1 at their tokens, 0 at what fills them: int64 ``(B, L)`` each."""
+        longest = max(map(len, rows))
+        ids = torch.full((len(rows), longest), self.tokens.pad, device=self.device)
+        mask = torch.zeros_like(ids)
+        for i, row in enumerate(rows):
+            own = slice(longest - len(row), longest) if left else slice(0, len(row))
+            ids[i, own], mask[i, own] = torch.tensor(row, device=self.device), 1
+        return ids, mask
+
+    def _decoded(self, x: Tensor) -> Tensor:
+        """Return the decoder's logits at the marked positions ``(n, V)``: each row is read up to its first mark, and written on."""
+        rows, counts = [row[: int(n)] for row, n in zip(x, self.tokens.attention_mask(x).sum(1), strict=True)], self.counts(x)
+        prompts = [prompt_of(row).tolist() for row in rows]
+        texts = [
+            [self._decoder_start, *(~row[row < 0]).tolist()[1:]] for row in rows
+        ]
+        ids, mask = self._padded(prompts)
+        written, known = self._padded(texts)
+        logits: Tensor = self.backbone(
+            input_ids=ids, attention_mask=mask, decoder_input_ids=written, decoder_attention_mask=known
+        ).logits
+        return logits[known.bool()]
+
     def features(self, x: Tensor) -> Tensor:
         """Return what the readouts read: hidden states ``(n, H)``, or vocabulary logits ``(n, V)``."""
+        if self._writes_apart:
+            return self._decoded(x)
         inputs = self.inputs(x)
         if self.readout == "mean":
             return mean_of_tokens(self.backbone(**inputs).last_hidden_state, inputs["attention_mask"])
