@@ -1,12 +1,14 @@
-"""Safe forms of users' texts for a terminal, an error or a report."""
+"""Forms of texts and numbers for people: users' texts that are safe on a terminal, and numbers with their unit."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 #: Stands where there is no number, or nothing was set.
@@ -75,6 +77,44 @@ def counted(count: int, what: str) -> str:
     """
     plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
     return f"{count:,} {what if count == 1 else plural}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How numbers of one kind are shown, in every table, figure and line.
+
+    >>> Scale().titled("loss"), Scale().text(0.6931), PERCENT.titled("score"), PERCENT.with_unit(0.8125)
+    ('loss', '0.693', 'score (%)', '81.2 %')
+
+    Attributes:
+        factor: by which they are multiplied.
+        unit: what stands behind them; empty for none.
+        decimals: digits after the point.
+    """
+
+    factor: float = 1.0
+    unit: str = ""
+    decimals: int = 3
+
+    def text(self, number: float) -> str:
+        """Return a number without its unit; a dash where it is NaN."""
+        if math.isnan(number):
+            return NULL
+        return f"{self.factor * number:z.{self.decimals}f}"  # z: no minus sign before 0.0
+
+    def with_unit(self, number: float) -> str:
+        """Return a number with its unit."""
+        return f"{self.text(number)} {self.unit}".rstrip()
+
+    def titled(self, name: str) -> str:
+        """Return the title of an axis or a column: what the numbers are, and their unit."""
+        return f"{name} ({self.unit})" if self.unit else name
+
+
+#: Of shares, which lie in [0, 1].
+PERCENT = Scale(100.0, "%", 1)
+#: Of all other numbers.
+PLAIN = Scale()
 
 
 def json_text(value: Any, indent: int) -> str:

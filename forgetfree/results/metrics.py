@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forgetfree import registry
+from forgetfree.display import PERCENT, PLAIN, Scale
 from forgetfree.errors import MetricError
 from forgetfree.results.arguments import (
     Floats,
@@ -211,6 +212,12 @@ def sign(*metrics: str) -> int:
     return signs.pop() if len(signs) == 1 else 0
 
 
+def scale_of(*metrics: str) -> Scale:
+    """Return how scores by any of these metrics are shown, and means over them: as plain numbers where they differ in that."""
+    scales = {registry.metric(name).shown_as for name in metrics}
+    return scales.pop() if len(scales) == 1 else PLAIN
+
+
 # ---- metrics of predictions -----------------------------------------------------------------------------
 
 
@@ -340,12 +347,20 @@ class Metric:
         higher_is_better: else lower.
         bounds: the lowest and the highest score there can be; ``None``: there is none.
         constant: returns the best score that one and the same answer to all rows can have; none: every label is tried.
+        scale: how scores are shown; default: as percentages where the bounds lie in [0, 1], else as plain numbers.
     """
 
     score: Callable[[Any], float]
     higher_is_better: bool = True
     bounds: tuple[float | None, float | None] = (0.0, 1.0)
     constant: Callable[[Any], float] | None = None
+    scale: Scale | None = None
+
+    @property
+    def shown_as(self) -> Scale:
+        """`scale`, or its default."""
+        low, high = self.limits
+        return self.scale or (PERCENT if low >= 0 and high <= 1 else PLAIN)
 
     @property
     def limits(self) -> tuple[float, float]:

@@ -6,7 +6,6 @@ Cells are text already, so that a format is one small function that knows nothin
 from __future__ import annotations
 
 import io
-import math
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ import rich.console
 import rich.table
 import rich.text
 
-from forgetfree.display import NULL, escaped
+from forgetfree.display import NULL, PERCENT, escaped
 from forgetfree.errors import UnknownNameError
 
 #: Longer cells are no numbers.
@@ -177,9 +176,7 @@ def cell(values: Iterable[float | None], show: Callable[[float], str]) -> str:
 
 def percent(fraction: float) -> str:
     """Return a fraction in percent, with one decimal; a dash where it is missing."""
-    if math.isnan(fraction):
-        return NULL
-    return f"{100 * fraction:z.1f}"  # z: no minus sign before 0.0
+    return PERCENT.text(fraction)
 
 
 def size(amount: float) -> str:
