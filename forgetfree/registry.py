@@ -199,6 +199,7 @@ MODELS: dict[str, ModelEntry] = {
 KINDS: dict[str, Entry] = {
     "classification": Entry("forgetfree.kinds.classification:Classification", "a label a row, for a text or a pair"),
     "tagging": Entry("forgetfree.kinds.tagging:Tagging", "a tag for each word of a sentence"),
+    "generation": Entry("forgetfree.kinds.generation:Generation", "a text that answers a prompt or a chat"),
 }
 
 METRICS: dict[str, Entry] = {

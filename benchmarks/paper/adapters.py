@@ -187,8 +187,7 @@ def adapted(
                     continue
 
             def answers(rows: Examples, options: LocalizationOptions = options) -> LabelAnswers:
-                logits = predict(bench.model, rows, batch_size=options.rows_at_once, precision=options.precision)
-                return label_answers(bench.task.answers(logits, rows))
+                return label_answers(bench.task.answers(bench.model, rows, options))
 
             score = 0.0 if len(choices) == 1 else answers(bench.task.validation).score(bench.task.definition.metric)
             if score > best:

@@ -98,4 +98,4 @@ class BothWays:
         """Return how well the model answers validation rows now."""
         strategy = self._strategy
         rows = task.validation.subset(representative(task.validation.targets, strategy.options.validation_rows))
-        return quality(strategy.model, task, rows, strategy.options)
+        return task.quality(strategy.model, rows, strategy.options)

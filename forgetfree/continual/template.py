@@ -275,14 +275,21 @@ class StrategyTemplate(SupervisedTemplate):
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
         batches = ((b[0].to(self.device), b[-1].to(self.device) if len(b) > 2 else 0) for b in self.dataloader)
         showing = self.monitor.phase(self.task.name, "evaluate", len(self.dataloader))
+        kind, rows, written = self.task.kind, self._rows, None
+        if rows is not None and len(self._order) < len(rows):
+            rows = rows.subset(sorted(self._order))
         with showing as self._on_evaluated, answer_for(self, self.task, batches) as self._answer:
             super().eval_epoch(**kwargs)
+            if rows is not None:
+                how = {"batch_size": self.eval_mb_size, "precision": self.options.precision}
+                written = kind.written(self.task.definition, self.model, rows, answer=self._answer, **how)
         self.predictions[self.task.name] = answers_in_order(
-            self.task, self._rows, self._order, gathered(self._collected)
+            self.task, rows, self._order, gathered(self._collected), written
         )
 
     def _after_eval_iteration(self, **kwargs: Any) -> None:
-        self._collected.append((self.mb_output.cpu(), self.mb_y.cpu(), self.model.counts(self.mb_x).cpu()))
+        kept = self.task.kind.collected(self.mb_output, self.mb_y)
+        self._collected.append((kept.cpu(), self.mb_y.cpu(), self.model.counts(self.mb_x).cpu()))
         self._on_evaluated(len(self._collected), math.nan)
         super()._after_eval_iteration(**kwargs)
 

@@ -133,7 +133,7 @@ class PromptEncoder(Encoder):
         # A tokenizer of bytes reads a word after a space as another one: one stands there, unless the template ends so.
         space = "" if self._chat or not self._task.template or self._task.template[-1:].isspace() else " "
         texts = [f"{space}{right[0]}" if right else "" for right in rows.labels]
-        return token_ids(self._tokenizer, texts, inside=True)
+        return token_ids(self.tokenizer, texts, inside=True)
 
     def _turns(self, prompt: str) -> list[dict[str, str]]:
         """Return a row as the turns of a chat."""
@@ -158,7 +158,7 @@ class PromptEncoder(Encoder):
             if instruction:
                 marked[0]["content"] = f"{instruction}\n\n{marked[0]['content']}"
             try:
-                whole = self._tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True)
+                whole = self.tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True)
             except Exception as error:  # the template may raise anything, and is the tokenizer's own
                 raise ModelError(
                     f"The tokenizer's chat template cannot put together a chat of {brief([t['role'] for t in turns], 200)}: "
@@ -180,12 +180,12 @@ class PromptEncoder(Encoder):
 
     def _ids(self, piece: str) -> list[int]:
         """Return the ids of a piece of the template, in which special tokens are meant as such."""
-        ids: list[int] = self._tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"] if piece else []
+        ids: list[int] = self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"] if piece else []
         return ids
 
     def _before(self, parts: list[list[int]], turns: Sequence[dict[str, str]], room: int) -> list[int]:
         """Return the ids before an answer; the longest text of a turn loses its beginning where there is no room."""
-        texts = token_ids(self._tokenizer, [turn["content"] for turn in turns], inside=True)
+        texts = token_ids(self.tokenizer, [turn["content"] for turn in turns], inside=True)
         over = sum(map(len, texts)) - room
         self.count(over)
         while over > 0:

@@ -20,6 +20,7 @@ from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, KIND_OF_
 _KEYS = (
     *("label_names", "label_words", "template", "causal_template", "metric"),
     *("text_column", "label_column", "kind", "entities"),
+    *("instruction", "max_new_tokens", "stop"),
 )
 
 
@@ -53,6 +54,14 @@ def read_source(folder: Path) -> dict[str, Any]:
     kinds = [*KIND_OF_FORM, *registry.kinds()]
     if source.get("kind", kinds[0]) not in kinds:
         raise DataError(f"{path}: kind must be {', '.join(kinds)}, got {brief(source['kind'], 200)}.")
+    stop = source.get("stop", "")
+    if not (isinstance(stop, str) or (isinstance(stop, list) and all(isinstance(each, str) for each in stop))):
+        raise DataError(f"{path}: stop must be a text, or a list of texts, got {brief(stop, 200)}.")
+    for key in ("instruction", "template"):
+        if not isinstance(source.get(key, ""), str):
+            raise DataError(f"{path}: {key} must be a text, got {brief(source[key], 200)}.")
+    if type(source.get("max_new_tokens", 1)) is not int:
+        raise DataError(f"{path}: max_new_tokens must be a whole number, got {brief(source['max_new_tokens'], 200)}.")
     entities = source.get("entities")
     if entities is not None and not (isinstance(entities, list) and entities and _are_names([*entities, "O"])):
         raise DataError(f"{path}: entities must be a list of kinds, all different, got {brief(entities, 200)}.")

@@ -27,8 +27,8 @@ class WordEncoder(Encoder):
         # As they stand in a text: a space belongs to the word after it, as byte-level tokenizers see it.
         first = list({words[0] for words in sentences})
         later = list({word for words in sentences for word in words[1:]})
-        begin = dict(zip(first, token_ids(self._tokenizer, first), strict=True))
-        inside = token_ids(self._tokenizer, [f" {word}" for word in later], inside=True)
+        begin = dict(zip(first, token_ids(self.tokenizer, first), strict=True))
+        inside = token_ids(self.tokenizer, [f" {word}" for word in later], inside=True)
         after = dict(zip(later, inside, strict=True))
         found = []
         for words in sentences:

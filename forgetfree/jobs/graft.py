@@ -99,8 +99,7 @@ class _Subject:
             return self.bench.answers(fine_tuned, options=options)
         rows = self.bench.task.test
         model = self.tuned.given.to(self.bench.device)
-        logits = predict(model, rows, batch_size=options.rows_at_once, precision=options.precision)
-        return self.bench.task.answers(logits, rows)
+        return self.bench.task.answers(model, rows, options)
 
     def regions(self, fine_tuned: ModelState, all_options: Sequence[LocalizationOptions]) -> dict[float, Region]:
         """Return γ by sparsity, from the base of the graft that is given, or from a base of the options' kind."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
 from forgetfree.core.examples import Examples
-from forgetfree.core.readout_model import LINEAR
+from forgetfree.core.readout_model import LINEAR, ReadoutModel
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import TaskKind, kind_of
-from forgetfree.learning.training import MOST_SHOTS
+from forgetfree.learning.training import MOST_SHOTS, TrainingOptions, predict
 from forgetfree.models.loading import LoadedModel
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
@@ -58,13 +56,25 @@ class EncodedTask:
         """The task's kind."""
         return kind_of(self.definition)
 
-    def answers(self, logits: Tensor, rows: Examples) -> Answers:
-        """Return a model's answers on ``rows`` from its logits of what it read."""
-        return self.kind.answers(self.definition, logits, rows.labels, rows)
+    def answers(self, model: ReadoutModel, rows: Examples, options: TrainingOptions) -> Answers:
+        """Return what a model answers to ``rows``, in batches and in the precision of the options."""
+        kind, how = self.kind, {"batch_size": options.rows_at_once, "precision": options.precision}
+        logits = predict(model, rows, collected=kind.collected, **how)
+        written = kind.written(self.definition, model, rows, **how)
+        return kind.answers(self.definition, logits, rows.labels, rows, written)
 
-    def quality(self, answers: Answers) -> float:
-        """Return the `gain` of the score of answers by the task's metric."""
-        return self.gain(answers.score(self.definition.metric))
+    def quality(self, model: ReadoutModel, rows: Examples, options: TrainingOptions) -> tuple[float, float]:
+        """Return how well a model answers ``rows``, larger is better; of equal ones the second number decides.
+
+        Labels have their score by the task's metric, and minus their loss; texts minus their loss.
+        """
+        kind = self.kind
+        logits = predict(
+            model, rows, batch_size=options.rows_at_once, precision=options.precision, collected=kind.collected
+        )
+        if not bool(logits.isfinite().all()):  # moved too far
+            return -math.inf, -math.inf
+        return kind.quality(self.definition, logits, rows)
 
     def gain(self, score: float) -> float:
         """Return a score of the task, or its negative where lower is better."""
@@ -73,8 +83,7 @@ class EncodedTask:
     @property
     def unanswered(self) -> Answers:
         """The test rows, all with the same answer: for what depends on their labels alone."""
-        width = 1 + max(*self.classes, 1)
-        return self.answers(torch.zeros(sum(self.test.counts), width), self.test)
+        return self.kind.unanswered(self.definition, self.test, 1 + max(*self.classes, 1))
 
 
 @dataclass(frozen=True)
@@ -125,9 +134,7 @@ def encode_task(
 
     def encode(part: Rows) -> EncodedRows:
         task = label if labels.task_known else 0
-        return EncodedRows.of(
-            encoder(part), kind.numbered(part.labels, labels.first), task, loaded.pad, definition.kind
-        )
+        return kind.encode(definition, part, encoder, label=task, pad=loaded.pad, first=labels.first)
 
     test = rows.test.take(representative(kind.groups(rows.test.labels), test_limit))
     encoded = encode(train), encode(rows.validation), encode(test)

@@ -23,7 +23,7 @@ from forgetfree.options import Function, name_of_function
 
 def full_steps(options: TrainingOptions, task: EncodedTask) -> int:
     """Return ``options.steps``, or the steps of the paper's rule."""
-    return options.steps or paper_steps(len(task.definition.labels), task.shots)
+    return options.steps or paper_steps(max(1, len(task.definition.labels)), task.shots)
 
 
 def fine_tuned_key(

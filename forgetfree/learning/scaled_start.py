@@ -78,23 +78,6 @@ def choose_scale(
 
     def rank(scale: float) -> tuple[float, float, float]:
         with grafted(model.backbone, space, region, interpolate(pre, ft, scale)):
-            return *quality(model, task, asked, options), -scale
+            return *task.quality(model, asked, options), -scale
 
     return max(scales(largest), key=rank)
-
-
-def quality(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> tuple[float, float]:
-    """Return the score of a model on rows, and minus its loss, so that of two models the better one's are larger.
-
-    Args:
-        model: answers as it is.
-        task: the task.
-        rows: of the task.
-        options: precision and batch size of the forward passes.
-    """
-    logits = predict(model, rows, batch_size=options.rows_at_once, precision=options.precision)
-    if not bool(logits.isfinite().all()):  # moved too far
-        return -math.inf, -math.inf
-    answers = label_answers(task.answers(logits, rows))
-    loss = float(F.cross_entropy(torch.from_numpy(answers.logits), torch.from_numpy(answers.labels)))
-    return task.quality(answers), -loss

@@ -211,8 +211,7 @@ class SingleTask:
         validation = self.task.validation.subset(representative(self.task.validation.targets, options.validation_rows))
 
         def score() -> float:
-            logits = predict(self.model, validation, batch_size=options.rows_at_once, precision=options.precision)
-            return self.task.quality(self.task.answers(logits, validation))
+            return self.task.quality(self.model, validation, options)[0]
 
         if base is None:
             base = self.base(options.base, fine_tuned, base_size(options, mask, count), options.fisher_rows)
@@ -416,10 +415,9 @@ class SingleTask:
         """
         rows, options = self.task.test if rows is None else rows, options or TrainingOptions()
         with self.holding(state):
-            logits = predict(self.model, rows, batch_size=options.rows_at_once, precision=options.precision)
-        return self.task.answers(logits, rows)
+            return self.task.answers(self.model, rows, options)
 
     def encode(self, rows: Rows) -> EncodedRows:
         """Encode rows of another data set as this task's rows, by its prompt and for its readout."""
-        encoder = self.loaded.encoder(self.task.definition)
-        return EncodedRows.of(encoder(rows), list(rows.labels), self.task.label, self.loaded.pad)
+        encoder, task = self.loaded.encoder(self.task.definition), self.task
+        return task.kind.encode(task.definition, rows, encoder, label=task.label, pad=self.loaded.pad)

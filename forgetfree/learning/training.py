@@ -354,31 +354,45 @@ def fine_tune(
             state.after(step)
 
 
-def predict(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
+def predict(
+    model: ReadoutModel,
+    rows: Examples,
+    *,
+    batch_size: int = 64,
+    precision: str = "fp32",
+    collected: Callable[[Tensor, Tensor], Tensor] = lambda logits, labels: logits,
+) -> Tensor:
     """Return the logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode.
 
     Where words are labelled, those of all words that are read. Several processes answer different batches.
+
+    Args:
+        model: answers as it is.
+        rows: the rows.
+        batch_size: rows in a forward pass.
+        precision: of forward passes.
+        collected: what is returned in place of the logits of a batch, from these and its labels.
     """
-    return _of_all_rows(model, model, rows, batch_size, precision)
+    return _of_all_rows(model, lambda x, y, t: collected(model(x, t), y), rows, batch_size, precision)
 
 
 def features_of(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
     """Return what the readouts read of every row, as `predict` returns logits: float32 ``(n, H)``."""
-    return _of_all_rows(model, lambda x, t: model.features(x), rows, batch_size, precision)
+    return _of_all_rows(model, lambda x, y, t: model.features(x), rows, batch_size, precision)
 
 
 @torch.no_grad()
 def _of_all_rows(
-    model: ReadoutModel, read: Callable[[Tensor, Tensor], Tensor], rows: Examples, batch_size: int, precision: str
+    model: ReadoutModel, read: Callable[[Tensor, Tensor, Tensor], Tensor], rows: Examples, batch_size: int, precision: str
 ) -> Tensor:
     device = next(model.parameters()).device
     mode = model.training
     model.eval()
     found: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
     for batch in every(by_length(rows.lengths, batch_size)):
-        x, _, t = rows.batch(batch)
+        x, y, t = rows.batch(batch)
         with autocast(precision, device.type):
-            outputs = read(x.to(device), t.to(device)).float().cpu()
+            outputs = read(x.to(device), y.to(device), t.to(device)).float().cpu()
         found.append((outputs, torch.tensor(batch).repeat_interleave(model.counts(x))))
     model.train(mode)
     outputs, order = map(torch.cat, zip(*gathered(found), strict=True))

@@ -15,12 +15,87 @@ import torch
 from torch import Tensor
 
 from forgetfree.core.readout_model import autocast
+from forgetfree.data.prompts import EncodedTexts
+from forgetfree.data.sampling import by_length
+from forgetfree.parallel.exchange import every, gathered
+from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
     from forgetfree.models.task_model import TaskModel
 
 #: How far logits of one row may differ between batches, as a share of the largest: far more than is measured.
 _FLOAT32, _HALF = 1e-3, 2**-4
+
+
+def write(
+    task: TaskDefinition,
+    model: TaskModel,
+    rows: EncodedTexts,
+    *,
+    batch_size: int,
+    precision: str,
+    answer: Callable[[Tensor, Any], Tensor] | None = None,
+) -> list[list[int]]:
+    """Return the token ids that a model writes after each prompt, in the rows' order. Several processes write different batches.
+
+    Args:
+        task: whose rows; it says how long a text may be, and what ends it.
+        model: the model.
+        rows: the rows; what stands there after the prompts is not read.
+        batch_size: rows at once, at most.
+        precision: of forward passes.
+        answer: what answers in the model's place, if anything.
+    """
+    prompts, before = rows.prompts, (model.training, model.precision)
+    end = int(rows.tokenizer.eos_token_id)
+
+    def ends(ids: Sequence[int]) -> bool:
+        text = rows.tokenizer.decode(list(ids), skip_special_tokens=True) if task.stop else ""
+        return any(stop in text for stop in task.stop)
+
+    found: list[tuple[Tensor, Tensor, Tensor]] = []  # the ids of a batch, how many each text has, and the number of each row
+    model.eval()
+    model.precision = precision
+    try:
+        for batch in every(by_length([len(prompt) for prompt in prompts], batch_size)):
+            texts = write_greedily(
+                model,
+                [prompts[i] for i in batch],
+                task=rows.task,
+                most=task.max_new_tokens,
+                ends=ends,
+                end=end,
+                answer=answer,
+            )
+            ids = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
+            found.append((ids, torch.tensor([len(text) for text in texts]), torch.tensor(batch)))
+    finally:
+        model.train(before[0])
+        model.precision = before[1]
+    written: list[list[int]] = [[] for _ in prompts]
+    for ids, lengths, numbers in gathered(found):
+        for number, text in zip(numbers.tolist(), ids.split(lengths.tolist()), strict=True):
+            written[number] = text.tolist()
+    return written
+
+
+def plain_generation(tokenizer: Any, pad: int, config: Any) -> Any:
+    """Return transformers' configuration of what is written, without what a model's own says of temperature or repetition.
+
+    Args:
+        tokenizer: which token ends a text.
+        pad: the id that fills short rows.
+        config: the model's; of an encoder-decoder it says what its decoder begins with.
+    """
+    from transformers import GenerationConfig
+
+    start = getattr(config, "decoder_start_token_id", None)
+    return GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=pad,
+        decoder_start_token_id=start,
+    )
 
 
 @torch.no_grad()
@@ -128,3 +203,5 @@ def _drafts(
         stop = of_row.index(end) + 1 if end in of_row else len(of_row)
         drafts.append(list(zip(of_row[:stop], doubts[:stop], strict=True)))
     return drafts
+
+

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from forgetfree.core.body import body_of
 from forgetfree.core.parameters import at_least_float32
-from forgetfree.core.readout_model import ReadoutKind, ReadoutModel
+from forgetfree.core.readout_model import BY_WORDS, ReadoutKind, ReadoutModel
+from forgetfree.data.prompts import prompt_of
 from forgetfree.models.tokens import TokenLayout
 
 
@@ -60,7 +61,7 @@ class TaskModel(ReadoutModel):
         self._position = tokens.last if last else lambda x: x.new_zeros(len(x))
         if readout == "prompt":
             self._position = tokens.masked
-        self._writes_apart = readout == "generate" and bool(getattr(backbone.config, "is_encoder_decoder", False))
+        self.writes_apart = readout == "generate" and bool(getattr(backbone.config, "is_encoder_decoder", False))
 
     @property
     def hidden_size(self) -> int:
@@ -92,6 +93,9 @@ class TaskModel(ReadoutModel):
 
     def pooled(self, x: Tensor, layer: int | None = None) -> Tensor:
         """Return the mean over a row's tokens of one hidden layer, 0 for the embeddings: ``(B, H)``."""
+        if self.readout in BY_WORDS and bool((x < 0).any()):  # what is written after a prompt does not tell what it is about
+            lengths = self.tokens.attention_mask(x).sum(1).tolist()
+            x, _ = self._padded([prompt_of(row[:length]).tolist() for row, length in zip(x, lengths, strict=True)])
         inputs: dict[str, Any] = self.inputs(x)
         body: Any = body_of(self)  # nothing asks for the LM head, or for a decoder above an encoder
         read = body.get_encoder() if body.config.is_encoder_decoder else body
@@ -106,7 +110,7 @@ class TaskModel(ReadoutModel):
     @property
     def positions(self) -> int:
         """The most tokens that a row and the text after it may have together."""
-        return sys.maxsize if self._writes_apart else positions_of(self.backbone)
+        return sys.maxsize if self.writes_apart else positions_of(self.backbone)
 
     def to_continue(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Tensor]:
         """Return the arguments of ``generate`` of transformers: prompts, with the texts that were written so far.
@@ -114,11 +118,11 @@ class TaskModel(ReadoutModel):
         An encoder-decoder reads the prompts padded on the right, and its decoder goes on with the texts; any other model reads
         both as one row, padded on the left.
         """
-        if self._writes_apart:
+        if self.writes_apart:
             prompts = self._padded([prompt for prompt, _ in rows])
             texts = self._padded([[self._decoder_start, *text] for _, text in rows], left=True)
-            named = ("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")
-            return {name: each for names, both in zip(named, (prompts, texts), strict=True) for name, each in zip(names, both, strict=True)}
+            named = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+            return dict(zip(named, (*prompts, *texts), strict=True))
         ids, mask = self._padded([[*prompt, *text] for prompt, text in rows], left=True)
         return {"input_ids": ids, "attention_mask": mask}
 
@@ -139,13 +143,9 @@ class TaskModel(ReadoutModel):
 
     def _decoded(self, x: Tensor) -> Tensor:
         """Return the decoder's logits at the marked positions ``(n, V)``: each row is read up to its first mark, and written on."""
-        rows, counts = [row[: int(n)] for row, n in zip(x, self.tokens.attention_mask(x).sum(1), strict=True)], self.counts(x)
-        prompts = [prompt_of(row).tolist() for row in rows]
-        texts = [
-            [self._decoder_start, *(~row[row < 0]).tolist()[1:]] for row in rows
-        ]
-        ids, mask = self._padded(prompts)
-        written, known = self._padded(texts)
+        rows = [row[:length] for row, length in zip(x, self.tokens.attention_mask(x).sum(1).tolist(), strict=True)]
+        ids, mask = self._padded([prompt_of(row).tolist() for row in rows])
+        written, known = self._padded([[self._decoder_start, *(~row[row < 0]).tolist()[1:]] for row in rows])
         logits: Tensor = self.backbone(
             input_ids=ids, attention_mask=mask, decoder_input_ids=written, decoder_attention_mask=known
         ).logits
@@ -153,7 +153,7 @@ class TaskModel(ReadoutModel):
 
     def features(self, x: Tensor) -> Tensor:
         """Return what the readouts read: hidden states ``(n, H)``, or vocabulary logits ``(n, V)``."""
-        if self._writes_apart:
+        if self.writes_apart:
             return self._decoded(x)
         inputs = self.inputs(x)
         if self.readout == "mean":
@@ -194,3 +194,18 @@ def _body_and_head(backbone: nn.Module) -> tuple[nn.Module, Callable[[Tensor], T
     config: Any = backbone.config
     head = getattr(backbone, _HEADS.get(config.model_type, ""), None)
     return (backbone.base_model, head) if isinstance(head, nn.Module) else (backbone, None)  # type: ignore[return-value]
+
+
+def positions_of(backbone: nn.Module) -> int:
+    """Return the length of the longest row that a model can read, in tokens."""
+    names = ("max_position_embeddings", "max_seq_len")  # GPT-2 maps n_positions; MPT's ALiBi ends there
+    positions: int = next((size for name in names if (size := getattr(backbone.config, name, None))), -1)
+    if positions < 0:  # relative ones
+        return sys.maxsize
+    tables = [module for name, module in backbone.named_modules() if name.endswith("position_embeddings")]
+    # RoBERTa's kind of table begins after its padding index.
+    return positions - max((table.padding_idx + 1 for table in tables if _is_padded(table)), default=0)
+
+
+def _is_padded(table: nn.Module) -> bool:
+    return getattr(table, "padding_idx", None) is not None
