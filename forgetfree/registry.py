@@ -205,6 +205,23 @@ KINDS: dict[str, Entry] = {
 METRICS: dict[str, Entry] = {
     "accuracy": Entry("forgetfree.results.metrics:ACCURACY", "the share of rows that are answered rightly"),
     "f1": Entry("forgetfree.results.metrics:F1", "F1 of label 1 of two; where words are tagged, of entities"),
+    "exact_match": Entry("forgetfree.results.text_metrics:EXACT_MATCH", "the share of texts that equal a right one"),
+    "token_f1": Entry(
+        "forgetfree.results.text_metrics:TOKEN_F1", "F1 of the words of texts and right ones, as in SQuAD"
+    ),
+    "rouge_l": Entry(
+        "forgetfree.results.text_metrics:ROUGE_L", "ROUGE-L of texts, by the longest common sequence of words"
+    ),
+    "rouge_1": Entry("forgetfree.results.text_metrics:ROUGE_1", "ROUGE-1 of texts, by common words"),
+    "rouge_2": Entry("forgetfree.results.text_metrics:ROUGE_2", "ROUGE-2 of texts, by common pairs of words"),
+    "bleu": Entry("forgetfree.results.text_metrics:BLEU", "BLEU of all texts, as sacrebleu computes it"),
+    "chrf": Entry("forgetfree.results.text_metrics:CHRF", "chrF of all texts, by common runs of characters"),
+    "numeric_answer": Entry(
+        "forgetfree.results.text_metrics:NUMERIC_ANSWER", "the share of texts whose last number is that of a right one"
+    ),
+    "edit_similarity": Entry(
+        "forgetfree.results.text_metrics:EDIT_SIMILARITY", "1 minus the edits from a text to a right one, as a share"
+    ),
 }
 
 SOURCES: dict[str, Entry] = {

@@ -160,7 +160,12 @@ class TaskDefinition:
     @property
     def text_columns(self) -> tuple[str, ...]:
         """The names of the text columns in the task's data files."""
-        columns = {"pair": ("text_a", "text_b"), "tokens": ("tokens",), "generation": ("prompt",), "messages": ("messages",)}
+        columns = {
+            "pair": ("text_a", "text_b"),
+            "tokens": ("tokens",),
+            "generation": ("prompt",),
+            "messages": ("messages",),
+        }
         return columns.get(self.form, ("text",))
 
     @property

@@ -16,7 +16,7 @@ from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
 from forgetfree.core.steps import trainable
 from forgetfree.core.trained import RegionParameters, in_training
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import RunError
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.learning.monitor import Monitor

@@ -38,7 +38,7 @@ from forgetfree.jobs.experiments import (
 from forgetfree.learning.fine_tuning import full_steps
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import fine_tune, predict
+from forgetfree.learning.training import fine_tune
 from forgetfree.models.lora_adapters import LoraAdapters, lora_config, targets
 from forgetfree.results.answers import LabelAnswers, label_answers
 from forgetfree.results.records import CONSTANT

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
 from forgetfree.core.examples import Examples
 from forgetfree.core.regions import Region
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.jobs.experiments import (
     SCORE,
     Claim,

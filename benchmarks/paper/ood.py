@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
 from forgetfree.core.graft import interpolate
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.data.sampling import representative
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.jobs.experiments import (

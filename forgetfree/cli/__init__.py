@@ -90,9 +90,14 @@ _COMMANDS |= {
         "pull me/sst2-graft --out sst2-graft",
     ),
 }
+#: Files with several commands, which are found there by their names; each other command has a file of its own.
+_SHARED = {
+    **dict.fromkeys(("run", "sweep", "graft", "experiment"), "jobs"),
+}
 for _name, (_group, _usage, _help, _example) in _COMMANDS.items():
+    _file = "listing" if _name == "list" else _name  # a module named list would hide the type
     app.command(
-        f"forgetfree.cli.{'listing' if _name == 'list' else _name}:command",  # a module named list would hide the type
+        f"forgetfree.cli.{_SHARED[_name]}:{_name}" if _name in _SHARED else f"forgetfree.cli.{_file}:command",
         name=_name,
         group=_group,
         usage=f"Usage: forgetfree {_name} {_usage}",

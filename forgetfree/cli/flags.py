@@ -6,27 +6,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from inspect import Parameter as Argument
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter
 
 from forgetfree import registry
-from forgetfree.cli.usage import Debug
-from forgetfree.cli.words import say
+from forgetfree.cli.usage import Debug, lacks
+from forgetfree.cli.words import free_directory, say
+from forgetfree.data.sources import default_data, tasks_of_files
 from forgetfree.display import brief
 from forgetfree.errors import UsageError
 from forgetfree.jobs.config import ALSO_SETTINGS, LOGGERS, CommonOptions, JobConfig, SettingFlags, key_of, section_types
 from forgetfree.jobs.run_config import RunConfig, left_behind
 from forgetfree.jobs.running.execution import Execution
-from forgetfree.options import FLAGGED, HelpGroup, option
+from forgetfree.jobs.running.torchrun import PARTS, launched
+from forgetfree.options import FLAGGED, HelpGroup, build, option
 from forgetfree.results.config_file import read_config
 
+Config = TypeVar("Config", bound=JobConfig)
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandFlags:
-    """What is said to the command line alone: where options are read from, and what is printed."""
+    """What the command line alone has: where options are read from, and what is printed."""
 
     config: str | None = option(
         None,
@@ -58,12 +61,20 @@ _COMPLETED: Mapping[str, Callable[[], Any]] = {
 }
 
 
-def arguments_of(config: type[JobConfig], subject: str) -> Iterator[Argument]:
+# -- From the fields to the flags ------------------------------------------------------------------------
+
+
+def _subject(config_class: type[JobConfig]) -> str:
+    """Return the name of the option that is typed without a flag: the first that not every job has."""
+    return next(field.name for field in fields(config_class)[len(fields(JobConfig)) :])
+
+
+def arguments_of(config_class: type[JobConfig]) -> Iterator[Argument]:
     """Yield the argument without a flag, and every flag, as they are declared."""
-    hints, options = get_type_hints(config), {field.name: field for field in fields(config)}
-    of = options.pop(subject)
-    what = Parameter(help=of.metadata["help"], completer=_completer(of))
-    yield Argument(subject, Argument.VAR_POSITIONAL, annotation=Annotated[str, what])
+    hints, options = get_type_hints(config_class), {field.name: field for field in fields(config_class)}
+    subject = options.pop(_subject(config_class))
+    parameter = Parameter(help=subject.metadata["help"], completer=_completer(subject))
+    yield Argument(subject.name, Argument.VAR_POSITIONAL, annotation=Annotated[str, parameter])
     for name, field in options.items():
         several = any(get_origin(each) in (tuple, Mapping) for each in (hints[name], *get_args(hints[name])))
         kinds = [get_args(each) for each in (hints[name], *get_args(hints[name])) if get_origin(each) is Literal]
@@ -84,7 +95,7 @@ def _flag(name: str, field: Field[Any], hint: Any, choices: Sequence[str] = ()) 
     placeholder = field.metadata["placeholder"]
     if placeholder in ("DIR", "FILE"):
         hint = Path  # which the shell completes
-    how = Parameter(
+    parameter = Parameter(
         name=f"--{name.replace('_', '-')}",
         help=field.metadata["help"],
         group=_GROUPS[field.metadata["group"]],
@@ -92,7 +103,7 @@ def _flag(name: str, field: Field[Any], hint: Any, choices: Sequence[str] = ()) 
         choices=choices or None,
         completer=_completer(field),
     )
-    return Argument(name, Argument.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, how])
+    return Argument(name, Argument.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, parameter])
 
 
 def _completer(field: Field[Any]) -> Callable[..., Any] | None:
@@ -100,48 +111,120 @@ def _completer(field: Field[Any]) -> Callable[..., Any] | None:
     return None if names is None else lambda context: list(names())
 
 
-def values_of(config: type[JobConfig], given: Mapping[str, Any]) -> Json:
-    """Return what is asked for by the names of the fields: the file's first, then the command line over it."""
-    plain, types = dict.fromkeys(_SETTINGS, Any), section_types(config)
-    file = read_config(Path(given["config"]), config.command, types | plain) if "config" in given else {}
-    if config is RunConfig and "strategy" in given and not given.get("resume"):
-        file = _without_others(file, given)
-    if "start" in given:
-        given = {**given, "start": _pairs("start", given["start"], "TASK=DIR", "sst2=my-lora")}
-    if len(given.get("data", ())) == 1:  # several files are a list of them
-        given = {**given, "data": given["data"][0]}
-    line = {**given, "set": _pairs("set", given.get("set", ()), "key=value", "batch_size=16")}
+# -- From the flags to the fields ------------------------------------------------------------------------
+
+
+def read_flags(
+    config_class: type[Config], subjects: Sequence[str], flags: Mapping[str, Any]
+) -> tuple[Config, Execution, CommandFlags]:
+    """Return the configuration that a command line asks for, how the job is run, and what is printed.
+
+    Args:
+        config_class: of the command's jobs.
+        subjects: the arguments without a flag, of which there is to be one.
+        flags: the others that were typed, by their names.
+
+    Raises:
+        UsageError: flags do not go together, a value is wrong, or nothing says what to learn.
+    """
+    flags = {name: str(value) if isinstance(value, Path) else value for name, value in flags.items()}
+    command, subject = config_class.command, _subject(config_class)
+    if len(subjects) > 1:
+        hint = f"Join the tasks of a stream by commas: {','.join(subjects)}. " if subject == "stream" else ""
+        more = " ".join(subjects[1:])
+        raise UsageError(f"Unrecognized arguments: {more}. {hint}See 'forgetfree {command} --help'.")
+    execution, output = _execution_of(flags), CommandFlags(**_of_class(CommandFlags, flags))
+    if output.json and not output.check:
+        raise UsageError("--json prints the plan of --check. Give --check, too, or leave --json out.")
+    values = values_of(config_class, {**flags, **dict(zip([subject], subjects, strict=False))})
+    tasks = tasks_of_files(values.get("data", default_data())) if subject != "name" else ()
+    if len(tasks) == 1 or (tasks and subject == "stream"):
+        values = {subject: ",".join(tasks), **values}
+    if not values.get(subject):
+        raise _lacks_subject(command, subject, flags)
+    if execution.processes is not None:
+        values["settings"] = {"parts": str(PARTS)} | values.get("settings", {})
+    prefix = "" if command == "run" else f"{command}-"
+    values = {"data": default_data(), "out": free_directory(f"{prefix}{values[subject]}"), **values}
+    return build(config_class, values, command), execution, output
+
+
+def _execution_of(flags: Mapping[str, Any]) -> Execution:
+    """Return how the job is to be run.
+
+    Raises:
+        UsageError: flags do not go together, or a library of ``--log`` is not there.
+    """
+    if flags.get("resume") and "out" not in flags:
+        raise UsageError("--resume needs --out DIR. Give the directory to continue.")
+    if flags.get("allow_changed") and not flags.get("resume"):
+        raise UsageError("--allow-changed is about what is resumed. Add --resume, or leave it out.")
+    if launched() and "processes" in flags:
+        raise UsageError(f"torchrun has started {launched()} processes already. Leave --processes out.")
+    if "log" in flags:
+        from forgetfree.jobs.running.loggers import check_loggers
+
+        check_loggers(flags["log"])
+    values = _of_class(Execution, flags) | {"log": tuple(flags.get("log", ()))}
+    return Execution(**values | {"processes": launched() or flags.get("processes")})
+
+
+def _of_class(cls: type[Any], flags: Mapping[str, Any]) -> Json:
+    """Return those flags that are fields of a class."""
+    return {field.name: flags[field.name] for field in fields(cls) if field.name in flags}
+
+
+def _lacks_subject(command: str, subject: str, flags: Mapping[str, Any]) -> UsageError:
+    config = Path(flags.get("out", "")) / "config.json"
+    if flags.get("resume") and config.is_file():
+        return UsageError(f"No {subject} is given. To continue that {command}, give --config {config}, too.")
+    if subject == "stream":
+        return UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
+    return lacks(f"forgetfree {command}", [subject.upper()])
+
+
+def values_of(config_class: type[JobConfig], flags: Mapping[str, Any]) -> Json:
+    """Return the values of a configuration's fields: the file's first, then the command line's over them."""
+    plain, types = dict.fromkeys(_SETTINGS, Any), section_types(config_class)
+    file = read_config(Path(flags["config"]), config_class.command, types | plain) if "config" in flags else {}
+    if config_class is RunConfig and "strategy" in flags and not flags.get("resume"):
+        file = _without_others(file, flags)
+    if "start" in flags:
+        flags = {**flags, "start": _pairs("start", flags["start"], "TASK=DIR", "sst2=my-lora")}
+    if len(flags.get("data", ())) == 1:  # several files are a list of them
+        flags = {**flags, "data": flags["data"][0]}
+    typed = _pairs("set", flags.get("set", ()), "key=value", "batch_size=16")
     for key in _SETTINGS:  # the others are compared when all is checked
-        if key in given and key in line["set"]:
+        if key in flags and key in typed:
             flag = key.replace("_", "-")
-            raise UsageError(f"--{flag} and --set {key}={line['set'][key]} are both given. Leave one of them out.")
+            raise UsageError(f"--{flag} and --set {key}={typed[key]} are both given. Leave one of them out.")
         if file.get(key) is not None and key in file.get("set", {}):
-            raise UsageError(f"{given['config']}: {key} and set.{key} are both given. Leave one of them out.")
-    over = {key for key in (*_SETTINGS, *ALSO_SETTINGS) if key in given or key in line["set"]}
+            raise UsageError(f"{flags['config']}: {key} and set.{key} are both given. Leave one of them out.")
+    over = {key for key in (*_SETTINGS, *ALSO_SETTINGS) if key in flags or key in typed}
     file = {key: value for key, value in file.items() if key not in over}
-    settings = {key: value for key, value in file.get("set", {}).items() if key not in over} | line["set"]
-    own = {key: each[key] for each in (file, given) for key in _SETTINGS if key in each}
-    values = {**file, **given, "set": settings | own}
-    return {field.name: values[key] for field in fields(config) if (key := key_of(field)) in values}
+    settings = {key: value for key, value in file.get("set", {}).items() if key not in over} | typed
+    own = {key: each[key] for each in (file, flags) for key in _SETTINGS if key in each}
+    values = {**file, **flags, "set": settings | own}
+    return {field.name: values[key] for field in fields(config_class) if (key := key_of(field)) in values}
 
 
-def _without_others(file: Json, given: Mapping[str, Any]) -> Json:
+def _without_others(file: Json, flags: Mapping[str, Any]) -> Json:
     """Return a file's options without those that no strategy asked for has, and say so: no flag could take them away."""
-    left = left_behind(file, given["strategy"])
-    if left and not given.get("quiet"):
-        say(f"note: {given['config']} has {', '.join(left.values())} for strategies that are not run here: left out.")
+    left = left_behind(file, flags["strategy"])
+    if left and not flags.get("quiet"):
+        say(f"note: {flags['config']} has {', '.join(left.values())} for strategies that are not run here: left out.")
     kept = {key: value for key, value in file.items() if key not in left}
     return kept | {"set": {key: value for key, value in file.get("set", {}).items() if key not in left}}
 
 
-def _pairs(flag: str, given: Sequence[str], form: str, example: str) -> dict[str, str]:
+def _pairs(flag: str, texts: Sequence[str], form: str, example: str) -> dict[str, str]:
     """Return what ``--set key=value`` and flags like it say.
 
     Raises:
         UsageError: a key or a value is missing, or a key is given twice.
     """
     pairs: dict[str, str] = {}
-    for pair in given:
+    for pair in texts:
         key, separator, value = (part.strip() for part in pair.partition("="))
         if not separator or not key:
             raise UsageError(f"--{flag} needs {form}, got {brief(pair)}. Write, say, --{flag} {example}.")

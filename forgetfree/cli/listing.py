@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from forgetfree import registry
 from forgetfree.cli.usage import AsJson, Debug
-from forgetfree.data.forms import NO_TASK
+from forgetfree.data.tables import NO_TASK
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import UsageError
 

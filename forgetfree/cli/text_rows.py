@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree.data.bad_rows import refuse
 from forgetfree.data.columns import PAIR, RECOGNISED, Columns, choose_texts
-from forgetfree.data.conll import ENDINGS as CONLL
-from forgetfree.data.table_files import PACKED, csv_records, format_of, lines_of, read_table, text_form
+from forgetfree.data.table_files import CONLL, csv_records, format_of, read_table, text_form
+from forgetfree.data.text_files import PACKED, lines_of
 from forgetfree.display import tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.json_file import parse_json
@@ -102,7 +102,7 @@ def _read(path: Path, task: ServedTask | None, columns: Columns, keep: Sequence[
         size = task.size if task else None
         form = text_form(path)
         _tell(form.note)
-        yield from (TextRow(row_of_line(line.rstrip("\r\n"), size)) for line in lines_of(path, form))
+        yield from (TextRow(row_of_line(line.rstrip("\r\n"), size)) for line in lines_of(path, form.encoding))
         return
     names: tuple[str, ...] = ()
     for number, record in _records(path):
@@ -164,7 +164,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         names = next(rows, [])
         yield from enumerate((dict(zip(names, row, strict=True)) for row in rows), 1)
         return
-    for number, line in enumerate(lines_of(path, form), 1):
+    for number, line in enumerate(lines_of(path, form.encoding), 1):
         if not line.strip():
             continue
         try:

@@ -13,7 +13,6 @@ from forgetfree.continual.task_training import Skill, Training, skill_of
 from forgetfree.core.regions import Region
 from forgetfree.data.sampling import representative
 from forgetfree.learning.cost import Cost, TaskSize
-from forgetfree.learning.scaled_start import quality
 from forgetfree.ledger import Record
 from forgetfree.models.state import ModelState
 

@@ -9,7 +9,7 @@ from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.templates.base import BaseTemplate
 from torch import Tensor, nn
 
-from forgetfree.models.tokens import TokenLayout
+from forgetfree.models.task_model import TokenLayout
 
 #: The size of a label, a task label or a token id in a row.
 _INTEGER_BYTES = 8

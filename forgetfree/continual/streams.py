@@ -20,8 +20,7 @@ from torch import nn
 from forgetfree.continual.benchmark_streams import benchmark_stream, tensor_stream
 from forgetfree.continual.stream import BenchmarkModel, Stream, StreamModel
 from forgetfree.data.columns import ReadOptions
-from forgetfree.data.encoding import EncodedRows
-from forgetfree.data.examples import OneLength
+from forgetfree.data.examples import EncodedRows, OneLength
 from forgetfree.data.rows import TaskRows, tell
 from forgetfree.data.sources import check_form, default_data, load_tasks
 from forgetfree.display import tell_note

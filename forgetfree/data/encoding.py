@@ -1,145 +1,17 @@
-"""Encoding of texts as token ids: once, before training, into one ragged tensor per split.
-
-A mini-batch is ``(x, y, t)``: token ids ``(B, L)`` padded on the right, labels ``(B,)``, task labels ``(B,)``, all int64.
-Where words are labelled, row i has as many labels and task labels as words that the model reads, and the id of each such word's
-first token stands in x as its complement ``~id``, below 0. Everything else that a model needs (attention mask, token types, the
-mask position) follows from the ids: see `forgetfree.models.tokens`.
-"""
+"""Encoding of texts as token ids: once, before training."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from forgetfree import registry
-from forgetfree.core.examples import Batch
-from forgetfree.core.readout_model import LOWEST
 from forgetfree.data.rows import Rows
 from forgetfree.display import counted
 from forgetfree.errors import ModelError
 from forgetfree.tasks import MAX_LENGTH
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class EncodedRows:
-    """The rows of one split as token ids.
-
-    Attributes:
-        tokens: all rows' ids, one after the other: int32 ``(total,)``.
-        offsets: where each row begins, and the end: int64 ``(n + 1,)``.
-        labels: int64 ``(n,)``; where words are labelled, those of all words, also of those that were cut off.
-        task: the task label, the same for every row.
-        pad: the id that fills short rows.
-        words: where words are labelled, where the labels of each row begin, and the end: int64 ``(n + 1,)``.
-        kind: of the task, as its definition names it.
-    """
-
-    tokens: Tensor
-    offsets: Tensor
-    labels: Tensor
-    task: int
-    pad: int
-    words: Tensor | None = None
-    kind: str = "single"
-
-    @classmethod
-    def of(
-        cls, rows: Sequence[Sequence[int]], labels: Sequence[Any], task: int, pad: int, kind: str = "single"
-    ) -> EncodedRows:
-        """Pack rows of ids of any length; ``labels`` has one for each, or a sequence with one for each of its words."""
-        lengths = torch.tensor([0, *map(len, rows)])
-        tokens = torch.tensor([token for row in rows for token in row], dtype=torch.int32)
-        words = None
-        if labels and isinstance(labels[0], Sequence):
-            words = torch.tensor([0, *map(len, labels)]).cumsum(0)
-            labels = [label for row in labels for label in row]
-        return cls(tokens, lengths.cumsum(0), torch.tensor(list(labels), dtype=torch.int64), task, pad, words, kind)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def lengths(self) -> list[int]:
-        """The number of tokens in each row."""
-        lengths: list[int] = self.offsets.diff().tolist()
-        return lengths
-
-    @cached_property
-    def counts(self) -> list[int]:
-        """The number of labels that are read in each row: one, or that of its words that are not cut off."""
-        if self.words is None:
-            return [1] * len(self)
-        before = torch.nn.functional.pad((self.tokens < 0).cumsum(0), (1, 0))
-        counts: list[int] = before[self.offsets].diff().tolist()
-        return counts
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of all ids and labels."""
-        digest = hashlib.sha256()
-        for tensor in (self.tokens, self.offsets, self.labels, *([] if self.words is None else [self.words])):
-            digest.update(tensor.numpy().tobytes())
-        return digest.hexdigest()
-
-    @property
-    def targets(self) -> list[int]:
-        """The group of each row, under the name that Avalanche expects: the label, or of sentences what their kind says."""
-        if self.words is None:
-            labels: list[int] = self.labels.tolist()
-            return labels
-        groups: list[int] = registry.kind(self.kind).groups([self._labels(i) for i in range(len(self))])
-        return groups
-
-    def _labels(self, i: int) -> list[int]:
-        assert self.words is not None
-        labels: list[int] = self.labels[self.words[i] : self.words[i + 1]].tolist()
-        return labels
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Any]:
-        x = self.tokens[self.offsets[i] : self.offsets[i + 1]].long()
-        if self.words is None:
-            return x, int(self.labels[i])
-        first = int(self.words[i])
-        return x, self.labels[first : first + self.counts[i]]
-
-    def answered(self, logits: Tensor) -> Tensor:
-        """Return the logits of all labels from those of what was read: words that were cut off are O, label 0, for certain."""
-        if self.words is None:
-            return logits
-        lengths, counts = self.words.diff(), torch.tensor(self.counts)
-        number_in_row = torch.arange(len(self.labels)) - self.words[:-1].repeat_interleave(lengths)
-        answers = torch.full((len(self.labels), logits.shape[1]), LOWEST)
-        answers[:, 0] = 0.0
-        answers[number_in_row < counts.repeat_interleave(lengths)] = logits
-        return answers
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """Return the mini-batch of the rows at ``indices``, padded to the longest of them."""
-        return self.collate([(*self[i], self.task) for i in indices])
-
-    def collate(self, items: Sequence[tuple[Any, ...]]) -> Batch:
-        """Pad ``(ids, label, …, task)`` items into one mini-batch: the ``collate_fn`` of data loaders."""
-        x = torch.nn.utils.rnn.pad_sequence(
-            [item[0] for item in items], batch_first=True, padding_value=float(self.pad)
-        )
-        labels = [torch.as_tensor(item[1]).reshape(-1) for item in items]
-        tasks = torch.tensor([item[-1] for item in items])
-        return x, torch.cat(labels), tasks.repeat_interleave(torch.tensor([len(each) for each in labels]))
-
-    def subset(self, indices: Sequence[int]) -> EncodedRows:
-        """Return the rows at ``indices``, in that order."""
-        rows = [self.tokens[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
-        labels = [int(self.labels[i]) if self.words is None else self._labels(i) for i in indices]
-        return EncodedRows.of(rows, labels, self.task, self.pad, self.kind)
-
 
 _SLOT = re.compile(r"(\s*)\{(text|text_a|text_b|mask)(?::(bare|lower))?\}")
 
@@ -309,6 +181,40 @@ class Encoder:
                 "Use --readout causal or --readout linear."
             )
         return [self.tokenizer.mask_token_id]
+
+
+class WordEncoder(Encoder):
+    """Converts sentences to token ids, of which the first of each word is marked: it stands as its complement ``~id``.
+
+    A word without a token, such as one of invisible characters, is read at the token for unknown words. Tokens beyond
+    ``max_length`` are cut off. A word stays if its first token does.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int = MAX_LENGTH) -> None:
+        super().__init__(tokenizer, None, max_length)
+        unknown = tokenizer.unk_token_id
+        self._wordless = [self.blank if unknown is None else unknown]
+
+    def __call__(self, rows: Rows) -> list[list[int]]:
+        """Return the token ids of every sentence."""
+        sentences = [text.split(" ") for text in rows.first]
+        # As they stand in a text: a space belongs to the word after it, as byte-level tokenizers see it.
+        first = list({words[0] for words in sentences})
+        later = list({word for words in sentences for word in words[1:]})
+        begin = dict(zip(first, token_ids(self.tokenizer, first), strict=True))
+        inside = token_ids(self.tokenizer, [f" {word}" for word in later], inside=True)
+        after = dict(zip(later, inside, strict=True))
+        found = []
+        for words in sentences:
+            each = [begin[words[0]], *(after[word] for word in words[1:])]
+            marked = [piece for ids in each for piece in _marked(ids or self._wordless)]
+            self.count(len(marked) - self.room(1))
+            found.append([*self.opening, *marked[: self.room(1)], *self.closing])
+        return found
+
+
+def _marked(ids: list[int]) -> list[int]:
+    return [~ids[0], *ids[1:]]
 
 
 #: The text before a text that does not begin its row.

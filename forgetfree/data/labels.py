@@ -1,23 +1,28 @@
-"""What is written in a label column, as the numbers of a task's labels."""
+"""What is written in a label column, as the numbers of a task's labels; and what of it may be a mistake."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from forgetfree.data.forms import TASKS
+from forgetfree.data.tables import TASKS, shown
+from forgetfree.display import counted
 from forgetfree.errors import DataError
 
 #: The most digits of a label: all such numbers fit into 64 bits.
 _DIGITS = 18
 #: Labels of fewer characters are remembered.
 _SHORT = 100
+#: What may stand between the labels of a list.
+_SIGNS = ";|,/"
+#: How many labels a note names.
+_MOST_NAMES = 5
 #: Where more labels than these have, on average, fewer than two rows, the column holds something else.
 _MANY = 20
 
@@ -155,7 +160,37 @@ def _listed(names: Sequence[Any]) -> str:
     return ", ".join(texts if len(texts) <= 12 else [*texts[:10], "…", texts[-1]])
 
 
-def shown(value: Any) -> str:
-    """Return a value as a reader of the data sees it, shortened."""
-    text = "nothing" if value is None else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+def notes_of_labels(cells: Sequence[int | str], labels: Labels, numbers: Sequence[int]) -> list[str]:
+    """Return what to say of labels: those that are written otherwise than their names, and those that look like lists.
+
+    Args:
+        cells: what is `written` in each training row.
+        labels: what was learned of them.
+        numbers: of the rows, for a user.
+    """
+    counts = Counter(cell for cell in cells if isinstance(cell, str))
+    places = {cell: labels.place(cell) for cell in counts if cell not in labels.names}
+    notes = [
+        f"label {shown(cell)} ({counted(counts[cell], 'row')}, the first is row {numbers[cells.index(cell)]}) is read as "
+        f"{shown(labels.names[place])}"
+        for cell, place in list(places.items())[:_MOST_NAMES]
+        if place is not None
+    ]
+    if lists := list_labels(counts):
+        name = min(lists, key=lambda label: (-counts[label], label))
+        whose = f"{shown(name)} ({counted(counts[name], 'row')}, the first is row {numbers[cells.index(name)]})"
+        which = f"{whose} looks" if len(lists) == 1 else f"{len(lists):,} labels, such as {whose}, look"
+        notes.append(f"{which} like several labels of a row, which no task here reads: such a list is one label here")
+    return notes
+
+
+def list_labels(names: Iterable[str]) -> list[str]:
+    """Return the labels whose every part, between signs that make lists, is another label or a part of another one.
+
+    >>> list_labels(["drama", "comedy", "drama;comedy", "Sci/Tech"])
+    ['drama;comedy']
+    """
+    known = list(dict.fromkeys(names))
+    parts = {name: {part for each in re.split(f"[{_SIGNS}]", name) if (part := each.strip())} for name in known}
+    held = Counter(part for found in parts.values() for part in found)
+    return [name for name in known if len(parts[name]) > 1 and all(held[part] > 1 for part in parts[name])]

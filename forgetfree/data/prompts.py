@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.data.encoding import EncodedRows, Encoder, token_ids
+from forgetfree.data.encoding import Encoder, token_ids
+from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief, counted
 from forgetfree.errors import DataError, ModelError
@@ -82,7 +83,9 @@ class PromptEncoder(Encoder):
         ModelError: the tokenizer has no token that ends a text, or nothing is left for a prompt.
     """
 
-    def __init__(self, tokenizer: Any, task: TaskDefinition, max_length: int = MAX_LENGTH, *, closed: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Any, task: TaskDefinition, max_length: int = MAX_LENGTH, *, closed: bool = False
+    ) -> None:
         self._task, self._chat = task, bool(getattr(tokenizer, "chat_template", None)) and not task.template
         super().__init__(tokenizer, None, max_length, closed=closed)
         if self._chat:  # what a chat template puts at its beginning it says itself
@@ -174,8 +177,10 @@ class PromptEncoder(Encoder):
             return "".join(f"{turn['role']}: {turn['content']}\n" for turn in marked) + "assistant: "
         template = self._task.template or (PLAIN_TEMPLATE if instruction else "{prompt}\n\n")
         before, after = template.split("{prompt}")
-        return before.replace("{instruction}", instruction) + marked[0]["content"] + after.replace(
-            "{instruction}", instruction
+        return (
+            before.replace("{instruction}", instruction)
+            + marked[0]["content"]
+            + after.replace("{instruction}", instruction)
         )
 
     def _ids(self, piece: str) -> list[int]:

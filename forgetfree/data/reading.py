@@ -10,11 +10,11 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import Columns
-from forgetfree.data.in_memory import is_saved, is_snapshot, read_saved, read_snapshot
+from forgetfree.data.library_tables import is_saved, is_snapshot, read_saved, read_snapshot
 from forgetfree.data.rows import RowKind, TaskRows
 from forgetfree.data.source_json import read_source
-from forgetfree.data.table_files import find_table, format_of, head_of, read_table, split_of
-from forgetfree.data.tables import Table, TaskTables
+from forgetfree.data.table_files import find_table, format_of, head_of, read_table
+from forgetfree.data.tables import Table, TaskTables, split_of
 from forgetfree.errors import DataError
 from forgetfree.tasks import SPLITS, version_of
 

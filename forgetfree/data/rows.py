@@ -301,6 +301,45 @@ def _held_out(rows: Rows, kind: RowKind, share: float, most: int, seed: int) -> 
     return rows.take([i for i in range(len(rows)) if i not in held]), rows.take(sorted(held))
 
 
+def notes_of_rows(rows: Rows, numbers: Sequence[int]) -> list[str]:
+    """Return what to say of training rows: empty texts, repeated rows, and texts with several labels.
+
+    Args:
+        rows: the training rows.
+        numbers: of the rows, for a user.
+    """
+    first, same = dict[tuple[str, ...], int](), dict[tuple[Any, ...], int]()
+    empty, repeated, differing = list[int](), list[tuple[int, int]](), dict[int, int]()
+    for i, (texts, label) in enumerate(zip(rows.texts, rows.labels, strict=True)):
+        if not all(text.strip() for text in texts):
+            empty.append(i)
+        if (before := same.setdefault((texts, label), i)) != i:
+            repeated.append((i, before))
+        elif (before := first.setdefault(texts, i)) != i:
+            differing.setdefault(before, i)
+    notes = []
+    if empty:
+        verb = "has" if len(empty) == 1 else "have"
+        notes.append(
+            f"{counted(len(empty), 'training row')} {verb} an empty text (the first is row {numbers[empty[0]]})"
+        )
+    if repeated:
+        one, other = repeated[0]
+        verb = "repeats" if len(repeated) == 1 else "repeat"
+        notes.append(
+            f"{counted(len(repeated), 'training row')} {verb} the texts and the label of an earlier one (the first is row "
+            f"{numbers[one]}, as row {numbers[other]})"
+        )
+    if differing:
+        one, other = next(iter(differing.items()))
+        verb = "stands" if len(differing) == 1 else "stand"
+        notes.append(
+            f"{counted(len(differing), 'text')} {verb} under several labels in the training rows (the first in rows "
+            f"{numbers[one]} and {numbers[other]})"
+        )
+    return notes
+
+
 def tell(tasks: Iterable[TaskRows]) -> None:
     """Say on stderr what is to be known of how tasks were read."""
     for note in (note for rows in tasks for note in rows.notes):

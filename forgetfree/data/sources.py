@@ -10,7 +10,6 @@ Kinds of tasks read the tables: see `forgetfree.kinds`.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +18,13 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import AS_FOUND, RECOGNISED, ReadOptions
-from forgetfree.data.in_memory import configurations, is_path, is_snapshot, tables_of
+from forgetfree.data.library_tables import configurations, is_snapshot, read_hub, tables_of
 from forgetfree.data.reading import check_folder, check_header, holds_a_task, is_one_task, read_folder, read_task
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
-from forgetfree.data.tables import Table
 from forgetfree.display import brief, is_text
-from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line
-from forgetfree.tasks import EvaluatedOn, TaskDefinition, in_versions, slots, version_of
+from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError
+from forgetfree.tasks import EvaluatedOn, TaskDefinition, in_versions, version_of
 
 #: The environment variable with the directory that ``--data`` is by default.
 DATA_VARIABLE = "FORGETFREE_DATA"
@@ -58,7 +56,7 @@ def load_tasks(
         stream: a registered stream, or task names: separated by commas, or as a list; none: all tasks of ``data``, in order.
             One that is named again is its next version, such as ``sst2@2``: with rows of that name, or else those of the task.
         data: ``hub``, ``demo``, a directory, a file of rows, or several files, each a task of its name; or the rows of each
-            task, by name: see `forgetfree.data.in_memory.tables_of`, or the path of what holds them.
+            task, by name: see `forgetfree.data.library_tables.tables_of`, or the path of what holds them.
         evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
         options: where texts and labels are, which else are recognised; and whether bad rows are left out.
 
@@ -320,13 +318,13 @@ class _Named:
 
     def load(self, name: str) -> TaskRows:
         rows, columns = self._rows[name], self._options.columns(name, self.names())
-        if is_path(rows):
+        if _is_path(rows):
             return self._place(name).load(name)
         tables, note = tables_of(f"data[{name!r}]", rows)
         return read_task(name, tables, {}, Path(), columns, note, self._options.skip_bad_rows)
 
     def check_header(self, name: str) -> None:
-        if is_path(self._rows.get(name)):
+        if _is_path(self._rows.get(name)):
             self._place(name).check_header(name)
 
     def _place(self, name: str) -> _Source:
@@ -352,49 +350,10 @@ class _Hub:
         """The hub's columns are known."""
 
     def load(self, name: str) -> TaskRows:
-        from datasets import load_dataset
-
         task = registry.tasks()[name]
         if task.hub is None:
             raise NoDataError(f"The hub does not hold task {name!r}. {self.hint}")
-        hub, tables = task.hub, dict[str, Table]()
-        for ours, theirs in hub.splits.items():
-            try:
-                table = load_dataset(hub.path, hub.name, split=theirs)
-            except Exception as error:
-                raise NoDataError(
-                    f"Task {name!r} cannot be read from the hub ({hub.path}, split {theirs}): "
-                    f"{first_line(error)}. Without a connection, give a directory with --data DIR, or "
-                    "--data demo."
-                ) from error
-            where = f"{hub.path}:{theirs}"
-            needed = [name for column in hub.columns for name in slots(column) or [column]]
-            missing = [column for column in (*needed, hub.label) if column not in table.column_names]
-            if missing:
-                raise DataError(
-                    f"{where} has no column {missing[0]!r}; it has {', '.join(table.column_names)}. The "
-                    "set has changed on the hub: give a directory with --data DIR."
-                )
-            labels = list(table[hub.label])
-            if hub.labels:
-                labels = [hub.labels.get(label, label) for label in labels]
-            keep = [i for i, label in enumerate(labels) if label != -1]  # SNLI's mark of undecided rows
-            names = task.text_columns
-            columns = {ours: _hub_texts(table, theirs) for ours, theirs in zip(names, hub.columns, strict=True)}
-            columns["label"] = labels
-            kept = {name: [values[i] for i in keep] for name, values in columns.items()}
-            tables[ours] = Table(where, kept, keep)
-        return read_task(name, tables, {}, Path(), RECOGNISED)
-
-
-def _hub_texts(table: Any, column: str) -> list[Any]:
-    """Return a column of the hub, or the texts that a template makes of several, without missing values."""
-    names = slots(column)
-    if not names:
-        return list(table[column])
-    rows = zip(*(table[name] for name in names), strict=True)
-    filled = ({n: "" if v is None else str(v).strip() for n, v in zip(names, row, strict=True)} for row in rows)
-    return [re.sub(" {2,}", " ", column.format_map(values)).strip() for values in filled]
+        return read_task(name, read_hub(task, task.hub), {}, Path(), RECOGNISED)
 
 
 class _Embedded:
@@ -427,10 +386,15 @@ class _Embedded:
 _Source = _Directory | _OneTask | _Named | _Hub | _Embedded
 
 
+def _is_path(value: Any) -> bool:
+    """Return whether rows are given by the path of what holds them."""
+    return isinstance(value, str | os.PathLike)
+
+
 def check_form(data: object) -> None:
     """Raise ``UsageError`` for rows that lack the name of their task, and whatever else is no data."""
-    are_paths = isinstance(data, list | tuple) and bool(data) and all(map(is_path, data))
-    if not isinstance(data, Mapping) and not is_path(data) and not are_paths:
+    are_paths = isinstance(data, list | tuple) and bool(data) and all(map(_is_path, data))
+    if not isinstance(data, Mapping) and not _is_path(data) and not are_paths:
         raise UsageError(
             f"Rows are given by the name of their task, as data={{'NAME': ROWS}}; got a {type(data).__name__}. Give them "
             "so, or a directory, a file or a list of files, 'hub' or 'demo'."

@@ -3,47 +3,50 @@
 from __future__ import annotations
 
 import csv
-import io
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any
 
 from forgetfree.data.bad_rows import BadRow, BadRows, refuse
-from forgetfree.data.charset import encoding_of
-from forgetfree.data.conll import ENDINGS as CONLL
-from forgetfree.data.conll import read_conll
-from forgetfree.data.labels import shown
-from forgetfree.data.tables import Table
+from forgetfree.data.tables import Table, of_records, shown, split_of
+from forgetfree.data.text_files import (
+    MOST_BYTES,
+    MOST_LINE,
+    PACKED,
+    check_size,
+    encoding_of,
+    lines_of,
+    open_text,
+    unpacked_limit,
+)
 from forgetfree.display import first_twice
 from forgetfree.errors import DataError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import MOST_BYTES as MOST_JSON
 from forgetfree.json_file import parse_json
 
-#: The formats of files; those of text may be packed.
-FORMATS, PACKED = ("parquet", "jsonl", "csv", "tsv", "json", *CONLL), ("", ".gz", ".zst")
-#: The names of splits, ours first.
-_SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "dev", "eval", "val", "valid"),
-    "test": ("test",),
-}
+#: The formats of files, those of tagged words last; those of text may be packed.
+CONLL = ("conll", "bio", "iob", "iob2", "txt")
+FORMATS = ("parquet", "jsonl", "csv", "tsv", "json", *CONLL)
 #: What separates the cells of a format by its name, and what else may.
 _SIGN = {"csv": ",", "tsv": "\t"}
 _SIGNS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _QUOTE = "Quote texts that hold commas, quotes or line breaks"
-#: The largest file that is read: in bytes (unpacked), in rows, and in characters for a line of csv or jsonl.
-MOST_BYTES, MOST_ROWS, MOST_LINE = 4 * 2**30, 50_000_000, 16 * 2**20
-#: A packed file that unpacks to more than so many times its size holds no data; what unpacks to few bytes may.
-MOST_TIMES, FEW_BYTES = 1000, 256 * 2**20
-#: The most rows of a text file, whose cells are all objects of their own in memory; and the most columns of records.
-MOST_TEXT_ROWS, MOST_COLUMNS = 5_000_000, 4096
+#: The most rows of a parquet file, and of a text file, whose cells are all objects of their own in memory.
+MOST_ROWS, MOST_TEXT_ROWS = 50_000_000, 5_000_000
 #: Rows of csv that are put into columns together; and the most texts of a column that are compared to hold each once.
 _ROWS_AT_A_TIME, _FEW = 10_000, 1000
+#: A tag of CoNLL's files, and the word of a line that begins a document.
+_TAG = re.compile(r"O|[A-Z]-\S+")
+_BREAK = "-DOCSTART-"
+_CONLL_FORM = (
+    "Write a word, a tab and O, B-X or I-X on a line, and a blank line between sentences; a table of texts is named .csv, .tsv "
+    "or .jsonl."
+)
 #: Of how many bytes the encoding of a header is found out.
 _HEAD = 2**20
 
@@ -78,11 +81,6 @@ def find_table(folder: Path, split: str) -> Path | None:
     return folder / found[0][-1] if found else None
 
 
-def split_of(name: str) -> str | None:
-    """Return the split that is meant by a name such as ``dev``; ``None`` if it is none."""
-    return next((split for split, names in _SPLIT_NAMES.items() if name.lower() in names), None)
-
-
 def read_table(path: Path) -> Table:
     """Read a file by the format that its name says.
 
@@ -91,7 +89,7 @@ def read_table(path: Path) -> Table:
     """
     _, format = format_of(path.name)
     try:
-        _check_size(path, size_of(path), "bytes", MOST_BYTES)
+        check_size(path, size_of(path), "bytes", MOST_BYTES)
         if format == "parquet":
             return _read_parquet(path)
         form = text_form(path)
@@ -138,21 +136,10 @@ def head_of(path: Path) -> Table | None:
     return Table(str(path), {name: [] for name in names}, []) if names else None
 
 
-def _check_size(path: Path | str, found: int, unit: str, most: int) -> None:
-    if found > most:
-        raise DataError(f"{path} holds {found:,} {unit}, and at most {most:,} are read. Take a part of its rows.")
-
-
-def _most_unpacked(path: Path) -> int:
-    """Return how many bytes of a file are read at most, unpacked."""
-    most = max(FEW_BYTES, MOST_TIMES * size_of(path)) if path.is_file() else MOST_BYTES  # a pipe has no size
-    return min(MOST_BYTES, most)
-
-
 def _read_parquet(path: Path) -> Table:
     import pyarrow.parquet
 
-    schema, most = pyarrow.parquet.read_schema(path), _most_unpacked(path)
+    schema, most = pyarrow.parquet.read_schema(path), unpacked_limit(path)
     # A text that is stored once may be repeated any number of times: it stays stored once until they are counted.
     texts = [
         field.name for field in schema if pyarrow.types.is_string(field.type) or pyarrow.types.is_binary(field.type)
@@ -160,8 +147,8 @@ def _read_parquet(path: Path) -> Table:
     with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
         _check_names(str(path), file.schema_arrow.names)
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-        _check_size(path, file.metadata.num_rows, "rows", MOST_ROWS)
-        _check_size(path, sum(group.total_byte_size for group in groups), "bytes when unpacked", most)
+        check_size(path, file.metadata.num_rows, "rows", MOST_ROWS)
+        check_size(path, sum(group.total_byte_size for group in groups), "bytes when unpacked", most)
         return of_arrow(str(path), schema, file.iter_batches(batch_size=2048), 1, most)
 
 
@@ -177,7 +164,7 @@ def of_arrow(where: str, schema: Any, batches: Iterable[Any], first: int, most: 
     parts, held = [schema.empty_table()], 0
     for batch in batches:
         held += sum(map(_decoded_bytes, batch.columns))
-        _check_size(where, held, "bytes or more when unpacked", most)
+        check_size(where, held, "bytes or more when unpacked", most)
         columns = [c.dictionary_decode() if pyarrow.types.is_dictionary(c.type) else c for c in batch.columns]
         parts.append(pyarrow.Table.from_arrays(columns, batch.schema.names))
     table = pyarrow.concat_tables(parts[1:] or parts)
@@ -227,56 +214,11 @@ def text_form(path: Path, most: int = MOST_BYTES) -> TextForm:
     usual = _SIGN.get(format, "")
     if not path.is_file():
         return TextForm(separator=usual)
-    encoding, note = encoding_of(path, lambda: _unpacked(path), min(most, _most_unpacked(path) + 1))
+    encoding, note = encoding_of(path, min(most, unpacked_limit(path) + 1))
     sign = _separator(path, encoding, usual) if usual else ""
     if sign != usual:
         note = "; ".join(filter(None, [note, f"the cells of {path.name} are separated by {_SIGNS[sign]}"]))
     return TextForm(encoding, sign, note)
-
-
-@contextmanager
-def _unpacked(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, unpacked where it is packed."""
-    if path.suffix not in PACKED[1:]:
-        with path.open("rb") as plain:
-            yield plain
-        return
-    import pyarrow
-
-    # Unlike gzip's and zstandard's own readers, it knows a file that was cut off, and reads all frames of one.
-    with pyarrow.input_stream(str(path), compression="detect") as file:
-        yield io.BufferedReader(file)
-
-
-@contextmanager
-def _opened(path: Path, encoding: str) -> Iterator[TextIO]:
-    """Open a text file, unpacked where it is packed."""
-    with _unpacked(path) as file:
-        yield io.TextIOWrapper(file, encoding=encoding, newline="")
-
-
-def lines_of(path: Path, form: TextForm) -> Iterator[str]:
-    """Yield the lines of a text file, unpacked where it is packed.
-
-    Raises:
-        DataError: the file, or a line of it, is too large.
-    """
-    with _opened(path, form.encoding) as file:
-        yield from _lines(file, path)
-
-
-def _lines(file: TextIO, path: Path) -> Iterator[str]:
-    """Yield the lines of a file, and refuse a line without end."""
-    number, held, most = 0, 0, _most_unpacked(path)
-    while line := file.readline(MOST_LINE + 1):
-        number, held = number + 1, held + len(line)
-        _check_size(path, held, "characters or more when unpacked", most)
-        if len(line) > MOST_LINE:
-            raise DataError(
-                f"{path}, line {number}: expected at most {MOST_LINE:,} characters, got more. Write one row a line, or shorten "
-                "the text."
-            )
-        yield line
 
 
 @contextmanager
@@ -300,8 +242,8 @@ def csv_records(path: Path, form: TextForm) -> Iterator[list[str]]:
 
 def _separator(path: Path, encoding: str, usual: str) -> str:
     """Return what separates the cells of a csv or tsv file: as usual, unless another sign alone cuts its header."""
-    with _opened(path, encoding) as file, _long_fields():
-        header = next((line for line in _lines(file, path) if line.strip()), "")
+    with closing(lines_of(path, encoding)) as lines, _long_fields():
+        header = next((line for line in lines if line.strip()), "")
         columns = {sign: len(next(csv.reader([header], delimiter=sign), [])) for sign in (usual, *_SIGNS)}
     return usual if columns[usual] > 1 else max(columns, key=columns.__getitem__)
 
@@ -311,8 +253,8 @@ def _records(
 ) -> Generator[tuple[int, list[str]], None, None]:
     """Yield 0 and the names of a file's columns, then the number and the cells of each good row."""
     names, number, begin = list[str](), 0, 1
-    with _opened(path, form.encoding) as file, _long_fields():
-        reader = csv.reader(_lines(file, path), strict=True, **dialect)
+    with closing(lines_of(path, form.encoding)) as lines, _long_fields():
+        reader = csv.reader(lines, strict=True, **dialect)
         while True:
             try:
                 record = next(reader, None)
@@ -379,7 +321,7 @@ def _read_csv(path: Path, form: TextForm) -> Table:
         columns, numbers = [_Column() for _ in names], list[int]()
         while piece := list(islice(rows, min(_ROWS_AT_A_TIME, MOST_TEXT_ROWS + 1 - len(numbers)))):
             numbers += [number for number, _ in piece]
-            _check_size(path, len(numbers), "rows or more", MOST_TEXT_ROWS)
+            check_size(path, len(numbers), "rows or more", MOST_TEXT_ROWS)
             for column, cells in zip(columns, zip(*(record for _, record in piece), strict=True), strict=True):
                 column.extend(cells)
     held = {name: column.cells for name, column in zip(names, columns, strict=True)}
@@ -407,7 +349,7 @@ def _check_names(path: str, names: Sequence[str]) -> None:
 
 def _read_jsonl(path: Path, form: TextForm) -> Table:
     records, numbers, bad = list[Any](), list[int](), BadRows()
-    for number, line in enumerate(lines_of(path, form), 1):
+    for number, line in enumerate(lines_of(path, form.encoding), 1):
         if not line.strip():
             continue
         record, reason = None, ""
@@ -418,7 +360,7 @@ def _read_jsonl(path: Path, form: TextForm) -> Table:
         if isinstance(record, dict):
             records.append(record)
             numbers.append(number)
-            _check_size(path, len(records), "rows or more", MOST_TEXT_ROWS)
+            check_size(path, len(records), "rows or more", MOST_TEXT_ROWS)
         else:
             text = shown(line.strip())
             fault = f"{path}, row {number}: expected a JSON object, got {text}{reason}. Fix or remove the row."
@@ -428,13 +370,13 @@ def _read_jsonl(path: Path, form: TextForm) -> Table:
 
 def _read_json(path: Path, form: TextForm) -> Table:
     """Read a list of records; or, as many files of that name are, one record a line."""
-    with _opened(path, form.encoding) as file:
+    with open_text(path, form.encoding) as file:
         start = file.read(1024).lstrip()
     if not start.startswith("["):
         return _read_jsonl(path, form)
-    with _opened(path, form.encoding) as file:
+    with open_text(path, form.encoding) as file:
         text = file.read(MOST_JSON + 1)
-    _check_size(path, len(text), "characters of JSON or more", MOST_JSON)
+    check_size(path, len(text), "characters of JSON or more", MOST_JSON)
     try:
         records = parse_json(text)
     except ValueError as error:
@@ -443,32 +385,38 @@ def _read_json(path: Path, form: TextForm) -> Table:
 
 
 def _read_conll(path: Path, form: TextForm) -> Table:
-    return read_conll(str(path), lines_of(path, form))
+    """Read tagged words as CoNLL's shared tasks have them: a word and its tag a line, a blank line between sentences.
 
-
-def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Table:
-    """Return the table of a list of records; one that is no mapping from columns to values is a bad row.
-
-    Raises:
-        DataError: there are too many columns.
+    The table has the columns ``tokens`` and ``tags``; a row's number is its first line's. The word is a line's first cell and
+    the tag its last, so that two cells (WNUT), three (CoNLL 2002) and four (CoNLL 2003) are read alike. Cells stand between
+    tabs, or else between blanks. Lines of ``-DOCSTART-`` begin a document and are no words; a line that begins with # and does
+    not end in a tag is a comment. A sentence is bad where a line of it has no tag, or not as many cells as those before it.
     """
-    bad = BadRows()
-    for number, record in zip(numbers, records, strict=True):
-        if not isinstance(record, Mapping):
-            text = shown(record)
-            fault = f"{where}, row {number}: expected columns and values, got {text}. Fix or remove the row."
-            bad.add(BadRow(where, number, "", "no columns", text, fault))
-    if bad:
-        good = [
-            (number, record) for number, record in zip(numbers, records, strict=True) if isinstance(record, Mapping)
-        ]
-        numbers, records = [number for number, _ in good], [record for _, record in good]
-    names: dict[str, None] = {}
-    for record in records:
-        names.update(dict.fromkeys(map(str, record)))
-        if len(names) > MOST_COLUMNS:
-            raise DataError(
-                f"{where} has {len(names):,} columns or more, expected at most {MOST_COLUMNS:,}. Give all rows the same keys."
-            )
-    columns = {name: [record.get(name) for record in records] for name in names}
-    return Table(where, columns, numbers, bad=bad)
+    where = str(path)
+    tokens: list[list[str]] = []
+    tags: list[list[str]] = []
+    numbers: list[int] = []
+    columns, begins, bad = 0, True, BadRows()
+    for number, line in enumerate(lines_of(path, form.encoding), 1):
+        cells = line.strip("\r\n").rstrip("\t ").split("\t") if "\t" in line.strip() else line.split()
+        if not cells or cells[0] == _BREAK:
+            begins = True
+            continue
+        is_tagged = len(cells) > 1 and _TAG.fullmatch(cells[-1]) is not None
+        if cells[0].startswith("#") and not is_tagged:
+            continue
+        if begins:
+            tokens.append([])
+            tags.append([])
+            numbers.append(number)
+            begins = False
+        if not is_tagged or (columns and len(cells) != columns):
+            expected = f"{columns} columns, as in the lines before" if columns and is_tagged else "a word and its tag"
+            text, what = shown(line.strip()), "other columns" if is_tagged else "no tag"
+            fault = f"{where}, line {number}: expected {expected}, got {text}. {_CONLL_FORM}"
+            bad.add(BadRow(where, numbers[-1], "", what, text, fault))
+            continue
+        columns = len(cells)
+        tokens[-1].append(cells[0])
+        tags[-1].append(cells[-1])
+    return Table(where, {"tokens": tokens, "tags": tags}, numbers, bad=bad).good()

@@ -1,16 +1,42 @@
-"""A table of rows with columns, and what is read of a task: the tables of its splits."""
+"""Tables: rows with columns, what their cells hold, and what is read of a task: the tables of its splits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forgetfree.data.bad_rows import BadRows
+from forgetfree.data.bad_rows import BadRow, BadRows
 from forgetfree.data.columns import Columns
 from forgetfree.errors import DataError
 from forgetfree.tasks import TaskDefinition
+
+#: The most columns of records.
+MOST_COLUMNS = 4096
+#: The names of splits, ours first.
+_SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "dev", "eval", "val", "valid"),
+    "test": ("test",),
+}
+#: What is told and refused.
+NO_TASK = (
+    "several labels a row, a number to predict, a chat, answers or summaries to write, or parts of a text as in SQuAD"
+)
+#: Said wherever data have another form.
+TASKS = (
+    "A task here has one label a row, for a text or a pair of texts, or a tag for each word of a sentence; see "
+    "'forgetfree list kinds'. "
+)
+_REMEDY = "Make such rows, or name other columns."
+#: Keys of what stands in columns of other forms.
+_KEYS = {
+    "a chat, with its messages": ({"role", "content"}, {"from", "value"}),
+    "answers that are parts of a text, as in SQuAD": ({"answer_start"}, {"start", "text"}),
+    "answers": ({"answer"}, {"answers"}, {"text"}, {"aliases"}),
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +87,34 @@ class Table:
                 )
 
 
+def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Table:
+    """Return the table of a list of records; one that is no mapping from columns to values is a bad row.
+
+    Raises:
+        DataError: there are too many columns.
+    """
+    bad = BadRows()
+    for number, record in zip(numbers, records, strict=True):
+        if not isinstance(record, Mapping):
+            text = shown(record)
+            fault = f"{where}, row {number}: expected columns and values, got {text}. Fix or remove the row."
+            bad.add(BadRow(where, number, "", "no columns", text, fault))
+    if bad:
+        good = [
+            (number, record) for number, record in zip(numbers, records, strict=True) if isinstance(record, Mapping)
+        ]
+        numbers, records = [number for number, _ in good], [record for _, record in good]
+    names: dict[str, None] = {}
+    for record in records:
+        names.update(dict.fromkeys(map(str, record)))
+        if len(names) > MOST_COLUMNS:
+            raise DataError(
+                f"{where} has {len(names):,} columns or more, expected at most {MOST_COLUMNS:,}. Give all rows the same keys."
+            )
+    columns = {name: [record.get(name) for record in records] for name in names}
+    return Table(where, columns, numbers, bad=bad)
+
+
 @dataclass(frozen=True)
 class TaskTables:
     """A task before its rows are read.
@@ -89,3 +143,73 @@ class TaskTables:
     def train(self) -> Table:
         """The table of the training rows."""
         return self.tables["train"]
+
+
+# -- Splits ---------------------------------------------------------------------------------------------
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that is meant by a name such as ``dev``; ``None`` if it is none."""
+    return next((split for split, names in _SPLIT_NAMES.items() if name.lower() in names), None)
+
+
+def splits_of(where: str, names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return our name of each split by the given one, and the names of what is no split.
+
+    Raises:
+        DataError: a split is there twice, or the training rows are missing.
+    """
+    given = list(names)
+    found = {name: split for name in given if (split := split_of(name))}
+    for split in found.values():
+        if len(same := [name for name, other in found.items() if other == split]) > 1:
+            raise DataError(f"{where} holds {' and '.join(same)}, and the {split} split is one. Remove the others.")
+    if "train" not in found.values():
+        raise DataError(f"{where} has no train split; it holds {', '.join(given) or 'nothing'}. Add the training rows.")
+    return found, [name for name in given if name not in found]
+
+
+# -- Cells -----------------------------------------------------------------------------------------------
+
+
+def shown(value: Any) -> str:
+    """Return a value as a reader of the data sees it, shortened."""
+    text = "nothing" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def form_of(value: Any) -> str:
+    """Return what a cell holds that no task reads; empty if it is not recognised.
+
+    >>> form_of([{"role": "user", "content": "Hello"}])
+    'a chat, with its messages'
+    """
+    value = plain(value)
+    if isinstance(value, Mapping):
+        return next((form for form, known in _KEYS.items() if any(keys <= value.keys() for keys in known)), "objects")
+    if not isinstance(value, list | tuple) or not value:
+        return ""
+    inner = [plain(each) for each in value]
+    if all(isinstance(each, Mapping) for each in inner):
+        return form_of(inner[0])
+    return "several labels, or values, a row" if all(isinstance(each, str | int | float) for each in inner) else ""
+
+
+def refusal_of(form: str) -> str:
+    """Return the sentences that refuse a form; nothing where there is none."""
+    return f"The column seems to hold {form}, which no task here reads. {TASKS}{_REMEDY}" if form else ""
+
+
+def other_form(columns: Mapping[str, Sequence[Any]]) -> str:
+    """Return the sentences that refuse the first column of objects; nothing where all columns hold plain values or lists."""
+    for name, cells in columns.items():
+        value = plain(next((cell for cell in cells if cell is not None), None))
+        if isinstance(value, Mapping) or (isinstance(value, list) and value and isinstance(value[0], Mapping)):
+            return f"Column {name!r} seems to hold {form_of(value)}, which no task here reads. {TASKS}{_REMEDY}"
+    return ""
+
+
+def plain(value: Any) -> Any:
+    """Return a number of numpy or torch as one of Python, and an array of one dimension as a list; else the value."""
+    is_array = type(value).__module__ in ("numpy", "torch") and getattr(value, "ndim", 2) < 2
+    return value.tolist() if is_array else value

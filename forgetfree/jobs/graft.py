@@ -41,7 +41,6 @@ from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Monitor, Stopwatch
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import predict
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.graft_file import find_graft
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of

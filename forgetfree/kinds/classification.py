@@ -11,12 +11,10 @@ import numpy.typing as npt
 
 from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
 from forgetfree.data.columns import Columns, choose
-from forgetfree.data.forms import form_of, other_form, refusal_of
-from forgetfree.data.labels import Labels, learn_labels, shown, written
-from forgetfree.data.row_notes import notes_of_labels, notes_of_rows
-from forgetfree.data.rows import HELD_OUT_SHARE, Rows, TaskRows, read_rows
+from forgetfree.data.labels import Labels, learn_labels, notes_of_labels, written
+from forgetfree.data.rows import HELD_OUT_SHARE, Rows, TaskRows, notes_of_rows, read_rows
 from forgetfree.data.source_json import described, infer
-from forgetfree.data.tables import Table, TaskTables
+from forgetfree.data.tables import Table, TaskTables, form_of, other_form, refusal_of, shown
 from forgetfree.display import counted, is_text
 from forgetfree.errors import DataError, UsageError, nearest
 from forgetfree.kinds.kind import Form, TaskKind

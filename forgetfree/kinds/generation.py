@@ -1,8 +1,8 @@
 """Generation: a text that answers a prompt, written by the language model itself.
 
-A row has ``prompt`` and ``target``, or columns of a common name; the target is a text, or a list of texts that are all right, of
-which the first is learned. Or it has ``messages``, a chat, whose last turn of the assistant is the target. ``source.json`` may
-give ``instruction``, ``template``, ``metric``, ``max_new_tokens`` and ``stop``.
+A row has ``prompt`` and ``target``, or columns of a common name; the target is a text, or a list of texts that are all right,
+of which the first is learned. Or it has ``messages``, a chat, whose last turn of the assistant is the target. ``source.json``
+may give ``instruction``, ``template``, ``metric``, ``max_new_tokens`` and ``stop``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
-from forgetfree.data.columns import Columns
-from forgetfree.data.forms import plain
 from forgetfree.data.rows import Rows, TaskRows, read_rows
-from forgetfree.data.tables import Table, TaskTables
+from forgetfree.data.tables import Table, TaskTables, plain
 from forgetfree.display import brief, is_text
 from forgetfree.errors import DataError, MetricError, UsageError
 from forgetfree.kinds.kind import Form, TaskKind
@@ -130,8 +128,8 @@ class TextAnswers:
     def of_tensors(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return answers from what `tensors` gave."""
         texts = json.loads(arrays["texts"].astype(np.uint8).tobytes().decode())
-        names = ("ids", "lengths", "losses", "counts")
-        return cls(*(arrays[name] for name in names), texts["texts"], texts["right"])
+        ids, lengths, losses, counts = (arrays[name] for name in ("ids", "lengths", "losses", "counts"))
+        return cls(ids, lengths, losses, counts, texts["texts"], texts["right"])
 
 
 class Generation(TaskKind):
@@ -149,7 +147,7 @@ class Generation(TaskKind):
         "rouge_2",
         "bleu",
         "chrf",
-        "numeric",
+        "numeric_answer",
         "edit_similarity",
     )
     has_label_words = False
@@ -229,13 +227,15 @@ class Generation(TaskKind):
 
         return PromptEncoder(loaded.tokenizer, task, loaded.max_length, closed=loaded.writes_apart)
 
-    def encode(self, task: TaskDefinition, rows: Rows, encoder: Any, *, label: int, pad: int, first: int = 0) -> EncodedTexts:
+    def encode(
+        self, task: TaskDefinition, rows: Rows, encoder: Any, *, label: int, pad: int, first: int = 0
+    ) -> EncodedTexts:
         """Return the rows as token ids, with their right texts."""
         from forgetfree.data.prompts import EncodedTexts
 
         ids, labels = encoder.learned(rows)
         encoded = EncodedTexts.of(ids, labels, label, pad, task.kind)
-        return replace(encoded, right=rows.labels, tokenizer=encoder.tokenizer)  # type: ignore[no-any-return, call-arg]
+        return replace(encoded, right=rows.labels, tokenizer=encoder.tokenizer)
 
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each token ``(n, 1)``: logits of all tokens of the vocabulary would fill the memory."""
@@ -312,7 +312,11 @@ class _Reader:
     """
 
     def __init__(
-        self, table: Table, form: str, columns: tuple[str, ...], read: Callable[[_Reader, int], tuple[str, tuple[str, ...]]]
+        self,
+        table: Table,
+        form: str,
+        columns: tuple[str, ...],
+        read: Callable[[_Reader, int], tuple[str, tuple[str, ...]]],
     ) -> None:
         self.table, self.form, self.columns, self._read = table, form, columns, read
 
@@ -378,9 +382,10 @@ def _prompt_and_targets(reader: _Reader, i: int) -> tuple[str, tuple[str, ...]]:
             raise refusal(reader.fault(name, i, "no prompt", "a text", cell))
         texts.append(cell)
     prompt = "\n\n".join(text for text in texts if text.strip() or len(prompts) == 1)
-    right = _texts(reader.cell(column, i))
+    cell = reader.cell(column, i)
+    right = _texts(cell)
     if not right or not all(is_text(text) and text.strip() for text in right):
-        raise refusal(reader.fault(column, i, "no target", "a text, or a list of texts, none of them empty", reader.cell(column, i)))
+        raise refusal(reader.fault(column, i, "no target", "a text, or a list of texts, none of them empty", cell))
     return prompt, right
 
 
@@ -406,7 +411,9 @@ def _chat(reader: _Reader, i: int) -> tuple[str, tuple[str, ...]]:
         raise refusal(reader.fault(column, i, "no chat", expected, cell)) from error
     last = max((number for number, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
     if not last:
-        raise refusal(reader.fault(column, i, "no answer in a chat", "a turn of the assistant after another turn", cell))
+        raise refusal(
+            reader.fault(column, i, "no answer in a chat", "a turn of the assistant after another turn", cell)
+        )
     if not turns[last]["content"].strip():
         raise refusal(reader.fault(column, i, "no target", "a last turn of the assistant that is not empty", cell))
     return json.dumps(turns[:last], ensure_ascii=False), (turns[last]["content"],)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from forgetfree.core.examples import Examples
-    from forgetfree.data.encoding import EncodedRows, Encoder
+    from forgetfree.data.encoding import Encoder
+    from forgetfree.data.examples import EncodedRows
     from forgetfree.models.loading import LoadedModel
     from forgetfree.results.answers import Answers
     from forgetfree.results.metrics import Metric
@@ -33,7 +34,8 @@ class TaskKind(RowKind):
     """A kind of tasks: rows of one form with one question.
 
     Every kind is learned by cross-entropy. A row has one label or several, and each label is read from the logits at one
-    position. Of a kind that is answered by texts, the labels are the tokens of a right one. A kind that differs from another in a few things is a subclass of it.
+    position. Of a kind that is answered by texts, the labels are the tokens of a right one. A kind that differs from another
+    in a few things is a subclass of it.
     """
 
     #: What a user may write into ``kind`` of a ``source.json``, and what each is.
@@ -87,7 +89,9 @@ class TaskKind(RowKind):
         """Return the labels of rows as the readout numbers them: from ``first`` on."""
         return [label + first for label in labels]
 
-    def encode(self, task: TaskDefinition, rows: Rows, encoder: Any, *, label: int, pad: int, first: int = 0) -> EncodedRows:
+    def encode(
+        self, task: TaskDefinition, rows: Rows, encoder: Any, *, label: int, pad: int, first: int = 0
+    ) -> EncodedRows:
         """Return rows as token ids with their labels.
 
         Args:
@@ -98,7 +102,7 @@ class TaskKind(RowKind):
             pad: the id that fills short rows.
             first: the number of the task's first label.
         """
-        from forgetfree.data.encoding import EncodedRows
+        from forgetfree.data.examples import EncodedRows
 
         return EncodedRows.of(encoder(rows), self.numbered(rows.labels, first), label, pad, task.kind)
 

@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
 from forgetfree.data.columns import WORDS, Columns
-from forgetfree.data.forms import plain
 from forgetfree.data.rows import Rows, TaskRows, read_rows
-from forgetfree.data.tables import Table, TaskTables
+from forgetfree.data.tables import Table, TaskTables, plain
 from forgetfree.display import brief, counted, is_text
 from forgetfree.errors import DataError, UsageError
 from forgetfree.kinds.kind import Form, TaskKind
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from forgetfree.core.examples import Examples
-    from forgetfree.data.words import WordEncoder
+    from forgetfree.data.encoding import WordEncoder
     from forgetfree.models.loading import LoadedModel
 
 _TAGS = ("tags", "ner_tags")
@@ -198,7 +197,7 @@ class Tagging(TaskKind):
 
     def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> WordEncoder:
         """Return what makes token ids of sentences, with their words marked."""
-        from forgetfree.data.words import WordEncoder
+        from forgetfree.data.encoding import WordEncoder
 
         return WordEncoder(loaded.tokenizer, loaded.max_length)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from forgetfree.core.examples import Examples
 from forgetfree.core.readout_model import LINEAR, ReadoutModel
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
 from forgetfree.errors import UsageError
@@ -58,9 +58,9 @@ class EncodedTask:
 
     def answers(self, model: ReadoutModel, rows: Examples, options: TrainingOptions) -> Answers:
         """Return what a model answers to ``rows``, in batches and in the precision of the options."""
-        kind, how = self.kind, {"batch_size": options.rows_at_once, "precision": options.precision}
-        logits = predict(model, rows, collected=kind.collected, **how)
-        written = kind.written(self.definition, model, rows, **how)
+        kind, size, precision = self.kind, options.rows_at_once, options.precision
+        logits = predict(model, rows, batch_size=size, precision=precision, collected=kind.collected)
+        written = kind.written(self.definition, model, rows, batch_size=size, precision=precision)
         return kind.answers(self.definition, logits, rows.labels, rows, written)
 
     def quality(self, model: ReadoutModel, rows: Examples, options: TrainingOptions) -> tuple[float, float]:
@@ -83,7 +83,7 @@ class EncodedTask:
     @property
     def unanswered(self) -> Answers:
         """The test rows, all with the same answer: for what depends on their labels alone."""
-        return self.kind.unanswered(self.definition, self.test, 1 + max(*self.classes, 1))
+        return self.kind.unanswered(self.definition, self.test, 1 + max((*self.classes, 1)))
 
 
 @dataclass(frozen=True)

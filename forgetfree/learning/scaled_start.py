@@ -6,23 +6,18 @@ than fine-tuning did; further along the same direction it may answer better befo
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from forgetfree.core.examples import Examples
 from forgetfree.core.graft import grafted, interpolate
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
 from forgetfree.data.sampling import representative
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.training import TrainingOptions, predict
+from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
-from forgetfree.results.answers import label_answers
 
 
 @dataclass(frozen=True, kw_only=True)

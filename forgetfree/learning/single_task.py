@@ -23,7 +23,7 @@ from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
 from forgetfree.core.regions import Region
 from forgetfree.core.steps import OnStep
 from forgetfree.core.trained import RegionParameters, Trained
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import representative
 from forgetfree.device import find_device
@@ -41,14 +41,14 @@ from forgetfree.learning.localization import (
 )
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.scaled_start import choose_scale
-from forgetfree.learning.training import TrainingOptions, fine_tune, predict, scheduled_rate
+from forgetfree.learning.training import TrainingOptions, fine_tune, scheduled_rate
 from forgetfree.ledger.binding import network_of
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.models.adapter_start import AdapterStart
-from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState, StateStore
+from forgetfree.models.task_model import ClassifierModel
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed

@@ -383,7 +383,11 @@ def features_of(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, pr
 
 @torch.no_grad()
 def _of_all_rows(
-    model: ReadoutModel, read: Callable[[Tensor, Tensor, Tensor], Tensor], rows: Examples, batch_size: int, precision: str
+    model: ReadoutModel,
+    read: Callable[[Tensor, Tensor, Tensor], Tensor],
+    rows: Examples,
+    batch_size: int,
+    precision: str,
 ) -> Tensor:
     device = next(model.parameters()).device
     mode = model.training

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout_model import BY_WORDS
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import not_finite
 from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, nearest

@@ -29,9 +29,9 @@ from forgetfree.files import StrPath
 from forgetfree.json_file import check, parse_json
 from forgetfree.models.architecture import LANGUAGE_MODELS, TEXT_ENCODER, body_loader, language_model
 from forgetfree.models.checkpoint import read_config, read_weights, weight_files
-from forgetfree.models.classifier import ClassifierModel, head_names
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.peft_directory import READOUT, adapter_loader, is_adapter, merged_directory
+from forgetfree.models.task_model import ClassifierModel, head_names
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 from forgetfree.tensor_file import TensorFile
 

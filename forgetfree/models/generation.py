@@ -1,14 +1,14 @@
 """Texts that a language model writes: greedily, and the same for any batch, order and padding.
 
-Sums of another order round otherwise, so logits of a row that is read beside others differ in their last bits, and the largest
-of two that nearly agree may change. Hence a batch decides alone only where the two largest logits are further apart than
-`doubt`; else the row is read alone, without padding and without a cache, and that decides. What is written so depends on the row
-and nothing else.
+Sums in another order round otherwise, so logits of a row that is read beside others differ in their last bits, and where the
+two largest nearly agree, the other may win. Hence a batch decides only where they are clearly apart; else the row is read
+alone, without padding and without a cache, and that decides. So a text depends on its row and on nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +36,7 @@ def write(
     precision: str,
     answer: Callable[[Tensor, Any], Tensor] | None = None,
 ) -> list[list[int]]:
-    """Return the token ids that a model writes after each prompt, in the rows' order. Several processes write different batches.
+    """Return the token ids that a model writes after each prompt, in the rows' order; each process writes batches of its own.
 
     Args:
         task: whose rows; it says how long a text may be, and what ends it.
@@ -53,7 +53,9 @@ def write(
         text = rows.tokenizer.decode(list(ids), skip_special_tokens=True) if task.stop else ""
         return any(stop in text for stop in task.stop)
 
-    found: list[tuple[Tensor, Tensor, Tensor]] = []  # the ids of a batch, how many each text has, and the number of each row
+    found: list[
+        tuple[Tensor, Tensor, Tensor]
+    ] = []  # the ids of a batch, how many each text has, and the number of each row
     model.eval()
     model.precision = precision
     try:
@@ -74,7 +76,7 @@ def write(
         model.precision = before[1]
     written: list[list[int]] = [[] for _ in prompts]
     for ids, lengths, numbers in gathered(found):
-        for number, text in zip(numbers.tolist(), ids.split(lengths.tolist()), strict=True):
+        for number, text in zip(numbers.tolist(), torch.split(ids, lengths.tolist()), strict=True):
             written[number] = text.tolist()
     return written
 
@@ -90,7 +92,7 @@ def plain_generation(tokenizer: Any, pad: int, config: Any) -> Any:
     from transformers import GenerationConfig
 
     start = getattr(config, "decoder_start_token_id", None)
-    return GenerationConfig(
+    return GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=pad,
@@ -134,7 +136,8 @@ def write_greedily(
             drafts = _drafts(model, [(prompts[i], texts[i]) for i in unfinished], left, end)
         still = list[int]()
         for i, draft in zip(unfinished, drafts, strict=True):
-            if not _settle(texts[i], draft, limits[i], lambda text, i=i: _alone(read, model, prompts[i], text, task), ends, end):
+            alone = partial(_alone, read, model, prompts[i], task)
+            if not _settle(texts[i], draft, limits[i], alone, ends, end):
                 still.append(i)
         on_token(sum(map(len, texts)) - before)
         unfinished = still
@@ -163,7 +166,7 @@ def _settle(
 
 
 def _alone(
-    read: Callable[[Tensor, Any], Tensor], model: TaskModel, prompt: Sequence[int], text: Sequence[int], task: int
+    read: Callable[[Tensor, Any], Tensor], model: TaskModel, prompt: Sequence[int], task: int, text: Sequence[int]
 ) -> int:
     """Return the token that follows, by one row alone."""
     ids = [*prompt[:-1], ~prompt[-1], *(~token for token in text)]
@@ -180,7 +183,8 @@ def _drafts(
     steps = list[tuple[Tensor, Tensor]]()
 
     def note(_: Tensor, logits: Tensor) -> Tensor:
-        steps.append(tuple(logits.float().topk(2, dim=-1)))
+        largest, tokens = logits.float().topk(2, dim=-1)
+        steps.append((largest, tokens))
         return logits
 
     with autocast(model.precision, model.device.type):
@@ -203,5 +207,3 @@ def _drafts(
         stop = of_row.index(end) + 1 if end in of_row else len(of_row)
         drafts.append(list(zip(of_row[:stop], doubts[:stop], strict=True)))
     return drafts
-
-

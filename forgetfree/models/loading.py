@@ -6,7 +6,6 @@ import hashlib
 import importlib
 import inspect
 import re
-import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,13 +25,19 @@ from forgetfree.display import counted
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
-from forgetfree.models.architecture import CAUSAL_HEAD, LANGUAGE_MODELS, language_model, loader_of, reads_last, writes_texts
+from forgetfree.models.architecture import (
+    CAUSAL_HEAD,
+    LANGUAGE_MODELS,
+    language_model,
+    loader_of,
+    reads_last,
+    writes_texts,
+)
 from forgetfree.models.checkpoint import explained, quiet, read_config, read_tokenizer, read_weights
 from forgetfree.models.deferred import deferred
 from forgetfree.models.generation import plain_generation
 from forgetfree.models.module_model import refuse_frozen
-from forgetfree.models.task_model import TaskModel, positions_of
-from forgetfree.models.tokens import TokenLayout
+from forgetfree.models.task_model import TaskModel, TokenLayout, positions_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree.core.body import POOLER, body_of
-from forgetfree.models.classifier import head_names
+from forgetfree.models.task_model import head_names
 
 #: ε: a power of two, so that products with it are exact. A logit u comes through tanh with an error of ε²u³/3: 2e-5 at 10.
 EPSILON = 2.0**-12

@@ -11,25 +11,79 @@ Five readouts (paper, §3; what is frozen: A.1; prompts: A.2):
   each word's first token;
 - ``mean``: the same layer on the mean of all tokens' hidden states, special ones included.
 
-A model that was fine-tuned elsewhere may have one more, its own head: `forgetfree.models.classifier`.
+A model that was fine-tuned elsewhere may have one more, its own head: `ClassifierModel`. What a model needs besides token ids,
+such as the attention mask, follows from them: `TokenLayout`.
 
 ``prompt``, ``causal`` and ``generate`` add no tensor. The linear layers belong to their tasks, and so to the ledger.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.body import body_of
+from forgetfree.core.body import POOLER, body_of, body_prefix
 from forgetfree.core.parameters import at_least_float32
 from forgetfree.core.readout_model import BY_WORDS, ReadoutKind, ReadoutModel
 from forgetfree.data.prompts import prompt_of
-from forgetfree.models.tokens import TokenLayout
+from forgetfree.errors import ModelError
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """The special ids of one tokenizer.
+
+    Attributes:
+        pad: the token that fills short rows on the right. It may also be a real token (GPT-2 pads with end-of-text).
+        mask: the mask token, or ``None``.
+        separator: the token that ends the first text, for models with token types; else ``None``.
+    """
+
+    pad: int
+    mask: int | None = None
+    separator: int | None = None
+
+    def ids(self, x: Tensor) -> Tensor:
+        """Return the ids without marks: the first token of a labelled word stands as its complement."""
+        return torch.where(x < 0, ~x, x)
+
+    def attention_mask(self, x: Tensor) -> Tensor:
+        """Return 1 from each row's first token to its last that is not padding, else 0: int64 ``(B, L)``."""
+        real = x.ne(self.pad).long()
+        real[:, :1] = 1
+        return real.flip(1).cummax(1).values.flip(1)
+
+    def token_types(self, x: Tensor) -> Tensor | None:
+        """Return 0 for the first text and its separator, 1 for the second: ``(B, L)``, or ``None`` without types."""
+        if self.separator is None:
+            return None
+        separators = (x == self.separator).long()
+        before = separators.cumsum(1) - separators
+        return (before == 1).long() * self.attention_mask(x)
+
+    def last(self, x: Tensor) -> Tensor:
+        """Return each row's last position that is not padding: int64 ``(B,)``."""
+        return self.attention_mask(x).sum(1) - 1
+
+    def masked(self, x: Tensor) -> Tensor:
+        """Return each row's mask position: int64 ``(B,)``.
+
+        Raises:
+            ModelError: a row has none, or more than one.
+        """
+        found = x.eq(-1 if self.mask is None else self.mask)
+        if not bool((found.sum(1) == 1).all()):
+            raise ModelError(
+                "Every row needs exactly one mask token for the prompt readout, got "
+                f"{sorted(set(found.sum(1).tolist()))} of them. Encode with the task's template."
+            )
+        return torch.argmax(found.long(), dim=1)
 
 
 class TaskModel(ReadoutModel):
@@ -93,7 +147,9 @@ class TaskModel(ReadoutModel):
 
     def pooled(self, x: Tensor, layer: int | None = None) -> Tensor:
         """Return the mean over a row's tokens of one hidden layer, 0 for the embeddings: ``(B, H)``."""
-        if self.readout in BY_WORDS and bool((x < 0).any()):  # what is written after a prompt does not tell what it is about
+        if self.readout in BY_WORDS and bool(
+            (x < 0).any()
+        ):  # what is written after a prompt does not tell what it is about
             lengths = self.tokens.attention_mask(x).sum(1).tolist()
             x, _ = self._padded([prompt_of(row[:length]).tolist() for row, length in zip(x, lengths, strict=True)])
         inputs: dict[str, Any] = self.inputs(x)
@@ -142,7 +198,7 @@ class TaskModel(ReadoutModel):
         return ids, mask
 
     def _decoded(self, x: Tensor) -> Tensor:
-        """Return the decoder's logits at the marked positions ``(n, V)``: each row is read up to its first mark, and written on."""
+        """Return the decoder's logits at the marks ``(n, V)``: a row up to its first mark is the prompt, the rest the text."""
         rows = [row[:length] for row, length in zip(x, self.tokens.attention_mask(x).sum(1).tolist(), strict=True)]
         ids, mask = self._padded([prompt_of(row).tolist() for row in rows])
         written, known = self._padded([[self._decoder_start, *(~row[row < 0]).tolist()[1:]] for row in rows])
@@ -194,6 +250,50 @@ def _body_and_head(backbone: nn.Module) -> tuple[nn.Module, Callable[[Tensor], T
     config: Any = backbone.config
     head = getattr(backbone, _HEADS.get(config.model_type, ""), None)
     return (backbone.base_model, head) if isinstance(head, nn.Module) else (backbone, None)  # type: ignore[return-value]
+
+
+class ClassifierModel(TaskModel):
+    """A Hugging Face ``…ForSequenceClassification``, read by its own head, which does not change.
+
+    Args:
+        backbone: body and head.
+        tokens: the special ids of its tokenizer.
+        classes: the number of the head's class for each of the task's labels.
+        graftable: see `ReadoutModel`.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, tokens: TokenLayout, classes: Sequence[int], *, graftable: str | None = None
+    ) -> None:
+        super().__init__(backbone, tokens, "classifier", graftable=graftable)
+        self.classes = tuple(classes)
+        config: Any = backbone.config
+        config.pad_token_id = tokens.pad  # causal ones find a row's last token by it
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the head's logits ``(B, C)``."""
+        logits: Tensor = self.backbone(**self.inputs(x)).logits
+        return logits
+
+    def read(self, features: Tensor, task: int) -> Tensor:
+        """Return the logits ``(B, n)`` in the order of the task's labels."""
+        return features[:, list(self.classes)]
+
+    @property
+    def architecture(self) -> str:
+        """The name of the Hugging Face class."""
+        return type(self.backbone).__name__
+
+    def head_tensors(self) -> dict[str, Tensor]:
+        """Return copies of the head's tensors, by their names in the backbone: what a pre-trained body lacks."""
+        named = self.backbone.state_dict(keep_vars=True)
+        return {name: named[name].detach().cpu().clone() for name in head_names(self.backbone)}
+
+
+def head_names(model: nn.Module) -> list[str]:
+    """Return the names of a Hugging Face model's tensors that lie outside its body, and of the body's pooler."""
+    prefix = body_prefix(model)
+    return [name for name in model.state_dict() if not name.startswith(prefix) or re.search(POOLER, name)]
 
 
 def positions_of(backbone: nn.Module) -> int:

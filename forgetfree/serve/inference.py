@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.core.tensors import load_tensors_
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import by_length
 from forgetfree.display import brief, counted

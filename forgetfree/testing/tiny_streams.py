@@ -16,8 +16,7 @@ from forgetfree.continual.streams import Stream, make_stream
 from forgetfree.core.body import fingerprint_of
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel
-from forgetfree.models.task_model import TaskModel
-from forgetfree.models.tokens import TokenLayout
+from forgetfree.models.task_model import TaskModel, TokenLayout
 from forgetfree.tasks import DEFAULT_TEMPLATE, Scenario, TaskDefinition
 from forgetfree.testing.tiny import (
     HIDDEN,

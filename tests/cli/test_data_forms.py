@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 from forgetfree import cli
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.ledger import Ledger
 
 LABELS = ("angry", "joyful", "very sad")

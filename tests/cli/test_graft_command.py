@@ -40,9 +40,9 @@ from forgetfree.jobs.running import progress
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.ledger.graft import Graft
-from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
 from forgetfree.models.loading import load_model
+from forgetfree.models.task_model import ClassifierModel
 from forgetfree.registry import ModelEntry
 from forgetfree.results import metrics
 from forgetfree.results.answers import LabelAnswers

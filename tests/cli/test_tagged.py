@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tagged import PEOPLE, TOPICS, tagged_task
 
 from forgetfree import cli
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import UsageError
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, LedgerSwitch, MixedBatchModel

@@ -13,7 +13,7 @@ from forgetfree import load_model, load_stream
 from forgetfree.continual.streams import make_stream
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
-from forgetfree.models.classifier import ClassifierModel
+from forgetfree.models.task_model import ClassifierModel
 from forgetfree.strategies.avalanche_baselines import LwF
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.strategies.grafting_continual import GraftingContinual

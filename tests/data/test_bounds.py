@@ -17,6 +17,7 @@ import pytest
 import zstandard
 
 from forgetfree.data import table_files as tables
+from forgetfree.data import text_files
 from forgetfree.data.sources import load_task
 from forgetfree.errors import DataError
 
@@ -75,13 +76,13 @@ def test_devices_directories_and_links_to_nothing_are_refused(folder: Path) -> N
 
 def test_bounds_are_generous() -> None:
     """Amazon polarity, the largest set of the literature's streams, has 3.6 million rows and 1.7 GB."""
-    assert tables.MOST_ROWS > 10 * 3_600_000 and tables.MOST_BYTES > 2 * 1_700_000_000
-    assert tables.MOST_LINE >= 10_000_000
+    assert tables.MOST_ROWS > 10 * 3_600_000 and text_files.MOST_BYTES > 2 * 1_700_000_000
+    assert text_files.MOST_LINE >= 10_000_000
 
 
 def test_a_file_of_too_many_bytes_is_refused_with_its_size(folder: Path) -> None:
     path = folder / "train.jsonl"
-    os.truncate(path, tables.MOST_BYTES + 1)  # a sparse file, which takes no room on the disk
+    os.truncate(path, text_files.MOST_BYTES + 1)  # a sparse file, which takes no room on the disk
     assert refusal(folder) == (
         f"{path} holds 4,294,967,297 bytes, and at most 4,294,967,296 are read. Take a part of its rows."
     )
@@ -104,7 +105,7 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_told_and_not_read(
     frame = zstandard.compress(line * 2**10)  # a megabyte
     (folder / "train.csv.zst").write_bytes(zstandard.compress(b"text,label\n") + frame * 30)
     assert (folder / "train.csv.zst").stat().st_size < 10_000
-    monkeypatch.setattr(tables, "FEW_BYTES", 2**23)
+    monkeypatch.setattr(text_files, "FEW_BYTES", 2**23)
     assert "when unpacked, and at most 8,388,608 are read" in refusal(folder)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19, "in kilobytes"
 
@@ -120,9 +121,9 @@ def test_a_parquet_file_is_measured_unpacked(folder: Path, monkeypatch: pytest.M
     pyarrow.parquet.write_table(table, path, compression="zstd")
     assert path.stat().st_size < 300_000
     assert len(load_task("mine", str(folder.parent)).train) == 100
-    monkeypatch.setattr(tables, "MOST_BYTES", 5_000_000)
+    monkeypatch.setattr(text_files, "MOST_BYTES", 5_000_000)
     assert "bytes or more when unpacked, and at most 5,000,000 are read" in refusal(folder)
-    monkeypatch.setattr(tables, "MOST_BYTES", path.stat().st_size)
+    monkeypatch.setattr(text_files, "MOST_BYTES", path.stat().st_size)
     assert "bytes when unpacked, and at most" in refusal(folder)
 
 
@@ -169,7 +170,7 @@ def test_a_line_without_end_is_refused_with_its_number(
     path = folder / f"train.{suffix}"
     lines = {"jsonl": json.dumps(ROWS[0]), "csv": "text,label\ntext,0"}[suffix]
     path.write_text(lines + "\n" + "x" * 5001)
-    monkeypatch.setattr(tables, "MOST_LINE", 5000)
+    monkeypatch.setattr(text_files, "MOST_LINE", 5000)
     number = 1 + len(lines.splitlines())
     assert refusal(folder).startswith(f"{path}, line {number}: expected at most 5,000 characters, got more.")
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from spaced import ALL, BERT, GPT2, ROBERTA, SPACED
 
-from forgetfree.data.encoding import EncodedRows, Encoder, truncate
+from forgetfree.data.encoding import Encoder, truncate
+from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
-from forgetfree.models.tokens import TokenLayout
+from forgetfree.models.task_model import TokenLayout
 
 WAS = "{text} It was {mask}."
 ENTAILS = "{text_a:bare}? {mask}, {text_b:lower}"
@@ -234,35 +235,6 @@ def test_an_empty_text_without_a_prompt() -> None:
 
 def test_a_tokenizer_without_special_tokens_still_gives_an_empty_text_one_token() -> None:
     assert pieces(GPT2, Encoder(GPT2, None)(single("", "x"))[0]) == "<|endoftext|>"
-
-
-# -- From ids to batches ---------------------------------------------------------------------------------
-
-
-def test_rows_are_padded_to_the_longest_of_their_batch() -> None:
-    rows = EncodedRows.of([[5, 6, 7], [8], [9, 10, 11, 12]], [1, 0, 1], task=3, pad=0)
-    x, y, t = rows.batch([1, 0])
-    assert x.tolist() == [[8, 0, 0], [5, 6, 7]]
-    assert (y.tolist(), t.tolist()) == ([0, 1], [3, 3])
-    assert {x.dtype, y.dtype, t.dtype} == {torch.int64}
-
-
-def test_rows_have_a_number_a_length_and_a_label() -> None:
-    rows = EncodedRows.of([[5, 6, 7], [8], []], [1, 0, 2], task=0, pad=0)
-    assert len(rows) == 3
-    assert rows.lengths == [3, 1, 0]
-    assert rows.targets == [1, 0, 2]
-    assert [(ids.tolist(), label) for ids, label in (rows[i] for i in range(3))] == [
-        ([5, 6, 7], 1),
-        ([8], 0),
-        ([], 2),
-    ]
-
-
-def test_a_subset_has_its_rows_in_the_order_asked_for() -> None:
-    rows = EncodedRows.of([[5, 6], [8], [9]], [1, 0, 2], task=4, pad=1).subset([2, 0])
-    assert [rows[i][0].tolist() for i in range(2)] == [[9], [5, 6]]
-    assert (rows.targets, rows.task, rows.pad) == ([2, 1], 4, 1)
 
 
 # -- What ids alone say ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rows of any data set: batches, subsets, digests."""
+"""Rows of texts and of any data set: batches, subsets, digests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from forgetfree.data.examples import DatasetExamples
+from forgetfree.data.examples import DatasetExamples, EncodedRows
 
 X = torch.arange(12.0).reshape(4, 3)
 LABELS = [1, 0, 2, 1]
@@ -55,3 +55,32 @@ def test_the_digest_depends_on_inputs_and_labels_only() -> None:
     assert rows.digest != rows.subset([1, 0, 2, 3]).digest
     assert rows.digest != DatasetExamples(Rows(X + 1), LABELS, 0).digest
     assert rows.digest != DatasetExamples(Rows(), [1, 0, 2, 2], 0).digest
+
+
+# -- Encoded texts ---------------------------------------------------------------------------------------
+
+
+def test_rows_are_padded_to_the_longest_of_their_batch() -> None:
+    rows = EncodedRows.of([[5, 6, 7], [8], [9, 10, 11, 12]], [1, 0, 1], task=3, pad=0)
+    x, y, t = rows.batch([1, 0])
+    assert x.tolist() == [[8, 0, 0], [5, 6, 7]]
+    assert (y.tolist(), t.tolist()) == ([0, 1], [3, 3])
+    assert {x.dtype, y.dtype, t.dtype} == {torch.int64}
+
+
+def test_rows_have_a_number_a_length_and_a_label() -> None:
+    rows = EncodedRows.of([[5, 6, 7], [8], []], [1, 0, 2], task=0, pad=0)
+    assert len(rows) == 3
+    assert rows.lengths == [3, 1, 0]
+    assert rows.targets == [1, 0, 2]
+    assert [(ids.tolist(), label) for ids, label in (rows[i] for i in range(3))] == [
+        ([5, 6, 7], 1),
+        ([8], 0),
+        ([], 2),
+    ]
+
+
+def test_a_subset_has_its_rows_in_the_order_asked_for() -> None:
+    rows = EncodedRows.of([[5, 6], [8], [9]], [1, 0, 2], task=4, pad=1).subset([2, 0])
+    assert [rows[i][0].tolist() for i in range(2)] == [[9], [5, 6]]
+    assert (rows.targets, rows.task, rows.pad) == ([2, 1], 4, 1)

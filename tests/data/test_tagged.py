@@ -19,11 +19,11 @@ from tagged import PEOPLE, tagged_task
 
 from forgetfree.benchmarks.demo import TAGGED, load
 from forgetfree.data.columns import ReadOptions
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.encoding import WordEncoder
+from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import k_shot
 from forgetfree.data.sources import load_task
-from forgetfree.data.words import WordEncoder
 from forgetfree.errors import BadDataError, DataError, UsageError
 from forgetfree.kinds.tagging import Tagging, bio
 from forgetfree.tasks import TaskDefinition

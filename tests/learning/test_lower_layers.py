@@ -19,13 +19,12 @@ from torch import nn
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError
 from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.training import TrainingOptions, fine_tune
 from forgetfree.models.module_model import ModuleModel
-from forgetfree.models.task_model import TaskModel
-from forgetfree.models.tokens import TokenLayout
+from forgetfree.models.task_model import TaskModel, TokenLayout
 from forgetfree.strategies.grafting_continual import GraftingContinual
 
 OPTIONS = TrainingOptions(

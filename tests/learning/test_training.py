@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from forgetfree.core.readout_model import TaskHead, autocast
 from forgetfree.core.steps import attention_for_training, check_loss, trainable
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError, TrainingError
 from forgetfree.learning.training import TrainingOptions, Update, fine_tune, paper_steps, predict
 from forgetfree.models.loading import load_model

@@ -15,8 +15,7 @@ from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.errors import ModelError
 from forgetfree.models.state import ModelState, StateStore
-from forgetfree.models.task_model import TaskModel
-from forgetfree.models.tokens import TokenLayout
+from forgetfree.models.task_model import TaskModel, TokenLayout
 
 
 @pytest.fixture

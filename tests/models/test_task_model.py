@@ -11,8 +11,7 @@ from torch import Tensor
 
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.errors import ModelError, TaskError
-from forgetfree.models.task_model import TaskModel
-from forgetfree.models.tokens import TokenLayout
+from forgetfree.models.task_model import TaskModel, TokenLayout
 
 SINGLE = TaskHead("first", 2)
 TRIPLE = TaskHead("second", 3)

@@ -21,7 +21,7 @@ from torch import Tensor
 from forgetfree import cli
 from forgetfree.core.body import body_fingerprint, body_of, body_space
 from forgetfree.core.regions import Region
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import GraftError, ModelError, UsageError
@@ -29,8 +29,8 @@ from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import TrainingOptions, predict
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.graft_origin import GraftOrigin
-from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import load_model
+from forgetfree.models.task_model import ClassifierModel
 from forgetfree.serve.apply import WrittenModel, apply_graft
 
 ModelDirectory = Callable[[str], Path]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.device import kind_of_device
 from forgetfree.learning.training import TrainingOptions, fine_tune, for_device, predict

@@ -53,6 +53,14 @@ class Execution:
     debug: bool = False
     executor: Executor | None = None
 
+    def __post_init__(self) -> None:
+        if self.jobs is not None and self.jobs < 1:
+            raise UsageError(f"--jobs must be at least 1, got {self.jobs}.")
+        if self.cluster is not None:
+            from forgetfree.jobs.running.cluster import check_cluster
+
+            check_cluster(self.cluster, self.jobs or 1)
+
     def check(self, settings: Mapping[str, Any], device: str, objects: Sequence[str]) -> None:
         """Raise ``UsageError`` where a job cannot be run like this.
 
@@ -61,19 +69,14 @@ class Execution:
             device: where this process computes.
             objects: what the job has in memory and no file can name.
         """
-        from forgetfree.jobs.running.cluster import check_cluster
         from forgetfree.jobs.running.process_group import check_processes
 
-        jobs = 1 if self.jobs is None else self.jobs
-        if jobs < 1:
-            raise UsageError(f"--jobs must be at least 1, got {jobs}.")
+        jobs = self.jobs or 1
         if (jobs > 1 or self.executor or self.cluster) and objects:
             raise UsageError(
                 f"Worker processes load all by name, and given are {', '.join(objects)}. Leave jobs at 1"
                 f"{', and cluster out' if self.cluster else ''}."
             )
-        if self.cluster is not None:
-            check_cluster(self.cluster, jobs)
         if self.processes is not None:
             if self.cluster is not None:
                 raise UsageError("--processes and --cluster are both given. Give one: a task of Ray is one process.")

@@ -1,22 +1,22 @@
-"""Rows that are in memory, or in a folder that the ``datasets`` library reads, as the tables of a task's splits."""
+"""Rows of pandas and of the ``datasets`` library, in memory, in a folder or on the hub, as the tables of a task's splits."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forgetfree.data import table_files
-from forgetfree.data.forms import plain
-from forgetfree.data.table_files import of_arrow, of_records, split_of
-from forgetfree.data.tables import Table
+from forgetfree.data.table_files import of_arrow
+from forgetfree.data.tables import Table, of_records, plain, splits_of
+from forgetfree.data.text_files import MOST_BYTES, check_size
 from forgetfree.display import first_twice
-from forgetfree.errors import DataError, UsageError, first_line
+from forgetfree.errors import DataError, NoDataError, UsageError, first_line
+from forgetfree.tasks import HubSource, TaskDefinition, slots
 
 #: The tables of a task by split, and what to say of them.
 Tables = tuple[dict[str, Table], str]
@@ -43,22 +43,6 @@ def tables_of(where: str, rows: Any) -> Tables:
         )
     said = f"{', '.join(map(repr, unread))} not read" if unread else ""
     return {ours[name]: _table(f"{where}[{name!r}]", part) for name, part in rows.items() if name in ours}, said
-
-
-def splits_of(where: str, names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return our name of each split by the given one, and the names of what is no split.
-
-    Raises:
-        DataError: a split is there twice, or the training rows are missing.
-    """
-    given = list(names)
-    found = {name: split for name in given if (split := split_of(name))}
-    for split in found.values():
-        if len(same := [name for name, other in found.items() if other == split]) > 1:
-            raise DataError(f"{where} holds {' and '.join(same)}, and the {split} split is one. Remove the others.")
-    if "train" not in found.values():
-        raise DataError(f"{where} has no train split; it holds {', '.join(given) or 'nothing'}. Add the training rows.")
-    return found, [name for name in given if name not in found]
 
 
 def _table(where: str, rows: Any) -> Table:
@@ -219,10 +203,7 @@ def _streamed(where: str, folder: Path, rows: Any) -> Table:
 def _reading(folder: Path) -> Iterator[None]:
     """Say what the library finds wrong as an error of the folder's."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    if size > table_files.MOST_BYTES:
-        raise DataError(
-            f"{folder} holds {size:,} bytes, and at most {table_files.MOST_BYTES:,} are read. Take a part of its rows."
-        )
+    check_size(folder, size, "bytes", MOST_BYTES)
     try:
         yield
     except DataError:
@@ -233,6 +214,50 @@ def _reading(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def is_path(value: Any) -> bool:
-    """Return whether rows are given by the path of what holds them."""
-    return isinstance(value, str | os.PathLike)
+# -- The hub ---------------------------------------------------------------------------------------------
+
+
+def read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
+    """Return the tables of a registered task, by split, from where the hub has them.
+
+    Raises:
+        NoDataError: they cannot be read, or one lacks a column.
+    """
+    from datasets import load_dataset
+
+    tables = dict[str, Table]()
+    for split, name in hub.splits.items():
+        try:
+            rows = load_dataset(hub.path, hub.name, split=name)
+        except Exception as error:
+            raise NoDataError(
+                f"Task {task.name!r} cannot be read from the hub ({hub.path}, split {name}): "
+                f"{first_line(error)}. Without a connection, give a directory with --data DIR, or "
+                "--data demo."
+            ) from error
+        where = f"{hub.path}:{name}"
+        needed = [name for column in hub.columns for name in slots(column) or [column]]
+        missing = [column for column in (*needed, hub.label) if column not in rows.column_names]
+        if missing:
+            raise DataError(
+                f"{where} has no column {missing[0]!r}; it has {', '.join(rows.column_names)}. The "
+                "set has changed on the hub: give a directory with --data DIR."
+            )
+        labels = list(rows[hub.label])
+        if hub.labels:
+            labels = [hub.labels.get(label, label) for label in labels]
+        keep = [i for i, label in enumerate(labels) if label != -1]  # SNLI's mark of undecided rows
+        columns = {name: _hub_texts(rows, column) for name, column in zip(task.text_columns, hub.columns, strict=True)}
+        columns["label"] = labels
+        tables[split] = Table(where, {name: [cells[i] for i in keep] for name, cells in columns.items()}, keep)
+    return tables
+
+
+def _hub_texts(table: Any, column: str) -> list[Any]:
+    """Return a column of the hub, or the texts that a template makes of several, without missing values."""
+    names = slots(column)
+    if not names:
+        return list(table[column])
+    rows = zip(*(table[name] for name in names), strict=True)
+    filled = ({n: "" if v is None else str(v).strip() for n, v in zip(names, row, strict=True)} for row in rows)
+    return [re.sub(" {2,}", " ", column.format_map(values)).strip() for values in filled]

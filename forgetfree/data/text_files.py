@@ -1,4 +1,4 @@
-"""In which encoding a file of text is written: UTF-8, UTF-16, or Windows-1252.
+"""Files of text: unpacked, in the encoding they are written in (UTF-8, UTF-16 or Windows-1252), line by line, within bounds.
 
 All characters of Latin-1 that can be seen are written alike in Windows-1252.
 """
@@ -6,14 +6,22 @@ All characters of Latin-1 that can be seen are written alike in Windows-1252.
 from __future__ import annotations
 
 import codecs
+import io
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from forgetfree.errors import DataError
+from forgetfree.files import size_of
 
+#: How the names of packed files end; the first ending is that of files that are not.
+PACKED = ("", ".gz", ".zst")
+#: The largest file that is read, in bytes (unpacked), and the longest line, in characters.
+MOST_BYTES, MOST_LINE = 4 * 2**30, 16 * 2**20
+#: A packed file that unpacks to more than so many times its size holds no data; what unpacks to few bytes may.
+MOST_TIMES, FEW_BYTES = 1000, 256 * 2**20
 _PIECE, _BEGIN = 2**20, 2**12
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 #: A character of several bytes in UTF-8.
@@ -26,12 +34,66 @@ _FOREIGN = re.compile(r"[^\W\d_a-zA-Z]{3,}")
 _WORD = re.compile(r"[\w\u0080-\uffff]+")
 
 
-def encoding_of(path: Path, content: Callable[[], AbstractContextManager[BinaryIO]], most: int) -> tuple[str, str]:
+def check_size(path: Path | str, found: int, unit: str, most: int) -> None:
+    """Raise ``DataError`` if ``path`` holds more of a unit than is read."""
+    if found > most:
+        raise DataError(f"{path} holds {found:,} {unit}, and at most {most:,} are read. Take a part of its rows.")
+
+
+def unpacked_limit(path: Path) -> int:
+    """Return how many bytes of a file are read at most, unpacked."""
+    most = max(FEW_BYTES, MOST_TIMES * size_of(path)) if path.is_file() else MOST_BYTES  # a pipe has no size
+    return min(MOST_BYTES, most)
+
+
+@contextmanager
+def open_binary(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, unpacked where it is packed."""
+    if path.suffix not in PACKED[1:]:
+        with path.open("rb") as plain:
+            yield plain
+        return
+    import pyarrow
+
+    # Unlike gzip's and zstandard's own readers, it knows a file that was cut off, and reads all frames of one.
+    with pyarrow.input_stream(str(path), compression="detect") as file:
+        yield io.BufferedReader(file)
+
+
+@contextmanager
+def open_text(path: Path, encoding: str) -> Iterator[TextIO]:
+    """Open a text file, unpacked where it is packed."""
+    with open_binary(path) as file:
+        yield io.TextIOWrapper(file, encoding=encoding, newline="")
+
+
+def lines_of(path: Path, encoding: str) -> Generator[str, None, None]:
+    """Yield the lines of a text file, unpacked where it is packed.
+
+    Raises:
+        DataError: the file, or a line of it, is too large.
+    """
+    number, length, most = 0, 0, unpacked_limit(path)
+    with open_text(path, encoding) as file:
+        while line := file.readline(MOST_LINE + 1):
+            number, length = number + 1, length + len(line)
+            check_size(path, length, "characters or more when unpacked", most)
+            if len(line) > MOST_LINE:
+                raise DataError(
+                    f"{path}, line {number}: expected at most {MOST_LINE:,} characters, got more. Write one row a line, or "
+                    "shorten the text."
+                )
+            yield line
+
+
+# -- Encoding --------------------------------------------------------------------------------------------
+
+
+def encoding_of(path: Path, most: int) -> tuple[str, str]:
     """Return the encoding of a text file as Python calls it, and what a user should know of it; nothing of UTF-8.
 
     Args:
-        path: the file, for messages.
-        content: opens the file, unpacked.
+        path: the file.
         most: how many bytes to look at.
 
     Raises:
@@ -39,7 +101,7 @@ def encoding_of(path: Path, content: Callable[[], AbstractContextManager[BinaryI
     """
     decoder, read = codecs.getincrementaldecoder("utf-8")(), 0
     try:
-        with content() as file:
+        with open_binary(path) as file:
             while (piece := file.read(_PIECE)) and read < most:
                 if not read and piece.startswith(_UTF_16) and not piece.startswith(codecs.BOM_UTF32_LE):
                     return "utf-16", f"{path.name} is read in UTF-16"
@@ -50,7 +112,7 @@ def encoding_of(path: Path, content: Callable[[], AbstractContextManager[BinaryI
         decoder.decode(b"", final=read < most)
         return "utf-8-sig", ""
     except UnicodeDecodeError:
-        with content() as file:
+        with open_binary(path) as file:
             return "cp1252", _check_windows(path, file, most)
 
 

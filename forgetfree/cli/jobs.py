@@ -1,0 +1,253 @@
+"""``forgetfree run``, ``sweep``, ``graft`` and ``experiment``: how each job begins, and what is printed when it has ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import Signature
+from pathlib import Path
+from typing import Any, TypeVar
+
+from forgetfree import registry
+from forgetfree.cli.flags import arguments_of, read_flags
+from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.words import fail, no_empty_directories, recipe_of, say, silence
+from forgetfree.data.sources import check_data, check_headers, check_one, check_stream
+from forgetfree.display import counted, escaped
+from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
+from forgetfree.jobs.adapter_starts import starts_of
+from forgetfree.jobs.config import JobConfig
+from forgetfree.jobs.experiment_config import ExperimentConfig
+from forgetfree.jobs.graft_config import GraftConfig
+from forgetfree.jobs.run_config import RunConfig, StreamConfig
+from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.jobs.running.execution import Execution
+from forgetfree.jobs.sweep_config import SweepConfig
+
+Config = TypeVar("Config", bound=JobConfig)
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ReadyJob:
+    """A job that is checked, and announced.
+
+    Attributes:
+        perform: performs it, and returns the content of results.json.
+        show: prints that, with the directory, and all tables or only the first.
+        model: that is loaded.
+        cache: a directory of fine-tuned models that it may make.
+    """
+
+    perform: Callable[[Execution], Json]
+    show: Callable[[Json, Path, bool], None]
+    model: str
+    cache: object
+
+
+def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob]) -> Callable[..., int]:
+    """Return a command whose flags are the options of a configuration.
+
+    Args:
+        config_class: a dataclass; the first field that not every job has is the argument without a flag.
+        prepare: checks the configuration as a whole, and then says what will be done.
+    """
+    arguments = [*arguments_of(config_class)]
+
+    def command(*subjects: str, debug: bool = False, **flags: Any) -> int:
+        config, execution, output = read_flags(config_class, subjects, flags)
+        check_headers(config.names, config.data, config.read_options)  # before torch is imported
+        quiet_libraries()
+        if output.check:
+            from forgetfree.cli.plan import show_plan
+
+            with silence(output.quiet or output.json):
+                show_plan(config, execution.resume, output.json)
+            return 0
+        config_file = Path(config.out) / "config.json"
+        new = not execution.resume and not os.path.lexists(config_file)
+        with silence(output.quiet):
+            try:
+                return _perform(prepare(config), config, replace(execution, debug=debug), output.quiet, output.verbose)
+            except ForgetfreeError as error:
+                if debug or not new or os.path.lexists(config_file):
+                    raise
+                from forgetfree.jobs.running.preflight import with_all_faults
+
+                raise with_all_faults(error, config) from error
+
+    command.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
+    command.__annotations__ = {}
+    return command
+
+
+def _perform(job: ReadyJob, config: JobConfig, execution: Execution, quiet: bool, verbose: bool) -> int:
+    """Perform a job, show what it made, tell what failed and what is left of one that is cut short.
+
+    Args:
+        job: the job.
+        config: its configuration.
+        execution: how it is run.
+        quiet: show no progress.
+        verbose: show all tables, not only the first.
+
+    Returns:
+        The exit code.
+    """
+    from forgetfree.jobs.running.directory import failures, holdings, resumption
+    from forgetfree.jobs.running.progress import make_progress
+
+    if not quiet:
+        execution = replace(execution, progress=make_progress(sys.stderr))
+    if needs_hub(job.model, config.data):
+        from forgetfree.models.loading import locate
+
+        locate(job.model)  # before data are downloaded
+        go_offline_if_cut_off()
+    out, job_class = Path(config.out), registry.JOBS[config.command].job.load()
+    say(resumption(job_class, out) if execution.resume else "")
+    try:
+        with no_empty_directories(out, job.cache):
+            results = job.perform(execution)
+    except KeyboardInterrupt:
+        return fail(f"Interrupted. {holdings(job_class, out)}".strip(), 1)
+    except (UsageError, RunError, ReportError):  # of what cannot be begun or resumed: they say themselves what to do
+        raise
+    except (ForgetfreeError, OSError) as error:
+        if execution.debug or not (remains := holdings(job_class, out)):
+            raise
+        raise RunError(f"{error} {remains}") from error
+    job.show(results, out, verbose)
+    messages = failures(results)
+    for message in messages[:-1]:
+        fail(message, 1)
+    return fail(f"{messages[-1]} {holdings(job_class, out)}", 1) if messages else 0
+
+
+# -- Run and sweep ---------------------------------------------------------------------------------------
+
+
+def _check_stream(config: StreamConfig) -> None:
+    """Raise unless the data hold the tasks of a stream, and its adapters can be read; no rows are read."""
+    check_stream(config.stream, config.data, config.read_options)
+    starts_of(config.starts, config.model, None)
+
+
+def _prepare_run(config: RunConfig) -> ReadyJob:
+    from forgetfree.jobs.run import RunJob
+    from forgetfree.jobs.running.engine import perform
+
+    job = RunJob(config)
+    _check_stream(config)
+    say(f"Running {config.stream} into {config.out}")
+    for name, note in registry.shadowed("strategies").items():
+        if name in config.strategies:
+            say(f"note: {note}")
+    say(recipe_of(config))
+    return ReadyJob(partial(perform, job), _show_run, config.model, config.settings.get("cache"))
+
+
+def _show_run(results: Json, out: Path, verbose: bool) -> None:
+    """Print the headline and the first table of a run, or all, and where the report is."""
+    from forgetfree.results.records import RunResults
+    from forgetfree.results.report.page import brief_page, render_page
+    from forgetfree.results.report.run_report import lay_out
+    from forgetfree.results.run_results import merge
+
+    if results["runs"]:
+        page = lay_out(merge([RunResults.of(results)]), ended=verbose)
+        print(render_page(page if verbose else brief_page(page), "rich"))
+        print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (all tables)"))
+
+
+def _prepare_sweep(config: SweepConfig) -> ReadyJob:
+    from forgetfree.jobs.sweep import Sweep
+
+    sweep = Sweep(config)
+    _check_stream(config)
+    settings = counted(sweep.settings, "setting")
+    say(f"Trying {settings} of {config.strategy} on validation rows of {config.stream} into {config.out}")
+    say(recipe_of(config))
+    return ReadyJob(sweep.perform, _show_sweep, config.model, config.settings.get("cache"))
+
+
+def _show_sweep(results: Json, out: Path, verbose: bool) -> None:
+    """Print the trials, and the report of the chosen run."""
+    from forgetfree.results.records import SweepResults
+    from forgetfree.results.report.page import render_page
+    from forgetfree.results.report.sweep_tables import lay_out_sweep
+
+    print(render_page(lay_out_sweep(SweepResults.of(results)), "rich"))
+    _show_run(results["run"], out / "chosen", verbose)
+    print(escaped(f"Trials: {out / 'report.md'}"))
+
+
+# -- Graft -----------------------------------------------------------------------------------------------
+
+
+def _prepare_graft(config: GraftConfig) -> ReadyJob:
+    from forgetfree.jobs.graft import GraftJob
+    from forgetfree.jobs.running.engine import perform
+
+    job = GraftJob(config)
+    check_one(config.task, config.data, config.read_options)
+    say(f"Grafting {config.task} into {config.out}")
+    say(recipe_of(config))
+    return ReadyJob(partial(perform, job), _show_graft, config.model, config.settings.get("cache"))
+
+
+def _show_graft(results: Json, out: Path, verbose: bool) -> None:
+    """Print the report, or its first table, and the files."""
+    from forgetfree.results.records import GraftResults
+    from forgetfree.results.report.graft_tables import lay_out_graft
+    from forgetfree.results.report.page import brief_page, render_page
+
+    if results["rows"]:
+        page = lay_out_graft(GraftResults.of(results))
+        print(render_page(page if verbose else brief_page(page), "rich"))
+        for graft in results["grafts"]:
+            print(escaped(f"Graft: {out / graft['file']} ({graft['bytes']:,} bytes)"))
+        print(escaped(f"Report: {out / 'report.md'} (all tables)"))
+
+
+# -- Experiment ------------------------------------------------------------------------------------------
+
+
+def _prepare_experiment(config: ExperimentConfig) -> ReadyJob:
+    from forgetfree.jobs.experiments.job import ExperimentJob
+    from forgetfree.jobs.running.engine import perform
+    from forgetfree.jobs.running.workers import usual_jobs
+
+    job = ExperimentJob(config)
+    check_data(config.data, config.read_options)
+    for task in config.tasks:
+        check_one(task, config.data, config.read_options)
+    say(f"Measuring {config.name} ({job.experiment.paper}) into {config.out}; fine-tuned models: {job.cache}")
+
+    def measure(execution: Execution) -> Json:
+        if execution.jobs is None and execution.cluster is None:
+            execution = replace(execution, jobs=usual_jobs(job.device))
+        return perform(job, execution)
+
+    return ReadyJob(measure, _show_experiment, job.preset.model, job.cache)
+
+
+def _show_experiment(results: Json, out: Path, verbose: bool) -> None:
+    """Print the report, or its first table."""
+    from forgetfree.jobs.experiments import outcome
+    from forgetfree.results.records import ExperimentResults
+    from forgetfree.results.report.page import brief_page, render_page
+
+    if results["units"]:
+        page = outcome(ExperimentResults.of(results))
+        print(render_page(page if verbose else brief_page(page), "rich"))
+        print(escaped(f"Report: {out / 'report.md'} (all tables)  Figure: {out / results['experiment']}.png"))
+
+
+run = job_command(RunConfig, _prepare_run)
+sweep = job_command(SweepConfig, _prepare_sweep)
+graft = job_command(GraftConfig, _prepare_graft)
+experiment = job_command(ExperimentConfig, _prepare_experiment)

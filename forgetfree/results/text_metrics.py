@@ -1,0 +1,297 @@
+"""How near texts are to the right ones: exact match, token F1, ROUGE, BLEU, chrF, numbers and edits.
+
+Every function takes the texts of n rows and, for each row, the texts that are right. Those in `ROWS` return one value a row,
+shape (n,) in [0, 1], the best over the row's right texts; the metric is their mean. Those in `CORPUS` return one number for
+all rows, in [0, 1], and no mean of rows. An empty text is an answer like any other.
+
+Libraries compute what they define: ``rouge-score`` ROUGE, ``sacrebleu`` BLEU and chrF, ``rapidfuzz`` edit distances. Each is
+imported when it is first used. On texts in Latin letters we agree with them to the bit. They say little about some other texts:
+``rouge-score`` drops every letter but a to z, and without blanks a sentence is one word. There we take the *words of any
+script*: runs of letters, marks and digits, in lower case, and each character of a script that is written without blanks
+(Chinese, Japanese, Thai, Lao, Khmer, Burmese) as a word of its own. The docstrings say where.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from forgetfree.display import brief, counted
+from forgetfree.errors import MetricError
+from forgetfree.results.arguments import Floats
+from forgetfree.results.metrics import Metric
+
+Texts = Sequence[str]
+#: For each row the texts that are right, at least one.
+Targets = Sequence[Sequence[str]]
+
+
+# ---- a value a row --------------------------------------------------------------------------------------
+
+
+def exact_match(texts: Texts, targets: Targets) -> Floats:
+    """Return 1 where a text equals a right one after `normalized`, else 0 (Rajpurkar et al., SQuAD, 2016)."""
+    return _best(texts, targets, lambda text, target: float(normalized(text) == normalized(target)))
+
+
+def token_f1(texts: Texts, targets: Targets) -> Floats:
+    """Return the F1 of the words that a text shares with a right one, both `normalized` (Rajpurkar et al., SQuAD, 2016).
+
+    A word counts as often as it stands in both. Where one of the two has no words, F1 is 1 if the other has none, too, else 0,
+    as in SQuAD 2.0.
+    """
+    return _best(texts, targets, lambda text, target: _f1(normalized(text).split(), normalized(target).split()))
+
+
+def rouge_1(texts: Texts, targets: Targets) -> Floats:
+    """Return ROUGE-1, the F-measure of single words that text and right text share; see `rouge_l`."""
+    return _rouge("rouge1", texts, targets)
+
+
+def rouge_2(texts: Texts, targets: Targets) -> Floats:
+    """Return ROUGE-2, the F-measure of pairs of neighbouring words; see `rouge_l`. It is 0 where a right text has one word."""
+    return _rouge("rouge2", texts, targets)
+
+
+def rouge_l(texts: Texts, targets: Targets) -> Floats:
+    """Return ROUGE-L, the F-measure of the longest common subsequence of words (Lin, 2004).
+
+    As ``rouge-score`` computes it with its stemmer, which is how Super-NaturalInstructions is evaluated. Its words are runs of
+    a to z and digits. A right text with letters of another script, or without any such run, is compared by the words of any
+    script, without a stemmer; if it has no words at all, such as an emoji, by what stands between blanks. If it is empty, the
+    value is 1 for an empty text, else 0.
+    """
+    return _rouge("rougeL", texts, targets)
+
+
+def numeric_answer(texts: Texts, targets: Targets) -> Floats:
+    """Return 1 where the last number of a text equals the last number of a right one, else 0.
+
+    ``1,250.50``, ``+1250.5`` and ``$1'250.500`` are one number: commas, apostrophes and no-break blanks between groups of three
+    digits do not count, nor zeros at the end. A sign counts unless a letter, digit or bracket stands before it, as in ``7-3``.
+    Fractions, powers and units are not read. A right text without a number is met as in `exact_match`.
+    """
+    return _best(texts, targets, _same_number)
+
+
+def edit_similarity(texts: Texts, targets: Targets) -> Floats:
+    """Return 1 − Levenshtein distance / length of the longer text, in characters; 1 where both are empty.
+
+    TRACE takes ``fuzz.ratio``, in which to replace a character costs two and the sum of both lengths divides.
+    """
+    from rapidfuzz.distance import Levenshtein
+
+    return _best(texts, targets, lambda text, target: Levenshtein.normalized_similarity(_nfc(text), _nfc(target)))
+
+
+# ---- one number for all rows ----------------------------------------------------------------------------
+
+
+def bleu(texts: Texts, targets: Targets) -> float:
+    """Return BLEU of the corpus in [0, 1], as ``sacrebleu`` computes it by default: tokenizer 13a, exponential smoothing.
+
+    Each character of a script that is written without blanks is a word of its own, as in sacrebleu's tokenizer for Chinese.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    _check(texts, targets)
+    right = [[_spaced(target) for target in row] for row in targets]
+    # force: no warning where texts look tokenized.
+    return _share(BLEU(force=True).corpus_score([_spaced(text) for text in texts], _streams(right)).score)
+
+
+def chrf(texts: Texts, targets: Targets) -> float:
+    """Return chrF of the corpus in [0, 1] (Popović, 2015), by ``sacrebleu``'s defaults: 1 to 6 characters, β = 2, no words."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    _check(texts, targets)
+    return _share(CHRF().corpus_score(list(texts), _streams(targets)).score)
+
+
+#: The metrics that are means over rows, by name.
+ROWS: dict[str, Callable[[Texts, Targets], Floats]] = {
+    each.__name__: each for each in (exact_match, token_f1, rouge_1, rouge_2, rouge_l, numeric_answer, edit_similarity)
+}
+#: The metrics of a corpus, by name.
+CORPUS: dict[str, Callable[[Texts, Targets], float]] = {"bleu": bleu, "chrf": chrf}
+
+
+def _of_rows(value: Callable[[Texts, Targets], Floats]) -> Metric:
+    return Metric(lambda answers: float(value(answers.texts, answers.right).mean()))
+
+
+def _of_all(value: Callable[[Texts, Targets], float]) -> Metric:
+    return Metric(lambda answers: value(answers.texts, answers.right))
+
+
+#: As they are registered: they score answers with ``texts`` and ``right``, the right texts of each row.
+EXACT_MATCH, TOKEN_F1 = _of_rows(exact_match), _of_rows(token_f1)
+ROUGE_1, ROUGE_2, ROUGE_L = _of_rows(rouge_1), _of_rows(rouge_2), _of_rows(rouge_l)
+NUMERIC_ANSWER, EDIT_SIMILARITY = _of_rows(numeric_answer), _of_rows(edit_similarity)
+BLEU, CHRF = _of_all(bleu), _of_all(chrf)
+
+
+# ---- words ----------------------------------------------------------------------------------------------
+
+_PUNCTUATION = frozenset(string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+#: How the Unicode names of letters begin in scripts that are written without blanks.
+_WITHOUT_BLANKS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "HALFWIDTH KATAKANA")
+
+
+def normalized(text: str) -> str:
+    """Return a text in lower case without punctuation and English articles, its words apart by one blank, as SQuAD does.
+
+    Beyond that, as MLQA extends it (Lewis et al., 2020): punctuation of every script is left out, and each character of a
+    script that is written without blanks is a word. Letters that Unicode writes in several ways are one (NFC).
+    """
+    lower = _nfc(text).lower()
+    bare = "".join(char for char in lower if char not in _PUNCTUATION and unicodedata.category(char)[0] != "P")
+    return " ".join(_spaced(_ARTICLES.sub(" ", bare)).split())
+
+
+def words_of_any_script(text: str) -> list[str]:
+    """Return the words of a text in lower case; of a text without words, what stands between blanks. See the file's head."""
+    lower = unicodedata.normalize("NFKC", text).lower()
+    # Marks belong to words: in Hindi they are the vowels, and a pattern's \w leaves them out.
+    words = "".join(char if unicodedata.category(char)[0] in "LMN" else " " for char in _spaced(lower)).split()
+    return words or lower.split()
+
+
+def _spaced(text: str) -> str:
+    """Return a text with blanks around each character of a script without blanks; marks stay with their letter."""
+    if text.isascii():
+        return text
+    found: list[str] = []
+    alone = False
+    for char in text:
+        if unicodedata.category(char)[0] != "M":
+            before, alone = alone, _stands_alone(char)
+            if before or alone:
+                found.append(" ")
+        found.append(char)
+    return "".join(found)
+
+
+@lru_cache(maxsize=2**16)
+def _stands_alone(char: str) -> bool:
+    return unicodedata.category(char) == "Lo" and unicodedata.name(char, "").startswith(_WITHOUT_BLANKS)
+
+
+def _f1(words: Sequence[str], right: Sequence[str]) -> float:
+    if not words or not right:
+        return float(not words and not right)
+    shared = (Counter(words) & Counter(right)).total()
+    return 2 * shared / (len(words) + len(right))
+
+
+class _AnyScript:
+    """A tokenizer of ``rouge-score``."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return words_of_any_script(text)
+
+
+@lru_cache(maxsize=8)
+def _scorers(variant: str) -> tuple[Any, Any]:
+    """Return the scorer of Latin letters, and that of any script."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer([variant], use_stemmer=True), RougeScorer([variant], tokenizer=_AnyScript())
+
+
+def _rouge(variant: str, texts: Texts, targets: Targets) -> Floats:
+    latin, any_script = _scorers(variant)
+
+    def value(text: str, target: str) -> float:
+        if not target.strip():
+            return float(not text.strip())
+        scorer = any_script if _needs_any_script(target) else latin
+        return float(scorer.score(target=target, prediction=text)[variant].fmeasure)
+
+    return _best(texts, targets, value)
+
+
+def _needs_any_script(target: str) -> bool:
+    """Return whether words of a to z and digits miss what a right text says: the text's scorer hangs on nothing else."""
+    if target.isascii():
+        return not any(char.isalnum() for char in target)
+    # Letters up to U+024F, with few exceptions, are Latin.
+    foreign = any(char > "\u024f" and char.isalpha() and "LATIN" not in unicodedata.name(char, "") for char in target)
+    return foreign or not any(char.isascii() and char.isalnum() for char in target)
+
+
+# ---- numbers --------------------------------------------------------------------------------------------
+
+_GROUP = "[,'’\u00a0\u202f]"
+_NUMBER = re.compile(
+    rf"(?:(?<![\w)\]])[-−+])?(?:[$€£¥]\s?)?"  # a sign, and a currency
+    rf"((?<!\d)\d{{1,3}}(?:{_GROUP}\d{{3}})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\d)\.\d+)"
+)
+
+
+def last_number(text: str) -> Decimal | None:
+    """Return the last number of a text; ``None`` where there is none. See `numeric_answer`."""
+    found = list(_NUMBER.finditer(text))
+    if not found:
+        return None
+    size = Decimal(re.sub(_GROUP, "", found[-1][1]))
+    return -size if found[-1][0][0] in "-−" else size
+
+
+def _same_number(text: str, target: str) -> float:
+    right = last_number(target)
+    if right is None:
+        return float(normalized(text) == normalized(target))
+    return float(last_number(text) == right)
+
+
+# ---- what is given --------------------------------------------------------------------------------------
+
+
+def _best(texts: Texts, targets: Targets, value: Callable[[str, str], float]) -> Floats:
+    """Return for each row the best value over its right texts, shape (n,)."""
+    _check(texts, targets)
+    rows = zip(texts, targets, strict=True)
+    return np.array([max(value(text, target) for target in row) for text, row in rows], dtype=np.float64)
+
+
+def _check(texts: Texts, targets: Targets) -> None:
+    """Raise ``MetricError`` unless there are rows, each with a text and at least one right text."""
+    if isinstance(texts, str) or len(texts) != len(targets):
+        texts = [texts] if isinstance(texts, str) else texts
+        raise MetricError(
+            f"There must be a text for each row, got {counted(len(texts), 'text')} and right texts for "
+            f"{counted(len(targets), 'row')}."
+        )
+    if not len(texts):
+        raise MetricError("There are no texts: there is no metric of no rows.")
+    for row, (text, right) in enumerate(zip(texts, targets, strict=True)):
+        if not isinstance(text, str):
+            raise MetricError(f"texts must hold texts; row {row} has {brief(text)}.")
+        if isinstance(right, str) or not len(right) or not all(isinstance(each, str) for each in right):
+            raise MetricError(
+                f"targets must hold a sequence of at least one right text for each row; row {row} has {brief(right)}."
+            )
+
+
+def _streams(targets: Targets) -> list[Any]:
+    """Return the right texts as sacrebleu takes them: the first of all rows, the second, …; None where a row has no more."""
+    return [list(stream) for stream in zip_longest(*targets)]
+
+
+def _share(percent: float) -> float:
+    return min(max(percent / 100, 0.0), 1.0)  # sacrebleu's 100 may be 100.00000000000004
+
+
+def _nfc(text: str) -> str:
+    return unicodedata.normalize("NFC", text)

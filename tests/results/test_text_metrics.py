@@ -1,0 +1,277 @@
+"""Texts are scored as the libraries and the published scripts score them, and as can be worked by hand."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+
+import numpy as np
+import pytest
+import torchmetrics.functional.text
+from rapidfuzz.distance import Levenshtein
+from rouge_score.rouge_scorer import RougeScorer
+from sacrebleu import corpus_bleu, corpus_chrf
+
+from forgetfree.errors import MetricError
+from forgetfree.results.text_metrics import (
+    CORPUS,
+    ROWS,
+    bleu,
+    chrf,
+    edit_similarity,
+    exact_match,
+    last_number,
+    normalized,
+    numeric_answer,
+    rouge_1,
+    rouge_2,
+    rouge_l,
+    token_f1,
+    words_of_any_script,
+)
+
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "cats",
+    "sat",
+    "sitting",
+    "on",
+    "mat,",
+    "mats.",
+    "Running",
+    "ran",
+    "12",
+    "x-ray",
+    "It's",
+    "down!",
+    "über",
+    "café",
+]
+
+
+def sentences(seed: int, rows: int = 40) -> tuple[list[str], list[list[str]]]:
+    """Texts in Latin letters, some of them empty, and one to three right ones for each."""
+    draw = random.Random(seed)
+    texts = [" ".join(draw.choices(WORDS, k=draw.randrange(8))) for _ in range(rows)]
+    return texts, [
+        [" ".join(draw.choices(WORDS, k=draw.randrange(1, 8))) for _ in range(draw.randrange(1, 4))]
+        for _ in range(rows)
+    ]
+
+
+# -- Worked by hand --------------------------------------------------------------------------------------
+
+
+def test_exact_match_leaves_out_case_articles_and_punctuation() -> None:
+    texts = ["The  Cat!", "cats", "an apple, a day", "", "the"]
+    assert exact_match(texts, [["cat"], ["cat"], ["Apple day."], ["x"], [""]]).tolist() == [1, 0, 1, 0, 1]
+
+
+def test_token_f1_counts_words_as_often_as_both_have_them() -> None:
+    # "big cat cat" has 3 words and "cat sat" 2, of which they share one: 2·1 / (3 + 2).
+    found = token_f1(["A big cat cat", "dog", "", "the", "x"], [["The cat sat."], ["cat"], ["cat"], ["!"], [""]])
+    assert found.tolist() == [0.4, 0, 0, 1, 0]
+
+
+def test_rouge_of_a_sentence() -> None:
+    """Stemmed: text "the cat sat", right "the cat sat down on": 3 shared words, 2 pairs, a subsequence of 3."""
+    text, right = ["the cats sat"], [["The cat sat down on"]]
+    assert rouge_1(text, right) == pytest.approx([2 * 3 / (3 + 5)])
+    assert rouge_2(text, right) == pytest.approx([2 * 2 / (2 + 4)])
+    assert rouge_l(text, right) == pytest.approx([2 * 3 / (3 + 5)])
+    # In the order "sat cat the" the longest common subsequence has one word.
+    assert rouge_l(["sat cat the"], right) == pytest.approx([2 * 1 / (3 + 5)])
+    assert rouge_2(["cat"], [["cat"]]) == [0]
+
+
+def test_edits_of_a_word() -> None:
+    """From kitten to sitting: three edits, seven letters."""
+    found = edit_similarity(["kitten", "", "", "same"], [["sitting"], ["abc"], [""], ["same"]])
+    assert found.tolist() == pytest.approx([1 - 3 / 7, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("so it is 1,250.50.", "1250.5"),
+        ("first 3, then 4.", "4"),
+        ("-4", "-4"),
+        ("−0.5", "-0.5"),
+        ("+7", "7"),
+        ("7-3", "3"),
+        ("7 - 3", "3"),
+        ("(-3)", "-3"),
+        ("-$1'250", "-1250"),
+        ("1\u202f250 metres", "1250"),
+        ("about .5", "0.5"),
+        ("1,000,000", "1000000"),
+        ("1,2", "2"),
+        ("12,3456", "3456"),
+        ("on 2024-11-05", "5"),
+        ("007", "7"),
+        ("١٢٣", "123"),
+    ],
+)
+def test_the_last_number(text: str, number: str) -> None:
+    assert last_number(text) == Decimal(number)
+
+
+def test_numeric_answer_compares_numbers_or_else_texts() -> None:
+    texts = ["It costs $1,250.50", "12 of 13", "none at all", "No.", "3", ""]
+    right = [["#### 1250.5"], ["12"], ["4"], ["no"], ["none", "3.000"], ["0"]]
+    assert numeric_answer(texts, right).tolist() == [1, 0, 0, 1, 1, 0]
+    assert last_number("none") is None
+
+
+def test_bleu_and_chrf_of_a_sentence() -> None:
+    """Of 6, 5, 4 and 3 n-grams of the text 5, 3, 2 and 1 are in the right one, which is as long: no penalty."""
+    text, right = ["a b c d e f"], [["a b c d x f"]]
+    assert bleu(text, right) == pytest.approx((5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+    # Of 3 and 2 letters and pairs, 2 and 1 are shared; of one triple none: three orders, precision as recall.
+    assert chrf(["abc"], [["abd"]]) == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)
+
+
+@pytest.mark.parametrize("name", [*ROWS, *CORPUS])
+def test_the_best_of_several_right_texts_counts(name: str) -> None:
+    text, right = "the answer of this row is 12", "another one: 13"
+    metric = {**ROWS, **CORPUS}[name]
+    assert metric([text], [[right, text]]) == metric([text], [[text, right]]) == metric([text], [[text]]) == 1
+    assert metric([text], [[right]]) < 1
+
+
+# -- The libraries and the published scripts -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_squad_metrics_are_those_of_torchmetrics(seed: int) -> None:
+    texts, right = sentences(seed)
+    exact, f1 = exact_match(texts, right), token_f1(texts, right)
+    for row, (text, answers) in enumerate(zip(texts, right, strict=True)):
+        if not normalized(text) or not all(map(normalized, answers)):
+            continue  # torchmetrics keeps to SQuAD 1.1, which has no empty answers
+        found = torchmetrics.functional.text.squad(
+            [{"prediction_text": text, "id": "0"}],
+            [{"answers": {"answer_start": [0] * len(answers), "text": answers}, "id": "0"}],
+        )
+        assert 100 * exact[row] == found["exact_match"]
+        assert 100 * f1[row] == pytest.approx(float(found["f1"]), abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rouge_is_that_of_rouge_score_as_super_ni_uses_it(seed: int) -> None:
+    texts, right = sentences(seed)
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
+    expected = [
+        [max(scorer.score(one, text)[name].fmeasure for one in answers) for name in ("rouge1", "rouge2", "rougeL")]
+        for text, answers in zip(texts, right, strict=True)
+    ]
+    found = np.stack([rouge_1(texts, right), rouge_2(texts, right), rouge_l(texts, right)], axis=1)
+    assert np.array_equal(found, np.array(expected))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bleu_and_chrf_are_those_of_sacrebleu(seed: int) -> None:
+    texts, right = sentences(seed)
+    streams = [[row[place] if place < len(row) else None for row in right] for place in range(3)]
+    assert bleu(texts, right) == corpus_bleu(texts, streams).score / 100  # type: ignore[arg-type]
+    assert chrf(texts, right) == corpus_chrf(texts, streams).score / 100  # type: ignore[arg-type]
+
+
+def test_edit_similarity_is_that_of_rapidfuzz() -> None:
+    texts, right = sentences(0)
+    best = [
+        max(1 - Levenshtein.distance(t, one) / max(len(t), len(one)) for one in r)
+        for t, r in zip(texts, right, strict=True)
+    ]
+    assert edit_similarity(texts, right).tolist() == pytest.approx(best)
+
+
+# -- Empty texts, and texts in other scripts -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*ROWS, *CORPUS])
+def test_an_empty_text_is_worth_nothing(name: str) -> None:
+    found = {**ROWS, **CORPUS}[name](["", ""], [["one"], ["two words", "x"]])
+    assert np.all(np.asarray(found) == 0)
+
+
+@pytest.mark.parametrize("name", [*ROWS])
+def test_an_empty_text_is_right_where_nothing_is(name: str) -> None:
+    assert ROWS[name](["", "x"], [[""], [""]]).tolist() == [1, 0]
+
+
+SAME = [
+    "我喜欢你的朋友",
+    "привет мир и друзья",
+    "नमस्ते मेरी दुनिया के लोग",
+    "สวัสดีชาวโลก",
+    "안녕 세상 그리고 친구",
+    "👍 🎉 👍 🎉",
+    "ガラスを食べる",
+]
+
+
+@pytest.mark.parametrize("text", SAME)
+@pytest.mark.parametrize("name", [*ROWS, *CORPUS])
+def test_the_same_text_is_right_in_any_script(name: str, text: str) -> None:
+    metric = {**ROWS, **CORPUS}[name]
+    assert metric([text], [[text]]) == 1
+    assert metric(["something else"], [[text]]) < 0.2
+
+
+def test_rouge_keeps_to_its_own_words_where_letters_are_latin() -> None:
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    assert rouge_l(["le café noir"], [["un café noir"]]) == [
+        scorer.score("un café noir", "le café noir")["rougeL"].fmeasure
+    ]
+
+
+def test_rouge_of_other_scripts_by_their_words() -> None:
+    # Four characters each, of which three are shared in order.
+    assert rouge_l(["我喜欢你"], [["我喜爱你"]]) == pytest.approx([3 / 4])
+    assert rouge_2(["我喜欢你"], [["我喜爱你"]]) == pytest.approx([1 / 3])
+    # Two words of three; the library finds no words in either.
+    assert rouge_1(["Привет, большой мир"], [["привет мир"]]) == pytest.approx([2 * 2 / 5])
+    # The library would see the number alone, and call these equal.
+    assert rouge_1(["цена 5000"], [["вес 5000"]]) == pytest.approx([1 / 2])
+
+
+def test_words_of_any_script() -> None:
+    assert words_of_any_script("Hello, мир! 世界 ok世x") == ["hello", "мир", "世", "界", "ok", "世", "x"]
+    assert words_of_any_script("नमस्ते दुनिया") == ["नमस्ते", "दुनिया"]  # vowels are marks, and stay in their words
+    assert words_of_any_script("กิx ที่") == ["กิ", "x", "ที่"]
+    assert words_of_any_script("？ !!") == ["?", "!!"]
+    assert words_of_any_script("  ") == []
+
+
+def test_normalized_beyond_ascii() -> None:
+    assert normalized("The «Café» — ‘a’ 世界。") == "café 世 界"
+    assert exact_match(["cafe\u0301"], [["caf\u00e9"]]) == edit_similarity(["cafe\u0301"], [["caf\u00e9"]]) == [1]
+    assert token_f1(["我爱你"], [["我喜欢你"]]) == pytest.approx([2 * 2 / 7])
+
+
+def test_bleu_of_chinese_is_that_of_sacrebleus_tokenizer() -> None:
+    texts, right = ["我喜欢你吗，我的朋友 Ann", "今天天气很好。"], [["我喜欢你的，我的朋友 Ann"], ["今天天气不好。"]]
+    expected = corpus_bleu(texts, [[row[0] for row in right]], tokenize="zh").score / 100
+    assert bleu(texts, right) == expected > 0.4
+
+
+# -- What is given ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*ROWS, *CORPUS])
+def test_what_is_no_table_of_texts_is_refused(name: str) -> None:
+    metric = {**ROWS, **CORPUS}[name]
+    with pytest.raises(MetricError, match="got 1 text and right texts for 2 rows"):
+        metric(["a"], [["a"], ["b"]])
+    with pytest.raises(MetricError, match="got 1 text and right texts for 2 rows"):
+        metric("ab", [["a"], ["b"]])
+    with pytest.raises(MetricError, match="no metric of no rows"):
+        metric([], [])
+    for right in ("a right text", [], [None]):
+        with pytest.raises(MetricError, match="at least one right text for each row; row 1 has"):
+            metric(["a", "b"], [["a"], right])  # type: ignore[list-item]
+    with pytest.raises(MetricError, match="texts must hold texts; row 0 has None"):
+        metric([None], [["a"]])  # type: ignore[list-item]
