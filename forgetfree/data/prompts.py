@@ -27,7 +27,7 @@ from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 PLAIN_TEMPLATE = "{instruction}\n\n{prompt}\n\n"
 #: Stands for the text of a turn while a chat is put together.
 _TURN = "<<turn {}>>"
-_TURNS = re.compile(r"<<turn (\d+)>>")
+_TURNS = re.compile(r"( ?)<<turn \d+>>")
 #: How many rows that do not fit are named.
 _NAMED = 5
 
@@ -96,7 +96,11 @@ class PromptEncoder(Encoder):
                 "it again."
             )
         self.end = int(tokenizer.eos_token_id)
-        fixed = max_length - sum(map(len, self._parts_of([{"role": "user", "content": ""}])))
+        one = [{"role": "user", "content": ""}]
+        #: What stands between prompt and answer, as a part of the latter.
+        self._space = "" if self._chat or self._around(one).endswith(("\n", "\t")) else " "
+        parts, _ = self._parts_of(one)
+        fixed = max_length - sum(map(len, parts))
         if fixed < 2:
             raise ModelError(
                 f"The instruction and the template of task {task.name!r} take {max_length - fixed} tokens, and a row has "
@@ -118,13 +122,14 @@ class PromptEncoder(Encoder):
         whole, labels, long = list[list[int]](), list[list[int]](), list[int]()
         for i, (prompt, answer) in enumerate(zip(rows.first, answers, strict=True)):
             turns = self._turns(prompt)
-            parts = self._parts_of(turns)
+            parts, spaces = self._parts_of(turns)
             room = self._max_length - sum(map(len, parts))
             kept = max(len(answer), min(self._task.max_new_tokens, room // 2))
             if len(answer) > room:
                 long.append(i)
                 continue
-            ids = self._before(parts, turns, room - kept)
+            texts = [f"{space}{turn['content']}" for space, turn in zip(spaces, turns, strict=True)]
+            ids = self._before(parts, texts, room - kept)
             whole.append([*ids[:-1], *(~token for token in (ids[-1], *answer))])
             labels.append([*answer, self.end])
         if long:
@@ -133,9 +138,7 @@ class PromptEncoder(Encoder):
 
     def _answers(self, rows: Rows) -> list[list[int]]:
         """Return the ids of the text that is learned of each row; none where there is none."""
-        # A tokenizer of bytes reads a word after a space as another one: one stands there, unless the template ends so.
-        space = "" if self._chat or not self._task.template or self._task.template[-1:].isspace() else " "
-        texts = [f"{space}{right[0]}" if right else "" for right in rows.labels]
+        texts = [f"{self._space}{right[0]}" if right else "" for right in rows.labels]
         return token_ids(self.tokenizer, texts, inside=True)
 
     def _turns(self, prompt: str) -> list[dict[str, str]]:
@@ -147,11 +150,17 @@ class PromptEncoder(Encoder):
             return turns
         return [{"role": "user", "content": prompt}]
 
-    def _parts_of(self, turns: Sequence[dict[str, str]]) -> list[list[int]]:
-        """Return the ids of what stands around the texts of the turns: before the first, between them, and after the last."""
-        pieces = _TURNS.split(self._around(turns))[::2]
+    def _parts_of(self, turns: Sequence[dict[str, str]]) -> tuple[list[list[int]], list[str]]:
+        """Return the ids of what stands around the texts of the turns, and the space before each text, if there is one.
+
+        A space belongs to the word after it, as tokenizers see it: before a text, and before the answer.
+        """
+        around = _TURNS.split(self._around(turns))
+        pieces, spaces = around[::2], around[1::2]
+        if self._space:
+            pieces[-1] = pieces[-1].removesuffix(" ")
         parts = [self._ids(piece) for piece in pieces]
-        return [[*self.opening, *parts[0]], *parts[1:-1], [*parts[-1], *self.closing]]
+        return [[*self.opening, *parts[0]], *parts[1:-1], [*parts[-1], *self.closing]], spaces
 
     def _around(self, turns: Sequence[dict[str, str]]) -> str:
         """Return all turns put together, with a mark for the text of each."""
@@ -188,9 +197,9 @@ class PromptEncoder(Encoder):
         ids: list[int] = self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"] if piece else []
         return ids
 
-    def _before(self, parts: list[list[int]], turns: Sequence[dict[str, str]], room: int) -> list[int]:
+    def _before(self, parts: list[list[int]], turns: Sequence[str], room: int) -> list[int]:
         """Return the ids before an answer; the longest text of a turn loses its beginning where there is no room."""
-        texts = token_ids(self.tokenizer, [turn["content"] for turn in turns], inside=True)
+        texts = token_ids(self.tokenizer, turns, inside=True)
         over = sum(map(len, texts)) - room
         self.count(over)
         while over > 0:

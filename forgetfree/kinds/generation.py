@@ -22,6 +22,7 @@ from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, plain
 from forgetfree.display import brief, is_text
 from forgetfree.errors import DataError, MetricError, UsageError
+from forgetfree.json_file import check, parse_json
 from forgetfree.kinds.kind import Form, TaskKind
 from forgetfree.tasks import Scenario, TaskDefinition
 
@@ -126,9 +127,12 @@ class TextAnswers:
 
     @classmethod
     def of_tensors(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """Return answers from what `tensors` gave."""
-        texts = json.loads(arrays["texts"].astype(np.uint8).tobytes().decode())
+        """Return answers from what `tensors` gave; raise ``ValueError`` where they do not belong together."""
+        texts = parse_json(arrays["texts"].astype(np.uint8).tobytes().decode())
         ids, lengths, losses, counts = (arrays[name] for name in ("ids", "lengths", "losses", "counts"))
+        rows = {len(texts["texts"]), len(texts["right"]), len(lengths), len(counts)}
+        sound = len(rows) == 1 and (len(ids), len(losses)) == (lengths.sum(), counts.sum())
+        check("texts, token ids and losses", sorted(rows), sound, "those of the same rows")
         return cls(ids, lengths, losses, counts, texts["texts"], texts["right"])
 
 

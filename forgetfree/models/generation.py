@@ -132,8 +132,9 @@ def write_greedily(
         before = sum(map(len, texts))
         drafts: list[list[tuple[int, bool]]] = [[] for _ in unfinished]
         if answer is None:
+            rows = [(prompts[i], texts[i]) for i in unfinished]
             left = max(limits[i] - len(texts[i]) for i in unfinished)
-            drafts = _drafts(model, [(prompts[i], texts[i]) for i in unfinished], left, end)
+            drafts = _drafts(model, rows, min(left, model.positions - max(len(p) + len(t) for p, t in rows)), end)
         still = list[int]()
         for i, draft in zip(unfinished, drafts, strict=True):
             alone = partial(_alone, read, model, prompts[i], task)
