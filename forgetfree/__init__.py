@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forgetfree.core.regions import Region as Region
     from forgetfree.jobs.loaded_results import Results as Results
     from forgetfree.jobs.loaded_results import load_results as load_results
-    from forgetfree.learning.training import TrainingOptions as TrainingOptions
+    from forgetfree.learning.training_options import TrainingOptions as TrainingOptions
     from forgetfree.ledger import Ledger as Ledger
     from forgetfree.ledger import LedgerSwitch as LedgerSwitch
     from forgetfree.ledger import MixedBatchModel as MixedBatchModel
@@ -45,7 +45,7 @@ _HOME = {
     "Results": "forgetfree.jobs.loaded_results",
     "Stream": "forgetfree.continual.streams",
     "TaskSwitch": "forgetfree.serve.task_switch",
-    "TrainingOptions": "forgetfree.learning.training",
+    "TrainingOptions": "forgetfree.learning.training_options",
     "graft": "forgetfree.cli.calls",
     "learn_region": "forgetfree.core.mask",
     "load_model": "forgetfree.models.loading",

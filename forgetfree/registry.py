@@ -130,11 +130,13 @@ class ModelEntry:
             the strategies' defaults, as a whole, unless ``optimizer`` chooses another way to train; any single one
             gives way to what is set. See `recipe_of`.
         graft_recipe: likewise, for a graft on its own, whose region is not trained after it was found.
+        on_hub: whether the hub has it under this name; else it comes in a package.
     """
 
     summary: str
     recipe: Mapping[str, Any] = field(default_factory=dict)
     graft_recipe: Mapping[str, Any] = field(default_factory=dict)
+    on_hub: bool = True
 
 
 #: How a run names a model that was given as an object.
@@ -175,9 +177,10 @@ MODELS: dict[str, ModelEntry] = {
             "mask_batch_size": 64,
             "mask_evaluations": 2,
         },
+        on_hub=False,
     ),
     "smollm2": ModelEntry(
-        "SmolLM2-135M-Instruct, a directory that python -m forgetfree.benchmarks.smollm2 --out smollm2 makes (causal)",
+        "SmolLM2-135M-Instruct, a chat model that forgetfree fetch smollm2 gets (135 M parameters, causal)",
         # What docs/results/smollm2.md was measured with.
         recipe={
             "optimizer": "adamw",
@@ -190,6 +193,7 @@ MODELS: dict[str, ModelEntry] = {
             "mask_evaluations": 1,
             "validation_rows": 128,
         },
+        on_hub=False,
     ),
     "roberta-base": ModelEntry("the paper's masked LM, from the hub (125 M parameters)"),
     "bert-base-uncased": ModelEntry("from the hub (110 M parameters)"),
@@ -200,6 +204,12 @@ KINDS: dict[str, Entry] = {
     "classification": Entry("forgetfree.kinds.classification:Classification", "a label a row, for a text or a pair"),
     "tagging": Entry("forgetfree.kinds.tagging:Tagging", "a tag for each word of a sentence"),
     "generation": Entry("forgetfree.kinds.generation:Generation", "a text that answers a prompt or a chat"),
+}
+
+#: What asks and answers for learned tasks, by what their kind says in `forgetfree.kinds.kind.TaskKind.served_as`.
+SERVED: dict[str, Entry] = {
+    "classification": Entry("forgetfree.serve.classification:LabelTask"),
+    "tagging": Entry("forgetfree.serve.tagging:TaggingTask"),
 }
 
 METRICS: dict[str, Entry] = {
@@ -411,6 +421,17 @@ def recipe_of(
         for key, value in own.items()
         if not set_here.keys() & {key, key.rpartition(".")[2]} and key.rpartition(".")[0] in ("", *strategies)
     }
+
+
+def experiment(name: str) -> Any:
+    """Return the class of an experiment.
+
+    Raises:
+        UnknownNameError: no such experiment.
+    """
+    if name not in EXPERIMENTS:
+        raise UnknownNameError("experiment", name, EXPERIMENTS)
+    return EXPERIMENTS[name].load()
 
 
 def kinds() -> dict[str, Entry]:

@@ -12,7 +12,7 @@ from avalanche.training import supervised
 from forgetfree.continual.adapter import TemplateStrategy
 from forgetfree.continual.strategy import Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 
 

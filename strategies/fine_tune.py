@@ -17,7 +17,7 @@ from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, read_json
 from forgetfree.learning.cost import Cost, TaskSize, fine_tuning
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import ModelState, StateStore
 
 

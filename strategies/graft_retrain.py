@@ -13,7 +13,7 @@ from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.learning.cost import Cost, TaskSize
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 
 

@@ -17,7 +17,7 @@ from forgetfree.continual.task_training import skill_of
 from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError
 from forgetfree.learning.cost import Cost, TaskSize
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger import Ledger
 from forgetfree.options import option
 

@@ -20,7 +20,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.learning.cost import Cost, TaskSize, fine_tuning, ledger_bytes, search
 from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger import Ledger, merged_graft, merged_ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState

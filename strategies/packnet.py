@@ -20,7 +20,7 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import WholeTensors
 from forgetfree.learning.cost import Cost, PhaseCost, TaskSize, ledger_bytes, training
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
 

@@ -19,7 +19,7 @@ from forgetfree.continual.task_training import Skill
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
 from forgetfree.core.regions import Region
 from forgetfree.learning.cost import Cost, TaskSize, ledger_bytes, training
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger.graft import Graft
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed

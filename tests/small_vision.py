@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from forgetfree import registry
 from forgetfree.continual.streams import Stream, benchmark_stream
-from forgetfree.core.examples import Examples
+from forgetfree.data.examples import Examples
 
 NETWORKS = ("mlp", "conv")
 #: Few steps, at rates that do learn; decay and momentum, so that frozen entries would move if they could.

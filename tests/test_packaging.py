@@ -135,7 +135,20 @@ ROOMS = (
     *("core", "parallel", "ledger", "data", "models", "results", "kinds", "learning"),
     *("continual", "serve", "jobs", "cli", "testing"),
 )
-COMMON = {"device", "display", "errors", "files", "json_file", "options", "registry", "seeds", "tasks", "tensor_file"}
+COMMON = {
+    "checkpoint",
+    "deferred",
+    "device",
+    "display",
+    "errors",
+    "files",
+    "json_file",
+    "options",
+    "registry",
+    "seeds",
+    "tasks",
+    "tensor_file",
+}
 
 
 def room(module: str) -> str:
@@ -289,7 +302,7 @@ def test_a_name_that_is_none_is_refused() -> None:
 
 
 def test_the_names_in_files_stay_whatever_moves() -> None:
-    homes = ("ledger.file", "ledger.graft_file", "strategies.lora.file")
+    homes = ("ledger.file", "ledger.graft", "strategies.lora.file")
     found = [importlib.import_module(f"forgetfree.{home}").FORMAT for home in homes]
     assert found == ["forgetfree.ledger", "forgetfree.graft", "forgetfree.lora"]
     example = tomllib.loads((ROOT / "examples" / "my_strategy" / "pyproject.toml").read_text(encoding="utf-8"))

@@ -14,13 +14,13 @@ from forgetfree.core.batch_loss import CrossEntropy
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
-from forgetfree.core.steps import trainable
-from forgetfree.core.trained import RegionParameters, in_training
+from forgetfree.core.trained import RegionParameters, in_training, trainable
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import RunError
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.training import TrainingOptions, fine_tune, predict
+from forgetfree.learning.training import fine_tune, predict
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
 from forgetfree.parallel import exchange
@@ -149,8 +149,7 @@ def sharded(directory: str, rank: int, size: int, store: Any, out: str) -> None:
     from forgetfree.ledger import Ledger
     from forgetfree.ledger.graft import Graft
     from forgetfree.ledger.records import Record
-    from forgetfree.parallel.sharded import ShardedSpace
-    from forgetfree.parallel.sharded_training import ShardedMaskSearch, ShardedRegion, Shards
+    from forgetfree.parallel.sharded import ShardedMaskSearch, ShardedRegion, ShardedSpace, Shards
 
     model = loaded(directory).backbone
     space, x = ParameterSpace.of(model), torch.arange(10, 22).view(2, 6)

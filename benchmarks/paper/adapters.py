@@ -15,8 +15,8 @@ from forgetfree.benchmarks.paper.bottlenecks import bottlenecks
 from forgetfree.benchmarks.paper.ood import TARGETS, target_rows
 from forgetfree.benchmarks.paper.presets import ADAMW, PAPER, SMALL
 from forgetfree.benchmarks.paper.published import TABLE_6, TABLE_7
-from forgetfree.core.examples import Examples
 from forgetfree.core.trained import WholeTensors
+from forgetfree.data.examples import Examples
 from forgetfree.errors import TrainingError
 from forgetfree.jobs.experiments import (
     SCORE,
@@ -35,10 +35,9 @@ from forgetfree.jobs.experiments import (
     shown,
     verdict,
 )
-from forgetfree.learning.fine_tuning import full_steps
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import fine_tune
+from forgetfree.learning.training import answers_of, fine_tune
 from forgetfree.models.lora_adapters import LoraAdapters, lora_config, targets
 from forgetfree.results.answers import LabelAnswers, label_answers
 from forgetfree.results.records import CONSTANT
@@ -168,7 +167,7 @@ def adapted(
     best, kept = -1.0, dict[str, LabelAnswers]()
     for options in choices:
         seed = derive_seed(bench.seed, "adapters", bench.task.name)
-        steps, trained = full_steps(options, bench.task), replace(options, l1=0.0)
+        steps, trained = bench.task.full_steps(options), replace(options, l1=0.0)
         with bench.holding(bench.pre), _adapters(bench, method, size, seed) as parameters:
             with bench.monitor.phase(bench.task.name, "train", steps) as on_step:
                 try:
@@ -187,7 +186,7 @@ def adapted(
                     continue
 
             def answers(rows: Examples, options: LocalizationOptions = options) -> LabelAnswers:
-                return label_answers(bench.task.answers(bench.model, rows, options))
+                return label_answers(answers_of(bench.model, bench.task, rows, options))
 
             score = 0.0 if len(choices) == 1 else answers(bench.task.validation).score(bench.task.definition.metric)
             if score > best:

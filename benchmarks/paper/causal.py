@@ -14,7 +14,7 @@ from forgetfree.results.report.page import Table
 
 
 class Causal(Localization):
-    """`Localization` with SmolLM2 (``python -m forgetfree.benchmarks.smollm2``), or with the paper's GPT-2."""
+    """`Localization` with SmolLM2 (``forgetfree fetch smollm2``), or with the paper's GPT-2."""
 
     paper: ClassVar[str] = "table 9"
     question: ClassVar[str] = "Is a tiny region enough in a causal language model, too?"

@@ -10,9 +10,8 @@ import torch
 from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
-from forgetfree.core.examples import Examples
 from forgetfree.core.regions import Region
-from forgetfree.data.examples import EncodedRows
+from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.jobs.experiments import (
     SCORE,
     Claim,

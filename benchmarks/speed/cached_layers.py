@@ -23,7 +23,7 @@ from forgetfree.benchmarks.speed.region_step import (
 )
 from forgetfree.core.regions import Region
 from forgetfree.learning.lower_layers import lower_layers_kept
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 
 #: The layers that hold the region, and the most that a step may take of a step of the whole model.
 LAYERS = {"3 to 5": ("345", 0.35), "5 to 5": ("5", None)}

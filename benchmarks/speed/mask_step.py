@@ -15,11 +15,10 @@ from torch.nn import functional as F
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.continual.streams import Stream, load_stream
 from forgetfree.core.base_regions import base_region, most_moved
-from forgetfree.core.batch_loss import CrossEntropy
-from forgetfree.core.examples import Batch
+from forgetfree.core.batch_loss import Batch, CrossEntropy
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import ReadoutModel
-from forgetfree.core.steps import trainable
+from forgetfree.core.trained import trainable
 from forgetfree.data.sampling import micro_batches
 
 

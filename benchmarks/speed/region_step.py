@@ -21,9 +21,9 @@ from forgetfree.continual.streams import load_stream
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import autocast
 from forgetfree.core.regions import Region
-from forgetfree.core.steps import trainable
-from forgetfree.core.trained import RegionParameters, Trained, in_training
-from forgetfree.learning.training import TrainingOptions, Update, plan, training_mode
+from forgetfree.core.trained import RegionParameters, Trained, in_training, trainable
+from forgetfree.learning.training import Update, plan, training_mode
+from forgetfree.learning.training_options import TrainingOptions
 
 SPARSITY = 1e-3
 STEPS = 2

@@ -33,7 +33,8 @@ def work() -> dict[str, Callable[[], Any]]:
     from transformers import BertModel
 
     from forgetfree.continual.streams import load_stream
-    from forgetfree.learning.training import TrainingOptions, fine_tune
+    from forgetfree.learning.training import fine_tune
+    from forgetfree.learning.training_options import TrainingOptions
     from forgetfree.testing.tiny import bert_config
 
     stream = load_stream("qnli,sst2", data="demo", model="minilm", readout="linear")

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from sklearn.metrics import cohen_kappa_score
 
-from forgetfree.data.columns import Columns
+from forgetfree.data.columns import ColumnNames
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.tables import TaskTables
 from forgetfree.kinds.classification import Classification
@@ -24,7 +24,7 @@ class Rating(Classification):
     forms: ClassVar[Mapping[str, Form]] = {"rating": ("a text, and how many stars it gives", ("text", "stars"))}
     metrics: ClassVar[tuple[str, ...]] = ("weighted-kappa", "stars-off")
 
-    def form(self, columns: Columns) -> str:
+    def form(self, columns: ColumnNames) -> str:
         """Return the kind's name."""
         return "rating"
 

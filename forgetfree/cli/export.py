@@ -1,25 +1,35 @@
-"""``forgetfree export``: a task of a run as an ordinary Hugging Face model."""
+"""``forgetfree export`` and ``apply``: a task of a run, or a graft, as an ordinary Hugging Face model."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from forgetfree.cli.apply import print_written
+from forgetfree.cli.hub import local_path, reach_hub
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
 from forgetfree.cli.words import no_empty_directories
-from forgetfree.display import escaped
-from forgetfree.jobs.running.environment import make_directory
+from forgetfree.display import counted, escaped
+from forgetfree.errors import GraftError
+from forgetfree.jobs.running.environment import make_directory, quiet_libraries
 
+if TYPE_CHECKING:
+    from forgetfree.serve.apply import WrittenModel
+
+GraftFile = Annotated[
+    Path, Parameter(name="GRAFT", help="a graft.safetensors, the directory that holds it, or hf://OWNER/NAME")
+]
+Model = Annotated[
+    str | None, Parameter(metavar="NAME|DIR", help="the base model (default: by the name the graft has for it)")
+]
 Task = Annotated[str, Parameter(metavar="NAME", help="the task to export")]
 Out = Annotated[Path, Parameter(metavar="DIR", help="where to write the model; must be new or empty")]
 
 
-def command(
+def export(
     run: Run,
     /,
     *,
@@ -34,7 +44,7 @@ def command(
     model: BaseModel = None,
     debug: Debug = False,
 ) -> None:
-    """Write the model."""
+    """Write the model that answers a task as the run does."""
     from forgetfree.serve.apply import check_free, export_task
 
     if format == "onnx":
@@ -53,6 +63,37 @@ def command(
     if format == "onnx":
         print(escaped(f"{out / FILE}: {written.architecture} {what}; logits equal torch's to {TOLERANCE:.0e}."))
     else:
-        print_written(written, what)
+        _print_written(written, what)
     if predictor.weights.precision != "fp32":
         print(f"note: the run answered in {predictor.weights.precision}, and the model is written in fp32.")
+
+
+def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Debug = False) -> None:
+    """Write the base model with a graft in it."""
+    quiet_libraries()
+    from forgetfree.ledger.graft import Graft, find_graft
+    from forgetfree.results.unit_record import check_own
+    from forgetfree.serve.apply import apply_graft, base_model_name
+
+    path = find_graft(local_path(graft_file))
+    graft = Graft.load(path)
+    check_own(path, GraftError)
+    name = base_model_name(model, graft)
+    reach_hub(name)
+    with no_empty_directories(out):
+        if not out.exists():
+            make_directory(out)
+        written = apply_graft(graft, name, out)
+    _print_written(written, f"with {counted(len(graft.region), 'grafted entry')}")
+
+
+def _print_written(written: WrittenModel, what: str) -> None:
+    """Say what was written and how it loads."""
+    call = f"transformers.{written.loader}.from_pretrained({str(written.directory)!r}); its README.md shows how it classifies."
+    if written.usual:
+        call = f'transformers.pipeline("text-classification", model={str(written.directory)!r}, truncation=True).'
+    if written.loader == "AutoModelForTokenClassification":
+        call = f'transformers.pipeline("token-classification", model={str(written.directory)!r}, aggregation_strategy="first").'
+    print(escaped(f"{written.directory}: {written.architecture} {what}. It loads by {call}"))
+    if written.note:
+        print(f"note: {written.note}")

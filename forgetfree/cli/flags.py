@@ -18,8 +18,7 @@ from forgetfree.display import brief
 from forgetfree.errors import UsageError
 from forgetfree.jobs.config import ALSO_SETTINGS, LOGGERS, CommonOptions, JobConfig, SettingFlags, key_of, section_types
 from forgetfree.jobs.run_config import RunConfig, left_behind
-from forgetfree.jobs.running.execution import Execution
-from forgetfree.jobs.running.torchrun import PARTS, launched
+from forgetfree.jobs.running.execution import PARTS, Execution, launched
 from forgetfree.options import FLAGGED, HelpGroup, build, option
 from forgetfree.results.config_file import read_config
 

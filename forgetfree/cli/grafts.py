@@ -1,16 +1,20 @@
-"""The grafts that a command is given: files, a place on the hub, or tasks of a run or a ledger."""
+"""``forgetfree merge`` and ``convert``, and the grafts that they take: from files, the hub, runs and ledgers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from forgetfree.cli.hub import local_path
-from forgetfree.cli.words import say
+from forgetfree.cli.hub import local_path, reach_hub
+from forgetfree.cli.usage import Debug
+from forgetfree.cli.use import Seed, Strategy
+from forgetfree.cli.words import check_new_file, say
+from forgetfree.display import counted, escaped
 from forgetfree.errors import UsageError
+from forgetfree.jobs.running.environment import quiet_libraries
 
 if TYPE_CHECKING:
     from forgetfree.ledger.graft import Graft
@@ -19,6 +23,123 @@ Tasks = Annotated[
     tuple[str, ...],
     Parameter(name="--task", metavar="NAME", help="of a run or a ledger (default: all), may be given several times"),
 ]
+
+
+def merge(
+    *sources: Annotated[
+        str, Parameter(name="GRAFT|DIR", help="grafts, runs or ledgers, which hold two tasks or more together")
+    ],
+    task: Tasks = (),
+    strategy: Strategy = None,
+    seed: Seed = None,
+    by: Annotated[
+        Literal["union", "task-arithmetic", "ties", "stitch"],
+        Parameter(
+            help="the rule (default: stitch): where grafts overlap, the first one's value, the weighted sum of the "
+            "changes, the mean of those of one sign, or the mean of the values"
+        ),
+    ] = "stitch",
+    weight: Annotated[
+        float | None, Parameter(metavar="λ", help="of task-arithmetic (default: 0.4) and ties (default: 1)")
+    ] = None,
+    density: Annotated[
+        float | None,
+        Parameter(metavar="K", help="of ties: the share of all entries that each graft keeps (default: 0.2)"),
+    ] = None,
+    model: Annotated[
+        str | None, Parameter(metavar="NAME|DIR", help="the base model (default: by the name the grafts have for it)")
+    ] = None,
+    out: Annotated[Path, Parameter(metavar="FILE", help="the ledger to write; must be new")],
+    debug: Debug = False,
+) -> None:
+    """Write one ledger of several grafts."""
+    quiet_libraries()
+    check_new_file(out)
+    from forgetfree.serve.apply import base_model_name
+    from forgetfree.serve.merge import merge_grafts
+
+    grafts, run_model = grafts_of(list(dict.fromkeys(sources)), task, seed, strategy)
+    if len(grafts) < 2:
+        raise UsageError(f"Merging takes two different grafts or more, got {len(grafts)}. Give one a task.")
+    name = base_model_name(model or run_model, *grafts.values())
+    reach_hub(name)
+    ledger = merge_grafts(grafts, by, model=name, weight=weight, density=density)
+    ledger.save(out)
+    entries = sum(len(graft.region) for graft in grafts.values())
+    print(
+        escaped(
+            f"{out}: {', '.join(ledger.tasks)} merged by {by}: {len(ledger.owned()):,} entries of {entries:,} in the grafts, "
+            f"{out.stat().st_size:,} bytes."
+        )
+    )
+
+
+def convert(
+    source: Annotated[
+        str, Parameter(name="GRAFT|DIR", help="a graft, a run or a ledger; or the directory of a SHiRA adapter")
+    ],
+    /,
+    *,
+    to: Annotated[
+        Literal["shira", "graft"], Parameter(help="shira: an adapter of PEFT, from a graft; graft: the way back")
+    ],
+    task: Annotated[str | None, Parameter(metavar="NAME", help="of a run or a ledger (default: the only one)")] = None,
+    strategy: Strategy = None,
+    seed: Seed = None,
+    model: Annotated[
+        str | None, Parameter(metavar="NAME|DIR", help="the base model (default: by the name that the file has for it)")
+    ] = None,
+    drop_others: Annotated[
+        bool, Parameter(help="leave out what SHiRA cannot hold: all but weights of linear layers")
+    ] = False,
+    out: Annotated[Path, Parameter(metavar="PATH", help="the directory, or the graft's file, to write; must be new")],
+    debug: Debug = False,
+) -> None:
+    """Write a graft as an adapter of PEFT, or an adapter as a graft."""
+    quiet_libraries()
+    from forgetfree.serve.apply import base_model_name, check_free
+    from forgetfree.serve.shira import from_shira, to_shira
+
+    if to == "graft":
+        if drop_others:
+            raise UsageError("--drop-others goes with --to shira: a graft holds all that an adapter has. Leave it out.")
+        if task or strategy or seed is not None:
+            raise UsageError(
+                "--task, --strategy and --seed are for --to shira: an adapter is of one task. Leave them out."
+            )
+        check_new_file(out)
+        reach_hub(model)
+        graft = from_shira(source, model)
+        graft.save(out)
+        print(escaped(f"{out}: a graft of {counted(len(graft.region), 'entry')}."))
+        if graft.origin is None:
+            say(
+                "note: the adapter does not say for which task it is, so the graft has no readout: Graft.apply_ puts it in."
+            )
+        return
+    check_free(out)
+    grafts, run_model = grafts_of([source], [task] if task else [], seed, strategy)
+    if len(grafts) > 1:
+        tasks = [graft.origin.task.name for graft in grafts.values() if graft.origin]
+        raise UsageError(f"{source} holds {', '.join(tasks)}. Give one of them by --task.")
+    (graft,) = grafts.values()
+    name = base_model_name(model or run_model, graft)
+    reach_hub(name)
+    made = to_shira(graft, name, out, drop_others=drop_others)
+    print(
+        escaped(
+            f"{out}: a SHiRA adapter, r = {made.rank}, of {made.entries:,} entries and {made.padding:,} with Δ = 0."
+        )
+    )
+    if made.dropped:
+        names = [*made.dropped]
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        print(escaped(f"note: {sum(made.dropped.values()):,} entries are left out, in {', '.join(names[:8])}{more}."))
+    if made.rounded:
+        print(f"note: {made.rounded:,} values are no θ_pre + Δ in float32, and are off by up to {made.error:.1e}.")
+
+
+# -- Which grafts ----------------------------------------------------------------------------------------
 
 
 def grafts_of(
@@ -38,15 +159,14 @@ def grafts_of(
     """
     from forgetfree.ledger import Ledger
     from forgetfree.ledger.file import FILE as LEDGER_FILE
-    from forgetfree.ledger.graft import Graft
-    from forgetfree.ledger.graft_file import FILE as GRAFT_FILE
-    from forgetfree.ledger.graft_file import find_graft
+    from forgetfree.ledger.graft import FILE as GRAFT_FILE
+    from forgetfree.ledger.graft import Graft, find_graft
     from forgetfree.results.config_file import check_whole, load_run, located
     from forgetfree.results.unit_record import check_own
     from forgetfree.tasks import chosen_version
 
     grafts: dict[str, Graft] = {}
-    found, known = set[str](), list[str]()
+    chosen, known = set[str](), list[str]()
     model: str | None = None
     runs = False
     for source in sources:
@@ -72,12 +192,12 @@ def grafts_of(
         for name in dict.fromkeys(chosen_version(task, ledger.tasks) for task in tasks or ledger.tasks):
             if name in ledger.tasks:
                 grafts[f"{name} of {source}"] = ledger.graft(name)
-                found.add(name)
+                chosen.add(name)
         if ledger.composition == "union" and len(ledger.tasks) > 1:
             say(f"note: in {file} each task has the entries of the tasks before it, too.")
     if tasks and not known:
         raise UsageError("--task is for a run or a ledger, and a graft is of one task. Leave it out.")
-    if missing := [task for task in tasks if chosen_version(task, known) not in found]:
+    if missing := [task for task in tasks if chosen_version(task, known) not in chosen]:
         raise UsageError(f"There is no task {', '.join(missing)}. Give one of these: {', '.join(known)}.")
     if not runs and (seed is not None or strategy is not None):
         raise UsageError("--seed and --strategy are for the directory of a run. Leave them out.")

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it can be reached, known before its client begins to wait for it; and its files."""
+"""The Hugging Face hub: ``forgetfree push`` and ``pull``, and whether it answers, known before its client waits for it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,34 @@ import queue
 import re
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+from cyclopts import Parameter
+
+from forgetfree.cli.usage import Debug
 from forgetfree.cli.words import say
+from forgetfree.display import escaped
 from forgetfree.errors import first_line
 from forgetfree.files import is_place
-from forgetfree.registry import IN_MEMORY
+from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.registry import IN_MEMORY, MODELS
 
 #: Seconds that the hub has to answer.
 _PATIENCE = 2.5
 
 
-def needs_hub(model: str, data: Any = "") -> bool:
+def needs_hub(model: str | None, data: Any = "") -> bool:
     """Whether one of them is read from the hub."""
-    here = model == "minilm" or Path(model).is_dir() or is_place(model) or model.endswith(IN_MEMORY)
+    packaged = model in MODELS and not MODELS[model].on_hub
+    here = not model or packaged or Path(model).is_dir() or is_place(model) or model.endswith(IN_MEMORY)
     return data == "hub" or not here
+
+
+def reach_hub(model: str | None, data: Any = "") -> None:
+    """Look whether the hub answers, where one of them is read from it; see `go_offline_if_cut_off`."""
+    if needs_hub(model, data):
+        go_offline_if_cut_off()
 
 
 def local_path(name: str | Path) -> Path:
@@ -75,3 +87,49 @@ def _silence(endpoint: str) -> str:
         return answer.get(timeout=_PATIENCE)
     except queue.Empty:
         return f"no answer in {_PATIENCE} seconds"
+
+
+# -- Commands --------------------------------------------------------------------------------------------
+
+
+def push(
+    source: Annotated[
+        Path, Parameter(name="FILE|DIR", help="a graft or a ledger, or what forgetfree run or graft wrote")
+    ],
+    repository: Annotated[str, Parameter(name="OWNER/NAME", help="the repository; it is made if there is none")],
+    /,
+    *,
+    private: Annotated[bool, Parameter(help="make the repository so that only its owner sees it")] = False,
+    revision: Annotated[str | None, Parameter(metavar="BRANCH", help="(default: main)")] = None,
+    license: Annotated[
+        str | None, Parameter(metavar="ID", help="the licence that the card names, such as apache-2.0 (default: none)")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Put a graft or a ledger on the hub, with a card."""
+    quiet_libraries()
+    from forgetfree.serve import hub
+
+    print(escaped(hub.push(source, repository, private=private, revision=revision, license=license)))
+
+
+def pull(
+    repository: Annotated[str, Parameter(name="OWNER/NAME", help="the repository")],
+    /,
+    *,
+    out: Annotated[Path, Parameter(metavar="DIR", help="where to put it; must be new or empty")],
+    revision: Annotated[
+        str | None, Parameter(metavar="NAME", help="a branch, a tag or a commit (default: main)")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Get a graft or a ledger with its card, and check it."""
+    quiet_libraries()
+    from forgetfree.serve import hub
+    from forgetfree.serve.apply import check_free
+
+    check_free(out)
+    hub.repository_of(repository)
+    go_offline_if_cut_off()
+    file = hub.pull(repository, out, revision)
+    print(escaped(f"{file}: sound, {file.stat().st_size:,} bytes."))

@@ -18,11 +18,10 @@ from forgetfree.cli.words import fail, no_empty_directories, recipe_of, say, sil
 from forgetfree.data.sources import check_data, check_headers, check_one, check_stream
 from forgetfree.display import counted, escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
-from forgetfree.jobs.adapter_starts import starts_of
 from forgetfree.jobs.config import JobConfig
 from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.graft_config import GraftConfig
-from forgetfree.jobs.run_config import RunConfig, StreamConfig
+from forgetfree.jobs.run_config import RunConfig, StreamConfig, starts_of
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.sweep_config import SweepConfig

@@ -1,21 +1,31 @@
-"""``forgetfree ledger``: look into ledgers, check, change or merge them."""
+"""``forgetfree ledger show`` and ``verify``: who owns what, in tables, and whether a file is sound.
+
+The actions that write a new ledger stand in `forgetfree.cli.ledger_change`.
+"""
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
+import shutil
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
 
-from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.usage import AsJson, Debug
+from forgetfree.cli.use import ledger_file
 from forgetfree.display import counted, escaped, json_text
 from forgetfree.errors import LedgerError
+from forgetfree.files import StrPath
 
 if TYPE_CHECKING:
-    from forgetfree.ledger import Ledger
+    from forgetfree.ledger import Composition, Ledger
 
 _REMEDY = "Restore it from a copy: the ledger lies in its run."
 #: How damage is told where it is not known which of the two there is.
@@ -29,25 +39,36 @@ Model = Annotated[
     Parameter(metavar="NAME|DIR", help="also compare with this model: weights, configuration, tokenizer"),
 ]
 
-Run = Annotated[Path, Parameter(name="DIR", help="what forgetfree run wrote; it does not change")]
-Out = Annotated[Path, Parameter(metavar="DIR", help="the directory to write; must be new or empty, unless --resume")]
-RunModel = Annotated[str | None, Parameter(metavar="NAME|DIR", help="the run's model, if it lies elsewhere now")]
-Resume = Annotated[bool, Parameter(help="continue in --out; what is finished is kept")]
-Quiet = Annotated[bool, Parameter(help="say nothing but errors and the result")]
 command = App(
     name="ledger",
     usage="Usage: forgetfree ledger ACTION FILE|DIR [OPTIONS]",
     help="Look into ledgers, check, change or merge them.",
     help_epilogue="Example: forgetfree ledger show runs/first",
 )
+command.command(
+    "forgetfree.cli.ledger_change:remove",
+    name="remove",
+    help="Write the run that would have been, had a task never been learned.",
+    help_epilogue="Example: forgetfree ledger remove runs/first --task sst2 --out runs/without-sst2",
+)
+command.command(
+    "forgetfree.cli.ledger_change:update",
+    name="update",
+    help="Learn a task again, as its next version, on top of all that was learned since.",
+    help_epilogue="Example: forgetfree ledger update runs/first --task sst2 --out runs/again",
+)
+command.command(
+    "forgetfree.cli.ledger_change:merge",
+    name="merge",
+    usage="Usage: forgetfree ledger merge FILE|DIR FILE|DIR... --out FILE [OPTIONS]",
+    help="Make one ledger of several of one base model, and say what it costs.",
+    help_epilogue="Example: forgetfree ledger merge runs/a runs/b --out both.safetensors --data demo",
+)
 
 
 @command.command
 def show(file: FileOrRun, /, *, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show who owns what."""
-    from forgetfree.cli.ledger_change import ledger_file
-    from forgetfree.cli.ledger_view import describe_ledger, render_ledger
-
     file = ledger_file(file) if file.is_dir() else file
     ledger = _load(file)
     print(json_text(describe_ledger(ledger, file), indent=2).rstrip() if as_json else render_ledger(ledger, file))
@@ -65,8 +86,7 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
     if run := _verify_run(ledger, file):
         checked.append(f"labels and prompts of {run}")
     if model:
-        if needs_hub(model):
-            go_offline_if_cut_off()
+        reach_hub(model)
         _verify_model(ledger, model, file)
         beside = ", configuration, tokenizer, readout and maximum length" if ledger.binding else ""
         checked.append(f"weights{beside} of {model}")
@@ -79,82 +99,6 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
     print(escaped(f"{file}: sound. {what}; checked: {', and the '.join(checked)}."))
     if not ledger.binding:
         print("note: it does not say which configuration, tokenizer, labels and prompts it needs.")
-
-
-@command.command(help_epilogue="Example: forgetfree ledger remove runs/first --task sst2 --out runs/without-sst2")
-def remove(
-    run: Run,
-    /,
-    *,
-    task: Annotated[
-        str, Parameter(metavar="NAME", help="the task to take back, with all its versions; or one: NAME@2")
-    ],
-    out: Out,
-    data: Annotated[
-        str | None,
-        Parameter(metavar="hub|demo|DIR|FILE", help="the rows of the other tasks, if they lie elsewhere now"),
-    ] = None,
-    model: RunModel = None,
-    resume: Resume = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> int:
-    """Write the run that would have been, had a task never been learned."""
-    from forgetfree.cli.ledger_change import revise
-
-    shown: dict[str, bool] = {"quiet": quiet, "as_json": as_json, "debug": debug}
-    return revise("remove", run, task, out, data=data, model=model, resume=resume, **shown)
-
-
-@command.command(help_epilogue="Example: forgetfree ledger update runs/first --task sst2 --out runs/again")
-def update(
-    run: Run,
-    /,
-    *,
-    task: Annotated[str, Parameter(metavar="NAME", help="the task that is met again")],
-    out: Out,
-    data: Annotated[
-        str | None, Parameter(metavar="hub|demo|DIR|FILE", help="its rows now (default: those of the run)")
-    ] = None,
-    model: RunModel = None,
-    or_fewer: Annotated[bool, Parameter(help="take all rows of a label that has fewer than the run's --shots")] = False,
-    resume: Resume = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> int:
-    """Learn a task again, as its next version, on top of all that was learned since."""
-    from forgetfree.cli.ledger_change import revise
-
-    shown: dict[str, bool] = {"quiet": quiet, "as_json": as_json, "debug": debug}
-    return revise("update", run, task, out, data=data, model=model, resume=resume, or_fewer=or_fewer, **shown)
-
-
-@command.command(
-    help_epilogue="Example: forgetfree ledger merge runs/a runs/b --out both.safetensors --data demo",
-    usage="Usage: forgetfree ledger merge FILE|DIR FILE|DIR... --out FILE [OPTIONS]",
-)
-def merge(
-    *ledgers: Annotated[
-        Path,
-        Parameter(name="LEDGER", help="files, or runs whose ledger is meant; where they overlap, the first decides"),
-    ],
-    out: Annotated[Path, Parameter(metavar="FILE", help="the ledger to write; must be new")],
-    as_versions: Annotated[bool, Parameter(help="a task whose name is taken becomes its next version")] = False,
-    data: Annotated[
-        str | None, Parameter(metavar="hub|demo|DIR|FILE", help="score each task on its test rows, before and after")
-    ] = None,
-    model: Annotated[
-        str | None, Parameter(metavar="NAME|DIR", help="the base model, to score with (default: that of the first run)")
-    ] = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Make one ledger of several of one base model, and say what it costs."""
-    from forgetfree.cli.ledger_change import merge_ledgers
-
-    merge_ledgers(ledgers, out, as_versions=as_versions, data=data, model=model, as_json=as_json)
 
 
 def _load(file: Path) -> Ledger:
@@ -210,3 +154,89 @@ def _verify_model(ledger: Ledger, name: str, path: Path) -> None:
         check_weights(ledger, load_model(name).model.backbone)
     except LedgerError:
         check_weights(ledger, load_model(name, "linear").model.backbone)
+
+
+# -- Tables ----------------------------------------------------------------------------------------------
+
+
+#: What a task is inferred with.
+_COMPOSITIONS: dict[Composition, str] = {
+    "union": "all regions up to its own",
+    "selection": "its own region, in which earlier tasks own what it shares",
+    "alone": "its own region alone, which may overlap with others",
+    "auto": "all regions of the union up to its own, or its own region alone where that is said",
+}
+
+
+def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
+    """Return what the tables say, for programs; the lists of overlaps, layers and kinds are in the order of the tasks."""
+    from forgetfree.core.regions import distribution, kind_of, layer_of
+
+    tasks = [
+        {
+            "task": record.task,
+            "region": len(record.region),
+            "owned": len(record.owned.region),
+            "alone": ledger.stands_alone(record.task),
+        }
+        for record in ledger.records
+    ]
+    return {
+        "file": str(path),
+        "bytes": Path(path).stat().st_size,
+        "fingerprint": ledger.fingerprint,
+        "composition": ledger.composition,
+        "graftable": len(ledger.space),
+        "owned": len(ledger.owned()),
+        "tasks": tasks,
+        "overlap": ledger.overlap(),
+        "layers": [distribution(record.region, ledger.space, layer_of) for record in ledger.records],
+        "kinds": [distribution(record.region, ledger.space, kind_of) for record in ledger.records],
+    }
+
+
+def render_ledger(ledger: Ledger, path: StrPath) -> str:
+    """Return the tables as text."""
+    from forgetfree.core.regions import distribution, kind_of, layer_of
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
+    console = Console(file=io.StringIO(), width=width, markup=False, emoji=False)  # names are shown as they are
+    tasks = [escaped(task) for task in ledger.tasks]
+    total, size = len(ledger.space), Path(path).stat().st_size
+    console.print(f"{escaped(str(path))}: {counted(len(ledger.records), 'task')}, {size:,} bytes")
+    console.print(
+        f"base model {escaped(ledger.fingerprint[:12])}, {total:,} graftable entries in {len(ledger.space.tensors)} tensors"
+    )
+
+    console.print(f"composition {ledger.composition}: a task is inferred with {_COMPOSITIONS[ledger.composition]}")
+
+    owners = Table("task", "region", "owned", "shared", "share of model", "readout values", title="Who owns what")
+    for task, record in zip(tasks, ledger.records, strict=True):
+        region, owned = len(record.region), len(record.owned.region)
+        readout = sum(tensor.numel() for tensor in record.readout.values())
+        owners.add_row(
+            f"{task} (alone)" if record.alone else task,
+            f"{region:,}",
+            f"{owned:,}",
+            f"{region - owned:,}",
+            f"{region / total:.4%}",
+            f"{readout:,}",
+        )
+    union = len(ledger.owned())
+    together = "the union" if ledger.composition == "auto" else "all"
+    owners.add_row(together, "", f"{union:,}", "", f"{union / total:.4%}", "", end_section=True)
+    console.print(owners)
+
+    overlaps = Table("overlap with", *tasks, title="Share of the column's region that lies in the row's")
+    for task, row in zip(tasks, ledger.overlap(), strict=True):
+        overlaps.add_row(task, *(f"{share:.3f}" for share in row))
+    console.print(overlaps)
+
+    for title, by in (("Regions by layer", layer_of), ("Regions by kind of parameter", kind_of)):
+        counts = [distribution(record.region, ledger.space, by) for record in ledger.records]
+        table = Table("", *tasks, title=title)
+        for group in distribution(ledger.owned(), ledger.space, by):
+            table.add_row(group, *(f"{count[group]:,}" for count in counts))
+        console.print(table)
+    text = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
+    return text.rstrip()

@@ -1,4 +1,4 @@
-"""What ``forgetfree ledger remove``, ``update`` and ``merge`` do and say."""
+"""``forgetfree ledger remove``, ``update`` and ``merge``: take a task back, learn it again, make one ledger of several."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from cyclopts import Parameter
+
+from forgetfree.cli.hub import reach_hub
+from forgetfree.cli.usage import AsJson, Debug
+from forgetfree.cli.use import ledger_file
 from forgetfree.cli.words import check_new_file, fail, no_empty_directories, silence
 from forgetfree.data.sources import load_task
-from forgetfree.display import escaped, json_text
-from forgetfree.errors import LedgerError, UsageError
+from forgetfree.display import PERCENT, Scale, escaped, json_text
+from forgetfree.errors import UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.results.config_file import load_run, located, of_each
-from forgetfree.results.unit_record import check_own
+from forgetfree.results.metrics import scale_of
 from forgetfree.tasks import version_of
 
 if TYPE_CHECKING:
@@ -25,7 +29,58 @@ if TYPE_CHECKING:
     from forgetfree.ledger import Ledger
 
 
-def revise(
+Run = Annotated[Path, Parameter(name="DIR", help="what forgetfree run wrote; it does not change")]
+Out = Annotated[Path, Parameter(metavar="DIR", help="the directory to write; must be new or empty, unless --resume")]
+RunModel = Annotated[str | None, Parameter(metavar="NAME|DIR", help="the run's model, if it lies elsewhere now")]
+Resume = Annotated[bool, Parameter(help="continue in --out; what is finished is kept")]
+Quiet = Annotated[bool, Parameter(help="say nothing but errors and the result")]
+
+
+def remove(
+    run: Run,
+    /,
+    *,
+    task: Annotated[
+        str, Parameter(metavar="NAME", help="the task to take back, with all its versions; or one: NAME@2")
+    ],
+    out: Out,
+    data: Annotated[
+        str | None,
+        Parameter(metavar="hub|demo|DIR|FILE", help="the rows of the other tasks, if they lie elsewhere now"),
+    ] = None,
+    model: RunModel = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> int:
+    """Write the run that would have been, had a task never been learned."""
+    output: dict[str, bool] = {"quiet": quiet, "as_json": as_json, "debug": debug}
+    return _revise("remove", run, task, out, data=data, model=model, resume=resume, **output)
+
+
+def update(
+    run: Run,
+    /,
+    *,
+    task: Annotated[str, Parameter(metavar="NAME", help="the task that is met again")],
+    out: Out,
+    data: Annotated[
+        str | None, Parameter(metavar="hub|demo|DIR|FILE", help="its rows now (default: those of the run)")
+    ] = None,
+    model: RunModel = None,
+    or_fewer: Annotated[bool, Parameter(help="take all rows of a label that has fewer than the run's --shots")] = False,
+    resume: Resume = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> int:
+    """Learn a task again, as its next version, on top of all that was learned since."""
+    output: dict[str, bool] = {"quiet": quiet, "as_json": as_json, "debug": debug}
+    return _revise("update", run, task, out, data=data, model=model, resume=resume, or_fewer=or_fewer, **output)
+
+
+def _revise(
     action: Literal["remove", "update"],
     run: Path,
     task: str,
@@ -46,8 +101,7 @@ def revise(
         )
     quiet_libraries()
     section = load_run(run)["run"]
-    if needs_hub(model or located(section["model"], run), data or of_each(located, section["data"], run)):
-        go_offline_if_cut_off()
+    reach_hub(model or located(section["model"], run), data or of_each(located, section["data"], run))
     from forgetfree.jobs import revision
     from forgetfree.jobs.run import RunJob
     from forgetfree.jobs.running.directory import failures, holdings
@@ -96,10 +150,23 @@ def _tell(action: str, run: Path, out: Path, made: Revised) -> None:
         print(escaped(line))
 
 
-def merge_ledgers(
-    ledgers: Sequence[Path], out: Path, *, as_versions: bool, data: str | None, model: str | None, as_json: bool
+def merge(
+    *ledgers: Annotated[
+        Path,
+        Parameter(name="LEDGER", help="files, or runs whose ledger is meant; where they overlap, the first decides"),
+    ],
+    out: Annotated[Path, Parameter(metavar="FILE", help="the ledger to write; must be new")],
+    as_versions: Annotated[bool, Parameter(help="a task whose name is taken becomes its next version")] = False,
+    data: Annotated[
+        str | None, Parameter(metavar="hub|demo|DIR|FILE", help="score each task on its test rows, before and after")
+    ] = None,
+    model: Annotated[
+        str | None, Parameter(metavar="NAME|DIR", help="the base model, to score with (default: that of the first run)")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
-    """Write one ledger of several, and print what it costs."""
+    """Make one ledger of several of one base model, and say what it costs."""
     check_new_file(out)
     if len(set(ledgers)) < 2:
         raise UsageError(f"Merging takes two different ledgers or more, got {len(set(ledgers))}.")
@@ -111,8 +178,7 @@ def merge_ledgers(
     files = {str(path): ledger_file(path) for path in ledgers}
     if data:
         model = model or _model_of(ledgers)
-        if needs_hub(model, data):
-            go_offline_if_cut_off()
+        reach_hub(model, data)
     joined, told = joined_ledger({name: Ledger.load(path) for name, path in files.items()}, as_versions=as_versions)
     before: dict[str, dict[str, float]] = {}
     after: dict[str, float] = {}
@@ -135,8 +201,8 @@ def merge_ledgers(
         shown = {"out": str(out), "composition": joined.composition, "bytes": out.stat().st_size, "tasks": rows}
         print(json_text(shown, indent=2), end="")
         return
-    for row in rows:
-        print(escaped(_line(row)))
+    for row, record in zip(rows, joined.records, strict=True):
+        print(escaped(_line(row, scale_of(record.definition.metric) if record.definition else PERCENT)))
     owned = len(joined.owned())
     print(escaped(f"{out}: {len(joined.tasks)} tasks, {owned:,} entries owned, {out.stat().st_size:,} bytes."))
 
@@ -152,27 +218,14 @@ def _scores(ledger: Ledger, model: str, data: str, tasks: Sequence[str]) -> dict
     return scores
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def _line(row: Mapping[str, Any], scale: Scale) -> str:
     own = row["task"] if row["task"] == row["name"] else f"{row['task']} (was {row['name']})"
     line = f"{own} of {row['ledger']}: {row['entries']:,} entries"
     if row["overlap"]:
         line += f", {row['overlap']:,} of them owned by earlier ledgers, {row['changed']:,} with another value"
     if row["after"] is not None:
-        line += f"; score {row['before']:.1%} before, {row['after']:.1%} after"
+        line += f"; score {scale.with_unit(row['before'])} before, {scale.with_unit(row['after'])} after"
     return line
-
-
-def ledger_file(path: Path) -> Path:
-    """Return a ledger's file, or the file of the ledger that a run is answered from."""
-    if not path.is_dir():
-        check_own(path)
-        return path
-    from forgetfree.serve.source import LEDGER, saved_file
-
-    file = saved_file(path)
-    if file.name != LEDGER:
-        raise LedgerError(f"{path} keeps no ledger, it answers from {file.name}. Give a run with a ledger.")
-    return file
 
 
 def _model_of(ledgers: Sequence[Path]) -> str:

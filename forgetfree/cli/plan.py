@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import recipe_of
 from forgetfree.display import counted, escaped
-from forgetfree.jobs.config import JobConfig
+from forgetfree.jobs.config import InMemory, JobConfig
 from forgetfree.jobs.experiment_config import ExperimentConfig
-from forgetfree.jobs.in_memory import InMemory
 from forgetfree.results.report.page import size
 
 #: The most units that are printed.
@@ -23,8 +22,7 @@ def plan(config: JobConfig, in_memory: InMemory | None = None, *, resume: bool =
     Raises:
         UsageError: naming all that is wrong.
     """
-    if config.model and (in_memory is None or in_memory.model is None) and needs_hub(config.model):
-        go_offline_if_cut_off()
+    reach_hub(config.model if in_memory is None or in_memory.model is None else None)
     from forgetfree.jobs.running.preflight import plan_of
 
     return plan_of(config, in_memory, resume=resume)

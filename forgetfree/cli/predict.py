@@ -18,7 +18,7 @@ from forgetfree.cli.text_rows import TextRow, is_plain, rows_of_file, rows_of_st
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Deterministic, Run, Seed, Strategy, predictor_of
 from forgetfree.cli.words import say
-from forgetfree.data.columns import PAIR, Columns
+from forgetfree.data.columns import PAIR, ColumnNames
 from forgetfree.display import counted
 from forgetfree.errors import UsageError
 
@@ -89,7 +89,7 @@ def command(
         )
     if taken := [name for name in keep if name in _OURS]:
         raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
-    columns = Columns.of(text_column, None)
+    columns = ColumnNames.of(text_column, None)
     predictor, _ = predictor_of(directory, seed, strategy, model, deterministic=deterministic)
     if task is None:
         task, *others = predictor.tasks

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.data.bad_rows import refuse
-from forgetfree.data.columns import PAIR, RECOGNISED, Columns, choose_texts
+from forgetfree.data.columns import PAIR, RECOGNISED, ColumnNames, choose_texts
 from forgetfree.data.table_files import CONLL, csv_records, format_of, read_table, text_form
 from forgetfree.data.text_files import PACKED, lines_of
 from forgetfree.display import tell_note
@@ -69,7 +69,7 @@ def rows_of_stdin(size: int | None) -> Iterator[Row]:
 
 
 def rows_of_file(
-    path: Path, task: ServedTask | None, columns: Columns = RECOGNISED, keep: Sequence[str] = ()
+    path: Path, task: ServedTask | None, columns: ColumnNames = RECOGNISED, keep: Sequence[str] = ()
 ) -> Iterator[TextRow]:
     """Yield the rows of a file: a table's by its columns, records by their keys, txt a text a line.
 
@@ -97,7 +97,7 @@ def rows_of_file(
         ) from error
 
 
-def _read(path: Path, task: ServedTask | None, columns: Columns, keep: Sequence[str]) -> Iterator[TextRow]:
+def _read(path: Path, task: ServedTask | None, columns: ColumnNames, keep: Sequence[str]) -> Iterator[TextRow]:
     if is_plain(path):
         size = task.size if task else None
         form = text_form(path)
@@ -180,7 +180,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
-def _columns(where: str, header: list[str], task: ServedTask | None, columns: Columns) -> tuple[str, ...]:
+def _columns(where: str, header: list[str], task: ServedTask | None, columns: ColumnNames) -> tuple[str, ...]:
     """Return the columns of the texts: those named, of common names, or the only ones beside the label."""
     if names := choose_texts(where, header, columns, task.task.form if task else None):
         return names

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import say
+from forgetfree.errors import LedgerError
 from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.results.unit_record import check_own
 
 if TYPE_CHECKING:
     from forgetfree.serve.inference import Predictor
@@ -43,10 +45,22 @@ def predictor_of(
     from forgetfree.serve.source import Source
 
     source = Source.of(run, seed, strategy, model)
-    if needs_hub(source.model):
-        go_offline_if_cut_off()
+    reach_hub(source.model)
     from forgetfree.serve.inference import Predictor
 
     if run.is_dir() and strategy is None and len({each.parent for each in run.glob("*/seed-*")}) > 1:
         say(f"Answering from {source.file}; --strategy and --seed choose another.")
     return Predictor.of_source(source, device, deterministic), source
+
+
+def ledger_file(path: Path) -> Path:
+    """Return a ledger's file, or the file of the ledger that a run is answered from."""
+    if not path.is_dir():
+        check_own(path)
+        return path
+    from forgetfree.serve.source import LEDGER, saved_file
+
+    file = saved_file(path)
+    if file.name != LEDGER:
+        raise LedgerError(f"{path} keeps no ledger, it answers from {file.name}. Give a run with a ledger.")
+    return file

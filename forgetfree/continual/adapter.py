@@ -26,7 +26,7 @@ from forgetfree.continual.held_bytes import held_bytes
 from forgetfree.continual.strategy import ContinualStrategy, Training, WholeModel
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from forgetfree.continual.task_training import Training
-from forgetfree.core.examples import Examples
+from forgetfree.data.examples import Examples
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.parallel.parts import WHOLE, Part
 from forgetfree.results.answers import Answers

@@ -19,9 +19,9 @@ from forgetfree.continual.stream import BenchmarkModel, Stream
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.data.examples import DatasetExamples
+from forgetfree.data.library_tables import splits_of
 from forgetfree.data.rows import Rows, TaskRows, complete, tell
 from forgetfree.data.sampling import k_shot, representative
-from forgetfree.data.tables import splits_of
 from forgetfree.errors import DataError, ModelError, UsageError, first_line
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.models.loading import LoadedModel

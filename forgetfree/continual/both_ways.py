@@ -13,13 +13,14 @@ from forgetfree.continual.task_training import Skill, Training, skill_of
 from forgetfree.core.regions import Region
 from forgetfree.data.sampling import representative
 from forgetfree.learning.cost import Cost, TaskSize
+from forgetfree.learning.training import quality_of
 from forgetfree.ledger import Record
 from forgetfree.models.state import ModelState
 
 
 @dataclass(frozen=True)
 class TrainedAlone:
-    """A task as it was trained on θ_pre alone: its record, its skill, and how well it answers, see `quality`."""
+    """A task as it was trained on θ_pre alone: its record, its skill, and how well it answers, see `quality_of`."""
 
     record: Record
     skill: Skill
@@ -97,4 +98,4 @@ class BothWays:
         """Return how well the model answers validation rows now."""
         strategy = self._strategy
         rows = task.validation.subset(representative(task.validation.targets, strategy.options.validation_rows))
-        return task.quality(strategy.model, rows, strategy.options)
+        return quality_of(strategy.model, task, rows, strategy.options)

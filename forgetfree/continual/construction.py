@@ -13,8 +13,7 @@ from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
 from forgetfree import registry
 from forgetfree.display import brief, escaped
 from forgetfree.errors import ConformanceError, OptionError
-from forgetfree.learning.own_optimizers import refuse_made
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions, check_optimizer
 
 #: Where no author of a strategy writes.
 _LIBRARIES = ("forgetfree.", "avalanche.", "builtins")
@@ -74,7 +73,7 @@ def check_arguments(plugins: Sequence[Any] | None, optimizer: Any) -> None:
         OptionError: naming what to give instead.
     """
     if optimizer is not None:
-        refuse_made(optimizer)
+        check_optimizer(optimizer)
         raise OptionError(f"optimizer={brief(optimizer)} is an option: give it to Options(optimizer=…).")
     if any(isinstance(plugin, LRSchedulerPlugin) for plugin in plugins or ()):
         raise OptionError(

@@ -22,9 +22,7 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.core.trained import RegionParameters, Trained
 from forgetfree.errors import OptionError
-from forgetfree.learning.own_optimizers import sets_rates
-from forgetfree.learning.single_task import region_rate
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions, region_rate, sets_rates
 from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState

@@ -29,10 +29,9 @@ from forgetfree.core.trained import WholeTensors
 from forgetfree.device import find_device
 from forgetfree.files import StrPath
 from forgetfree.learning.cost import Cost, TaskSize
-from forgetfree.learning.fine_tuning import full_steps
 from forgetfree.learning.monitor import Monitor, Phase, Stopwatch
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import TrainingOptions, for_device
+from forgetfree.learning.training_options import TrainingOptions, for_device
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.answers import Answers
@@ -149,7 +148,7 @@ class ContinualStrategy(StrategyTemplate):
     @final
     def full_steps(self, task: EncodedTask) -> int:
         """Return ``options.steps``, or the paper's rule."""
-        return full_steps(self.options, task)
+        return task.full_steps(self.options)
 
     @final
     def bench(self, task: EncodedTask, pre: ModelState | None = None, taken: Region | None = None) -> SingleTask:

@@ -30,7 +30,7 @@ from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import representative
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.task_features import TaskFeatures, share_of_entropy
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 
 #: Bytes of features that a strategy keeps, of test rows mostly: about 87,000 rows of 384 numbers.

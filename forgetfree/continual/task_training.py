@@ -16,7 +16,7 @@ from forgetfree.display import brief
 from forgetfree.errors import ConformanceError
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.monitor import Phase
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 
 #: From inputs ``(B, …)`` and task labels ``(B,)`` to logits ``(B, n)`` in float32; the model itself is one.
 Answer = Callable[[Tensor, Any], Tensor]

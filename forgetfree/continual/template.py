@@ -16,6 +16,7 @@ from avalanche.models import DynamicModule
 from avalanche.training.templates import SupervisedTemplate
 from torch import Tensor
 
+from forgetfree.checkpoint import Checkpoint
 from forgetfree.continual.batches import (
     alone,
     answers_in_order,
@@ -29,14 +30,12 @@ from forgetfree.continual.experiences import check_experiences, check_whole, par
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import among_labels_of_batch, among_own_labels, answer_for, learn_features
 from forgetfree.continual.task_training import Training, checked_training, training_of
-from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.sampling import by_length
 from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.monitor import Monitor, Phase
-from forgetfree.learning.training import Update, plan, training_mode
-from forgetfree.learning.training_state import TrainingState
+from forgetfree.learning.training import TrainingState, Update, plan, training_mode
 from forgetfree.parallel.exchange import every, gathered
 from forgetfree.parallel.parts import WHOLE, BatchSum, cut
 from forgetfree.results.answers import Answers

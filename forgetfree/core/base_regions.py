@@ -1,16 +1,20 @@
-"""Regions by a rule: the most moved entries, random ones, the highest of any scores. Each may be γ_base (paper, §2)."""
+"""Regions by a rule: the most moved entries, random ones, those of highest Fisher information. Each may be γ_base (§2)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from forgetfree.core.parameters import at_least_float32
+from forgetfree.core.batch_loss import Batch, check_loss
+from forgetfree.core.parameters import ParameterSpace, at_least_float32
+from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
+from forgetfree.core.trained import trainable
 from forgetfree.display import counted
 from forgetfree.errors import OptionError
 
@@ -138,3 +142,39 @@ def base_region(
     if kind != "movement":
         raise OptionError(f"base must be one of {', '.join(get_args(BaseKind))}, got {kind!r}.")
     return most_moved(theta_pre, theta_ft, count)
+
+
+def diagonal_fisher(model: ReadoutModel, space: ParameterSpace, rows: Sequence[Batch]) -> Tensor:
+    """Return for every graftable entry the mean over rows of (∂ log p(y|x) / ∂θ)², where y is the row's own label, or labels.
+
+    It is the empirical Fisher information by which FISH masks choose entries (Sung et al., 2021, arXiv:2111.09839, eq. 4). Each
+    gradient is of one row, because the square of a mean over rows is another quantity; in float32, without dropout.
+
+    Args:
+        model: holds the θ and the readout at which gradients are computed.
+        space: its parameter space of N entries.
+        rows: of one task, each as a batch of its own.
+
+    Returns:
+        ``(N,)`` on the model's device.
+    """
+    parameters = space.parameters(model.backbone)
+    device = parameters[0].device
+    total = torch.zeros(len(space), device=device)
+    views = space.views(total)
+    precision, model.precision = model.precision, "fp32"  # small squares would not survive half precision
+    try:
+        with trainable(model, parameters):
+            model.eval()
+            for row, batch in enumerate(rows, 1):
+                x, y, t = (tensor.to(device) for tensor in batch)
+                loss = F.cross_entropy(model(x, t).float(), y, reduction="sum")
+                loss.backward()  # type: ignore[no-untyped-call]
+                for parameter, view in zip(parameters, views, strict=True):
+                    if parameter.grad is not None:
+                        view.add_(parameter.grad.float().square())
+                        parameter.grad = None
+                check_loss(loss, row)
+    finally:
+        model.precision = precision
+    return total / len(rows)

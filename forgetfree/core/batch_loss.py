@@ -1,4 +1,4 @@
-"""The loss of a batch that is read in mini-batches, and its gradients."""
+"""The loss of a batch that is read in mini-batches: what a step descends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forgetfree.core.examples import Batch
 from forgetfree.core.readout_model import autocast
+from forgetfree.errors import TrainingError
+
+#: Inputs ``(B, …)``, labels ``(B,)``, task labels ``(B,)``; several labels and task labels a row where words are labelled.
+Batch = tuple[Tensor, Tensor, Tensor]
+#: A callback after every step, with its number from 1 and its loss.
+OnStep = Callable[[int, float], None]
 
 
 class BatchLoss(Protocol):
@@ -52,3 +57,18 @@ class CrossEntropy:
             (loss * self.scale).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total
+
+
+def check_loss(loss: Tensor | float, step: int) -> float:
+    """Return the loss as a number.
+
+    Raises:
+        TrainingError: it is not finite.
+    """
+    value = float(loss.detach() if isinstance(loss, Tensor) else loss)
+    if value != value or value in (float("inf"), float("-inf")):
+        raise TrainingError(
+            f"The loss became {value} at step {step}. Lower the learning rate (--set learning_rate=…) or the weight "
+            "of a penalty, or train in fp32."
+        )
+    return value

@@ -16,16 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forgetfree.checkpoint import Checkpoint
 from forgetfree.core.base_regions import budget, top
-from forgetfree.core.batch_loss import BatchLoss, CrossEntropy
-from forgetfree.core.checkpoint import Checkpoint
-from forgetfree.core.examples import Batch
+from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy, OnStep, check_loss
 from forgetfree.core.graft import grafted
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.readout_model import PrecisionChoice
 from forgetfree.core.regions import Region
-from forgetfree.core.steps import OnStep, check_loss, trainable
 from forgetfree.core.stretches import Stretches
+from forgetfree.core.trained import trainable
 from forgetfree.errors import OptionError, RegionError, TrainingError
 from forgetfree.options import Options, option, recorded
 
@@ -201,7 +200,7 @@ class MaskSearch:
 
 @dataclass
 class _SearchState:
-    """How far a search has come; see `forgetfree.core.checkpoint.Resumable`.
+    """How far a search has come; see `forgetfree.checkpoint.Resumable`.
 
     Attributes:
         search: S.

@@ -2,7 +2,7 @@
 
 A task vector is τ_t = θ_t − θ_pre (Ilharco et al., 2023): here at the entries γ_t that a graft holds, and 0 elsewhere. Every
 rule is entrywise. It takes what T grafts hold at n entries, values θ_t and γ_t ``(T, n)`` with θ_pre where a graft holds
-nothing, and θ_pre ``(n,)``, and returns the merged values ``(n,)``. `forgetfree.ledger.merged` merges whole grafts by them.
+nothing, and θ_pre ``(n,)``, and returns the merged values ``(n,)``. `forgetfree.ledger.merging` merges whole grafts by them.
 """
 
 from __future__ import annotations

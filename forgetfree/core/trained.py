@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.regions import Region
 from forgetfree.core.sampled_gradients import EntriesOfProduct, sampled
-from forgetfree.core.steps import trainable
 
 
 class Trained(Protocol):
@@ -140,3 +139,20 @@ def in_training(
     region = trained if sampling and isinstance(trained, RegionParameters) else None
     with trainable(model, [*trained.touched, *readout]), region.sampling() if region else nullcontext():
         yield
+
+
+@contextmanager
+def trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let only ``parameters`` have gradients inside the block; restore flags, mode and gradients afterwards."""
+    wanted = {id(parameter) for parameter in parameters}
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    mode = model.training
+    try:
+        for parameter, _ in before:
+            parameter.requires_grad_(id(parameter) in wanted)
+        yield
+    finally:
+        for parameter, flag in before:
+            parameter.requires_grad_(flag)
+            parameter.grad = None
+        model.train(mode)

@@ -30,7 +30,7 @@ _LABELS = (
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnNames:
     """The names of a task's columns. As a user asks for them, both may be left out.
 
     Attributes:
@@ -42,7 +42,7 @@ class Columns:
     label: str | None = None
 
     @classmethod
-    def of(cls, texts: str | Sequence[str] | None, label: str | None) -> Columns:
+    def of(cls, texts: str | Sequence[str] | None, label: str | None) -> ColumnNames:
         """Make them of what a user gives.
 
         Raises:
@@ -57,14 +57,14 @@ class Columns:
             )
         return cls(names, label)
 
-    def over(self, source: Mapping[str, Any]) -> Columns:
+    def over(self, source: Mapping[str, Any]) -> ColumnNames:
         """Return these, and what a ``source.json`` names where they are left out."""
-        noted = Columns.of(source.get("text_column"), source.get("label_column"))
-        return Columns(self.texts or noted.texts, self.label or noted.label)
+        noted = ColumnNames.of(source.get("text_column"), source.get("label_column"))
+        return ColumnNames(self.texts or noted.texts, self.label or noted.label)
 
 
 #: Nothing is named: all is recognised.
-RECOGNISED = Columns()
+RECOGNISED = ColumnNames()
 
 
 def _listed_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class ReadOptions:
         """Make them of what a call gives."""
         return cls(_listed_names(texts), _listed_names(labels), skip_bad_rows)
 
-    def columns(self, task: str, tasks: Iterable[str] = ()) -> Columns:
+    def columns(self, task: str, tasks: Iterable[str] = ()) -> ColumnNames:
         """Return the columns that are named for a task: for it alone, or else for all.
 
         Args:
@@ -116,14 +116,14 @@ class ReadOptions:
                 f"label_column must be one column for task {task!r}, got {', '.join(map(repr, labels))}. Name one, or "
                 "TASK.COLUMN for one task alone."
             )
-        return Columns.of(texts, *labels or (None,))
+        return ColumnNames.of(texts, *labels or (None,))
 
 
 #: Nothing is said.
 AS_FOUND = ReadOptions()
 
 
-def choose(where: str, names: Iterable[str], columns: Columns, kind: str | None) -> tuple[Columns, str]:
+def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | None) -> tuple[ColumnNames, str]:
     """Return a table's columns of texts and label, and what to say of them; nothing where they were named or are ours.
 
     Args:
@@ -135,30 +135,30 @@ def choose(where: str, names: Iterable[str], columns: Columns, kind: str | None)
     Raises:
         DataError: a column is missing, or several may be meant.
     """
-    found = list(names)
-    texts = choose_texts(where, found, columns, kind)
-    said = [] if columns.texts or _own_texts(found, kind) else [f"texts from {' and '.join(map(repr, texts))}"]
-    label = columns.label or ("label" if "label" in found else None)
+    header = list(names)
+    texts = choose_texts(where, header, columns, kind)
+    notes = [] if columns.texts or _own_texts(header, kind) else [f"texts from {' and '.join(map(repr, texts))}"]
+    label = columns.label or ("label" if "label" in header else None)
     if texts and label is None:
-        known = _known(found)
-        options = [(known[_plain(name)],) for name in _LABELS if _plain(name) in known]
+        known = _known(header)
+        options = [(known[bare_name(name)],) for name in _LABELS if bare_name(name) in known]
         label = next((name for (name,) in _only(where, "the labels", options, "--label-column")), None)
-        said.append(f"labels from {label!r}")
+        notes.append(f"labels from {label!r}")
     if not texts or label is None:
         ours = PAIR if kind == "pair" else ("text",)
-        lacking = "label" if texts else next(name for name in ours if name not in found)
+        lacking = "label" if texts else next(name for name in ours if name not in header)
         expected = "text_a and text_b" if kind == "pair" else "text (or text_a and text_b)"
         option = "--label-column" if texts else "--text-column"
         raise DataError(
-            f"{where} has no column {lacking!r}: expected {expected}, and label; found {_listed(found)}. Rename or add the "
+            f"{where} has no column {lacking!r}: expected {expected}, and label; found {_listed(header)}. Rename or add the "
             f"column, or name another with {option}."
         )
     if label in texts:
         raise DataError(f"{where}: column {label!r} would be both text and label. Name two columns.")
-    return Columns(texts, label), " and ".join(said)
+    return ColumnNames(texts, label), " and ".join(notes)
 
 
-def choose_texts(where: str, names: Iterable[str], columns: Columns, kind: str | None) -> tuple[str, ...]:
+def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: str | None) -> tuple[str, ...]:
     """Return a table's columns of texts; none where no name is recognised. The table may be without labels.
 
     Args:
@@ -170,13 +170,13 @@ def choose_texts(where: str, names: Iterable[str], columns: Columns, kind: str |
     Raises:
         DataError: a column that was named is missing, or several may be meant.
     """
-    known, found = _known(names), list(names)
+    known, header = _known(names), list(names)
     for name in (*columns.texts, *filter(None, [columns.label])):
-        if name not in found:
+        if name not in header:
             option = "text_column" if name in columns.texts else "label_column"
             pair = "For a pair of texts give --text-column twice. " if "," in name else ""
             raise DataError(
-                f"{where} has no column {name!r}, which is named as {option}; found {_listed(found)}.{nearest(name, found)} "
+                f"{where} has no column {name!r}, which is named as {option}; found {_listed(header)}.{nearest(name, header)} "
                 f"{pair}Name one of these with --{option.replace('_', '-')}; for one task alone as TASK.COLUMN, or as "
                 f"{option} in its source.json."
             )
@@ -185,9 +185,11 @@ def choose_texts(where: str, names: Iterable[str], columns: Columns, kind: str |
             f"{where}: the task has {'two texts' if kind == 'pair' else 'one text'} a row, and "
             f"{len(columns.texts)} columns of texts are named: {_listed(columns.texts)}. Name one for each text."
         )
-    if own := columns.texts or _own_texts(found, kind):
+    if own := columns.texts or _own_texts(header, kind):
         return own
-    pairs = [(known[_plain(a)], known[_plain(b)]) for a, b in _PAIRS if {_plain(a), _plain(b)} <= known.keys()]
+    pairs = [
+        (known[bare_name(a)], known[bare_name(b)]) for a, b in _PAIRS if {bare_name(a), bare_name(b)} <= known.keys()
+    ]
     paired = {name for pair in pairs for name in pair}
     singles = [(known[name],) for name in _SINGLES if name in known and (kind or known[name] not in paired)]
     options = [*(pairs if kind in ("pair", None) else []), *(singles if kind != "pair" else [])]
@@ -197,16 +199,16 @@ def choose_texts(where: str, names: Iterable[str], columns: Columns, kind: str |
 
 def _known(names: Iterable[str]) -> dict[str, str]:
     """Return a table's names by how they are compared; the first of several that are alike."""
-    return {_plain(name): name for name in reversed(list(names))}
+    return {bare_name(name): name for name in reversed(list(names))}
 
 
-def _own_texts(found: Sequence[str], kind: str | None) -> tuple[str, ...]:
+def _own_texts(header: Sequence[str], kind: str | None) -> tuple[str, ...]:
     """Return our columns of texts, where a table has them."""
-    if kind in ("pair", None) and set(PAIR) <= set(found):
+    if kind in ("pair", None) and set(PAIR) <= set(header):
         return PAIR
-    if kind == "tokens" and (words := [name for name in WORDS if name in found]):
+    if kind == "tokens" and (words := [name for name in WORDS if name in header]):
         return (words[0],)
-    return ("text",) if kind != "pair" and "text" in found else ()
+    return ("text",) if kind != "pair" and "text" in header else ()
 
 
 def _only(where: str, what: str, options: Sequence[tuple[str, ...]], flag: str) -> list[tuple[str, ...]]:
@@ -220,7 +222,8 @@ def _only(where: str, what: str, options: Sequence[tuple[str, ...]], flag: str) 
     return list(options)
 
 
-def _plain(name: str) -> str:
+def bare_name(name: str) -> str:
+    """Return a name without case and punctuation: "Sci/Tech" and "sci_tech" are equal."""
     return re.sub(r"[\W_]+", "", name).lower()
 
 

@@ -227,10 +227,10 @@ def token_ids(tokenizer: Any, texts: Sequence[str], *, inside: bool = False) -> 
     Some tokenizers (SentencePiece's) put a space, "▁", before each text, which a row does not have there.
     """
     # A text that spells a special token ("[SEP]") must not become one: ids alone tell the model where it is.
-    how = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     if not texts or not inside:
-        return [list(ids) for ids in tokenizer(list(texts), **how)["input_ids"]] if texts else []
-    lead, *whole = tokenizer([_LEAD, *(_LEAD + text for text in texts)], **how)["input_ids"]
+        return [list(ids) for ids in tokenizer(list(texts), **settings)["input_ids"]] if texts else []
+    lead, *whole = tokenizer([_LEAD, *(_LEAD + text for text in texts)], **settings)["input_ids"]
     return [
         ids[len(lead) :] if ids[: len(lead)] == lead else token_ids(tokenizer, [text])[0]
         for ids, text in zip(whole, texts, strict=True)
@@ -269,11 +269,11 @@ def check_label_words(tokenizer: Any, tasks: Mapping[str, Sequence[str]]) -> Non
 
 def words_without_token(tokenizer: Any, words: Sequence[str]) -> list[str]:
     """Return the label words that are not a single token, and those that are the token of an earlier word."""
-    found: dict[int, str] = {}
+    by_token: dict[int, str] = {}
     for word, ids in zip(words, _after_space(tokenizer, words), strict=True):
         if _is_single(tokenizer, ids):
-            found.setdefault(ids[0], word)
-    return [word for word in words if word not in found.values()]
+            by_token.setdefault(ids[0], word)
+    return [word for word in words if word not in by_token.values()]
 
 
 def _word_faults(tokenizer: Any, words: Sequence[str], task: str) -> list[str]:

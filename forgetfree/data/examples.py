@@ -12,14 +12,50 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.core.examples import Batch
+from forgetfree.core.batch_loss import Batch
 from forgetfree.core.readout_model import LOWEST
+
+
+class Examples(Protocol):
+    """The rows of one split of one task; of texts they are `EncodedRows`."""
+
+    @property
+    def task(self) -> int:
+        """The task label of every row."""
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 ``(n,)``; where words are labelled, those of all words."""
+
+    @property
+    def targets(self) -> list[int]:
+        """What a sample of the rows should hold of evenly: the label of each row."""
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of labels of each row in a batch: 1, unless words are labelled."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """The length of each row, used to group rows into batches; all 0 where rows have one length."""
+
+    @property
+    def digest(self) -> str:
+        """A hash of all inputs and labels."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Return the mini-batch of the rows at ``indices``."""
+
+    def subset(self, indices: Sequence[int]) -> Examples:
+        """Return the rows at ``indices``, in that order."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -106,21 +106,21 @@ def learn_labels(
     Raises:
         DataError: these are no labels.
     """
-    found = {cell for cell in cells if isinstance(cell, int)}
+    integers = {cell for cell in cells if isinstance(cell, int)}
     texts = {cell for cell in cells if isinstance(cell, str)}
-    by_name = {number: names.index(str(number)) for number in found if str(number) in names}
+    by_name = {number: names.index(str(number)) for number in integers if str(number) in names}
     if names:
         count = len(names)
         known = any(Labels.named(names).place(text) is not None for text in texts)
-        if known or (texts and not found) or (found and not numbered and len(by_name) == len(found)):
+        if known or (texts and not integers) or (integers and not numbered and len(by_name) == len(integers)):
             return Labels(tuple(names), by_name, "one of the labels")
-        if found == set(range(1, count + 1)):
-            said = f"labels 1 to {count} are {_listed(names)}"
-            return Labels(tuple(names), {number: number - 1 for number in found}, "an integer from 1", said)
+        if integers == set(range(1, count + 1)):
+            note = f"labels 1 to {count} are {_listed(names)}"
+            return Labels(tuple(names), {number: number - 1 for number in integers}, "an integer from 1", note)
         return Labels.named(names)
-    if not texts and found == set(range(len(found))):
-        return Labels.named([str(i) for i in range(max(len(found), 2))])
-    order = [*sorted(found), *sorted(texts)]
+    if not texts and integers == set(range(len(integers))):
+        return Labels.named([str(i) for i in range(max(len(integers), 2))])
+    order = [*sorted(integers), *sorted(texts)]
     if len(order) > _MANY and 2 * len(order) > len(cells):
         raise DataError(
             f"{where} has {len(order):,} different labels in {len(cells):,} rows, such as {shown(order[0])}: the column seems "
@@ -132,14 +132,14 @@ def learn_labels(
     alike: dict[str, str] = {}
     for name in sorted(texts):
         if (other := alike.setdefault(_compared(name), name)) != name:
-            how = "case alone" if other.casefold() == name.casefold() else "the code of their characters alone"
+            difference = "case alone" if other.casefold() == name.casefold() else "the code of their characters alone"
             both = (f"{shown(each)} ({_rows_of(each, cells, rows)})" for each in (other, name))
             raise DataError(
-                f"{where} has the labels {' and '.join(both)}, which differ in {how}. Write them alike; if "
+                f"{where} has the labels {' and '.join(both)}, which differ in {difference}. Write them alike; if "
                 "they are two labels, name all labels as label_names in source.json."
             )
     expected = "one of the labels" if texts else "an integer"
-    numbers = {number: i for i, number in enumerate(sorted(found))}
+    numbers = {number: i for i, number in enumerate(sorted(integers))}
     return Labels(tuple(map(str, order)), numbers, expected, f"labels, in this order: {_listed(order)}")
 
 
@@ -192,5 +192,5 @@ def list_labels(names: Iterable[str]) -> list[str]:
     """
     known = list(dict.fromkeys(names))
     parts = {name: {part for each in re.split(f"[{_SIGNS}]", name) if (part := each.strip())} for name in known}
-    held = Counter(part for found in parts.values() for part in found)
-    return [name for name in known if len(parts[name]) > 1 and all(held[part] > 1 for part in parts[name])]
+    counts = Counter(part for found in parts.values() for part in found)
+    return [name for name in known if len(parts[name]) > 1 and all(counts[part] > 1 for part in parts[name])]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forgetfree.data.table_files import of_arrow
-from forgetfree.data.tables import Table, of_records, plain, splits_of
+from forgetfree.data.tables import Table, of_records, plain, split_of
 from forgetfree.data.text_files import MOST_BYTES, check_size
 from forgetfree.display import first_twice
 from forgetfree.errors import DataError, NoDataError, UsageError, first_line
@@ -41,8 +41,26 @@ def tables_of(where: str, rows: Any) -> Tables:
             f"{where}: {unread[0]!r} is no split; expected train, validation and test. For rows in one piece give a list of "
             "rows, a DataFrame or a Dataset."
         )
-    said = f"{', '.join(map(repr, unread))} not read" if unread else ""
-    return {ours[name]: _table(f"{where}[{name!r}]", part) for name, part in rows.items() if name in ours}, said
+    note = f"{', '.join(map(repr, unread))} not read" if unread else ""
+    return {ours[name]: _table(f"{where}[{name!r}]", part) for name, part in rows.items() if name in ours}, note
+
+
+def splits_of(where: str, names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return our name of each split by the given one, and the names of what is no split.
+
+    Raises:
+        DataError: a split is there twice, or the training rows are missing.
+    """
+    listed = list(names)
+    splits = {name: split for name in listed if (split := split_of(name))}
+    for split in splits.values():
+        if len(same := [name for name, other in splits.items() if other == split]) > 1:
+            raise DataError(f"{where} holds {' and '.join(same)}, and the {split} split is one. Remove the others.")
+    if "train" not in splits.values():
+        raise DataError(
+            f"{where} has no train split; it holds {', '.join(listed) or 'nothing'}. Add the training rows."
+        )
+    return splits, [name for name in listed if name not in splits]
 
 
 def _table(where: str, rows: Any) -> Table:
@@ -150,8 +168,8 @@ def read_saved(folder: Path) -> Tables:
     with _reading(folder):
         from datasets import load_from_disk
 
-        held = load_from_disk(str(folder))
-    return tables_of(str(folder), held)
+        dataset = load_from_disk(str(folder))
+    return tables_of(str(folder), dataset)
 
 
 def configurations(folder: Path) -> list[str]:
@@ -176,10 +194,10 @@ def read_snapshot(folder: Path, name: str) -> Tables:
         from datasets import load_dataset
 
         # Streaming reads the files where they lie, and makes no copy in the cache.
-        held: Any = load_dataset(str(folder), name if len(known) > 1 else known[0], streaming=True)
-    ours, unread = splits_of(str(folder), map(str, held))
-    said = f"{', '.join(map(repr, unread))} not read" if unread else ""
-    return {ours[split]: _streamed(f"{folder}[{split!r}]", folder, held[split]) for split in ours}, said
+        splits: Any = load_dataset(str(folder), name if len(known) > 1 else known[0], streaming=True)
+    names, unread = splits_of(str(folder), map(str, splits))
+    note = f"{', '.join(map(repr, unread))} not read" if unread else ""
+    return {names[split]: _streamed(f"{folder}[{split!r}]", folder, splits[split]) for split in names}, note
 
 
 def _streamed(where: str, folder: Path, rows: Any) -> Table:

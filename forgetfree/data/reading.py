@@ -1,7 +1,8 @@
-"""A task's rows from a folder, or from tables, for every source: which files are its splits, and which kind reads them."""
+"""A task's rows from a folder or from tables, for every source: its files, its ``source.json``, and the kind that reads it."""
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,17 +10,24 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.columns import Columns
+from forgetfree.data.columns import ColumnNames
 from forgetfree.data.library_tables import is_saved, is_snapshot, read_saved, read_snapshot
 from forgetfree.data.rows import RowKind, TaskRows
-from forgetfree.data.source_json import read_source
-from forgetfree.data.table_files import find_table, format_of, head_of, read_table
+from forgetfree.data.table_files import files_of, format_of, head_of, read_table
 from forgetfree.data.tables import Table, TaskTables, split_of
+from forgetfree.display import brief
 from forgetfree.errors import DataError
-from forgetfree.tasks import SPLITS, version_of
+from forgetfree.json_file import read_json
+from forgetfree.tasks import KIND_OF_FORM, SPLITS, version_of
 
 #: Suffixes of files that may hold rows and are not read.
 _UNREAD = (".arrow", ".feather", ".xls", ".xlsx")
+#: What is read of source.json; more may stand there.
+_KEYS = (
+    *("label_names", "label_words", "template", "causal_template", "metric"),
+    *("text_column", "label_column", "kind", "entities"),
+    *("instruction", "max_new_tokens", "stop"),
+)
 
 
 def is_one_task(root: Path) -> bool:
@@ -44,42 +52,52 @@ def _has_files(folder: Path) -> bool:
     return any(format and split_of(stem) for stem, format in named)
 
 
-def read_folder(name: str, folder: Path, columns: Columns, skip_bad_rows: bool = False) -> TaskRows:
-    """Read a task's folder: its files, or what the ``datasets`` library wrote or downloaded."""
-    source = _source_of(folder)
+def read_folder(name: str, folder: Path, columns: ColumnNames, skip_bad_rows: bool = False) -> TaskRows:
+    """Read a task's folder: its files, or what the ``datasets`` library wrote or downloaded.
+
+    Raises:
+        DataError: it does not hold what the task needs.
+    """
+    source, faults = _source_of(folder), DataFaults()
+    paths = {} if is_saved(folder) else files_of(folder)
     if is_saved(folder):
         tables, note = read_saved(folder)
-        return read_task(name, tables, source, folder, columns, note, skip_bad_rows)
-    paths = {split: path for split in SPLITS if (path := find_table(folder, split))}
-    if not paths and is_snapshot(folder):
+    elif not paths and is_snapshot(folder):
         tables, note = read_snapshot(folder, name)
-        return read_task(name, tables, source, folder, columns, note, skip_bad_rows)
+    else:
+        _check_files(name, folder, paths)
+        read = {split: faults.attempt(read_table, path) for split, path in paths.items()}
+        tables = {split: table for split, table in read.items() if table is not None}
+        others = [(path.name, split) for split, path in paths.items() if format_of(path.name)[0] != split]
+        note = "; ".join(f"{file} is the {split} split" for file, split in others)
+    rows = None
+    if "train" in tables:
+        rows = faults.attempt(read_task, name, tables, source, folder, columns, note, skip_bad_rows)
+    faults.report()
+    assert rows is not None
+    return rows
+
+
+def _check_files(name: str, folder: Path, paths: Mapping[str, Path]) -> None:
+    """Raise ``DataError`` if a folder has no training rows, or a file that is not read seems to be meant for a split."""
     if "train" not in paths:
         raise DataError(
             f"Task {name!r} has no train split: expected {folder}/train.parquet, .jsonl or .csv, found "
             f"{', '.join(sorted(p.name for p in folder.iterdir())) or 'nothing'}. Add the file."
         )
     for split in SPLITS:
-        if split not in paths:
-            _check_left_out(name, folder, split)
-    faults = DataFaults()
-    found = {split: faults.attempt(read_table, path) for split, path in paths.items()}
-    tables = {split: table for split, table in found.items() if table is not None}
-    others = [f"{path.name} is the {split} split" for split, path in paths.items() if format_of(path.name)[0] != split]
-    arguments = (name, tables, source, folder, columns, "; ".join(others), skip_bad_rows)
-    if len(tables) < len(paths):
-        if "train" in tables:
-            faults.attempt(read_task, *arguments)
-        faults.report()
-    return read_task(*arguments)
+        for path in sorted(folder.iterdir()) if split not in paths else ():
+            if split_of(path.stem) == split and path.suffix.lower() in _UNREAD:
+                raise DataError(
+                    f"Task {name!r} has no {split} split, and {path} is not read. Write it as {split}.parquet, .jsonl or .csv, "
+                    "or move it elsewhere."
+                )
 
 
-def check_folder(name: str, folder: Path, columns: Columns) -> None:
+def check_folder(name: str, folder: Path, columns: ColumnNames) -> None:
     """Raise as `check_header` does for the files of a task's folder."""
     if not is_saved(folder):
-        check_header(
-            name, {split: path for split in SPLITS if (path := find_table(folder, split))}, _source_of(folder), columns
-        )
+        check_header(name, files_of(folder), _source_of(folder), columns)
 
 
 def _source_of(folder: Path) -> dict[str, Any]:
@@ -88,7 +106,61 @@ def _source_of(folder: Path) -> dict[str, Any]:
     return read_source(folder) or (read_source(folder.with_name(base)) if version > 1 else {})
 
 
-def check_header(name: str, paths: Mapping[str, Path], source: Mapping[str, Any], columns: Columns) -> None:
+def read_source(folder: Path) -> dict[str, Any]:
+    """Read a task's ``source.json``; empty if there is none.
+
+    Raises:
+        DataError: it is no JSON object, or a key that counts is misspelt or has a value that does not fit.
+    """
+    path = folder / "source.json"
+    if not os.path.lexists(path):
+        return {}
+    source = read_json(path, DataError, "Fix or remove it.")
+    if not isinstance(source, dict):
+        raise DataError(f"{path} must hold a JSON object with label_names, got a {type(source).__name__}.")
+    for key in [key for key in source if key not in _KEYS]:
+        if meant := difflib.get_close_matches(key, [known for known in _KEYS if known not in source], 1, 0.8):
+            raise DataError(f"{path}: {key!r} is not read. Did you mean {meant[0]!r}? Rename or remove it.")
+    for key in ("label_names", "label_words"):
+        names = source.get(key)
+        if names is not None and not _are_names(names):
+            raise DataError(
+                f"{path}: {key} must be a list of at least two names, all different, got {brief(names, 200)}."
+            )
+    for key, most in (("text_column", 2), ("label_column", 1)):
+        names = source.get(key, [])
+        listed = names if isinstance(names, list) else [names]
+        if len(listed) > most or not all(isinstance(each, str) and each for each in listed):
+            expected = "the name of a column" + ", or a list of two for pairs" * (most == 2)
+            raise DataError(f"{path}: {key} must be {expected}, got {brief(names, 200)}.")
+    kinds = [*KIND_OF_FORM, *registry.kinds()]
+    if source.get("kind", kinds[0]) not in kinds:
+        raise DataError(f"{path}: kind must be {', '.join(kinds)}, got {brief(source['kind'], 200)}.")
+    stop = source.get("stop", "")
+    if not (isinstance(stop, str) or (isinstance(stop, list) and all(isinstance(each, str) for each in stop))):
+        raise DataError(f"{path}: stop must be a text, or a list of texts, got {brief(stop, 200)}.")
+    for key in ("instruction", "template"):
+        if not isinstance(source.get(key, ""), str):
+            raise DataError(f"{path}: {key} must be a text, got {brief(source[key], 200)}.")
+    if type(source.get("max_new_tokens", 1)) is not int:
+        raise DataError(f"{path}: max_new_tokens must be a whole number, got {brief(source['max_new_tokens'], 200)}.")
+    entities = source.get("entities")
+    if entities is not None and not (isinstance(entities, list) and entities and _are_names([*entities, "O"])):
+        raise DataError(f"{path}: entities must be a list of kinds, all different, got {brief(entities, 200)}.")
+    if source.get("metric", "accuracy") not in (metrics := list(registry.metrics())):
+        raise DataError(f"{path}: metric must be {' or '.join(map(repr, metrics))}, got {source['metric']!r}.")
+    return source
+
+
+def _are_names(names: Any) -> bool:
+    """Return whether these are different texts that are not blank, or whole numbers used as names."""
+    if not isinstance(names, list) or not all(type(name) in (str, int) for name in names):
+        return False
+    plain = {str(name).strip() for name in names}
+    return "" not in plain and len(plain) == len(names) > 1
+
+
+def check_header(name: str, paths: Mapping[str, Path], source: Mapping[str, Any], columns: ColumnNames) -> None:
     """Raise ``DataError`` for what the first lines of a task's files say is wrong, before all rows are read.
 
     Args:
@@ -111,7 +183,7 @@ def read_task(
     tables: Mapping[str, Table],
     source: Mapping[str, Any],
     folder: Path,
-    columns: Columns,
+    columns: ColumnNames,
     note: str = "",
     skip_bad_rows: bool = False,
 ) -> TaskRows:
@@ -123,8 +195,8 @@ def read_task(
     for table in tables.values():
         if not table.columns and not table.numbers and not table.bad:
             raise DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
-    told = "; ".join(filter(None, [note, *(table.note for table in tables.values())]))
-    task = _task(name, tables, source, folder, columns, told, skip_bad_rows)
+    notes = "; ".join(filter(None, [note, *(table.note for table in tables.values())]))
+    task = _task(name, tables, source, folder, columns, notes, skip_bad_rows)
     return _kind(task).read(task)
 
 
@@ -133,7 +205,7 @@ def _task(
     tables: Mapping[str, Table],
     source: Mapping[str, Any],
     folder: Path,
-    columns: Columns,
+    columns: ColumnNames,
     note: str = "",
     skip_bad_rows: bool = False,
 ) -> TaskTables:
@@ -145,18 +217,8 @@ def _kind(task: TaskTables) -> RowKind:
     """Return the kind of a task: by ``source.json``, else as it is registered, else by its columns."""
     named = task.source.get("kind") or (task.registered.kind if task.registered else None)
     if named:
-        found: RowKind = registry.kind(named)
-        return found
+        kind: RowKind = registry.kind(named)
+        return kind
     ours: dict[str, RowKind] = {name: registry.kind(name) for name in registry.KINDS}
     alike = (kind for kind in ours.values() if kind.recognises(task))
     return next(alike, ours["classification"])
-
-
-def _check_left_out(name: str, folder: Path, split: str) -> None:
-    """Raise ``DataError`` if a split is missing and there is a file that may be meant for it."""
-    for path in sorted(folder.iterdir()):
-        if split_of(path.stem) == split and path.suffix.lower() in _UNREAD:
-            raise DataError(
-                f"Task {name!r} has no {split} split, and {path} is not read. Write it as {split}.parquet, .jsonl or .csv, or "
-                "move it elsewhere."
-            )

@@ -90,10 +90,10 @@ class RowKind(ABC):
     def members(self, labels: Sequence[Any]) -> dict[int, list[int]]:
         """Return what ``--shots`` counts: the numbers of the rows of each group, in the order in which groups are drawn."""
         groups = self.groups(labels)
-        found: dict[int, list[int]] = {group: [] for group in sorted(set(groups))}
+        members: dict[int, list[int]] = {group: [] for group in sorted(set(groups))}
         for row, group in enumerate(groups):
-            found[group].append(row)
-        return found
+            members[group].append(row)
+        return members
 
     def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
         """Return what so many training rows of a group are called in messages, such as "rows of label 'positive'"."""
@@ -121,8 +121,8 @@ class RowKind(ABC):
 
 def kind_of_rows(task: TaskDefinition) -> RowKind:
     """Return what the kind of a task says of rows."""
-    found: RowKind = registry.kind(task.kind)
-    return found
+    kind: RowKind = registry.kind(task.kind)
+    return kind
 
 
 @dataclass(frozen=True)
@@ -160,18 +160,18 @@ class TaskRows:
             scored: the split that the test rows come from, see `evaluated_on`.
         """
         names = {"train": "training", "validation": "validation" if scored == "test" else "other validation"}
-        found = [
+        phrases = [
             f"1 is also one of the {names[split]} rows" if count == 1 else f"{count:,} are also {names[split]} rows"
             for split, count in self.shared.items()
             if count
         ]
-        if not found:
+        if not phrases:
             return ""
         which = f" of {counted(len(self.test), f'{scored} row')} of task {self.task.name!r} "
         files = not self.held_out and (scored == "test" or self.shared["train"])
         remedy = "Remove them from one of the files." if files else "Keep each of these texts once."
         return (
-            f"{', and '.join(found).replace(' ', which, 1)} (the same texts, whatever their labels), so scores may be "
+            f"{', and '.join(phrases).replace(' ', which, 1)} (the same texts, whatever their labels), so scores may be "
             f"higher than on new texts. {remedy}"
         )
 
@@ -207,8 +207,8 @@ class TaskRows:
         kind = kind_of_rows(self.task)
         kind.check_halves(self)
         groups = kind.groups(self.validation.labels)
-        held = [[i for i, group in enumerate(groups) if group == each] for each in set(groups)]
-        kept, scored = (sorted(i for rows in held for i in rows[start::2]) for start in (0, 1))
+        by_group = [[i for i, group in enumerate(groups) if group == each] for each in set(groups)]
+        kept, scored = (sorted(i for rows in by_group for i in rows[start::2]) for start in (0, 1))
         return replace(self, validation=self.validation.take(kept), test=self.validation.take(scored))
 
 
@@ -245,7 +245,11 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
 
 
 def read_rows(
-    read: TaskTables, task: TaskDefinition, rows: dict[str, Rows], said: Sequence[str] = (), notes: Sequence[str] = ()
+    read: TaskTables,
+    task: TaskDefinition,
+    rows: dict[str, Rows],
+    phrases: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> TaskRows:
     """Return a task with all three splits, and with what is to be known of how it was read.
 
@@ -253,7 +257,7 @@ def read_rows(
         read: the tables that the rows are from.
         task: its definition.
         rows: the good rows, by split.
-        said: phrases for the note on the whole task.
+        phrases: phrases for the note on the whole task.
         notes: further notes.
 
     Raises:
@@ -261,9 +265,9 @@ def read_rows(
     """
     whole = complete(task, rows)
     bad = {split: table.bad for split, table in read.tables.items() if table.bad}
-    phrases = [read.note, *said, left_out(bad.items()), whole.cut if rows.keys() == {"train"} else ""]
-    if told := "; ".join(filter(None, phrases)):
-        notes = [f"Task {task.name!r} ({read.train.where}): {told}.", *notes]
+    parts = [read.note, *phrases, left_out(bad.items()), whole.cut if rows.keys() == {"train"} else ""]
+    if note := "; ".join(filter(None, parts)):
+        notes = [f"Task {task.name!r} ({read.train.where}): {note}.", *notes]
     return replace(whole, notes=tuple(notes), left_out={split: each.summary for split, each in bad.items()})
 
 
@@ -291,14 +295,14 @@ def _held_out(rows: Rows, kind: RowKind, share: float, most: int, seed: int) -> 
     by_label: dict[int, list[list[int]]] = {}
     for same in together.values():
         by_label.setdefault(groups[same[0]], []).append(same)
-    share, draw, held = min(share, most / max(1, len(rows))), random.Random(seed), set[int]()
+    share, draw, out = min(share, most / max(1, len(rows))), random.Random(seed), set[int]()
     for _, own in sorted(by_label.items()):
         draw.shuffle(own)
         wanted = max(1, round(share * sum(map(len, own))))
         while len(own) > 1 and wanted > 0:
             wanted -= len(same := own.pop())
-            held.update(same)
-    return rows.take([i for i in range(len(rows)) if i not in held]), rows.take(sorted(held))
+            out.update(same)
+    return rows.take([i for i in range(len(rows)) if i not in out]), rows.take(sorted(out))
 
 
 def notes_of_rows(rows: Rows, numbers: Sequence[int]) -> list[str]:

@@ -29,8 +29,8 @@ def k_shot(rows: Rows, task: TaskDefinition, shots: int, seed: int, or_fewer: bo
         raise UsageError(f"--shots must be at least 1, got {shots}. Leave it out to train on all rows.")
     kind = kind_of_rows(task)
     members = kind.members(rows.labels)
-    wanted = {group: held for group, held in members.items() if group != kind.optional_group}
-    group, fewest = min(wanted.items(), key=lambda item: (len(item[1]), item[1]))
+    needed = {group: rows_of_group for group, rows_of_group in members.items() if group != kind.optional_group}
+    group, fewest = min(needed.items(), key=lambda item: (len(item[1]), item[1]))
     if (count := len(fewest)) < shots and not or_fewer:
         raise RareLabelError(
             f"Task {task.name!r} has {count} training {kind.group_name(task, group, count)}, fewer than --shots {shots}."
@@ -39,9 +39,11 @@ def k_shot(rows: Rows, task: TaskDefinition, shots: int, seed: int, or_fewer: bo
             "--set or_fewer=true, or leave --shots out to train on all rows.",
         )
     random, drawn = Random(seed), set[int]()
-    for held in members.values():
-        left = [i for i in held if i not in drawn]
-        drawn |= set(random.sample(left, max(0, min(shots - (len(held) - len(left)), len(left)))))
+    for rows_of_group in members.values():
+        available = [i for i in rows_of_group if i not in drawn]
+        drawn |= set(
+            random.sample(available, max(0, min(shots - (len(rows_of_group) - len(available)), len(available))))
+        )
     return rows.take(sorted(drawn))
 
 
@@ -105,9 +107,9 @@ def representative(labels: Sequence[int], count: int | None) -> list[int]:
     label. If there are more labels than ``count``, the rarest are left out.
     """
     rows, total = evenly(len(labels), count), Counter(labels)
-    found = Counter(labels[row] for row in rows)
+    counts = Counter(labels[row] for row in rows)
     if not rows or all(
-        found[label] and abs(found[label] / len(rows) - n / len(labels)) <= 0.1 for label, n in total.items()
+        counts[label] and abs(counts[label] / len(rows) - n / len(labels)) <= 0.1 for label, n in total.items()
     ):
         return rows
     quota = {label: max(1, len(rows) * n // len(labels)) for label, n in total.items()}
@@ -116,8 +118,8 @@ def representative(labels: Sequence[int], count: int | None) -> list[int]:
             quota[max(quota, key=lambda label: total[label] * len(rows) / len(labels) - quota[label])] += 1
         else:  # from the label that has most, of equals the rarest
             quota[max(reversed(quota), key=lambda label: (quota[label], -total[label]))] -= 1
-    held = {label: [i for i, each in enumerate(labels) if each == label] for label in total}
-    return sorted(held[label][place] for label, many in quota.items() for place in evenly(total[label], many))
+    by_label = {label: [i for i, each in enumerate(labels) if each == label] for label in total}
+    return sorted(by_label[label][place] for label, many in quota.items() for place in evenly(total[label], many))
 
 
 def micro_batches(

@@ -80,11 +80,11 @@ def read_tasks(
     """Return the tasks of a stream that can be read, and what is wrong with the others; see `load_tasks`."""
     source, faults = _open_source(data, options), DataFaults()
 
-    def load(name: str, held: str) -> TaskRows:
-        return _named(name, source.load(held)).evaluated_on(evaluate_on)
+    def load(name: str, stored: str) -> TaskRows:
+        return _named(name, source.load(stored)).evaluated_on(evaluate_on)
 
-    found = [faults.attempt(load, *names) for names in _held(stream, data, source).items()]
-    tasks = [rows for rows in found if rows is not None]
+    loaded = [faults.attempt(load, *names) for names in _held(stream, data, source).items()]
+    tasks = [rows for rows in loaded if rows is not None]
     faults.attempt(check_versions, [rows.task for rows in tasks])
     return tasks, faults
 
@@ -179,9 +179,9 @@ def check_headers(names: Sequence[str], data: Data, options: ReadOptions) -> Non
     faults = DataFaults()
     try:
         source = _open_source(data, options)
-        held = dict.fromkeys(name if source.holds(name) else version_of(name)[0] for name in names)
-        _check_several(list(held), source)
-        for name in filter(source.holds, held):
+        stored = dict.fromkeys(name if source.holds(name) else version_of(name)[0] for name in names)
+        _check_several(list(stored), source)
+        for name in filter(source.holds, stored):
             faults.attempt(source.check_header, name)
     except UsageError:
         return
@@ -436,7 +436,7 @@ def _by_name(paths: Sequence[str]) -> dict[str, str]:
             f"--data names {' and '.join(map(repr, missing))}, and there {'is' if len(missing) == 1 else 'are'} no such "
             f"{'file' if len(missing) == 1 else 'files'}. Give files that are there."
         )
-    found = dict[str, str]()
+    by_name = dict[str, str]()
     for path in paths:
         stem, format = format_of(Path(path).name)
         if not (format and Path(path).is_file()):
@@ -444,11 +444,11 @@ def _by_name(paths: Sequence[str]) -> dict[str, str]:
                 f"--data is given {len(paths)} times, and {path!r} is no file of rows ({', '.join(FORMATS)}). Give files, each "
                 "a task of its name, or one directory with a folder for each task."
             )
-        if stem in found:
+        if stem in by_name:
             raise UsageError(
-                f"--data names {found[stem]!r} and {path!r}, and both would be the task {stem!r}. Rename one of the files."
+                f"--data names {by_name[stem]!r} and {path!r}, and both would be the task {stem!r}. Rename one of the files."
             )
         if "," in stem:
             raise UsageError(f"--data names {path!r}, and a task has no comma in its name. Rename the file.")
-        found[stem] = path
-    return found
+        by_name[stem] = path
+    return by_name

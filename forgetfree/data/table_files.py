@@ -28,6 +28,7 @@ from forgetfree.errors import DataError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import MOST_BYTES as MOST_JSON
 from forgetfree.json_file import parse_json
+from forgetfree.tasks import SPLITS
 
 #: The formats of files, those of tagged words last; those of text may be packed.
 CONLL = ("conll", "bio", "iob", "iob2", "txt")
@@ -63,22 +64,28 @@ def format_of(name: str) -> tuple[str, str]:
     return (stem, ending.lower()) if known and stem else (name, "")
 
 
-def find_table(folder: Path, split: str) -> Path | None:
-    """Return the file of a split in a folder, in any of the formats; ``None`` if there is none.
+def files_of(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder's splits, in any of the formats.
 
     Raises:
-        DataError: there are several.
+        DataError: there are several of one split.
     """
-    found = []
+    candidates: dict[str, list[tuple[bool, int, str]]] = {split: [] for split in SPLITS}
     for path in folder.iterdir():
         stem, format = format_of(path.name)
-        if format and split_of(stem) == split:
-            found.append((stem.lower() != split, FORMATS.index(format), path.name))
-    found = [each for each in found if not each[-1].endswith(".txt")] or found  # which may hold anything
-    if len(found) > 1:
-        names = " and ".join(name for *_, name in sorted(found))
-        raise DataError(f"{folder} holds {names}, and the {split} split is one file. Remove the others.")
-    return folder / found[0][-1] if found else None
+        if format and (split := split_of(stem)):
+            candidates[split].append((stem.lower() != split, FORMATS.index(format), path.name))
+    files = dict[str, Path]()
+    for split, every in candidates.items():
+        names = [name for *_, name in sorted(every) if not name.endswith(".txt")]
+        names = names or [name for *_, name in sorted(every)]  # a .txt may hold anything
+        if len(names) > 1:
+            raise DataError(
+                f"{folder} holds {' and '.join(names)}, and the {split} split is one file. Remove the others."
+            )
+        if names:
+            files[split] = folder / names[0]
+    return files
 
 
 def read_table(path: Path) -> Table:
@@ -161,10 +168,10 @@ def of_arrow(where: str, schema: Any, batches: Iterable[Any], first: int, most: 
     import pyarrow
 
     _check_names(where, schema.names)
-    parts, held = [schema.empty_table()], 0
+    parts, size = [schema.empty_table()], 0
     for batch in batches:
-        held += sum(map(_decoded_bytes, batch.columns))
-        check_size(where, held, "bytes or more when unpacked", most)
+        size += sum(map(_decoded_bytes, batch.columns))
+        check_size(where, size, "bytes or more when unpacked", most)
         columns = [c.dictionary_decode() if pyarrow.types.is_dictionary(c.type) else c for c in batch.columns]
         parts.append(pyarrow.Table.from_arrays(columns, batch.schema.names))
     table = pyarrow.concat_tables(parts[1:] or parts)
@@ -286,10 +293,10 @@ def _of_other_length(path: Path, number: int, names: Sequence[str], record: Sequ
     """Return the fault of a row that has not a cell for each column."""
     column = repr(names[len(record)]) if len(record) < len(names) else len(names) + 1
     of = "the one column" if len(names) == 1 else f"each of the {len(names)} columns"
-    held = f"expected a cell for {of} ({', '.join(names)}), got {len(record)}"
-    fault = f"{path}, row {number}, column {column}: {held}. {_QUOTE}."
+    fault = f"expected a cell for {of} ({', '.join(names)}), got {len(record)}"
+    message = f"{path}, row {number}, column {column}: {fault}. {_QUOTE}."
     what = "too few cells" if len(record) < len(names) else "too many cells"
-    return BadRow(str(path), number, "", what, shown(sign.join(record)), fault)
+    return BadRow(str(path), number, "", what, shown(sign.join(record)), message)
 
 
 def _dialect(path: Path, form: TextForm) -> dict[str, Any]:
@@ -322,10 +329,10 @@ def _read_csv(path: Path, form: TextForm) -> Table:
         while piece := list(islice(rows, min(_ROWS_AT_A_TIME, MOST_TEXT_ROWS + 1 - len(numbers)))):
             numbers += [number for number, _ in piece]
             check_size(path, len(numbers), "rows or more", MOST_TEXT_ROWS)
-            for column, cells in zip(columns, zip(*(record for _, record in piece), strict=True), strict=True):
-                column.extend(cells)
-    held = {name: column.cells for name, column in zip(names, columns, strict=True)}
-    return Table(str(path), held, numbers, bad=bad)
+            for column, values in zip(columns, zip(*(record for _, record in piece), strict=True), strict=True):
+                column.extend(values)
+    cells = {name: column.cells for name, column in zip(names, columns, strict=True)}
+    return Table(str(path), cells, numbers, bad=bad)
 
 
 class _Column:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from forgetfree.data.bad_rows import BadRow, BadRows
-from forgetfree.data.columns import Columns
+from forgetfree.data.columns import ColumnNames
 from forgetfree.errors import DataError
 from forgetfree.tasks import TaskDefinition
 
@@ -77,7 +77,7 @@ class Table:
         keep = [i for i, number in enumerate(self.numbers) if number not in self.bad.numbers] if self.bad else []
         return self.take(keep) if self.bad and len(keep) < len(self.numbers) else self
 
-    def check_columns(self, columns: Columns) -> None:
+    def check_columns(self, columns: ColumnNames) -> None:
         """Raise ``DataError`` if a column is missing."""
         for column in (*columns.texts, *filter(None, [columns.label])):
             if column not in self.columns:
@@ -135,7 +135,7 @@ class TaskTables:
     source: Mapping[str, Any]
     folder: Path
     registered: TaskDefinition | None
-    columns: Columns
+    columns: ColumnNames
     note: str = ""
     skip_bad_rows: bool = False
 
@@ -151,22 +151,6 @@ class TaskTables:
 def split_of(name: str) -> str | None:
     """Return the split that is meant by a name such as ``dev``; ``None`` if it is none."""
     return next((split for split, names in _SPLIT_NAMES.items() if name.lower() in names), None)
-
-
-def splits_of(where: str, names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return our name of each split by the given one, and the names of what is no split.
-
-    Raises:
-        DataError: a split is there twice, or the training rows are missing.
-    """
-    given = list(names)
-    found = {name: split for name in given if (split := split_of(name))}
-    for split in found.values():
-        if len(same := [name for name, other in found.items() if other == split]) > 1:
-            raise DataError(f"{where} holds {' and '.join(same)}, and the {split} split is one. Remove the others.")
-    if "train" not in found.values():
-        raise DataError(f"{where} has no train split; it holds {', '.join(given) or 'nothing'}. Add the training rows.")
-    return found, [name for name in given if name not in found]
 
 
 # -- Cells -----------------------------------------------------------------------------------------------

@@ -34,10 +34,10 @@ _FOREIGN = re.compile(r"[^\W\d_a-zA-Z]{3,}")
 _WORD = re.compile(r"[\w\u0080-\uffff]+")
 
 
-def check_size(path: Path | str, found: int, unit: str, most: int) -> None:
+def check_size(path: Path | str, size: int, unit: str, most: int) -> None:
     """Raise ``DataError`` if ``path`` holds more of a unit than is read."""
-    if found > most:
-        raise DataError(f"{path} holds {found:,} {unit}, and at most {most:,} are read. Take a part of its rows.")
+    if size > most:
+        raise DataError(f"{path} holds {size:,} {unit}, and at most {most:,} are read. Take a part of its rows.")
 
 
 def unpacked_limit(path: Path) -> int:
@@ -105,8 +105,8 @@ def encoding_of(path: Path, most: int) -> tuple[str, str]:
             while (piece := file.read(_PIECE)) and read < most:
                 if not read and piece.startswith(_UTF_16) and not piece.startswith(codecs.BOM_UTF32_LE):
                     return "utf-16", f"{path.name} is read in UTF-16"
-                if not read and (found := _unmarked(piece)):
-                    return found, f"{path.name} is read in UTF-16"
+                if not read and (encoding := _unmarked(piece)):
+                    return encoding, f"{path.name} is read in UTF-16"
                 read += len(piece)
                 decoder.decode(piece)
         decoder.decode(b"", final=read < most)
@@ -136,13 +136,13 @@ def _check_windows(path: Path, file: BinaryIO, most: int) -> str:
                 byte = f"byte 0x{lines[error.start]:02x} at position {read + error.start:,} of the file"
                 line = number + 1 + lines.count(b"\n", 0, error.start)
                 faults[codec] = f"line {line}: {byte} is no character of {codec}"
-        rest, found = _WIDE.subn(b"", lines)
-        wide, narrow = wide + found, narrow + len(rest) - len(rest.translate(None, _BEYOND_ASCII))
+        rest, count = _WIDE.subn(b"", lines)
+        wide, narrow = wide + count, narrow + len(rest) - len(rest.translate(None, _BEYOND_ASCII))
         if words < _MOST_WORDS:
             text = lines.decode("Windows-1252", "replace")
-            held = [word for word in _WORD.findall(text) if not word.isascii()]
-            words, foreign = words + len(held), foreign + len(_FOREIGN.findall(text)) + text.count("\0")
-            example = example or next((f", as in {word[:40]!r}" for word in held), "")
+            beyond = [word for word in _WORD.findall(text) if not word.isascii()]
+            words, foreign = words + len(beyond), foreign + len(_FOREIGN.findall(text)) + text.count("\0")
+            example = example or next((f", as in {word[:40]!r}" for word in beyond), "")
         read, number = read + len(lines), number + lines.count(b"\n")
     is_damaged = 10 * wide > narrow  # characters of UTF-8, and some bytes that are none
     if not is_damaged and "Windows-1252" not in faults and 10 * foreign <= words:

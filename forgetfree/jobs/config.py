@@ -1,7 +1,7 @@
-"""What every job is asked for: the options that run, graft and experiment share, checked as a whole.
+"""The configuration of a job: the options that run, graft and experiment share, checked as a whole.
 
 A job's configuration is a frozen dataclass. The command line makes its flags from the fields, and a file of options has
-them under the same names.
+them under the same names. What a Python program hands over as objects stands beside it, in `InMemory`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
@@ -27,7 +27,7 @@ from forgetfree.errors import (
     UsageError,
 )
 from forgetfree.json_file import read_json
-from forgetfree.options import Options, build, faults_in, option
+from forgetfree.options import Options, build, faults_in, name_of_function, option
 from forgetfree.results.config_file import PLACES, of_each, portable
 from forgetfree.tasks import MAX_LENGTH, EvaluatedOn
 
@@ -212,11 +212,11 @@ class JobConfig:
             faults.add(f"{fault}.")
         if isinstance(self.device, str):
             faults.attempt(find_device, self.device)
-        for field in fields(self):
-            value, key = getattr(self, field.name), key_of(field).replace("_", "-")
+        for each in fields(self):
+            value, key = getattr(self, each.name), key_of(each).replace("_", "-")
             if isinstance(value, tuple) and len(set(value)) < len(value):
                 faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each once.")
-            if value == () and field.default != ():  # of a file or a call
+            if value == () and each.default != ():  # of a file or a call
                 faults.add(f"--{key} names no {key}. Give one, or leave it out.")
         once = replace(self.read_options, texts=tuple(dict.fromkeys(self.text_columns)))
         for name in self.names or ("",):
@@ -321,3 +321,49 @@ class Faults:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Objects in the place of names. config.json says what they were, but cannot bring them back.
+
+    Attributes:
+        strategies: classes by the names that stand in the configuration.
+        data: rows, as `load_tasks` takes them; none: those that the configuration names.
+        model: a model, as `load_stream` takes it, which copies it; none: the one that the configuration names.
+        tokenizer: of the model; without one, it reads tensors.
+        call: what the program called, for config.json; empty: the command line.
+    """
+
+    strategies: Mapping[str, Any] = field(default_factory=dict)
+    data: Any = None
+    model: Any = None
+    tokenizer: Any = None
+    call: str = ""
+
+    def objects(self, settings: Mapping[str, Any]) -> list[str]:
+        """List what cannot be named in a file, for config.json."""
+        listed = [f"the strategy {name} (a class)" for name in self.strategies]
+        listed += [
+            f"{key}={name_of_function(value)} (a function)" for key, value in settings.items() if callable(value)
+        ]
+        listed += ["data in memory"] * (self.data is not None)
+        return listed + [f"a {type(self.model).__name__} in memory"] * (self.model is not None)
+
+    @property
+    def reads_tensors(self) -> bool:
+        """Say whether the model is any network, for rows of tensors."""
+        return self.model is not None and self.tokenizer is None
+
+    def data_or(self, named: Any) -> Any:
+        """Return the rows, or else what names them."""
+        return named if self.data is None else self.data
+
+    def model_or(self, named: str) -> Any:
+        """Return the model, or else its name."""
+        return named if self.model is None else self.model
+
+    @property
+    def model_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `load_model` that only a model in memory has."""
+        return {} if self.tokenizer is None else {"tokenizer": self.tokenizer}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
-    from forgetfree.jobs.stream_checkpoint import Row
+    from forgetfree.jobs.stream_learner import Row
 
 _FLOORS = "floors.json"
 #: By task.

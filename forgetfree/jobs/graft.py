@@ -27,22 +27,21 @@ from forgetfree.data.sources import load_task
 from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
 from forgetfree.files import write_atomically
-from forgetfree.jobs.config import CommonOptions, Faults, with_precision
+from forgetfree.jobs.config import CommonOptions, Faults, InMemory, with_precision
 from forgetfree.jobs.graft_config import CheckedGraft, GraftConfig
-from forgetfree.jobs.in_memory import InMemory
 from forgetfree.jobs.job import Job
+from forgetfree.jobs.running.costs import PlannedUnit, Workload, grafts_cost
+from forgetfree.jobs.running.directory import model_and_data
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
 from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.resume import model_and_data
 from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.jobs.running.workload import PlannedUnit, Workload, grafts_cost
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Monitor, Stopwatch
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_file import find_graft
+from forgetfree.learning.training import answers_of
+from forgetfree.ledger.graft import Graft, find_graft
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
@@ -97,8 +96,7 @@ class _Subject:
         if self.tuned is None:
             return self.bench.answers(fine_tuned, options=options)
         rows = self.bench.task.test
-        model = self.tuned.given.to(self.bench.device)
-        return self.bench.task.answers(model, rows, options)
+        return answers_of(self.tuned.model.to(self.bench.device), self.bench.task, rows, options)
 
     def regions(self, fine_tuned: ModelState, all_options: Sequence[LocalizationOptions]) -> dict[float, Region]:
         """Return γ by sparsity, from the base of the graft that is given, or from a base of the options' kind."""

@@ -61,7 +61,7 @@ class GraftConfig(JobConfig):
 
     def recipe(self) -> dict[str, Any]:
         """Return the model's recipe, for what is not set otherwise; of localizing alone for a model that is fine-tuned."""
-        from forgetfree.learning.training import TrainingOptions
+        from forgetfree.learning.training_options import TrainingOptions
 
         recipe = registry.recipe_of(self.model, {**self.settings, **self.flags()}, graft=True)
         unused = () if self.fine_tuned is None else TrainingOptions.__dataclass_fields__
@@ -74,7 +74,7 @@ class GraftConfig(JobConfig):
             UsageError: naming every fault.
         """
         from forgetfree.learning.scaled_start import GraftOptions
-        from forgetfree.learning.training import TrainingOptions
+        from forgetfree.learning.training_options import TrainingOptions
 
         faults = self.faults()
         own, known = set(CommonOptions.__dataclass_fields__), set(GraftOptions.__dataclass_fields__)

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from forgetfree.device import find_device
-from forgetfree.jobs.config import CommonOptions, Faults, JobConfig
-from forgetfree.jobs.in_memory import InMemory
+from forgetfree.jobs.config import CommonOptions, Faults, InMemory, JobConfig
+from forgetfree.jobs.running.costs import Workload
 from forgetfree.jobs.running.environment import check_precision
 from forgetfree.jobs.running.loggers import Subject, logged
 from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.jobs.running.workload import Workload
 from forgetfree.learning.monitor import Monitor
 
 if TYPE_CHECKING:

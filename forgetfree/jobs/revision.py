@@ -23,18 +23,15 @@ from safetensors import SafetensorError
 from forgetfree import registry
 from forgetfree.errors import RareLabelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import write_atomically, write_json
-from forgetfree.jobs.adapter_starts import fine_tunes
 from forgetfree.jobs.config import keys_of
 from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.directory import check_begun, is_unused
+from forgetfree.jobs.run_config import RunConfig, fine_tunes
+from forgetfree.jobs.running.directory import as_json, check_begun, is_unused, merged_request, read_job_config
 from forgetfree.jobs.running.engine import assemble, perform
 from forgetfree.jobs.running.environment import make_directory, refuse_held
 from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.resume import as_json, merged_request, read_job_config
 from forgetfree.jobs.running.unit import HISTORY, Json, Unit
-from forgetfree.jobs.stream_checkpoint import LearnedStream, Row
-from forgetfree.jobs.stream_learner import StreamLearner
+from forgetfree.jobs.stream_learner import LearnedStream, Row, StreamLearner
 from forgetfree.jobs.stream_prefix import StreamPrefix
 from forgetfree.json_file import parse_json, sign
 from forgetfree.kinds.kind import readout_for

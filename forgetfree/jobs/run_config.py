@@ -1,23 +1,24 @@
-"""A run as it was asked for, checked as a whole."""
+"""The configuration of a run, checked as a whole; and the adapters of ``--start``, from which its tasks are fine-tuned."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forgetfree import registry
+from forgetfree.display import tell_note
 from forgetfree.errors import ForgetfreeError, OptionError, UnknownNameError, UsageError, nearest
-from forgetfree.jobs.adapter_starts import check_start, fine_tunes
 from forgetfree.jobs.config import CommonOptions, Faults, JobConfig, check_or_fewer
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.tasks import Scenario
+from forgetfree.tasks import Scenario, version_of
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.models.peft_adapter import AdapterStart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +158,15 @@ class RunConfig(StreamConfig):
         return {key: value for key, value in merged.items() if key in known}
 
 
+@dataclass(frozen=True)
+class CheckedRun:
+    """Strategy classes and options by name, and the run's own."""
+
+    classes: Mapping[str, type[ContinualStrategy]]
+    options: Mapping[str, Any]
+    run: RunOptions
+
+
 def strategies_of(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names, with every strategy of ours in the place of ``all``."""
     return tuple(name for each in names for name in (registry.STRATEGIES if each == "all" else [each]))
@@ -206,10 +216,58 @@ def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> N
         raise UnknownNameError("option", key, known, "" if nearest(key, known) else near)
 
 
-@dataclass(frozen=True)
-class CheckedRun:
-    """Strategy classes and options by name, and the run's own."""
+# -- Adapters of --start -------------------------------------------------------------------------------
 
-    classes: Mapping[str, type[ContinualStrategy]]
-    options: Mapping[str, Any]
-    run: RunOptions
+
+def fine_tunes(strategy: Any) -> bool:
+    """Return whether a strategy's class fine-tunes each task on its own, from where `SingleTask.start` says."""
+    from forgetfree.learning.cost import TaskSize, cost_of
+
+    return cost_of(strategy, strategy.Options(), [TaskSize()]).fine_tunes
+
+
+def check_start(task: str, tasks: Iterable[str]) -> None:
+    """Raise ``UsageError`` unless a task is one of the stream that can start from an adapter."""
+    if version_of(task)[1] > 1:
+        raise UsageError(
+            f"--start {task} is of a task that is met again, which starts from what was learned since. Leave it out."
+        )
+    if task not in tasks:
+        raise UnknownNameError("task in --start", task, tasks)
+
+
+def starts_of(places: Mapping[str, str], model: str, model_in_memory: object) -> dict[str, AdapterStart]:
+    """Return the adapters by task.
+
+    Args:
+        places: their directories.
+        model: the name of the model that they were made from.
+        model_in_memory: a model in the place of the name, if there is one.
+
+    Raises:
+        UsageError, ModelError: one is no adapter, or the model has no name.
+    """
+    from forgetfree.models.peft_adapter import AdapterStart
+
+    if places and model_in_memory is not None:
+        raise UsageError(
+            "An adapter is merged into files, and the model is in memory. Give the directory that its save_pretrained writes."
+        )
+    return {task: AdapterStart.of(directory, model) for task, directory in places.items()}
+
+
+def tell_starts(starts: Mapping[str, AdapterStart], pre: Any, strategies: Mapping[str, Any]) -> dict[str, str]:
+    """Check all adapters, print notes on them, and return the SHA-256 of each, by task.
+
+    Args:
+        starts: the adapters by task.
+        pre: the model, with θ_pre in it.
+        strategies: the classes of the run's strategies by name.
+    """
+    notes = [note for start in starts.values() for note in start.check(pre)]
+    without = [name for name, each in strategies.items() if not fine_tunes(each)]
+    if starts and without:
+        notes.append(f"--start has no effect on {', '.join(without)}: no task is fine-tuned on its own there.")
+    for note in dict.fromkeys(notes):
+        tell_note(note)
+    return {task: start.sha256 for task, start in starts.items()}

@@ -1,31 +1,70 @@
-"""A stream learned from its first task to its last by one strategy, and answered after each: what a run and a sweep do."""
+"""A stream learned from its first task to its last by one strategy, and answered after each: what a run and a sweep do.
+
+What a unit has learned is kept, task by task, in a folder of its checkpoints: no finished task is learned again.
+
+learned-K/                what the strategy keeps after K tasks, by its `save`: of the newest K alone
+learned-K/measured.json   what was measured, and the SHA-256 of each file beside it
+answers-K.safetensors     the answers that are new after K tasks, and what was measured beside them
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from forgetfree import registry
+from forgetfree.checkpoint import Checkpoint
 from forgetfree.device import find_device
-from forgetfree.jobs.adapter_starts import starts_of
-from forgetfree.jobs.in_memory import InMemory
-from forgetfree.jobs.run_config import CheckedRun, RunConfig
-from forgetfree.jobs.running.unit import Json
-from forgetfree.jobs.stream_checkpoint import LearnedStream, Row, StreamCheckpoint
+from forgetfree.errors import ForgetfreeError, RunError
+from forgetfree.files import new_directory, write_json
+from forgetfree.jobs.config import InMemory
+from forgetfree.jobs.run_config import CheckedRun, RunConfig, starts_of
+from forgetfree.jobs.running.unit import Json, described_files
+from forgetfree.json_file import parse_json, read_json, sign
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.monitor import Monitor
+from forgetfree.results.answers import Answers
+from forgetfree.tensor_file import TensorFile
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
-    from forgetfree.learning.training import TrainingOptions
-    from forgetfree.models.adapter_start import AdapterStart
+    from forgetfree.learning.training_options import TrainingOptions
+    from forgetfree.models.peft_adapter import AdapterStart
+
+
+_FILE, _MEASURED = TensorFile(RunError, "", "forgetfree.answers"), "measured.json"
+#: The answers on every task's test rows.
+Row = dict[str, Answers]
+
+
+@dataclass
+class LearnedStream:
+    """What a strategy made of a stream so far.
+
+    Attributes:
+        strategy: after the last task.
+        rows: its answers before training, and after each task.
+        broken: see `StreamAnswers`.
+        kept_bytes: after each task.
+        seconds: that each task took to learn.
+    """
+
+    strategy: ContinualStrategy
+    rows: list[Row]
+    broken: list[str]
+    kept_bytes: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
 
 
 class StreamLearner:
@@ -162,3 +201,118 @@ class StreamLearner:
         how = options.precision, options.rows_at_once
         self._first_rows[how] = answers.before(self._first_rows.get(how))
         return dict(self._first_rows[how])
+
+
+# -- Checkpoints ---------------------------------------------------------------------------------------
+
+
+class StreamCheckpoint:
+    """Keeps what a strategy has learned, if it is `resumable`, and what it notes for the end.
+
+    Args:
+        checkpoint: that of the unit.
+        name: of the strategy.
+        learned: what is kept; the strategy is new, and has no row.
+        answers: that bring the rows up to date.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, name: str, learned: LearnedStream, answers: StreamAnswers) -> None:
+        self._phases, self._learned, self._answers = checkpoint, learned, answers
+        kept = checkpoint.directory if learned.strategy.resumable else None
+        self._directory = kept and kept / name
+        self._sampled: Row = {}
+
+    def restore(self) -> int:
+        """Bring all to where it was kept, and return the number of tasks that are learned.
+
+        That may be one more than there are rows after the first: it is to be answered.
+        """
+        if self._directory is None:
+            return 0
+        try:
+            return self._restore(self._directory)
+        except (ForgetfreeError, LookupError, TypeError, ValueError):  # damaged: all tasks are learned again
+            shutil.rmtree(self._directory, ignore_errors=True)
+            return 0
+
+    def _restore(self, directory: Path) -> int:
+        learned, strategy = self._learned, self._learned.strategy
+        done = tasks_learned(directory)
+        rows, sampled, about = list[Row](), Row(), dict[str, Any]()
+        while (path := directory / f"answers-{len(rows)}.safetensors").exists():
+            header, tensors = _FILE.read(path)
+            tasks = {task.name: task for task in strategy.stream.tasks}
+            new, about = {"answers": Row(), "samples": Row()}, parse_json(header["about"])
+            for kind, task, number in about["held"]:
+                arrays = {
+                    name.removeprefix(f"{number}/"): tensor.numpy()
+                    for name, tensor in tensors.items()
+                    if name.startswith(f"{number}/")
+                }
+                new[kind][task] = tasks[task].kind.kept_answers(tasks[task].definition, arrays)
+            rows.append((rows[-1] if rows else {}) | new["answers"])
+            sampled |= new["samples"]
+        if done not in (len(rows) - 1, len(rows)) or not rows:
+            raise RunError(f"{directory} has answers after {len(rows) - 1} tasks, and {done} are learned.")
+        if done:
+            folder = directory / f"learned-{done}"
+            measured = read_json(folder / _MEASURED, RunError, "", signed=True)
+            if measured["files"] != {name: each for name, each in described_files(folder).items() if name != _MEASURED}:
+                raise RunError(f"{folder} has changed since it was written.")
+            strategy.load(folder)
+            strategy.seconds |= about["phases"] | measured["phases"]
+            learned.seconds += measured["seconds"]
+            strategy.notes.update(measured["notes"])
+        learned.rows += rows
+        learned.kept_bytes += about["kept_bytes"]
+        learned.broken += about["broken"]
+        self._sampled = dict(sampled)
+        experiences = strategy.stream.benchmark.train_stream[: len(rows) - 1]
+        self._answers.resume([strategy.stream.task_of(each) for each in experiences], rows[-1], sampled)
+        return done
+
+    def learn(self, done: int) -> None:
+        """Keep what the strategy has learned from so many tasks."""
+        if self._directory is None:
+            return
+        with new_directory(self._directory / f"learned-{done}") as directory:
+            strategy = self._learned.strategy
+            strategy.save(directory)
+            measured = {"seconds": self._learned.seconds, "phases": strategy.seconds, "notes": strategy.notes}
+            write_json(directory / _MEASURED, sign(measured | {"files": described_files(directory)}))
+        shutil.rmtree(self._directory / f"learned-{done - 1}", ignore_errors=True)
+        self._phases.forget()
+
+    def answer(self, *numbers: int) -> None:
+        """Keep the rows of these numbers, the newest last; the one before training is 0."""
+        if self._directory is None:
+            return
+        for number in numbers:
+            self._answer(number, self._directory / f"answers-{number}.safetensors")
+
+    def _answer(self, number: int, path: Path) -> None:
+        rows, sampled, learned = self._learned.rows, self._answers.sampled, self._learned
+        held = _new("answers", rows[number], rows[number - 1] if number else {})
+        held += _new("samples", sampled, self._sampled)
+        self._sampled = dict(sampled)
+        about = {
+            "held": [[kind, task, number] for number, (kind, task, _) in enumerate(held)],
+            "kept_bytes": learned.kept_bytes,
+            "broken": learned.broken,
+            "phases": learned.strategy.seconds,
+        }
+        tensors = {  # copies, for several answers may hold the labels of the rows themselves
+            f"{number}/{name}": torch.tensor(array)
+            for number, (_, _, answers) in enumerate(held)
+            for name, array in answers.tensors().items()
+        }
+        _FILE.write_large(path, tensors, {"about": json.dumps(about)})
+
+
+def tasks_learned(directory: Path) -> int:
+    """Return how many tasks of a stream a folder of `StreamCheckpoint` says are learned."""
+    return max((int(path.name.removeprefix("learned-")) for path in directory.glob("learned-*")), default=0)
+
+
+def _new(kind: str, now: Mapping[str, Answers], before: Mapping[str, Answers]) -> list[tuple[str, str, Answers]]:
+    return [(kind, task, answers) for task, answers in now.items() if before.get(task) is not answers]

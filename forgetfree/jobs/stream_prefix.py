@@ -16,7 +16,7 @@ from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.audit import AUDIT, note
 from forgetfree.jobs.diagnostics import read_floors, write_floors
 from forgetfree.jobs.predictions import PREDICTION_FILE, PREDICTIONS
-from forgetfree.jobs.run_summary import ledger_summary
+from forgetfree.jobs.run import ledger_summary
 from forgetfree.jobs.running.environment import make_directory
 from forgetfree.jobs.running.unit import HISTORY, Json, Unit, described_files
 from forgetfree.json_file import parse_json, read_json

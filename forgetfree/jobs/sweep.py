@@ -20,10 +20,10 @@ from forgetfree.files import write_atomically
 from forgetfree.jobs.config import Faults, with_precision
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.run import RunJob
+from forgetfree.jobs.running.costs import Workload
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.jobs.running.workload import Workload
 from forgetfree.jobs.sweep_config import CheckedSweep, Range, Setting, SweepConfig, setting_text
 from forgetfree.learning.monitor import Monitor
 from forgetfree.results.records import CHOSEN, SweepResults
@@ -199,6 +199,7 @@ class SweepJob(Job[SweepConfig]):
             self.run.checked.classes[self.config.strategy].check(options, stream)
         about = {key: found["about"][key] for key in ("stream", "tasks", "evaluated_on", "model", "data")}
         about["data"]["steps"] = self.config.steps
+        about["metric"] = [task.definition.metric for task in stream.tasks]
         return {key: value for key, value in found.items() if key != "options"} | {
             "about": {**about, "strategy": self.config.strategy}
             | ({"starts": found["starts"]} if "starts" in found else {})

@@ -5,27 +5,28 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
 
 from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
-from forgetfree.data.columns import Columns, choose
+from forgetfree.data.columns import ColumnNames, bare_name, choose
 from forgetfree.data.labels import Labels, learn_labels, notes_of_labels, written
 from forgetfree.data.rows import HELD_OUT_SHARE, Rows, TaskRows, notes_of_rows, read_rows
-from forgetfree.data.source_json import described, infer
 from forgetfree.data.tables import Table, TaskTables, form_of, other_form, refusal_of, shown
 from forgetfree.display import counted, is_text
 from forgetfree.errors import DataError, UsageError, nearest
 from forgetfree.kinds.kind import Form, TaskKind
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.tasks import TaskDefinition
+from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forgetfree.core.examples import Examples
     from forgetfree.data.encoding import Encoder
+    from forgetfree.data.examples import Examples
     from forgetfree.models.loading import LoadedModel
 
 
@@ -83,8 +84,8 @@ class Classification(TaskKind):
             faults.add(whole.bad, left, task.skip_bad_rows)
         faults.report()
         assert labels is not None
-        inferred = infer(task.name, self.form(columns), labels.names, len(columns.texts), self.metrics[0])
-        definition = described(task.registered or inferred, source, task.folder)
+        inferred = _definition(task.name, self.form(columns), labels.names, len(columns.texts), self.metrics[0])
+        definition = with_source(task.registered or inferred, source, task.folder)
         said = [recognised, labels.said]
         said += notes_of_labels(cells, labels, numbers) + notes_of_rows(rows["train"], row_numbers["train"])
         said += [
@@ -94,7 +95,7 @@ class Classification(TaskKind):
         ]
         return read_rows(task, definition, rows, said)
 
-    def form(self, columns: Columns) -> str:
+    def form(self, columns: ColumnNames) -> str:
         """Return what the definition of a task with these columns has as its ``kind``."""
         return "pair" if len(columns.texts) == 2 else "single"
 
@@ -186,7 +187,7 @@ class Classification(TaskKind):
         return LabelAnswers(arrays["logits"], arrays["labels"], kind=task.kind)
 
 
-def _chosen(task: TaskTables) -> tuple[Columns, str]:
+def _chosen(task: TaskTables) -> tuple[ColumnNames, str]:
     """Return what `choose` does; a table without our columns may be of another form, which is then said."""
     train, columns = task.train, task.columns
     try:
@@ -208,10 +209,60 @@ def _check_order(task: TaskTables, column: str, numbered: Sequence[str]) -> None
             )
 
 
+def _definition(name: str, kind: str, labels: tuple[str, ...], texts: int, metric: str) -> TaskDefinition:
+    """Return the definition of a task that is not registered, over one text or two."""
+    form = "pair" if texts == 2 else "single"
+    return TaskDefinition(
+        name,
+        kind,
+        labels,
+        template=DEFAULT_TEMPLATE[form],
+        label_words=labels,
+        causal_template=DEFAULT_CAUSAL_TEMPLATE[form],
+        metric=metric,
+    )
+
+
+def with_source(task: TaskDefinition, source: Mapping[str, Any], folder: Path) -> TaskDefinition:
+    """Return ``task`` as ``source.json`` describes it: labels in the data's own order, and other given values."""
+    path = folder / "source.json"
+    if source.get("label_names"):
+        task = _renamed(task, tuple(map(str, source["label_names"])), path)
+    words = tuple(map(str, source.get("label_words") or task.label_words))
+    if words and len(words) != len(task.labels):
+        raise DataError(
+            f"{path}: expected one of label_words for each of the {len(task.labels)} labels, got {len(words)}."
+        )
+    metric = source.get("metric", task.metric)
+    if metric == "f1" and len(task.labels) != 2:
+        raise DataError(
+            f"{path}: metric 'f1' is that of label 1 of two, and there are {len(task.labels)} labels. Give 'accuracy'."
+        )
+    prompts = {key: source[key] for key in ("template", "causal_template") if source.get(key) is not None}
+    task = replace(task, label_words=words, metric=metric, **prompts)
+    for key in prompts:
+        if faults := task.prompt_faults("prompt" if key == "template" else "causal", words=False):
+            raise DataError(f"{path}: {faults[0]}.")
+    return task
+
+
+def _renamed(task: TaskDefinition, labels: tuple[str, ...], path: Path) -> TaskDefinition:
+    """Return the registered task with its labels in the data's own order; label words follow their labels."""
+    if len(labels) != len(task.labels):
+        raise DataError(
+            f"{path} names {len(labels)} labels, but task {task.name!r} has {len(task.labels)}: "
+            f"{', '.join(task.labels)}. Rename the folder to make it a task of its own."
+        )
+    known = {bare_name(label): word for label, word in zip(task.labels, task.label_words, strict=True)}
+    if sorted(known) != sorted(map(bare_name, labels)):  # names of the data's own: by position
+        return replace(task, labels=labels)
+    return replace(task, labels=labels, label_words=tuple(known[bare_name(label)] for label in labels))
+
+
 class _LabelledTable:
     """A table with a label in each row; rows without one, or without a text, are added to the table's bad rows."""
 
-    def __init__(self, table: Table, columns: Columns) -> None:
+    def __init__(self, table: Table, columns: ColumnNames) -> None:
         assert columns.label is not None
         self.table, self._texts, self._label = table, columns.texts, columns.label
 
@@ -266,7 +317,7 @@ class _LabelledTable:
         Raises:
             DataError: a column is missing or empty.
         """
-        self.table.check_columns(Columns(self._texts, self._label))
+        self.table.check_columns(ColumnNames(self._texts, self._label))
         for column in self._texts:
             cells = self.table.columns[column]
             for i, cell in enumerate(cells):

@@ -29,7 +29,7 @@ from forgetfree.tasks import Scenario, TaskDefinition
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forgetfree.core.examples import Examples
+    from forgetfree.data.examples import Examples
     from forgetfree.data.prompts import EncodedTexts, PromptEncoder
     from forgetfree.models.loading import LoadedModel
 

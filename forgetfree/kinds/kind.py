@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from forgetfree.core.examples import Examples
     from forgetfree.data.encoding import Encoder
-    from forgetfree.data.examples import EncodedRows
+    from forgetfree.data.examples import EncodedRows, Examples
     from forgetfree.models.loading import LoadedModel
     from forgetfree.results.answers import Answers
     from forgetfree.results.metrics import Metric
@@ -48,6 +47,8 @@ class TaskKind(RowKind):
     readout: ClassVar[str] = "auto"
     #: Whether the training rows and the test rows need every label.
     needs_every_label: ClassVar[bool] = False
+    #: How its tasks are asked and answered once they are learned: a name in `forgetfree.registry.SERVED`.
+    served_as: ClassVar[str] = "classification"
     #: Whether a bag of words can answer its rows.
     has_word_floor: ClassVar[bool] = True
 

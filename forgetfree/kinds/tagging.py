@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy.typing as npt
 
 from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
-from forgetfree.data.columns import WORDS, Columns
+from forgetfree.data.columns import WORDS, ColumnNames
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, plain
 from forgetfree.display import brief, counted, is_text
@@ -30,8 +30,8 @@ from forgetfree.tasks import Scenario, TaskDefinition
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forgetfree.core.examples import Examples
     from forgetfree.data.encoding import WordEncoder
+    from forgetfree.data.examples import Examples
     from forgetfree.models.loading import LoadedModel
 
 _TAGS = ("tags", "ner_tags")
@@ -84,6 +84,7 @@ class Tagging(TaskKind):
     has_label_words = False
     has_word_floor = False
     readout = "linear"
+    served_as = "tagging"
     #: Sentences without an entity.
     optional_group = 0
 
@@ -226,7 +227,7 @@ def entity_kinds(tags: Sequence[int]) -> set[int]:
     return {(tag + 1) // 2 for tag in tags if tag}
 
 
-def _columns(table: Table, columns: Columns) -> list[str]:
+def _columns(table: Table, columns: ColumnNames) -> list[str]:
     """Return the columns of words and tags."""
     found = list[str]()
     for names in (columns.texts or WORDS, (columns.label,) if columns.label else _TAGS):
@@ -244,7 +245,7 @@ def _columns(table: Table, columns: Columns) -> list[str]:
 class _Sentences:
     """The words and tags of one table, as BIO: by the place of each row that is good."""
 
-    def __init__(self, table: Table, source: Mapping[str, Any], columns: Columns) -> None:
+    def __init__(self, table: Table, source: Mapping[str, Any], columns: ColumnNames) -> None:
         self._table = table
         words, column = _columns(table, columns)
         self._tags = column

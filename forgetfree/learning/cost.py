@@ -10,7 +10,7 @@ from typing import Any
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.learning.localization import LocalizationOptions, mask_options
 from forgetfree.learning.monitor import Phase
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from forgetfree.core.examples import Examples
-from forgetfree.core.readout_model import LINEAR, ReadoutModel
-from forgetfree.data.examples import EncodedRows
+from forgetfree.core.readout_model import LINEAR
+from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import TaskKind, kind_of
-from forgetfree.learning.training import MOST_SHOTS, TrainingOptions, predict
+from forgetfree.learning.training_options import MOST_SHOTS, TrainingOptions, paper_steps
 from forgetfree.models.loading import LoadedModel
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
@@ -56,25 +54,9 @@ class EncodedTask:
         """The task's kind."""
         return kind_of(self.definition)
 
-    def answers(self, model: ReadoutModel, rows: Examples, options: TrainingOptions) -> Answers:
-        """Return what a model answers to ``rows``, in batches and in the precision of the options."""
-        kind, size, precision = self.kind, options.rows_at_once, options.precision
-        logits = predict(model, rows, batch_size=size, precision=precision, collected=kind.collected)
-        written = kind.written(self.definition, model, rows, batch_size=size, precision=precision)
-        return kind.answers(self.definition, logits, rows.labels, rows, written)
-
-    def quality(self, model: ReadoutModel, rows: Examples, options: TrainingOptions) -> tuple[float, float]:
-        """Return how well a model answers ``rows``, larger is better; of equal ones the second number decides.
-
-        Labels have their score by the task's metric, and minus their loss; texts minus their loss.
-        """
-        kind = self.kind
-        logits = predict(
-            model, rows, batch_size=options.rows_at_once, precision=options.precision, collected=kind.collected
-        )
-        if not bool(logits.isfinite().all()):  # moved too far
-            return -math.inf, -math.inf
-        return kind.quality(self.definition, logits, rows)
+    def full_steps(self, options: TrainingOptions) -> int:
+        """Return ``options.steps``, or the steps of the paper's rule; texts count as one label."""
+        return options.steps or paper_steps(max(1, len(self.definition.labels)), self.shots)
 
     def gain(self, score: float) -> float:
         """Return a score of the task, or its negative where lower is better."""

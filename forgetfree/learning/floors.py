@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forgetfree.core.examples import Examples
 from forgetfree.core.readout_model import LINEAR, ReadoutModel
+from forgetfree.data.examples import Examples
 from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import representative
 from forgetfree.learning.encoded_task import EncodedTask

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forgetfree.core.base_regions import BaseKind, base_region, budget, most_moved, top
-from forgetfree.core.batch_loss import BatchLoss, CrossEntropy
-from forgetfree.core.examples import Batch, Examples
-from forgetfree.core.fisher import diagonal_fisher
+from forgetfree.core.base_regions import BaseKind, base_region, budget, diagonal_fisher, most_moved, top
+from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy
 from forgetfree.core.mask import MaskOptions
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region, biases
+from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 from forgetfree.parallel.parts import batch_loss
 
@@ -114,7 +113,7 @@ def choose_base(
     if kind == "bias":
         return most_moved(theta_pre, theta_ft, count, among=biases(model.space()))
     if kind == "fisher":
-        read = rows.subset(representative(rows.targets, fisher_rows))
+        read = [rows.batch([row]) for row in representative(rows.targets, fisher_rows)]
         return top(diagonal_fisher(model, model.space(), read).masked_fill_(theta_ft == theta_pre, -math.inf), count)
     return base_region(kind, theta_pre, theta_ft, count, seed)
 

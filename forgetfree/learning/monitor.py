@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-from forgetfree.core.checkpoint import Checkpoint
+from forgetfree.checkpoint import Checkpoint
 from forgetfree.results.scores import Score
 
 Phase = Literal["fine_tune", "localize", "train", "evaluate"]

@@ -16,7 +16,8 @@ from forgetfree.core.regions import Region
 from forgetfree.data.sampling import representative
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training import quality_of
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 
 
@@ -73,6 +74,6 @@ def choose_scale(
 
     def rank(scale: float) -> tuple[float, float, float]:
         with grafted(model.backbone, space, region, interpolate(pre, ft, scale)):
-            return *task.quality(model, asked, options), -scale
+            return *quality_of(model, task, asked, options), -scale
 
     return max(scales(largest), key=rank)

@@ -16,19 +16,17 @@ from functools import partial
 import torch
 
 from forgetfree.core.base_regions import BaseKind, budget, most_moved
+from forgetfree.core.batch_loss import OnStep
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
-from forgetfree.core.examples import Examples
 from forgetfree.core.graft import graft_theta, interpolate
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
 from forgetfree.core.regions import Region
-from forgetfree.core.steps import OnStep
 from forgetfree.core.trained import RegionParameters, Trained
-from forgetfree.data.examples import EncodedRows
+from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import representative
 from forgetfree.device import find_device
 from forgetfree.learning.encoded_task import EncodedTask, encode_task
-from forgetfree.learning.fine_tuning import fine_tuned_key, full_steps
 from forgetfree.learning.localization import (
     LocalizationOptions,
     base_size,
@@ -41,26 +39,17 @@ from forgetfree.learning.localization import (
 )
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.scaled_start import choose_scale
-from forgetfree.learning.training import TrainingOptions, fine_tune, scheduled_rate
+from forgetfree.learning.training import answers_of, fine_tune, fine_tuned_key, quality_of
+from forgetfree.learning.training_options import TrainingOptions, region_rate, scheduled_rate
 from forgetfree.ledger.binding import network_of
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_origin import GraftOrigin
-from forgetfree.models.adapter_start import AdapterStart
+from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.loading import LoadedModel
+from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import ClassifierModel
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
-
-
-def region_rate(options: TrainingOptions, space_size: int, budget: int) -> float:
-    """Return the learning rate by which a region is trained, if that of fine-tuning suits the whole model.
-
-    With AdamW it is √(N/s) times as high, for s of N entries: AdamW moves every entry by about its rate, so that s of them
-    move less far together.
-    """
-    return options.learning_rate * (math.sqrt(space_size / max(1, budget)) if options.optimizer == "adamw" else 1)
 
 
 def _later(on_step: OnStep, before: int, step: int, loss: float) -> None:
@@ -181,7 +170,7 @@ class SingleTask:
         wanted = [options.sparsity] if sparsities is None else list(sparsities)
         for sparsity in wanted:
             check_localization(replace(options, sparsity=sparsity), self.space)
-        mask = mask_options(options, len(self.task.train), full_steps(options, self.task))
+        mask = mask_options(options, len(self.task.train), self.task.full_steps(options))
         together = searches(options, wanted, base, len(self.space)) == 1
         groups = [wanted] if together else [[sparsity] for sparsity in wanted]
         with self.monitor.phase(self.task.name, "localize", mask.steps * len(groups)) as on_step:
@@ -211,7 +200,7 @@ class SingleTask:
         validation = self.task.validation.subset(representative(self.task.validation.targets, options.validation_rows))
 
         def score() -> float:
-            return self.task.quality(self.model, validation, options)[0]
+            return quality_of(self.model, self.task, validation, options)[0]
 
         if base is None:
             base = self.base(options.base, fine_tuned, base_size(options, mask, count), options.fisher_rows)
@@ -327,7 +316,7 @@ class SingleTask:
             logged: whether losses and learning rates are told.
             about: what tells the training from another that starts alike.
         """
-        steps = full_steps(options, self.task) if steps is None else steps
+        steps = self.task.full_steps(options) if steps is None else steps
         with self.monitor.phase(self.task.name, phase, steps) as on_step:
             if logged:
                 self.monitor.learning_rate(scheduled_rate(options, steps))
@@ -415,7 +404,7 @@ class SingleTask:
         """
         rows, options = self.task.test if rows is None else rows, options or TrainingOptions()
         with self.holding(state):
-            return self.task.answers(self.model, rows, options)
+            return answers_of(self.model, self.task, rows, options)
 
     def encode(self, rows: Rows) -> EncodedRows:
         """Encode rows of another data set as this task's rows, by its prompt and for its readout."""

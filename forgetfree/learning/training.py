@@ -1,4 +1,4 @@
-"""Training on one task: options, optimizer, the update, and the plain loop around it.
+"""Training on one task: the update, where the training stands, the plain loop around both, and the answers of a model.
 
 The Avalanche strategies run their own loop around the same `Update`, on the same batches and seeds, and so
 end with the same bits (a test compares them).
@@ -6,183 +6,41 @@ end with the same bits (a test compares them).
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import random
+import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypeVar
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import version
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree import registry
-from forgetfree.core.checkpoint import Checkpoint
-from forgetfree.core.examples import Examples
-from forgetfree.core.readout_model import PrecisionChoice, ReadoutModel, autocast, native_precision
-from forgetfree.core.steps import OnStep
-from forgetfree.core.trained import Trained, WholeTensors, in_training
+from forgetfree import __version__
+from forgetfree.checkpoint import Checkpoint, Resumable
+from forgetfree.core.batch_loss import OnStep
+from forgetfree.core.readout_model import ReadoutModel, autocast
+from forgetfree.core.tensors import digest_of, persistent_buffers
+from forgetfree.core.trained import RegionParameters, Trained, WholeTensors, in_training
+from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length, plan_batches
-from forgetfree.errors import OptionError
+from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.lower_layers import lower_layers_kept
-from forgetfree.learning.own_optimizers import made_by, refuse_made, sets_rates
-from forgetfree.learning.training_state import TrainingState
-from forgetfree.options import Function, Options, build, option, recorded
+from forgetfree.learning.training_options import TrainingOptions, build_optimizer, for_device, rate_at
+from forgetfree.models.loading import LoadedModel, config_of
+from forgetfree.models.peft_adapter import AdapterStart
+from forgetfree.models.state import ModelState
+from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.parallel.exchange import every, gathered
 from forgetfree.parallel.parts import BatchSum, cut
+from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
-
-AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions(Options):
-    """How a task is trained. The defaults are the paper's (A.2 and §3) unless something else is said."""
-
-    optimizer: Literal["sgd", "adamw"] | Function = option(
-        "sgd",
-        "the paper fine-tunes by SGD: its moves localize well (§3.2, fig. 5). A class of optimisers, such as "
-        "torch.optim:RMSprop, gets the learning rates; a function of parameter groups sets all itself",
-    )
-    learning_rate: float = option(
-        1e-2, "of the backbone; the paper chooses from 1e-2, 5e-3, 1e-3", above=0, at_most=1e38
-    )
-    readout_learning_rate: float | None = option(
-        None, "of the task's linear readout; none: the backbone's", above=0, at_most=1e38
-    )
-    momentum: float = option(0.0, "of SGD", at_least=0, at_most=1)
-    weight_decay: float = option(1e-4, "shrinks weights towards zero", at_least=0)
-    l1: float = option(
-        0.0, "strength of the penalty ‖θ − θ_pre‖₁; AdamW needs 1e-3 to localize (§3.2, fig. 5)", at_least=0
-    )
-    schedule: Literal["constant", "linear"] | Function = option(
-        "linear",
-        "the learning rate over the steps: linear falls to 0; a function gives the factor after so many updates",
-    )
-    warmup: float = option(
-        0.0, "share of the steps over which the learning rate rises to its full height", at_least=0, at_most=1
-    )
-    batch_size: int = option(8, "rows per update; the paper chooses from 2, 4, 8", at_least=1)
-    accumulation: int = option(1, "parts a batch is cut into to save memory; the update is the same", at_least=1)
-    parts: int | None = option(
-        None,
-        "numbered parts of a batch, a power of two: each draws dropout by its number, and their gradients are added in a fixed "
-        "order, so that several processes (--processes) compute the same bits as one; none: 4 with --processes, else batches "
-        "are not cut",
-        at_least=1,
-    )
-    steps: int | None = option(
-        None,
-        "updates per task; none: 16·n·k for n labels and k shots, 16·n·512 from 4096 shots on and at most that many for "
-        "all rows (A.2)",
-        at_least=1,
-    )
-    max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
-    dropout: bool = option(True, "the backbone's own dropout while training")
-    cache_lower_layers: bool = option(
-        False,
-        "keep, for each row, what leaves the layers below all that is trained, and compute those once: rows × tokens × width "
-        "numbers of memory. It needs graftable=… that names upper layers alone, and dropout=false",
-    )
-    precision: PrecisionChoice = option(
-        "fp32",
-        "of forward and backward passes; weights stay fp32. bf16 is up to twice as fast where the device has it; auto: bf16 "
-        "where the device computes in it natively, else fp32",
-    )
-    evaluation_batch_size: int = option(64, "rows per forward pass in evaluation", at_least=1)
-    deterministic: bool = option(
-        False,
-        "answer each row in a forward pass of its own: its logits have the same bits whatever rows are answered beside it, "
-        "in any order and any batch size. Evaluation of short rows takes longer",
-    )
-
-    def __post_init__(self) -> None:
-        refuse_made(self.optimizer)
-        super().__post_init__()
-        if self.cache_lower_layers and self.dropout:
-            raise OptionError(
-                "cache_lower_layers=true needs dropout=false: what leaves a layer is then the same every time."
-            )
-        if self.parts is not None:
-            self._check_parts(self.parts)
-
-    def _check_parts(self, parts: int) -> None:
-        """Raise ``OptionError`` where a batch cannot be cut into numbered parts with the same bits for all processes."""
-        if parts & (parts - 1) or parts > self.batch_size:
-            raise OptionError(
-                f"parts must be a power of two, and at most batch_size={self.batch_size}, got {parts}. Set parts or batch_size "
-                "otherwise."
-            )
-        if self.accumulation > 1:
-            raise OptionError(
-                f"parts={parts} cuts batches already, got accumulation={self.accumulation}. Leave accumulation out, and set "
-                "parts higher to save memory."
-            )
-        if self.cache_lower_layers:
-            raise OptionError(
-                f"parts={parts} needs cache_lower_layers=false: what is kept of a row depends on the rows that a process met "
-                "it with."
-            )
-
-    @property
-    def rows_at_once(self) -> int:
-        """The rows of a forward pass in evaluation. Kernels and their rounding depend on the shapes that they are given."""
-        return 1 if self.deterministic else self.evaluation_batch_size
-
-    @classmethod
-    def for_model(cls, model: str, *, strategy: str | None = None, **changes: Any) -> Self:
-        """Return what the command line takes for a model: its recipe, if it is registered with one, else the defaults.
-
-        >>> TrainingOptions.for_model("minilm", steps=100).optimizer
-        'adamw'
-
-        Args:
-            model: its name, as ``--model``.
-            strategy: whose own options in the recipe count, too.
-            changes: options that are set otherwise. Another ``optimizer`` of ours among them drops the recipe.
-
-        Raises:
-            UnknownNameError, OptionError: see `build`.
-        """
-        known = cls.__dataclass_fields__
-        recipe = registry.recipe_of(model, changes, strategy=strategy)
-        return build(cls, {key: value for key, value in recipe.items() if key in known} | changes, cls.__name__)
-
-
-def for_device(options: AnyOptions, device: str | torch.device) -> AnyOptions:
-    """Return the options with what ``precision=auto`` means on a device."""
-    if options.precision != "auto":
-        return options
-    return replace(options, precision=native_precision(torch.device(device).type))
-
-
-#: The number of shots that determines the number of updates if there are thousands.
-MOST_SHOTS = 512
-
-
-def paper_steps(n_labels: int, shots: int) -> int:
-    """Return the paper's number of updates: 16·n·k for k shots, 16·n·512 from 4096 shots on (A.2).
-
-    >>> paper_steps(2, 64), paper_steps(2, 4096)
-    (2048, 16384)
-    """
-    return 16 * n_labels * (shots if shots < 4096 else MOST_SHOTS)
-
-
-def rate_at(done: int, steps: int, options: TrainingOptions) -> float:
-    """Return the factor on the learning rate after ``done`` of ``steps`` updates: warm-up, then the schedule."""
-    rising = round(options.warmup * steps)
-    if done < rising:
-        return (done + 1) / rising * (float(options.schedule(done)) if callable(options.schedule) else 1.0)
-    if callable(options.schedule):
-        return float(options.schedule(done))
-    return 1.0 if options.schedule == "constant" else max(0.0, (steps - done) / max(1, steps - rising))
-
-
-def scheduled_rate(options: TrainingOptions, steps: int) -> Callable[[int], float]:
-    """Return what tells the backbone's learning rate in a step of `fine_tune`, by its number from 1; NaN if unknown."""
-    if sets_rates(options.optimizer):
-        return lambda step: math.nan
-    return lambda step: options.learning_rate * rate_at(step - 1, steps, options)
 
 
 class Update:
@@ -227,7 +85,7 @@ class Update:
         if optimizer is not None:
             self.optimizer = optimizer(groups)
         elif callable(options.optimizer):
-            self.optimizer = made_by(options.optimizer, groups)
+            self.optimizer = build_optimizer(options.optimizer, groups)
         elif options.optimizer == "sgd":
             self.optimizer = torch.optim.SGD(groups, momentum=options.momentum, weight_decay=decay)
         else:  # one pass over memory an update, where the device has it
@@ -280,6 +138,81 @@ class Update:
         self.optimizer.load_state_dict(state["optimizer"])
         self._schedule.last_epoch = state["schedule"]
         self._scaler.load_state_dict(state["scaler"])
+
+
+class TrainingState:
+    """Parameters, optimiser, schedule, buffers and generators; see `forgetfree.checkpoint.Resumable`.
+
+    Args:
+        model: in training.
+        trained: what is trained of its backbone.
+        update: trains it.
+        caches_rows: whether a step depends on the batches in which its rows were read first: nothing is kept then.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: Trained,
+        update: Resumable,
+        caches_rows: bool,
+    ) -> None:
+        self._model, self._trained, self._update = model, trained, update
+        known = isinstance(trained, WholeTensors | RegionParameters)  # other classes may have a state of their own
+        self._can_be_kept = known and not caches_rows
+        self._checkpoint, self._steps = Checkpoint(), 0
+
+    def begin(self, checkpoint: Checkpoint | None, steps: int, seed: int, *about: Any) -> int:
+        """Go on from where ``checkpoint`` has kept the training, and return how many of its steps are done.
+
+        Args:
+            checkpoint: keeps it.
+            steps: of the training.
+            seed: of its draws.
+            about: what else tells it from others that start alike, as parts of a state: options, labels.
+        """
+        if checkpoint is not None and self._can_be_kept:
+            self._checkpoint, self._steps = checkpoint, steps
+        return self._checkpoint.begin(steps, self, seed, *about)
+
+    def after(self, step: int) -> None:
+        """Keep where it stands after a step, now and then."""
+        self._checkpoint.after(step, self._steps, self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        buffers = persistent_buffers(self._model)
+        return {"update": self._update.state_dict(), "buffers": buffers, "generators": generators()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state; the model holds the values of its parameters."""
+        self._update.load_state_dict(state["update"])
+        self._trained.write()
+        for name, buffer in persistent_buffers(self._model).items():
+            buffer.copy_(state["buffers"][name])
+        set_generators(state["generators"])
+
+
+def generators() -> dict[str, Any]:
+    """Return the states of the global generators of Python, NumPy and PyTorch."""
+    name, keys, *rest = np.random.get_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(np.asarray(keys)), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": devices,
+    }
+
+
+def set_generators(states: dict[str, Any]) -> None:
+    """Set the generators to what `generators` returned."""
+    random.setstate(states["python"])
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy(), *rest))
+    torch.set_rng_state(states["torch"])
+    if states["cuda"]:
+        torch.cuda.set_rng_state_all(states["cuda"])
 
 
 def plan(lengths: Sequence[int], options: TrainingOptions, steps: int, seed: int) -> list[list[int]]:
@@ -352,6 +285,89 @@ def fine_tune(
             if on_step:
                 on_step(step, total)
             state.after(step)
+
+
+def fine_tuned_key(
+    loaded: LoadedModel,
+    task: EncodedTask,
+    pre: ModelState,
+    options: TrainingOptions,
+    seed: int,
+    device: torch.device,
+    start: AdapterStart | None = None,
+) -> str:
+    """Return the start of the task's name and a digest of everything that determines its fine-tuned model.
+
+    Args:
+        loaded: the model.
+        task: the task, its sample drawn.
+        pre: θ_pre, with the task's untrained readout.
+        options: how to train; only training options count.
+        seed: that of the run, from which the seeds of batches and dropout are derived.
+        device: where the model is trained.
+        start: the adapter that fine-tuning starts from, if there is one.
+    """
+    model = loaded.model
+    options = for_device(options, device)
+    fields = TrainingOptions.__dataclass_fields__.keys() - {"deterministic"}  # which is about evaluation
+    training = {field: getattr(options, field) for field in fields}
+    content = {
+        "model": loaded.fingerprint,
+        "readout": model.readout,
+        "label words": model.heads[task.label].label_words,
+        "tokens": repr(getattr(model, "tokens", None)),
+        "head": {name: digest_of(tensor) for name, tensor in pre.readouts[task.name].items()},
+        "rows": task.train.digest,
+        "task": asdict(task.definition) | {"hub": None},
+        "options": training | {"steps": task.full_steps(options), "evaluation_batch_size": None},
+        "seed": seed,
+        "config": config_of(model.backbone),
+        "graftable": model.space().layout_hash,
+        "versions": [__version__, torch.__version__, version("transformers")],
+        "device": device.type,
+        "threads": torch.get_num_threads(),
+    }
+    if model.answered_labels is not None:
+        content["labels"] = list(model.answered_labels)
+    if start is not None:
+        content["start"] = [start.sha256, version("peft")]
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=_identity).encode()).hexdigest()
+    return f"{task.name[:40]}-{digest[:16]}"  # it becomes a file's name, whose length is limited
+
+
+@cache
+def _identity(function: Function) -> str:
+    """Return what tells a function from any other; of one that may change, another text in every process."""
+    name = name_of_function(function)
+    return name if name.startswith("torch.") else f"{name} {uuid.uuid4()}"  # torch's version is in the key
+
+
+def answers_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> Answers:
+    """Return what a model answers to rows of a task, in batches and in the precision of the options."""
+    kind, size, precision = task.kind, options.rows_at_once, options.precision
+    logits = predict(model, rows, batch_size=size, precision=precision, collected=kind.collected)
+    written = kind.written(task.definition, model, rows, batch_size=size, precision=precision)
+    return kind.answers(task.definition, logits, rows.labels, rows, written)
+
+
+def quality_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> tuple[float, float]:
+    """Return how well a model answers rows of a task, larger is better; of equal ones the second number decides.
+
+    Labels have their score by the task's metric, and minus their loss; texts minus their loss.
+
+    Args:
+        model: answers as it is.
+        task: the task.
+        rows: of the task.
+        options: precision and batch size of the forward passes.
+    """
+    kind = task.kind
+    logits = predict(
+        model, rows, batch_size=options.rows_at_once, precision=options.precision, collected=kind.collected
+    )
+    if not bool(logits.isfinite().all()):  # moved too far
+        return -math.inf, -math.inf
+    return kind.quality(task.definition, logits, rows)
 
 
 def predict(

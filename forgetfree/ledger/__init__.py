@@ -6,9 +6,8 @@ other compositions use fewer of these records, and never later ones.
 """
 
 from forgetfree.ledger.checks import check_binding, check_definitions, check_weights
-from forgetfree.ledger.joined import JoinedTask, joined_ledger
 from forgetfree.ledger.ledger import Ledger
-from forgetfree.ledger.merged import merged_graft, merged_ledger
+from forgetfree.ledger.merging import JoinedTask, joined_ledger, merged_graft, merged_ledger
 from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.ledger.records import Composition, Record
 from forgetfree.ledger.switch import LedgerSwitch, changed_buffers

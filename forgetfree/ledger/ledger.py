@@ -20,8 +20,7 @@ from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, n
 from forgetfree.files import StrPath, write_atomically
 from forgetfree.ledger import file
 from forgetfree.ledger.binding import Binding
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.ledger.records import Composition, Contents, Record
 
 _Made = TypeVar("_Made")

@@ -1,4 +1,4 @@
-"""How a model is read, according to its Hugging Face configuration."""
+"""The architecture of a model: how it is read, by its Hugging Face configuration, and whether two models have the same one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import re
 from collections.abc import Container
 from typing import Any, Literal
 
-from forgetfree.errors import ModelError
+import torch
+from torch import nn
+
+from forgetfree.core.body import POOLER
+from forgetfree.core.tensors import persistent_buffers
+from forgetfree.errors import ModelError, UsageError
 
 #: The class that loads a language model, by its readout; see `loader_of`.
 LANGUAGE_MODELS = {
@@ -20,6 +25,8 @@ TEXT_ENCODER = "AutoModelForTextEncoding"
 CAUSAL_HEAD = "ForCausalLM|LMHeadModel"
 #: Models that were pre-trained to detect replaced tokens, not to fill in masked ones.
 _DISCRIMINATORS = ("ElectraForPreTraining", "FunnelForPreTraining")
+#: Settings that change answers and that no tensor's shape shows.
+_SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "activation_function", "position_embedding_type")
 
 
 def language_model(config: Any) -> Literal["prompt", "causal"] | None:
@@ -99,3 +106,45 @@ def _masked_kinds() -> Container[str]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
     return MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+
+def check_same_body(pre: nn.Module, other: nn.Module, model: str, directory: str) -> None:
+    """Raise ``UsageError`` with the first difference in architecture.
+
+    Args:
+        pre: the body of the pre-trained model.
+        other: the body of the one in ``directory``.
+        model: the name of the first, for the message.
+        directory: that of the second.
+    """
+
+    def refuse(what: str, expected: Any, got: Any) -> UsageError:
+        return UsageError(
+            f"{directory!r} is not {model!r} fine-tuned: {what} is {expected} in {model!r}, and {got} in {directory!r}. Give "
+            "the model it was made from to --model."
+        )
+
+    for name in _SETTINGS:
+        setting, got = (getattr(each.config, name, None) for each in (pre, other))
+        if setting != got:
+            raise refuse(name, setting, got)
+    shapes, others = _shapes(pre), _shapes(other)
+    for name in {**shapes, **others}:
+        if shapes.get(name) != others.get(name):
+            raise refuse(f"tensor {name!r}", shapes.get(name, "absent"), others.get(name, "absent"))
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors except the pooler's, which belongs to the head."""
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if not re.search(POOLER, name)}
+
+
+def differing_tensors(pre: nn.Module, other: nn.Module, graftable: set[str]) -> tuple[str, ...]:
+    """Return the tensors that differ and are neither graftable nor the pooler's; tied ones count once."""
+    others = other.state_dict()
+    tensors = {**dict(pre.named_parameters()), **persistent_buffers(pre)}
+    return tuple(
+        name
+        for name, tensor in tensors.items()
+        if name not in graftable and name in _shapes(pre) and not torch.equal(tensor, others[name])
+    )

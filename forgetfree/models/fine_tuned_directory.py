@@ -22,15 +22,22 @@ from torch import Tensor, nn
 
 from forgetfree.core.body import POOLER, body_of, fingerprint_of
 from forgetfree.core.readout_model import LINEAR, ReadoutKind, ReadoutModel
-from forgetfree.core.tensors import load_tensors_, persistent_buffers
+from forgetfree.core.tensors import load_tensors_
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.json_file import check, parse_json
-from forgetfree.models.architecture import LANGUAGE_MODELS, TEXT_ENCODER, body_loader, language_model
+from forgetfree.models.architecture import (
+    LANGUAGE_MODELS,
+    TEXT_ENCODER,
+    body_loader,
+    check_same_body,
+    differing_tensors,
+    language_model,
+)
 from forgetfree.models.checkpoint import read_config, read_weights, weight_files
 from forgetfree.models.loading import LoadedModel, load_model
-from forgetfree.models.peft_directory import READOUT, adapter_loader, is_adapter, merged_directory
+from forgetfree.models.peft_adapter import READOUT, adapter_loader, is_adapter, merged_directory
 from forgetfree.models.task_model import ClassifierModel, head_names
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 from forgetfree.tensor_file import TensorFile
@@ -40,8 +47,6 @@ _HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
     ("ForSequenceClassification", "classifier", "AutoModelForSequenceClassification"),
     ("ForTokenClassification", "linear", "AutoModelForTokenClassification"),
 )
-#: Settings that change answers and that no tensor's shape shows.
-_SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "activation_function", "position_embedding_type")
 _READOUT = TensorFile(ModelError, "Write the directory again with `forgetfree apply`.")
 
 
@@ -53,7 +58,7 @@ class FineTunedModel:
         architecture: its Hugging Face class.
         fingerprint: that of all its weights.
         loaded: the pre-trained model with the fine-tuned model's readout; that may be its classification head.
-        given: the fine-tuned model, with all its own tensors.
+        model: the fine-tuned model, with all its own tensors.
         head: the tensors of a linear readout, in the order of the task's labels; empty for other readouts.
         left_out: tensors that differ and are neither graftable nor of the head. A graft does not have them.
     """
@@ -61,19 +66,19 @@ class FineTunedModel:
     architecture: str
     fingerprint: str
     loaded: LoadedModel
-    given: ReadoutModel
+    model: ReadoutModel
     head: Mapping[str, Tensor]
     left_out: tuple[str, ...]
 
     @property
     def theta(self) -> Tensor:
         """θ_ft, ``(N,)``."""
-        return self.given.space().flatten(self.given.backbone)
+        return self.model.space().flatten(self.model.backbone)
 
     def add_task(self, task: TaskDefinition) -> None:
-        """Add a readout for the task to `given`."""
-        label = self.given.add_task(self.loaded.head(task))
-        load_tensors_(self.given.readout_module(label), self.head)
+        """Add a readout for the task to `model`."""
+        label = self.model.add_task(self.loaded.head(task))
+        load_tensors_(self.model.readout_module(label), self.head)
 
 
 def readout_of(directory: str) -> ReadoutKind:
@@ -126,29 +131,29 @@ def load_fine_tuned(
     backbone = _read_whole(directory, loader, pooled=not bare)
     architecture, fingerprint = type(backbone).__name__, fingerprint_of(backbone)
     pre, space = loaded.model.backbone, loaded.model.space()
-    theirs: Any = body_of(backbone) if kind in ("classifier", *LINEAR) else backbone
-    check_same_body(pre, theirs, model, directory)
-    if torch.equal(space.flatten(pre), space.flatten(theirs)):
+    body: Any = body_of(backbone) if kind in ("classifier", *LINEAR) else backbone
+    check_same_body(pre, body, model, directory)
+    if torch.equal(space.flatten(pre), space.flatten(body)):
         raise UsageError(
             f"{directory!r} is not fine-tuned: all {len(space)} graftable entries are those of {model!r}. Give the "
             "fine-tuned model's directory to --fine-tuned, and the one it was made from to --model."
         )
-    left_out = differing(pre, theirs, {spec.name for spec in space.tensors})
+    left_out = differing_tensors(pre, body, {spec.name for spec in space.tensors})
     head: dict[str, Tensor] = {}
-    given: ReadoutModel
+    tuned: ReadoutModel
     if kind == "classifier":
         tokens: Any = loaded.model.tokens
-        given = ClassifierModel(backbone, tokens, classes, graftable=graftable)
+        tuned = ClassifierModel(backbone, tokens, classes, graftable=graftable)
         # The pooler, which is the head's, stays the fine-tuned one.
-        grafted = copy.deepcopy(given)
-        body_of(grafted).load_state_dict(pre.state_dict(), strict=False)
-        loaded = replace(loaded, model=grafted, readout="classifier")
+        pre_trained = copy.deepcopy(tuned)
+        body_of(pre_trained).load_state_dict(pre.state_dict(), strict=False)
+        loaded = replace(loaded, model=pre_trained, readout="classifier")
     else:
         if kind in LINEAR:
             head = _linear_head(own or _outside(backbone), classes, loaded.model.hidden_size, directory)
-        given = copy.deepcopy(loaded.model)
-        given.backbone.load_state_dict(theirs.state_dict(), strict=False)
-    return FineTunedModel(architecture, fingerprint, loaded, given, head, left_out)
+        tuned = copy.deepcopy(loaded.model)
+        tuned.backbone.load_state_dict(body.state_dict(), strict=False)
+    return FineTunedModel(architecture, fingerprint, loaded, tuned, head, left_out)
 
 
 def _read_whole(directory: str, loader: str, *, pooled: bool) -> Any:
@@ -224,41 +229,6 @@ def _head(directory: str) -> tuple[ReadoutKind, str]:
     )
 
 
-def check_same_body(pre: nn.Module, theirs: nn.Module, model: str, directory: str) -> None:
-    """Raise ``UsageError`` with the first difference in architecture."""
-
-    def refuse(what: str, expected: Any, got: Any) -> UsageError:
-        return UsageError(
-            f"{directory!r} is not {model!r} fine-tuned: {what} is {expected} in {model!r}, and {got} in {directory!r}. Give "
-            "the model it was made from to --model."
-        )
-
-    for name in _SETTINGS:
-        ours, other = (getattr(each.config, name, None) for each in (pre, theirs))
-        if ours != other:
-            raise refuse(name, ours, other)
-    shapes, others = _shapes(pre), _shapes(theirs)
-    for name in {**shapes, **others}:
-        if shapes.get(name) != others.get(name):
-            raise refuse(f"tensor {name!r}", shapes.get(name, "absent"), others.get(name, "absent"))
-
-
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors except the pooler's, which belongs to the head."""
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if not re.search(POOLER, name)}
-
-
-def differing(pre: nn.Module, theirs: nn.Module, graftable: set[str]) -> tuple[str, ...]:
-    """Return the tensors that differ and are neither graftable nor the pooler's; tied ones count once."""
-    others = theirs.state_dict()
-    ours = {**dict(pre.named_parameters()), **persistent_buffers(pre)}
-    return tuple(
-        name
-        for name, tensor in ours.items()
-        if name not in graftable and name in _shapes(pre) and not torch.equal(tensor, others[name])
-    )
-
-
 def _outside(backbone: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a model with a head that lie outside its body."""
     named = backbone.state_dict()
@@ -291,12 +261,12 @@ def read_readout(path: StrPath) -> tuple[tuple[str, ...], dict[str, Tensor]]:
         labels = parse_json(header.get("labels", "null"))
         named = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
         check("labels", labels, named and 1 < len(set(labels)) == len(labels), "a list of different names")
-        held = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        got = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         width = tensors["weight"].shape[-1] if "weight" in tensors and tensors["weight"].dim() == 2 else "H"
         shapes = {"weight": (len(labels), width), "bias": (len(labels),)}
-        check("its tensors", held, held == shapes, f"one linear layer, {shapes}")
+        check("its tensors", got, got == shapes, f"one linear layer, {shapes}")
         finite = all(each.is_floating_point() and bool(torch.isfinite(each).all()) for each in tensors.values())
-        check("its tensors", held, finite, "finite floating-point numbers")
+        check("its tensors", got, finite, "finite floating-point numbers")
     return tuple(labels), tensors
 
 
@@ -305,10 +275,10 @@ def _linear_head(named: Mapping[str, Tensor], order: tuple[int, ...], width: int
     layer = {name.rpartition(".")[2]: tensor for name, tensor in named.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in layer.items()}
     if len(named) != 2 or shapes != {"weight": (len(order), width), "bias": (len(order),)}:
-        held = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
+        layers = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
         raise UsageError(
-            f"The head of {directory!r} is not one linear layer on its body, of shape ({len(order)}, {width}): it has {held}. "
-            "Save the model as …ForSequenceClassification."
+            f"The head of {directory!r} is not one linear layer on its body, of shape ({len(order)}, {width}): it has {layers}"
+            ". Save the model as …ForSequenceClassification."
         )
     rows = list(order)
     return {"weight": layer["weight"][rows].clone(), "bias": layer["bias"][rows].clone()}

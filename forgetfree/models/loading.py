@@ -21,10 +21,12 @@ from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
+from forgetfree.deferred import deferred
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
+from forgetfree.models import smollm2
 from forgetfree.models.architecture import (
     CAUSAL_HEAD,
     LANGUAGE_MODELS,
@@ -34,7 +36,6 @@ from forgetfree.models.architecture import (
     writes_texts,
 )
 from forgetfree.models.checkpoint import explained, quiet, read_config, read_tokenizer, read_weights
-from forgetfree.models.deferred import deferred
 from forgetfree.models.generation import plain_generation
 from forgetfree.models.module_model import refuse_frozen
 from forgetfree.models.task_model import TaskModel, TokenLayout, positions_of
@@ -132,8 +133,8 @@ def load_model(
     """Load a pre-trained model.
 
     Args:
-        name: ``minilm``, a directory in Hugging Face layout, or a name on the hub; or a ``PreTrainedModel``, which is copied as
-            ``save_pretrained`` writes it.
+        name: ``minilm``, ``smollm2``, a directory in Hugging Face layout, or a name on the hub; or a ``PreTrainedModel``, which
+            is copied as ``save_pretrained`` writes it.
         readout: ``linear``, ``mean``, ``prompt``, ``causal``, ``generate``, or ``auto``: by what the model has (masked LM →
             ``prompt``, causal LM → ``causal``, none → ``linear``); ``linear`` where label words are not single tokens.
         tokenizer: that of a ``PreTrainedModel``.
@@ -269,10 +270,7 @@ def locate(name: str) -> str:
             "to --model."
         )
     if name == "smollm2":
-        raise UsageError(
-            "The model 'smollm2' is a directory of this name, which is not here. Make it: python -m "
-            "forgetfree.benchmarks.smollm2 --out smollm2."
-        )
+        return str(smollm2.find())
     if name.endswith(registry.IN_MEMORY):
         raise UsageError(
             f"The model was {name}, which no file holds. Write it with save_pretrained, and give that directory to --model."

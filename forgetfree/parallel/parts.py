@@ -13,9 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.batch_loss import BatchLoss, CrossEntropy
-from forgetfree.core.examples import Batch
-from forgetfree.core.steps import check_loss
+from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy, check_loss
 from forgetfree.core.trained import Trained
 from forgetfree.errors import OptionError
 from forgetfree.parallel.exchange import owned, summed

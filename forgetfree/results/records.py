@@ -543,6 +543,7 @@ class SweepResults(Record):
     """What ``forgetfree sweep`` writes."""
 
     stream: str
+    metric: list[str] = []
     strategy: str
     trials: list[Trial]
     chosen: int | None = None

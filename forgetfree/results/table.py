@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from forgetfree.display import PERCENT, Scale
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
 from forgetfree.results import metrics
 from forgetfree.results.intervals import student
+from forgetfree.results.metrics import scale_of
 from forgetfree.results.records import REFERENCE
 from forgetfree.results.scores import COLUMNS, Score
 from forgetfree.results.stored import task_metrics
@@ -174,7 +176,7 @@ class ScoreTable:
         return pd.DataFrame(rows, index=pd.Index([*self.tasks, "all tasks"], name="task"))
 
     def plot(self, metric: str = SCORE) -> Figure:
-        """Draw a metric, in %, with a panel for each task.
+        """Draw a metric as its scale shows it, with a panel for each task.
 
         Of runs, it is drawn over the number of tasks that were learned, a line for each strategy: mean and range over seeds.
         Of grafts and experiments, a mark for each seed stands above what was measured.
@@ -187,13 +189,14 @@ class ScoreTable:
 
         if self.scores.empty:
             raise ReportError("There are no scores to draw. Load results of a job that finished at least one unit.")
+        scale = self._scale(metric)
         figure, (axes,) = panels(self.tasks)
         for ax, task in zip(axes, self.tasks, strict=True):
             held = self._of(metric, task=task)
             if self._are_runs:
                 of_strategies = held.groupby("strategy", sort=False)
                 for (strategy, of), style in zip(of_strategies, styles(len(of_strategies)), strict=True):
-                    spread = 100 * of.groupby("after")["value"].agg(["mean", "min", "max"])
+                    spread = scale.factor * of.groupby("after")["value"].agg(["mean", "min", "max"])
                     ax.fill_between(
                         spread.index, spread["min"], spread["max"], color=style["color"], alpha=0.15, linewidth=0
                     )
@@ -203,9 +206,9 @@ class ScoreTable:
                 names = [name for name in self.units if name != "seed" and held[name].nunique(dropna=False) > 1]
                 rows = held[names].itertuples(index=False)
                 places = ["\n".join(str(value) for value in row if pd.notna(value)) for row in rows]
-                ax.plot(places, 100 * held["value"], "o")
+                ax.plot(places, scale.factor * held["value"], "o")
                 ax.tick_params(axis="x", rotation=40)
-        axes[0].set_ylabel(f"{metric} (%)")
+        axes[0].set_ylabel(scale.titled(metric))
         if self._are_runs:
             legend(figure, axes)
         return figure
@@ -228,6 +231,11 @@ class ScoreTable:
         for name, value in wanted.items():
             right &= self.scores[name] == value
         return self.scores[right]
+
+    def _scale(self, metric: str) -> Scale:
+        """Return how the numbers of a metric are shown; all that is no score of a task is a share."""
+        known = self._of(metric)["metric"].unique()
+        return scale_of(*known) if set(known) <= set(task_metrics()) else PERCENT
 
     def _metrics(self, strategy: str, seed: int) -> list[str]:
         """Return what each task of a run is scored by."""

@@ -14,17 +14,16 @@ from forgetfree.core.body import body_fingerprint, body_of, body_prefix
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.architecture import body_loader
 from forgetfree.models.checkpoint import quiet, read_config, read_weights
 from forgetfree.models.fine_tuned_directory import write_readout
 from forgetfree.models.loading import LoadedModel, load_model, locate
-from forgetfree.models.peft_directory import READOUT
+from forgetfree.models.peft_adapter import READOUT
+from forgetfree.serve.cards import Change, model_card
 from forgetfree.serve.inference import Predictor
-from forgetfree.serve.kinds import served
-from forgetfree.serve.model_card import Change, model_card
 from forgetfree.serve.network import Parts, Reading
+from forgetfree.serve.served_task import served
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ from forgetfree.errors import HubError, UsageError, first_line
 from forgetfree.files import StrPath, new_directory
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.file import FORMAT as LEDGER_FORMAT
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_file import FORMAT as GRAFT_FORMAT
-from forgetfree.ledger.graft_file import find_graft
+from forgetfree.ledger.graft import FORMAT as GRAFT_FORMAT
+from forgetfree.ledger.graft import Graft, find_graft
 from forgetfree.results.config_file import check_whole
 from forgetfree.results.unit_record import check_own
-from forgetfree.serve.hub_card import hub_card
+from forgetfree.serve.cards import hub_card
 from forgetfree.serve.source import saved_file
 from forgetfree.tensor_file import read_tensors
 

@@ -24,11 +24,9 @@ from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.results.unit_record import check_own
-from forgetfree.serve.kinds import served
-from forgetfree.serve.labels import Answer, text_rows
-from forgetfree.serve.run_binding import check_run_binding
-from forgetfree.serve.served_task import ServedTask, Text
-from forgetfree.serve.source import Source
+from forgetfree.serve.classification import Answer, text_rows
+from forgetfree.serve.served_task import ServedTask, Text, served
+from forgetfree.serve.source import Source, check_run_binding
 from forgetfree.serve.weights import LedgerWeights, TaskWeights, weights_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, chosen_version
 

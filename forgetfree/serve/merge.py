@@ -10,8 +10,7 @@ from forgetfree.core.merging import MergeRule, check_merge
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.ledger import Ledger, merged_graft, merged_ledger
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.ledger.records import Record
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import base_model_name

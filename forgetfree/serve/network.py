@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forgetfree.data.encoding import Encoder
 from forgetfree.errors import GraftError
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import GraftOrigin
 from forgetfree.models.checkpoint import explained, quiet
 from forgetfree.models.loading import LoadedModel, locate
 

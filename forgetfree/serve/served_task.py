@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 from torch import Tensor
 
+from forgetfree import registry
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief
 from forgetfree.errors import UsageError
+from forgetfree.kinds.kind import kind_of
 from forgetfree.serve.network import Parts, TaskNetwork
 from forgetfree.tasks import TaskDefinition
 
@@ -26,7 +28,7 @@ def refuse_one_text(texts: object) -> None:
 
 
 class ServedTask(ABC):
-    """A task in use: one subclass a kind, see `forgetfree.serve.kinds.served`.
+    """A task in use: one subclass a kind, by `forgetfree.registry.SERVED`.
 
     Args:
         task: the task.
@@ -104,3 +106,9 @@ class ServedTask(ABC):
     @abstractmethod
     def cells(self, answer: Any) -> Mapping[str, Any]:
         """Return an answer as a row of a table, by column."""
+
+
+def served(task: TaskDefinition) -> ServedTask:
+    """Return a task in use, by what its kind says."""
+    found: type[ServedTask] = registry.SERVED[kind_of(task).served_as].load()
+    return found(task)

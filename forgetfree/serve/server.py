@@ -26,9 +26,10 @@ from forgetfree import __version__
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, TaskError
 from forgetfree.json_file import parse_json
+from forgetfree.serve.classification import OneAnswer
 from forgetfree.serve.inference import Predictor
-from forgetfree.serve.kinds import Response
 from forgetfree.serve.served_task import Text
+from forgetfree.serve.tagging import OneSentence
 
 OneText = str | tuple[str, str]
 
@@ -68,7 +69,7 @@ class Question(BaseModel):
 class Answers(BaseModel):
     """The answers, in the order of the texts."""
 
-    answers: list[Response]
+    answers: list[OneAnswer | OneSentence]
 
 
 class Fault(BaseModel):

@@ -31,14 +31,13 @@ from forgetfree.core.regions import Region
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
 from forgetfree.ledger.binding import network_differences, network_of
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.checkpoint import read_weights
 from forgetfree.models.fine_tuned_directory import read_readout, write_readout
 from forgetfree.models.loading import LoadedModel, load_model, locate
-from forgetfree.models.peft_directory import READOUT, adapter_config, is_adapter, put_on
+from forgetfree.models.peft_adapter import READOUT, adapter_config, is_adapter, put_on
 from forgetfree.models.task_model import ClassifierModel, head_names
-from forgetfree.serve.kinds import served
+from forgetfree.serve.served_task import served
 
 ORIGIN = "graft_origin.json"
 _CLASSIFIER = "AutoModelForSequenceClassification"

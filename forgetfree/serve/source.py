@@ -1,25 +1,34 @@
-"""Where answers come from: a file that a strategy saved, and what its run says of it. Read once, before any model is."""
+"""Where answers come from: a file that a strategy saved, and what its run says of it. Read once, before any model is.
+
+What answers depend on besides the file is the same for all that strategies keep, and stands under ``bound`` in unit.json. The
+labels of a run stand in its config.json: were they turned round there, every answer would be, too.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forgetfree.display import brief
 from forgetfree.errors import RunError, UsageError
+from forgetfree.json_file import check_fields
 from forgetfree.registry import WEIGHTS
 from forgetfree.results.config_file import check_whole, load_run, located
-from forgetfree.results.unit_record import check_own
+from forgetfree.results.unit_record import RECORD, check_own, read_record
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
     from forgetfree.core.readout_model import Precision
+    from forgetfree.ledger.binding import Binding
 
 LEDGER = "ledger.safetensors"
 #: The files that answers come from; of one strategy and seed, the first that is there.
 FILES = (LEDGER, *WEIGHTS)
+_REMEDY = "Put back what it was when the stream was trained."
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,3 +160,81 @@ def _preference(file: Path) -> tuple[Any, ...]:
     strategy, seed = file.parts[-3], file.parts[-2].removeprefix("seed-")
     number = int(seed) if seed.isdecimal() else 0
     return strategy != "grafting-continual", file.name != LEDGER, strategy, number, seed
+
+
+# -- What answers depend on besides the file -------------------------------------------------------------
+
+
+def run_binding(
+    tasks: Iterable[TaskDefinition], binding: Binding, shared_labels: bool, task_inference: str = "last"
+) -> Json:
+    """Return what answers depend on, as JSON.
+
+    Args:
+        tasks: the tasks of the stream, in order.
+        binding: of the model.
+        shared_labels: whether all tasks' labels have one readout.
+        task_inference: how the task of a row is found out; ``last``: it is not. (The layer of ``lda`` is in its own file.)
+    """
+    return {
+        "binding": binding.json,
+        "shared_labels": shared_labels,
+        "task_inference": task_inference,
+        "tasks": {task.name: _reading(task, binding.readout) for task in tasks},
+    }
+
+
+def check_run_binding(source: Source, now: Binding) -> None:
+    """Check that what answers now is what answered in the run. A file that was taken out of its run passes.
+
+    Args:
+        source: the file that answers, and what config.json says of its run.
+        now: of the model.
+
+    Raises:
+        RunError: something differs, or unit.json is damaged.
+    """
+    from forgetfree.ledger.binding import Binding
+
+    path = source.file.with_name(RECORD)
+    if not path.exists():
+        return
+    record = read_record(path.parent)
+    try:
+        check_fields("", record, {"details": dict})
+        check_fields("details", record["details"], {"bound": dict})
+        stored = record["details"]["bound"]
+        check_fields("details.bound", stored, {"binding": str, "tasks": dict})
+        check_fields("details.bound.tasks", stored["tasks"], dict.fromkeys(stored["tasks"], dict))
+        then = Binding.of_json(stored["binding"])
+    except ValueError as error:
+        raise RunError(f"{path}: {error}. Restore it from a copy, or run the stream again.") from error
+    if differ := then.differences(now):
+        raise RunError(
+            f"{source.file} would not answer as it did: {'; '.join(differ)}. Use the model's own config.json and tokenizer, "
+            "and the options that the stream was trained with."
+        )
+    tasks = {task.name: _reading(task, then.readout) for task in source.tasks}
+    _compare(source, "order of tasks", list(stored["tasks"]), list(tasks))
+    for name, reading in stored["tasks"].items():
+        for key in dict.fromkeys((*reading, *tasks[name])):
+            _compare(source, f"{key} of task {name!r}", reading.get(key), tasks[name].get(key))
+    _compare(source, "readout of all tasks' labels together", stored.get("shared_labels"), source.shared_labels)
+    _compare(source, "task_inference", stored.get("task_inference"), source.task_inference)
+
+
+def _compare(source: Source, what: str, expected: Any, got: Any) -> None:
+    if expected != got:
+        raise RunError(
+            f"{source.file.with_name(RECORD)} and the run's config.json differ in the {what}: expected {_shown(expected)}, got "
+            f"{_shown(got)}. {_REMEDY}"
+        )
+
+
+def _reading(task: TaskDefinition, readout: str) -> Json:
+    """Return the fields of a task that decide how it is answered, as a JSON file gives them back."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in task.reading(readout).items()}
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else brief(value)

@@ -9,7 +9,7 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import OptionError
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.testing.faults import Faults, listed
 from forgetfree.testing.influences import three_tasks
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forgetfree import registry
 from forgetfree.continual.streams import EncodedTask, Stream, load_stream, make_stream
-from forgetfree.core.examples import Examples
+from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import default_data, load_tasks
 from forgetfree.tasks import SPLITS

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.learning.cost import Cost, TaskSize
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.strategies.lora.task_adapters import AdapterOptions, TaskAdapters, adapters_cost, check_targets
 
 

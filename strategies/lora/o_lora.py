@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.learning.cost import Cost, TaskSize
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.lora_adapters import overlap
 from forgetfree.options import option
 from forgetfree.strategies.lora.task_adapters import AdapterOptions, TaskAdapters, adapters_cost, check_targets

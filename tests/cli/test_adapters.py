@@ -29,7 +29,7 @@ def test_an_adapter_is_read_as_the_model_that_peft_merges(
     given = load_fine_tuned(str(tmp_path / "lora"), str(model), rows.task)
     assert given.loaded.readout == kind and given.architecture == type(merged).__name__
     theirs = dict(merged.named_parameters())
-    for spec, values in zip(given.given.space().tensors, given.given.space().views(given.theta), strict=True):
+    for spec, values in zip(given.model.space().tensors, given.model.space().views(given.theta), strict=True):
         assert torch.equal(values, theirs[spec.name]), spec.name
 
 

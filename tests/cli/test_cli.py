@@ -21,8 +21,8 @@ from forgetfree import __version__, cli, registry
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import strategies_of
 from forgetfree.jobs.running import progress
+from forgetfree.jobs.running.directory import merged_config
 from forgetfree.jobs.running.engine import assemble
-from forgetfree.jobs.running.resume import merged_config
 
 TASKS = ["qnli", "ag_news", "sst2"]
 STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]
@@ -749,7 +749,7 @@ def test_list(capsys, what: str, expected: list[str]) -> None:
 def test_list_strategies_in_full(capsys) -> None:
     """Every option once: at its strategy, or among those that all of them take."""
     from forgetfree import registry
-    from forgetfree.learning.training import TrainingOptions
+    from forgetfree.learning.training_options import TrainingOptions
     from forgetfree.options import describe
 
     assert cli.main(["list", "strategies", "--verbose"]) == 0

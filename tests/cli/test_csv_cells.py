@@ -8,7 +8,7 @@ import pytest
 
 from forgetfree.cli.predict import _as_csv
 from forgetfree.cli.text_rows import TextRow
-from forgetfree.serve.labels import Answer, LabelTask
+from forgetfree.serve.classification import Answer, LabelTask
 from forgetfree.tasks import TaskDefinition
 
 

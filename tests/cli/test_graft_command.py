@@ -32,8 +32,7 @@ from transformers import (
 
 from forgetfree import cli
 from forgetfree.core.base_regions import most_moved
-from forgetfree.core.parameters import kind_of, layer_of
-from forgetfree.core.regions import Region, biases, distribution
+from forgetfree.core.regions import Region, biases, distribution, kind_of, layer_of
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs.running import progress
@@ -642,10 +641,10 @@ def test_the_pre_trained_row_has_no_tensor_of_the_fine_tuned_body(
 ) -> None:
     moved(classifier(bert, LABELS), everything=True).save_pretrained(tmp_path)
     found = load_fine_tuned(str(tmp_path), str(graft.directory("bert")), load_task("sst2", str(graft.data)).task)
-    assert isinstance(found.loaded.model, ClassifierModel) and isinstance(found.given, ClassifierModel)
+    assert isinstance(found.loaded.model, ClassifierModel) and isinstance(found.model, ClassifierModel)
     for name, tensor in bert.state_dict().items():
         assert torch.equal(found.loaded.model.backbone.bert.state_dict()[name], tensor)
-    for name, tensor in found.given.head_tensors().items():
+    for name, tensor in found.model.head_tensors().items():
         assert torch.equal(found.loaded.model.head_tensors()[name], tensor)
     assert len(found.left_out) == sum(name.startswith("embeddings.") for name, _ in bert.named_parameters())
 

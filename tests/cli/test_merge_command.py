@@ -14,7 +14,7 @@ from forgetfree import Ledger, Predictor, cli
 from forgetfree.core.merging import RULES
 from forgetfree.data.sources import load_tasks
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger import merged_graft
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model

@@ -25,7 +25,7 @@ from forgetfree.continual.adapter import PluginStrategy
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
 from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import ConformanceError
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import build, option
 from forgetfree.testing import check_strategy, tiny_stream
 

@@ -11,8 +11,8 @@ import torch
 
 from forgetfree import registry
 from forgetfree.errors import OptionError
-from forgetfree.learning.fine_tuning import fine_tuned_key
-from forgetfree.learning.training import TrainingOptions, rate_at, scheduled_rate
+from forgetfree.learning.training import fine_tuned_key
+from forgetfree.learning.training_options import TrainingOptions, rate_at, scheduled_rate
 from forgetfree.models.state import StateStore
 from forgetfree.options import by_name, function_named, recorded
 

@@ -14,7 +14,7 @@ from forgetfree.jobs.experiments import load_experiment
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import build
 from forgetfree.registry import ModelEntry
 

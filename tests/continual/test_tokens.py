@@ -14,10 +14,11 @@ from torch.nn import functional as F
 
 from forgetfree import registry
 from forgetfree.continual.streams import Stream, make_stream
-from forgetfree.core.fisher import diagonal_fisher
+from forgetfree.core.base_regions import diagonal_fisher
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.errors import UsageError
-from forgetfree.learning.training import TrainingOptions, fine_tune, predict
+from forgetfree.learning.training import fine_tune, predict
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.loading import load_model
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.testing.streams import check_stream
@@ -235,7 +236,7 @@ def test_accumulated_parts_weigh_words_alike(model_directory) -> None:
 def test_fisher_information_is_that_of_a_whole_sentence() -> None:
     stream = tagged_stream()
     model, rows = stream.model.eval(), stream.tasks[0].train.subset([0, 3])
-    got = diagonal_fisher(model, model.space(), rows)
+    got = diagonal_fisher(model, model.space(), [rows.batch([row]) for row in range(2)])
     expected = torch.zeros(len(model.space()))
     for i in range(2):
         x, y, t = rows.batch([i])

@@ -10,7 +10,8 @@ import tiny
 import torch
 from torch import nn
 
-from forgetfree.core.parameters import ParameterSpace, kind_of, layer_of, weight_matrices
+from forgetfree.core.parameters import ParameterSpace, weight_matrices
+from forgetfree.core.regions import kind_of, layer_of
 from forgetfree.errors import RegionError
 
 

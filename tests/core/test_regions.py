@@ -6,8 +6,8 @@ import pytest
 import tiny
 import torch
 
-from forgetfree.core.parameters import ParameterSpace, TensorSpec, kind_of, layer_of
-from forgetfree.core.regions import Region, distribution, overlap
+from forgetfree.core.parameters import ParameterSpace, TensorSpec
+from forgetfree.core.regions import Region, distribution, kind_of, layer_of, overlap
 from forgetfree.errors import RegionError
 
 A, B = Region.of([1, 3, 5, 7]), Region.of([3, 4, 5])

@@ -23,8 +23,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import autocast
 from forgetfree.core.regions import Region
 from forgetfree.core.sampled_gradients import EntriesOfProduct, SampledWeight
-from forgetfree.core.steps import trainable
-from forgetfree.core.trained import RegionParameters, WholeTensors, in_training
+from forgetfree.core.trained import RegionParameters, WholeTensors, in_training, trainable
 
 
 def random_region(space: ParameterSpace, share: float = 0.1) -> Region:

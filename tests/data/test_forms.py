@@ -544,7 +544,7 @@ def test_a_column_of_objects_beside_texts_and_labels_is_no_matter() -> None:
 
 
 def test_columns_may_be_named(tmp_path: Path) -> None:
-    from forgetfree.data.columns import Columns, ReadOptions
+    from forgetfree.data.columns import ColumnNames, ReadOptions
 
     data = table("phrase", "topic", "review", "rank")
     (read,) = load_tasks(None, data, options=ReadOptions.of("phrase", "rank"))
@@ -572,7 +572,7 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
     )
     for texts, label in ((["a", "b", "c"], None), (["a", "a"], None), ("a", "a"), ([""], None)):
         with pytest.raises(UsageError, match="Name each column once"):
-            Columns.of(texts, label)
+            ColumnNames.of(texts, label)
     with pytest.raises(UsageError, match="The columns of the tasks of 'demo' are known"):
         load_tasks("sst2", "demo", options=ReadOptions.of("text", None))
 

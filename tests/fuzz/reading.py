@@ -17,14 +17,15 @@ from torch import Tensor
 from forgetfree import registry
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.data.source_json import described, read_source
+from forgetfree.data.reading import read_source
 from forgetfree.errors import (
     ForgetfreeError,
 )
 from forgetfree.jobs.experiments.report import outcome
 from forgetfree.jobs.predictions import load_answers
-from forgetfree.jobs.running.resume import merged_config, merged_request, read_job_config
+from forgetfree.jobs.running.directory import merged_config, merged_request, read_job_config
 from forgetfree.jobs.running.unit import Unit
+from forgetfree.kinds.classification import with_source
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
@@ -281,7 +282,7 @@ def sound_readout(found: Any, path: Path) -> None:
 
 def read_task_notes(path: Path, samples: Samples) -> Any:
     notes = read_source(path.parent)
-    return notes, described(registry.tasks()["sst2"], notes, path.parent)
+    return notes, with_source(registry.tasks()["sst2"], notes, path.parent)
 
 
 def sound_notes(found: Any, path: Path) -> None:

@@ -23,12 +23,12 @@ from forgetfree import cli
 from forgetfree.core.body import body_of
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.jobs.adapter_starts import tell_starts
+from forgetfree.jobs.run_config import tell_starts
 from forgetfree.learning.training import fine_tune
-from forgetfree.models import peft_directory
-from forgetfree.models.adapter_start import AdapterStart
+from forgetfree.models import peft_adapter
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 from forgetfree.models.loading import load_model
+from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.run_results import load_run_results, merge
 from forgetfree.seeds import derive_seed
@@ -266,7 +266,7 @@ def test_an_adapter_that_asks_for_endless_time_or_memory_is_refused(
     changes: dict[str, Any],
     said: str,
 ) -> None:
-    monkeypatch.setattr(peft_directory, "MOST_SECONDS", 0.5)
+    monkeypatch.setattr(peft_adapter, "MOST_SECONDS", 0.5)
     model, file = str(model_directory("bert-pooler")), lora[0] / "adapter_config.json"
     pre = load_model(model, "linear").model
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))

@@ -12,7 +12,7 @@ from forgetfree.core import readout_model
 from forgetfree.core.readout_model import autocast, native_precision
 from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.learning.training import TrainingOptions, for_device
+from forgetfree.learning.training_options import TrainingOptions, for_device
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
 

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from forgetfree import Ledger, Predictor, cli
 from forgetfree.data.sources import load_tasks
-from forgetfree.jobs.stream_checkpoint import StreamCheckpoint
+from forgetfree.jobs.stream_learner import StreamCheckpoint
 from forgetfree.json_file import sign
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.strategies.grafting_continual import GraftingContinual

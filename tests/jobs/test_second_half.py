@@ -15,17 +15,15 @@ import torch
 from forgetfree import cli
 from forgetfree.benchmarks.paper import published
 from forgetfree.benchmarks.paper.bottlenecks import bottlenecks
-from forgetfree.benchmarks.paper.bound import described
+from forgetfree.benchmarks.paper.bound import SCALE_NATS, certified_error, described, region_nats
 from forgetfree.benchmarks.paper.model_labels import own_labels
-from forgetfree.benchmarks.paper.multi_task import groups, with_gains
+from forgetfree.benchmarks.paper.multi_task import groups, purified, train_together, with_gains
 from forgetfree.core.regions import Region
 from forgetfree.data.rows import Rows, put_together
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.jobs.experiments import ExperimentContext, TunedTask, adjusted, load_experiment
-from forgetfree.learning.multi_task import purified, train_together
 from forgetfree.models.state import StateStore
-from forgetfree.results.bounds import SCALE_NATS, certified_error, region_nats
 
 STEPS = {"steps": "4", "mask_steps": "1", "mask_batch_size": "8", "precision": "fp32", "max_gradient_norm": "1"}
 
@@ -124,10 +122,11 @@ def test_one_task_alone_is_refused(data_directory: Path, tmp_path: Path, capsys:
 
 
 def test_without_smollm2_the_remedy_is_told(
-    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("FORGETFREE_CACHE", str(tmp_path / "cache"))
     assert cli.main(on_sst2("causal", data_directory, tmp_path / "out")) == 2
-    assert "Make it: python -m forgetfree.benchmarks.smollm2 --out smollm2." in capsys.readouterr().err
+    assert "Get it by: forgetfree fetch smollm2" in capsys.readouterr().err
 
 
 # -- bound -----------------------------------------------------------------------------------------------

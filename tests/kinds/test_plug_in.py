@@ -16,7 +16,7 @@ from handmade import record_of, results_of, run_of, together
 
 import forgetfree
 from forgetfree import cli, registry
-from forgetfree.data.columns import Columns
+from forgetfree.data.columns import ColumnNames
 from forgetfree.data.sources import load_task
 from forgetfree.jobs.diagnostics import read_floors, write_floors
 from forgetfree.kinds.classification import Classification
@@ -29,7 +29,7 @@ from forgetfree.results.report.headline import headline
 from forgetfree.results.report.leaderboard import lay_out_leaderboard
 from forgetfree.results.report.run_report import lay_out
 from forgetfree.results.unit_files import UnitFiles
-from forgetfree.serve.kinds import served
+from forgetfree.serve.served_task import served
 from forgetfree.tasks import TaskDefinition
 from forgetfree.testing import check_stream
 
@@ -259,14 +259,51 @@ def test_an_average_of_both_directions_has_no_best(ratings: Path) -> None:
 
 
 def test_shades_reach_as_far_as_scores(ratings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each metric has its own: from its lowest score to its highest, but all of [0, 1] of shares."""
     seen = []
     usual = run_figures.shaded
     monkeypatch.setattr(run_figures, "shaded", lambda *given, **more: seen.append(given[7]) or usual(*given, **more))
-    results = _of_metrics(["weighted-kappa", "stars-off"])
-    results["runs"][0]["matrix"][-1] = [-0.25, 1.5]
-    held = together([results])
-    run_figures.sections_of(held, {entry.label: [UnitFiles({}, [], {})] for entry in held.strategies})
-    assert (-25, 150) in seen
+    for metrics in (["weighted-kappa", "stars-off"], ["accuracy", "stars-off"]):
+        results = _of_metrics(metrics)
+        results["runs"][0]["matrix"][-1] = [0.25, 1.5]
+        held = together([results])
+        run_figures.sections_of(held, {entry.label: [UnitFiles({}, [], {})] for entry in held.strategies})
+    assert [[end.tolist() for end in ends] for ends in seen[::2]] == [[[0.1, 0.1], [0.8, 1.5]], [[0, 0.1], [100, 1.5]]]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "title", "cells", "says"),
+    [
+        (
+            ["stars-off"] * 2,
+            "After the last task (ECE in percentage points)",
+            ("0.700", "0.700", "0.700"),
+            "scores 0.700 on",
+        ),
+        (
+            ["f1", "stars-off"],
+            "After the last task (in % where scores are shares; ECE in percentage points)",
+            ("70.0", "0.700", "0.700"),
+            "scores 0.700 on",
+        ),
+        (
+            ["f1", "accuracy"],
+            "After the last task (in %; forgetting, BWT and ECE in percentage points)",
+            ("70.0", "70.0", "70.0"),
+            "scores 70.0 % on",
+        ),
+    ],
+)
+def test_scores_are_shown_as_their_metric_says(
+    ratings: Path, metrics: list[str], title: str, cells: tuple[str, ...], says: str
+) -> None:
+    runs = [run_of(name, 0, [0.7, 0.7], metric=metrics) for name in ("fine-tune", "continual-ft")]
+    held = together([results_of(*runs)])
+    page = lay_out(held)
+    assert page.tables[0].title == title and page.tables[0].rows[0][1:4] == cells
+    assert says in page.headline
+    figures = run_figures.sections_of(held, {entry.label: [UnitFiles({}, [], {})] for entry in held.strategies})
+    assert (". Scores in %" in str(figures)) == ("f1" in metrics)
 
 
 def _of_metrics(metrics: list[str]) -> dict[str, Any]:
@@ -324,7 +361,7 @@ class Likeness(Classification):
 
     forms: ClassVar[Mapping[str, Form]] = {"likeness": ("two texts, and a label", ("text_a", "text_b", "label"))}
 
-    def form(self, columns: Columns) -> str:
+    def form(self, columns: ColumnNames) -> str:
         return "likeness"
 
 

@@ -22,7 +22,8 @@ from forgetfree.core.trained import RegionParameters
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError
 from forgetfree.learning.lower_layers import lower_layers_kept
-from forgetfree.learning.training import TrainingOptions, fine_tune
+from forgetfree.learning.training import fine_tune
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.task_model import TaskModel, TokenLayout
 from forgetfree.strategies.grafting_continual import GraftingContinual

@@ -25,11 +25,11 @@ from forgetfree.data.sampling import plan_batches
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError
 from forgetfree.learning import localization, single_task
-from forgetfree.learning.fine_tuning import full_steps
 from forgetfree.learning.localization import LocalizationOptions, choose_base
 from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import TrainingOptions, plan, predict
+from forgetfree.learning.training import plan, predict
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import StateStore
 from forgetfree.seeds import derive_seed
@@ -217,7 +217,7 @@ def test_updates_go_by_the_shots_asked_for(model_directory) -> None:
 
     def steps(**how: Any) -> int:
         bench = SingleTask.of(load_model(str(model_directory("bert")), "linear"), task, **how)
-        return full_steps(TrainingOptions(), bench.task)
+        return bench.task.full_steps(TrainingOptions())
 
     assert steps(shots=64) == 16 * 2 * 64
     assert steps(shots=4096, or_fewer=True) == 16 * 2 * 512  # the paper's 4096-shot, though labels have fewer rows

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.core.readout_model import TaskHead, autocast
-from forgetfree.core.steps import attention_for_training, check_loss, trainable
+from forgetfree.core.batch_loss import check_loss
+from forgetfree.core.readout_model import TaskHead, attention_for_training, autocast
+from forgetfree.core.trained import trainable
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError, TrainingError
-from forgetfree.learning.training import TrainingOptions, Update, fine_tune, paper_steps, predict
+from forgetfree.learning.training import Update, fine_tune, predict
+from forgetfree.learning.training_options import TrainingOptions, paper_steps
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
 from forgetfree.parallel.parts import parts

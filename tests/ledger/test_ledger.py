@@ -18,7 +18,7 @@ import zstandard
 from damage import Change, Header, Tensors, accepted_flips, drop, note, put, rewrite, u32
 from torch import Tensor, nn
 
-from forgetfree.cli.ledger_view import render_ledger
+from forgetfree.cli.ledger import render_ledger
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region, overlap

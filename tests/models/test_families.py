@@ -13,7 +13,7 @@ import torch
 from families import FAMILIES
 from tiny import LAYERS, POSITIONS, TASK
 
-from forgetfree.core.parameters import kind_of
+from forgetfree.core.regions import kind_of
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
 from forgetfree.models.loading import LoadedModel, load_model

@@ -21,7 +21,7 @@ from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.architecture import language_model
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 from forgetfree.models.loading import LoadedModel, load_model
@@ -257,7 +257,7 @@ def test_a_fine_tuned_classifier_of_barts_is_read_by_its_head(tmp_path: Path, da
     x = bench.task.test.batch(range(4))[0]
     with torch.no_grad():
         expected = model.eval()(x, attention_mask=x.ne(model.config.pad_token_id).long()).logits
-        torch.testing.assert_close(found.given.eval()(x, 0), expected)
+        torch.testing.assert_close(found.model.eval()(x, 0), expected)
 
 
 def test_a_fine_tuned_classifier_of_t5s_is_refused(tmp_path: Path) -> None:

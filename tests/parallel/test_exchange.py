@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.errors import OptionError
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.parallel import exchange, parts
 from forgetfree.parallel.exchange import every, owned, tree_sum
 from forgetfree.parallel.parts import Part, PartSum, cut

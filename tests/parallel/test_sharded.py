@@ -18,8 +18,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.models.loading import load_model
 from forgetfree.parallel.exchange import meeting_point
-from forgetfree.parallel.sharded import ShardedSpace
-from forgetfree.parallel.sharded_training import Shards
+from forgetfree.parallel.sharded import ShardedSpace, Shards
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])

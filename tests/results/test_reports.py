@@ -822,7 +822,7 @@ def test_the_bounds_of_options_are_those_that_strategies_declare() -> None:
     from annotated_types import Ge, Gt, Le
 
     from forgetfree import registry
-    from forgetfree.learning.training import TrainingOptions
+    from forgetfree.learning.training_options import TrainingOptions
     from forgetfree.results.option_bounds import MASOptions, OwnOptions, RunOptions
 
     names = {Gt: "gt", Ge: "ge", Le: "le"}

@@ -24,10 +24,9 @@ from huggingface_hub import constants
 from forgetfree import Ledger, cli
 from forgetfree.errors import ForgetfreeError
 from forgetfree.ledger import Record
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import Graft, GraftOrigin
+from forgetfree.serve.cards import hub_card
 from forgetfree.serve.hub import repository_of
-from forgetfree.serve.hub_card import hub_card
 from forgetfree.tensor_file import TensorFile
 
 #: Tensors and metadata of any format, with their checksum.

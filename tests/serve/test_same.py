@@ -15,7 +15,7 @@ from torch import Tensor
 from forgetfree import Predictor, cli
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
-from forgetfree.serve.labels import LabelTask
+from forgetfree.serve.classification import LabelTask
 from forgetfree.tasks import TaskDefinition
 
 MakeRun = Callable[..., Path]

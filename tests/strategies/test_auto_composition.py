@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from forgetfree import Ledger, Predictor, cli, registry
+from forgetfree.checkpoint import Checkpoint
 from forgetfree.continual.both_ways import BothWays
-from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.sources import load_tasks
 from forgetfree.jobs.running.checkpoints import pack

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from forgetfree import registry
-from forgetfree.learning.training import TrainingOptions, plan
+from forgetfree.learning.training import plan
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.seeds import derive_seed
 
 MakeStream = Callable[..., Any]

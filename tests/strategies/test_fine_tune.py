@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.strategies.fine_tune import FineTune
 from forgetfree.testing.tiny_streams import tiny_stream

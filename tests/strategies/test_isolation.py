@@ -17,7 +17,7 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor, nn
 
 from forgetfree import registry
-from forgetfree.cli.ledger_view import render_ledger
+from forgetfree.cli.ledger import render_ledger
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace, weight_matrices
 from forgetfree.core.regions import Region

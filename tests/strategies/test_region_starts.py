@@ -14,7 +14,7 @@ from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.learning.scaled_start import choose_scale, scales
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training_options import TrainingOptions
 
 MakeStream = Callable[..., Any]
 OPTIONS: dict[str, Any] = {

@@ -23,7 +23,8 @@ from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Tr
 from forgetfree.continual.streams import Stream
 from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import OptionError, UnknownNameError, UsageError
-from forgetfree.learning.training import TrainingOptions, fine_tune
+from forgetfree.learning.training import fine_tune
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.options import option

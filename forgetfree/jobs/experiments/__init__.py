@@ -4,12 +4,10 @@ An experiment is one class in one file of `forgetfree.benchmarks.paper`. It says
 (a task, a number of shots, a seed), and what follows from all rows together.
 """
 
-from forgetfree.jobs.experiment_config import ExperimentConfig
+from forgetfree.jobs.experiment_config import ExperimentConfig, Preset, adjusted
 from forgetfree.jobs.experiments.context import ExperimentContext, TunedTask
-from forgetfree.jobs.experiments.drawing import scores_over_sparsity
 from forgetfree.jobs.experiments.experiment import Claim, Experiment, load_experiment
 from forgetfree.jobs.experiments.job import run_experiment
-from forgetfree.jobs.experiments.preset import Preset, adjusted
 from forgetfree.jobs.experiments.report import draw_outcome, load_experiment_results, outcome, rows_of
 from forgetfree.jobs.experiments.rows import (
     SCORE,
@@ -20,6 +18,7 @@ from forgetfree.jobs.experiments.rows import (
     mean,
     pivot,
     ratio,
+    scores_over_sparsity,
     select,
     share_of,
     shown,

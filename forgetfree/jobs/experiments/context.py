@@ -18,7 +18,7 @@ from forgetfree.data.sampling import representative
 from forgetfree.data.sources import Data, load_task
 from forgetfree.errors import MetricError, ModelError, NoDataError, RunError, TrainingError, UnknownNameError
 from forgetfree.files import write_json
-from forgetfree.jobs.experiments.preset import Preset
+from forgetfree.jobs.experiment_config import Preset
 from forgetfree.jobs.experiments.rows import Row, Unit
 from forgetfree.json_file import check, check_fields, is_number, read_json
 from forgetfree.kinds.kind import readout_for

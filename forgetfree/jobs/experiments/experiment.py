@@ -9,9 +9,8 @@ from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 from forgetfree import registry
-from forgetfree.errors import UnknownNameError
+from forgetfree.jobs.experiment_config import Preset
 from forgetfree.jobs.experiments.context import ExperimentContext
-from forgetfree.jobs.experiments.preset import Preset
 from forgetfree.jobs.experiments.rows import Row, Unit
 from forgetfree.results.report.page import Table
 
@@ -85,7 +84,5 @@ def load_experiment(name: str) -> Experiment:
     Raises:
         UnknownNameError: no such experiment.
     """
-    if name not in registry.EXPERIMENTS:
-        raise UnknownNameError("experiment", name, registry.EXPERIMENTS)
-    experiment: Experiment = registry.EXPERIMENTS[name].load()()
+    experiment: Experiment = registry.experiment(name)()
     return experiment

@@ -22,11 +22,11 @@ from forgetfree.jobs.experiments.context import ExperimentContext
 from forgetfree.jobs.experiments.experiment import load_experiment
 from forgetfree.jobs.experiments.report import draw_outcome, outcome, rows_of
 from forgetfree.jobs.job import Job
+from forgetfree.jobs.running.costs import PlannedUnit, Workload, grafts_cost
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import tell_shared_rows, versions
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.jobs.running.workload import PlannedUnit, Workload, grafts_cost
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Monitor
 from forgetfree.models.loading import LoadedModel, config_of, load_model

@@ -1,4 +1,4 @@
-"""Rows to numbers and tables. Rows are flat and tidy, whatever the experiment."""
+"""Rows to numbers, tables and figures. Rows are flat and tidy, whatever the experiment."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from forgetfree.display import NULL
 from forgetfree.results.records import CONSTANT
+from forgetfree.results.report.figures import curves, legend, look
 from forgetfree.results.report.page import Table, cell, percent
 
 #: What ``score`` is called.
@@ -104,3 +106,37 @@ def pivot(title: str, rows: Sequence[Row], by: str | tuple[str, ...], columns: C
         cells = [cell(values(those, key, **wanted), percent) for key, wanted in columns.values()]
         body.append((" · ".join(map(str, group)), *cells))
     return Table(title, (" · ".join(keys), *columns), tuple(body))
+
+
+def scores_over_sparsity(
+    rows: Sequence[Row],
+    line: str,
+    lines: Sequence[str],
+    *,
+    dashed: Mapping[str, Mapping[str, Any]],
+    dotted: Mapping[str, Mapping[str, Any]] | None = None,
+    share: str = "graft",
+) -> Figure:
+    """Draw a panel for each task: lines of the score (%) over sparsity, and levels that have no sparsity.
+
+    Args:
+        rows: tidy rows with ``task``, ``sparsity`` and ``score``.
+        line: the key whose values are the lines.
+        lines: which of them, in order.
+        dashed: name of a level → the columns and values of its rows, such as ``{"fine-tuned": {"model": "fine-tuned"}}``;
+            a level that is named as a line has its colour.
+        dotted: the same.
+        share: what the share along the axis is of, such as ``"region"``.
+    """
+    levels = [*dashed.values(), *(dotted or {}).values()]
+    points = [row for row in rows if not any(row.items() >= where.items() for where in levels)]
+    figure, axes = curves(points, "task", "sparsity", "score", line, lines)
+    for ax, task in zip(axes, distinct(points, "task"), strict=True):
+        for named, style in ((dashed, "--"), (dotted or {}, ":")):
+            for name, where in named.items():
+                level = 100 * mean(rows, "score", task=task, **where)
+                ax.axhline(level, color=look(name)["color"], ls=style, lw=0.8 if name in lines else 1.5, label=name)
+        ax.set_xlabel(f"share of parameters in the {share}")
+    axes[0].set_ylabel("score (%)" if not set(dashed) & set(lines) else "score (%); dashed: fine-tuned")
+    legend(figure, axes)
+    return figure

@@ -2,7 +2,7 @@
 
 circumstances.json    threads, versions and device it is computed with: under others the unit starts again
 PHASE.safetensors     where a phase of training stands: a file for each phase since the last task that was learned
-STRATEGY/             what of a stream is learned, see `forgetfree.jobs.stream_checkpoint`
+STRATEGY/             what of a stream is learned, see `forgetfree.jobs.stream_learner`
 
 A phase is known by the digest of all that it starts from. So none goes on from another's state, and one that ended is passed
 over: its last state is kept, too.
@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from forgetfree.core.checkpoint import Checkpoint, Resumable
+from forgetfree.checkpoint import Checkpoint, Resumable
 from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.jobs.running.signals import STOP

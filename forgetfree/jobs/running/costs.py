@@ -1,22 +1,117 @@
-"""What training costs, estimated beforehand: seconds by a few real steps, or from a model's size; bytes by its size."""
+"""What a job costs, estimated beforehand: its workload, and the seconds, the memory and the room on the disk that it takes."""
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forgetfree.core.base_regions import tiny_region_note
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.device import kind_of_device
-from forgetfree.learning.training import TrainingOptions, fine_tune, for_device, predict
-from forgetfree.models.loading import LoadedModel
+from forgetfree.display import tell_note
+from forgetfree.errors import UsageError
+from forgetfree.jobs.config import CommonOptions
+from forgetfree.jobs.running.environment import existing
+from forgetfree.jobs.running.unit import Json
+from forgetfree.learning.cost import Cost, TaskSize, fine_tuning, ledger_bytes, search, whole_model
+from forgetfree.learning.localization import LocalizationOptions
+from forgetfree.learning.training import fine_tune, predict
+from forgetfree.learning.training_options import TrainingOptions, for_device
 from forgetfree.tasks import TaskDefinition
+
+if TYPE_CHECKING:
+    from forgetfree.models.loading import LoadedModel
+
+
+# -- Workload ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlannedUnit:
+    """A unit of a job, as far as it costs.
+
+    Attributes:
+        name: that of its folder.
+        tasks: that it learns, in order.
+        options: how.
+        cost: from the tasks' sizes to what they take.
+        shots: training rows a label.
+        seed: of the sample.
+        evaluations: how many times it answers the test rows of a task, on average.
+        repeats: how many models it fine-tunes for a task.
+        sparsities: shares of the space that regions may have.
+        check: refuses options that do not go with a stream.
+    """
+
+    name: str
+    tasks: tuple[str, ...]
+    options: TrainingOptions
+    cost: Callable[[Sequence[TaskSize]], Cost]
+    shots: int | None
+    seed: int
+    evaluations: float = 1.0
+    repeats: int = 1
+    sparsities: tuple[float, ...] = ()
+    check: Callable[[Any, Any], None] = lambda options, stream: None
+
+
+@dataclass
+class Workload:
+    """What a configuration asks for, of any kind of job.
+
+    Attributes:
+        model: its name.
+        readout: as it is asked for.
+        tasks: the names of the tasks.
+        common: the job's own options.
+        starts: directories of adapters that tasks start from.
+        is_stream: whether the tasks are those of a stream; else each stands by itself.
+        units: its units.
+    """
+
+    model: str
+    readout: str
+    tasks: tuple[str, ...]
+    common: CommonOptions
+    starts: Mapping[str, str] = field(default_factory=dict)
+    is_stream: bool = False
+    units: list[PlannedUnit] = field(default_factory=list)
+
+    @property
+    def sparsities(self) -> tuple[float, ...]:
+        """The sparsities of all units, each once."""
+        return tuple(dict.fromkeys(sparsity for unit in self.units for sparsity in unit.sparsities))
+
+
+def grafts_cost(
+    options: LocalizationOptions, sparsities: Sequence[float], tasks: Sequence[TaskSize], *, tuned: bool = False
+) -> Cost:
+    """Return what grafts of several sparsities take, a task at a time: one search, and one fine-tuned model.
+
+    Args:
+        options: how a task is fine-tuned and localized.
+        sparsities: of the grafts.
+        tasks: the tasks.
+        tuned: whether the fine-tuned model is there already.
+    """
+    return Cost(
+        [[*([] if tuned else [fine_tuning(options, task)]), search(options, task)] for task in tasks],
+        lambda space: ledger_bytes(space, *[int(len(space) * each) for each in sparsities] * len(tasks)),
+    )
+
+
+# -- Seconds -------------------------------------------------------------------------------------------
 
 #: Rows of a task by which the length of all is estimated.
 SAMPLE = 64
@@ -24,9 +119,6 @@ SAMPLE = 64
 _TIMED = 3
 #: The share of the rate of a large matrix product that training reaches, where the model cannot be timed.
 _REACHED = 0.4
-#: Bytes that a token leaves in a layer for back-propagation, for each number of its hidden state (Korthikanti et al., 2022,
-#: eq. 2, in float32 and without the attention's own, which grows with the length).
-_ACTIVATIONS = 68
 
 
 @dataclass(frozen=True)
@@ -94,6 +186,13 @@ def padded(lengths: Sequence[int], batch_size: int) -> float:
     return sum(max(random.choices(lengths, k=batch_size)) for _ in range(64)) / 64
 
 
+# -- Memory --------------------------------------------------------------------------------------------
+
+#: Bytes that a token leaves in a layer for back-propagation, for each number of its hidden state (Korthikanti et al., 2022,
+#: eq. 2, in float32 and without the attention's own, which grows with the length).
+_ACTIVATIONS = 68
+
+
 def memory_bytes(config: Any, parameters: int, graftable: int, options: TrainingOptions, length: float) -> int:
     """Return about the most memory that training takes: weights, gradients, optimizer, θ_pre, θ_ft, S, and activations."""
     state = 2 if options.optimizer == "adamw" else 1 if options.momentum or callable(options.optimizer) else 0
@@ -112,3 +211,83 @@ def device_memory(device: str) -> int:
     if kind_of_device(device) == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+# -- Disk ----------------------------------------------------------------------------------------------
+
+
+def check_space(workload: Workload, out: str, config: Json, space: ParameterSpace) -> None:
+    """Raise ``UsageError`` unless there is room for what a job writes; say, too, where its regions are tiny.
+
+    Args:
+        workload: of the job.
+        out: its directory.
+        config: its config.json.
+        space: the graftable tensors of its model.
+    """
+    tell_note(tiny_region_note(len(space), workload.sparsities))
+    definitions = {each["name"]: TaskDefinition.of_fields(each) for each in config["tasks"]}
+    tests = {name: rows.get("test", 0) for name, rows in config["data"].items()}
+    refuse_without(*needed_bytes(workload, tests, definitions, space), out, workload)
+
+
+def needed_bytes(
+    workload: Workload, tests: Mapping[str, int], definitions: Mapping[str, TaskDefinition], space: ParameterSpace
+) -> tuple[int, int]:
+    """Return about as many bytes as a job writes: of fine-tuned models; of ledgers or models, and predictions.
+
+    Args:
+        workload: of the job.
+        tests: how many test rows each task answers, where it is known.
+        definitions: the tasks, where they are known.
+        space: the graftable tensors of the model.
+    """
+    models, kept = set[Any](), 0
+    for unit in workload.units:
+        cost = unit.cost([TaskSize()] * len(unit.tasks))
+        models |= {
+            (task, unit.seed, unit.shots, number)
+            for task in unit.tasks
+            if cost.fine_tunes
+            for number in range(unit.repeats)
+        }
+        kept += cost.kept(space)
+        for task in unit.tasks:
+            labels = len(definitions[task].labels) if task in definitions else 2
+            kept += tests.get(task, 0) * (4 * labels + 8)
+    return whole_model(space) * len(models), kept
+
+
+def refuse_without(models: int, kept: int, out: str, workload: Workload) -> None:
+    """Raise ``UsageError`` unless there is room for so many bytes, those that are there already included.
+
+    Of a cache that others may use, only models of this job's tasks are there already.
+    """
+    cache = workload.common.cache
+    places = [("--out", out, kept + (0 if cache else models), ["*"])]
+    if cache:
+        places.append(("--cache", cache, models, [f"{task}-*" for task in workload.tasks]))
+    disks: dict[int, list[tuple[str, int, int]]] = {}
+    for flag, place, needed, ours in places:
+        try:
+            disk, missing = existing(Path(place)), max(0, needed - _bytes_in(Path(place), ours))
+            entry = f"{flag} {place}", missing, shutil.disk_usage(disk).free
+            disks.setdefault(disk.stat().st_dev, []).append(entry)
+        except OSError:  # a place that cannot be is told by who writes there
+            continue
+    for on_disk in disks.values():
+        names, lacking, free = zip(*on_disk, strict=True)
+        if sum(lacking) > free[0]:
+            need = "need" if len(names) > 1 else "needs"
+            raise UsageError(
+                f"{' and '.join(names)} {need} about {sum(lacking):,} more bytes, and {free[0]:,} are free there. "
+                "Give a directory on another disk, or ask for fewer strategies or seeds."
+            )
+
+
+def _bytes_in(directory: Path, names: Sequence[str]) -> int:
+    total = 0
+    for path in {path for name in names for path in directory.rglob(name)}:
+        with suppress(OSError):  # it has gone since
+            total += path.stat().st_size if path.is_file() else 0
+    return total

@@ -1,23 +1,31 @@
-"""The directory of a job: its units and how they stand, and who works in it."""
+"""The directory of a job: who works in it, how its units stand, and what must be as it was when the job is resumed."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forgetfree import registry
+from forgetfree.device import kind_of_device
 from forgetfree.display import counted
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import is_left, locked
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, in_a_phase
-from forgetfree.jobs.running.resume import read_job_config
+from forgetfree.jobs.running.environment import versions
 from forgetfree.jobs.running.unit import Json, Unit, named
-from forgetfree.jobs.stream_checkpoint import tasks_learned
+from forgetfree.jobs.stream_learner import tasks_learned
+from forgetfree.json_file import check, check_fields, read_json
+from forgetfree.options import flag_of, name_of_function, typed
+from forgetfree.results.config_file import load_run
 
 if TYPE_CHECKING:
     from forgetfree.jobs.job import Job
+    from forgetfree.learning.encoded_task import EncodedTask
+    from forgetfree.models.loading import LoadedModel
 
 #: In a directory while a process works in it.
 LOCK = ".lock"
@@ -132,3 +140,223 @@ def failures(results: Json) -> list[str]:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "nothing" if len(names) <= _NAMED else f"{len(names)} units"
+
+
+# -- config.json, and what must be as it was when the job is resumed --------------------------------------
+
+_CONFIG: dict[str, type] = {
+    **{"machine": dict, "model": dict, "tasks": list, "data": dict, "about": dict, "units": dict},
+}
+#: Whose versions decide bits.
+_PACKAGES = ("forgetfree", "torch", "transformers")
+#: What may be there beside model, tasks and data.
+_BESIDE = {
+    **{"fine_tuned": "the fine-tuned model", "base_file": "the graft of --base"},
+    "starts": "which adapters tasks start from (--start), or what these hold,",
+}
+_REMEDY = "Start again with another --out."
+
+
+def read_job_config(out: Path, kind: str | None = None, *more: str, allow_changed: bool = False) -> Json:
+    """Read the config.json of a job, and check it.
+
+    Args:
+        out: its directory.
+        kind: the kind of job that is to go on with it; default: it is only read.
+        more: objects that it must hold for that.
+        allow_changed: go on with other versions, too.
+
+    Raises:
+        RunError: it is missing or damaged, or another version or kind of job wrote it.
+    """
+
+    def check_config(config: Any) -> None:
+        check_fields("", config, {kind: dict} if kind else {})
+        if kind:
+            check_fields("", {"versions": {}} | config, {"versions": dict})
+            refuse_changes(out, [], [] if allow_changed else _changed_versions(config))
+        check_fields("", config, _CONFIG | dict.fromkeys(more, dict))
+        for key in ("data", "units"):
+            right = all(isinstance(value, dict) for value in config[key].values())
+            check(key, config[key], right, "an object of objects")
+        check(
+            "the content",
+            sorted(config),
+            any(each in config for each in registry.JOBS),
+            f"one of {', '.join(registry.JOBS)}",
+        )
+
+    config: Json = read_json(out / "config.json", RunError, _REMEDY, check_config, signed=True)
+    return load_run(out, _REMEDY) if kind == "run" else config
+
+
+def model_and_data(name: str, shown: str, loaded: LoadedModel, tasks: Sequence[EncodedTask]) -> tuple[Json, Json]:
+    """Describe a model and encoded tasks.
+
+    Args:
+        name: of the model, as it is given.
+        shown: its name in a file of the job's directory.
+        loaded: the model.
+        tasks: the tasks.
+
+    Returns:
+        ``model``, ``tasks`` and ``data`` of config.json; ``model`` of results.json.
+    """
+    from forgetfree.models.loading import config_of
+
+    same = {"fingerprint": loaded.fingerprint, "readout": loaded.readout}
+    backbone = loaded.model.backbone
+    model = {"name": shown, **same, "max_length": loaded.max_length, "config": config_of(backbone)}
+    data = {
+        task.name: {
+            "fingerprint": task.fingerprint,
+            "encoded": task.test.digest,
+            **{split: len(getattr(task, split)) for split in ("train", "validation", "test")},
+        }
+        for task in tasks
+    }
+    size = sum(parameter.numel() for parameter in backbone.parameters())
+    about = {"name": name, **same, "parameters": size, "graftable": len(loaded.model.space())}
+    return {"model": model, "tasks": [task.definition.fields for task in tasks], "data": data}, about
+
+
+def as_json(value: Any) -> Any:
+    """Return the value as a JSON file gives it back, functions as their names."""
+    return json.loads(json.dumps(value, default=name_of_function))
+
+
+def merged_request(
+    out: Path, before: Json, now: Json, growing: Collection[str], names_all: bool, keys: Mapping[str, str]
+) -> Json:
+    """Return what was asked for in a directory, now and before.
+
+    Args:
+        out: the directory.
+        before: what was asked for when it was begun.
+        now: what is asked for.
+        growing: lists that may be longer now.
+        names_all: whether they must name what there is already, too.
+        keys: the names of options as they are typed, by the names of their fields.
+
+    Raises:
+        UsageError: something else is asked for, or less.
+    """
+
+    def name(key: str) -> str:
+        return key if key == "stream" else f"--{keys.get(key, key).replace('_', '-')}"
+
+    differ = _differing(before, now, growing, name)
+    lists = {}
+    for key in growing:
+        held = before[key] if isinstance(before.get(key), list) else []
+        if names_all and any(each not in now[key] for each in held):
+            differ.append(f"{name(key)} (give all there are: {', '.join(map(str, held))})")
+        lists[key] = now[key] if names_all else [*held, *(each for each in now[key] if each not in held)]
+    if differ:
+        raise UsageError(
+            f"--resume needs the configuration that {out} was begun with; these differ: {', '.join(differ)}. Start again with "
+            "another --out, or give the old options."
+        )
+    return now | lists
+
+
+def _differing(before: Json, now: Json, growing: Collection[str], name: Callable[[str], str]) -> list[str]:
+    """List the options that differ, as they are typed. Where data and models lie does not count: what they hold is compared."""
+    found = []
+    for key in dict.fromkeys((*before, *now)):
+        if key == "start":  # see `_BESIDE`
+            continue
+        was, is_now = before.get(key), now.get(key)
+        recipe = bool({str(was), str(is_now)} & registry.MODELS.keys())  # a registered model may bring one
+        if isinstance(was, dict) and isinstance(is_now, dict):
+            found += _differing(was, is_now, growing, flag_of)
+        elif was != is_now and key not in growing and key != "data" and (key != "model" or recipe):
+            told = ("not given" if each is None else typed(each) for each in (was, is_now))
+            found.append("{} (was {}, now {})".format(name(key), *told))
+    return found
+
+
+def merged_config(out: Path, before: Json, now: Json, allow_changed: bool = False) -> Json:
+    """Return the config.json of a job that goes on, with the earlier units.
+
+    Args:
+        out: its directory.
+        before: its config.json.
+        now: what that would be if it began now.
+        allow_changed: go on with other versions and on another device, too, and say so under ``changed``.
+
+    Raises:
+        RunError: data, model, versions or device are not those that it was begun with.
+    """
+    circumstances = _changed_circumstances(before, now)
+    refuse_changes(out, _changed(before, now), [] if allow_changed else circumstances)
+    if changes := [*before.get("changed", []), *circumstances]:
+        now["changed"] = changes
+    model, begun = now["about"].get("model"), before["about"].get("model")
+    if isinstance(model, dict) and isinstance(begun, dict):
+        model["name"] = begun.get("name")  # the weights identify it, not where they lie
+    if "run" in now:  # whose strategies may be others than before
+        options = before.get("options", {}) | now["options"]
+        steps = {each.get("steps") for each in options.values()}
+        now["options"], now["about"]["data"]["steps"] = options, steps.pop() if len(steps) == 1 else None
+    if before["units"].keys() <= now["units"].keys():
+        return now
+    return now | {"units": before["units"] | now["units"]}
+
+
+def refuse_changes(out: Path, changed: Collection[str], circumstances: Collection[str]) -> None:
+    """Raise ``RunError`` if anything has changed since a directory was begun.
+
+    Args:
+        out: the directory.
+        changed: what cannot be gone on with.
+        circumstances: what can, by a flag.
+    """
+    both = [*changed, *circumstances]
+    if both:
+        how = "put the old files back" if changed else "give --allow-changed: then config.json names the change"
+        raise RunError(
+            f"{out} cannot be resumed: {' and '.join(both)} changed since it was begun. {_REMEDY[:-1]}, or {how}."
+        )
+
+
+def _changed_circumstances(before: Json, now: Json) -> list[str]:
+    found, was, is_now = _changed_versions(before), before["machine"], now["machine"]
+    if kind_of_device(str(was.get("device"))) != kind_of_device(is_now["device"]):  # which of several does not count
+        return [*found, f"the device (was {was.get('device')}, is {is_now['device']})"]
+    if was.get("processor", is_now["processor"]) != is_now["processor"]:
+        found.append(f"the processor (was {was['processor']}, is {is_now['processor']})")
+    return found
+
+
+def _changed(before: Json, now: Json) -> list[str]:
+    found = [what for key, what in _BESIDE.items() if before.get(key) != now.get(key)]
+    model, held = before["model"], now["model"]
+    same_weights = model.get("fingerprint") == held["fingerprint"]
+    if not same_weights:
+        found.append("the weights of the model")
+    elif any(model.get(key) != held[key] for key in ("config", "max_length")):
+        found.append("the model's config.json")
+    was, is_now = (_by_name(each["tasks"]) for each in (before, now))
+    for task, rows in before["data"].items():
+        rows_now = now["data"].get(task, {})
+        if rows.get("fingerprint") != rows_now.get("fingerprint"):
+            found.append(f"data of {task!r}")
+        elif was.get(task) != is_now.get(task):
+            found.append(f"labels, label words, templates or metrics of {task!r}")
+        elif same_weights and rows.get("encoded") != rows_now.get("encoded"):
+            found.append(f"the tokenizer or the prompt of {task!r}")
+    return found
+
+
+def _by_name(tasks: list[Any]) -> Mapping[str, Any]:
+    return {str(task.get("name")): task for task in tasks if isinstance(task, dict)}
+
+
+def _changed_versions(config: Json) -> list[str]:
+    was, is_now = config.get("versions", {}), versions()
+    return [
+        f"the version of {package} (was {was.get(package, 'none')}, is {is_now.get(package)})"
+        for package in _PACKAGES
+        if was.get(package) != is_now.get(package)
+    ]

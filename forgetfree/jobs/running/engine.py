@@ -16,8 +16,19 @@ from forgetfree.files import sweep, write_json
 from forgetfree.jobs.config import Faults, keys_of
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.cluster import Place, RayTasks
-from forgetfree.jobs.running.directory import LOCK, check_begun, exclusive, holdings, is_unused, units_in
-from forgetfree.jobs.running.disk_space import check_space
+from forgetfree.jobs.running.costs import check_space
+from forgetfree.jobs.running.directory import (
+    LOCK,
+    as_json,
+    check_begun,
+    exclusive,
+    holdings,
+    is_unused,
+    merged_config,
+    merged_request,
+    read_job_config,
+    units_in,
+)
 from forgetfree.jobs.running.environment import (
     environment,
     make_directory,
@@ -30,7 +41,6 @@ from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.loggers import check_loggers
 from forgetfree.jobs.running.process_group import ProcessGroup, threads_each
 from forgetfree.jobs.running.progress import Progress
-from forgetfree.jobs.running.resume import as_json, merged_config, merged_request, read_job_config
 from forgetfree.jobs.running.signals import STOP, terminable
 from forgetfree.jobs.running.unit import Json, Unit, remove_checkpoints
 from forgetfree.jobs.running.workers import Executor, ThisProcess, WorkerProcesses

@@ -1,17 +1,19 @@
-"""How a job is run: what the flags under "How to run" say, from the command line, from Python, and in tests."""
+"""How a job is run: what the flags under "How to run" say, or ``torchrun`` in their place."""
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 from forgetfree.errors import UsageError
 from forgetfree.options import option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
-
     from forgetfree.jobs.running.progress import Progress
     from forgetfree.jobs.running.workers import Executor
 
@@ -69,8 +71,6 @@ class Execution:
             device: where this process computes.
             objects: what the job has in memory and no file can name.
         """
-        from forgetfree.jobs.running.process_group import check_processes
-
         jobs = self.jobs or 1
         if (jobs > 1 or self.executor or self.cluster) and objects:
             raise UsageError(
@@ -85,3 +85,81 @@ class Execution:
 
 #: From the start, in this process, in silence.
 USUAL = Execution()
+
+
+# -- Several processes for each unit ---------------------------------------------------------------------
+
+#: The parts of a batch where several processes are asked for, and nobody says how many parts.
+PARTS = 4
+
+
+def check_processes(
+    processes: int, settings: Mapping[str, Any], device: str, jobs: int, objects: Sequence[str]
+) -> None:
+    """Raise ``UsageError`` unless so many processes can share every batch of a job."""
+    from forgetfree.device import devices, kind_of_device
+
+    if processes < 1:
+        raise UsageError(f"--processes must be at least 1, got {processes}.")
+    if processes > 1 and jobs > 1:
+        raise UsageError(
+            f"--processes {processes} trains one unit at a time, got --jobs {jobs}, too. Leave one of them out."
+        )
+    if processes > 1 and objects:
+        raise UsageError(f"Other processes load all by name, and given are {', '.join(objects)}. Leave processes at 1.")
+    for key, parts in settings.items():
+        if key.rpartition(".")[2] == "parts" and (number_of_parts(parts) or processes) % processes:
+            remedy = "Give 1, 2 or 4 processes: parts are a power of two."
+            if processes & (processes - 1) == 0:
+                remedy = f"Give --set {key}={processes}, or fewer processes."
+            raise UsageError(f"--processes {processes} cannot share {key}={parts} evenly. {remedy}")
+    here = [each for each in devices() if kind_of_device(each) == kind_of_device(device)]
+    if kind_of_device(device) != "cpu" and launched() is None and processes > len(here):
+        raise UsageError(f"--processes {processes} takes a device each, and torch finds here: {', '.join(here)}.")
+
+
+def number_of_parts(value: Any) -> int | None:
+    """Return what the setting ``parts``, which has been checked, says as a number or a text; ``None`` for none."""
+    return int(value) if str(value).isdigit() else None
+
+
+# -- torchrun --------------------------------------------------------------------------------------------
+
+#: What ``torchrun`` sets in each process that it has started.
+_SET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+
+
+def launched() -> int | None:
+    """Return how many processes ``torchrun`` has started, of which this is one; ``None``: it has not."""
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _SET) else None
+
+
+@contextmanager
+def of_torchrun(follow: str) -> Iterator[bool]:
+    """Say, inside, whether this process leads: any does but those that ``torchrun`` has started beside it; they follow it.
+
+    Args:
+        follow: what they do, as ``module:function``: it is imported in them alone.
+    """
+    if launched() is None:
+        yield True
+        return
+    from forgetfree.device import find_device, give_device
+    from forgetfree.errors import ForgetfreeError
+    from forgetfree.parallel.exchange import ProcessLost, connected, from_first, joined
+
+    rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    give_device(int(os.environ["LOCAL_RANK"]))
+    with connected(rank, processes, device=find_device("auto")):
+        if rank:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which torchrun sends
+            with suppress(ProcessLost, ForgetfreeError):
+                resolve_name(follow)()
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            with suppress(ProcessLost), joined():
+                from_first(None)

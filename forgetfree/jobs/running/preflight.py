@@ -33,21 +33,19 @@ from forgetfree.data.sources import check_task, load_task, read_tasks
 from forgetfree.device import find_device
 from forgetfree.errors import ForgetfreeError, ModelError, NoDataError, SeveralFaultsError, UsageError, first_line
 from forgetfree.files import is_place
-from forgetfree.jobs.adapter_starts import starts_of
-from forgetfree.jobs.config import Faults, JobConfig
-from forgetfree.jobs.in_memory import InMemory
+from forgetfree.jobs.config import Faults, InMemory, JobConfig
 from forgetfree.jobs.job import Job
+from forgetfree.jobs.run_config import starts_of
 from forgetfree.jobs.running import costs
-from forgetfree.jobs.running.disk_space import needed_bytes, refuse_without
+from forgetfree.jobs.running.costs import PlannedUnit, Workload, needed_bytes, refuse_without
 from forgetfree.jobs.running.environment import check_place, check_precision, existing, refuse_held, set_threads
 from forgetfree.jobs.running.unit import Json
-from forgetfree.jobs.running.workload import PlannedUnit, Workload
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.learning.cost import TaskSize
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
-from forgetfree.learning.training import MOST_SHOTS, paper_steps
+from forgetfree.learning.training_options import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.results.temperature import CALIBRATION_ROWS

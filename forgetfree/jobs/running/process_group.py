@@ -17,11 +17,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from forgetfree.device import devices, give_device, kind_of_device
-from forgetfree.errors import ForgetfreeError, UsageError
+from forgetfree.device import give_device
+from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs.running.environment import quiet_libraries, set_threads
+from forgetfree.jobs.running.execution import PARTS, launched, number_of_parts
 from forgetfree.jobs.running.progress import Ended, Progress
-from forgetfree.jobs.running.torchrun import PARTS, launched
 from forgetfree.jobs.running.unit import Unit, described_files
 from forgetfree.jobs.running.workers import Work, cores, end_with_parent
 from forgetfree.learning.monitor import Monitor
@@ -30,37 +30,9 @@ _SAME_DIRECTORY = "Give a directory that all of them see, and start again."
 _SAME_BITS = "Their machines compute differently: use machines, threads and versions that are alike."
 
 
-def check_processes(
-    processes: int, settings: Mapping[str, Any], device: str, jobs: int, objects: Sequence[str]
-) -> None:
-    """Raise ``UsageError`` unless so many processes can share every batch of a job."""
-    if processes < 1:
-        raise UsageError(f"--processes must be at least 1, got {processes}.")
-    if processes > 1 and jobs > 1:
-        raise UsageError(
-            f"--processes {processes} trains one unit at a time, got --jobs {jobs}, too. Leave one of them out."
-        )
-    if processes > 1 and objects:
-        raise UsageError(f"Other processes load all by name, and given are {', '.join(objects)}. Leave processes at 1.")
-    for key, parts in settings.items():
-        if key.rpartition(".")[2] == "parts" and (_number(parts) or processes) % processes:
-            remedy = "Give 1, 2 or 4 processes: parts are a power of two."
-            if processes & (processes - 1) == 0:
-                remedy = f"Give --set {key}={processes}, or fewer processes."
-            raise UsageError(f"--processes {processes} cannot share {key}={parts} evenly. {remedy}")
-    here = [each for each in devices() if kind_of_device(each) == kind_of_device(device)]
-    if kind_of_device(device) != "cpu" and launched() is None and processes > len(here):
-        raise UsageError(f"--processes {processes} takes a device each, and torch finds here: {', '.join(here)}.")
-
-
 def threads_each(settings: Mapping[str, Any]) -> int:
     """Return how many threads a process gets where nobody says it: as many whatever the number of processes, for equal bits."""
-    return max(1, cores() // (_number(settings.get("parts")) or PARTS))
-
-
-def _number(value: Any) -> int | None:
-    """Return the number of a setting that has been checked, given as a text or not; ``None`` for none."""
-    return int(value) if str(value).isdigit() else None
+    return max(1, cores() // (number_of_parts(settings.get("parts")) or PARTS))
 
 
 class Shared(Protocol):

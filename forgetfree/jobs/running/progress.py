@@ -18,6 +18,7 @@ from rich.text import Text
 
 from forgetfree.display import counted, escaped
 from forgetfree.learning.monitor import PHASE_NAMES, Monitor, Phase
+from forgetfree.results.metrics import scale_of
 from forgetfree.results.scores import Score
 from forgetfree.results.stored import task_metrics
 
@@ -62,8 +63,9 @@ class TaskLearned:
         if len(known) < self.after:
             return escaped(f"{self.unit} · {counted(self.after, 'task')} learned")
         average = sum(score.value for score in known) / self.after
-        of_all = f", average of {self.after} tasks {100 * average:.1f} %" if self.after > 1 else ""
-        return escaped(f"{self.unit} · {known[-1].task} {100 * known[-1].value:.1f} %{of_all}")
+        scale, last = scale_of(*(score.metric for score in known)), known[-1]
+        of_all = f", average of {self.after} tasks {scale.with_unit(average)}" if self.after > 1 else ""
+        return escaped(f"{self.unit} · {last.task} {scale_of(last.metric).with_unit(last.value)}{of_all}")
 
 
 @dataclass(frozen=True)

@@ -286,7 +286,7 @@ def shaded(
     columns: Sequence[str],
     row: str,
     column: str,
-    limits: tuple[float, float],
+    limits: tuple[float | Floats, float | Floats],
     digits: str,
     caption: str = "",
 ) -> Picture:
@@ -300,17 +300,18 @@ def shaded(
         columns: their names.
         row: what the rows are.
         column: what the columns are.
-        limits: the values of the darkest and of the lightest shade.
+        limits: the values of the darkest and of the lightest shade; or those of each column.
         digits: how numbers are written; empty for none.
         caption: shown below it; default: the shades, where no numbers say it.
     """
-    low, high = limits
+    low, high = map(np.asarray, limits)
+    shades = (values - low) / np.where(high > low, high - low, 1)
     written = bool(digits) and len(columns) <= NAMED
     places, names = _labels(columns, 16, 18 if digits else 28)
     longest = max(map(len, names))
     upright = longest * len(names) > 40  # more than fit beside each other
     with canvas(height=0.9 + 0.2 * min(len(rows), 13) + (0.07 * longest if upright else 0.2)) as ax:
-        ax.imshow(values, cmap=SHADES, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+        ax.imshow(shades, cmap=SHADES, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         ax.grid(False)
         ax.spines[:].set_visible(False)
         ax.set_xticks(places, names, rotation=90 if upright else 0)
@@ -319,9 +320,11 @@ def shaded(
         ax.set(xlabel=column, ylabel=row)
         for (i, j), value in np.ndenumerate(values) if written else ():
             if not np.isnan(value):
-                colour = _on(colormaps[SHADES](float((value - low) / (high - low))))
+                colour = _on(colormaps[SHADES](float(shades[i, j])))
                 ax.text(j, i, digits.format(value), ha="center", va="center", fontsize=8, color=colour)
-    return picture(ax, title, says, caption or f"From dark, {low:.0f} %, to light, {high:.3g} %." * (not written))
+    if written:
+        return picture(ax, title, says, caption)
+    return picture(ax, title, says, caption or f"From dark, {low.min():.0f} %, to light, {high.max():.3g} %.")
 
 
 def _labels(names: Sequence[str], most: int, length: int) -> tuple[range, list[str]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from forgetfree.display import NULL, counted
+from forgetfree.display import NULL, PERCENT, counted
+from forgetfree.results.metrics import scale_of
 from forgetfree.results.records import CONSTANT, GraftResults, GraftRow
-from forgetfree.results.report.page import Page, Table, cell, percent
+from forgetfree.results.report.page import Page, Table, cell, percent, titled
 
 
 def lay_out_graft(results: GraftResults) -> Page:
@@ -20,6 +21,8 @@ def lay_out_graft(results: GraftResults) -> Page:
 
 def _scores(results: GraftResults) -> Table:
     rows: dict[tuple[str, float | None], list[GraftRow]] = {}
+    scale = scale_of(results.metric)
+    shows = {"score": scale.text, "ece": percent, "agreement": percent}
     for row in results.rows:
         rows.setdefault((row.model, row.sparsity), []).append(row)
     body = []
@@ -30,13 +33,14 @@ def _scores(results: GraftResults) -> Table:
             (
                 name,
                 entries,
-                *(cell((getattr(row, key) for row in those), percent) for key in ("score", "ece", "agreement")),
+                *(cell((getattr(row, key) for row in those), show) for key, show in shows.items()),
             )
         )
     if results.floors:
-        body.append((CONSTANT, NULL, percent(results.floors.constant), NULL, NULL))
+        body.append((CONSTANT, NULL, scale.text(results.floors.constant), NULL, NULL))
+    unit = "in %; ECE in percentage points" if scale == PERCENT else "ECE in percentage points, agreement in %"
     return Table(
-        f"On {counted(results.data.test_rows, f'{results.evaluated_on} row')} (in %; ECE in percentage points)",
+        titled(f"On {counted(results.data.test_rows, f'{results.evaluated_on} row')}", unit),
         ("model", "entries", results.metric, "ECE", "agreement with fine-tuned"),
         tuple(body),
     )

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from forgetfree.display import PERCENT, Scale
 from forgetfree.results.intervals import student
-from forgetfree.results.metrics import sign
-from forgetfree.results.report.page import percent, size
+from forgetfree.results.metrics import scale_of, sign
+from forgetfree.results.report.page import size
 from forgetfree.results.run_results import Comparison, StrategyRuns
 
 NAIVE, OURS, REFERENCE = "continual-ft", "grafting-continual", "fine-tune"
@@ -25,27 +26,28 @@ def headline(comparison: Comparison) -> str:
 
 
 def _sentences(comparison: Comparison) -> Iterator[str]:
-    naive = _first(comparison, NAIVE)
+    scale, naive = scale_of(*comparison.metric), _first(comparison, NAIVE)
     ours = _first(comparison, OURS) or _best_of_the_others(comparison)
     if len(comparison.tasks) == 1:
         yield "The stream has one task, so nothing can be forgotten."
     else:
-        parts = [_lost(entry) for entry in (naive, ours) if entry]
+        parts = [_lost(entry, scale) for entry in (naive, ours) if entry]
         if parts:
             text = ", ".join(parts)
             yield f"{_capital(text) if naive else text}{_price(ours, len(comparison.tasks))}."
         if ours and not naive:
             yield f"{NAIVE} is not among the strategies: what naive training would have lost is not known."
     if naive and ours:
-        yield _difference(ours, naive)
+        yield _difference(ours, naive, scale)
     names = [entry.runs[0].strategy for entry in comparison.strategies]
     if any(names.count(entry.runs[0].strategy) > 1 for entry in (naive, ours) if entry):
         yield "These sentences tell the first set-up of a strategy; the tables have all."
     constant = (
-        comparison.constant and f"a constant answer scores {percent(float(np.mean(comparison.constant)))} % on average"
+        comparison.constant
+        and f"a constant answer scores {scale.with_unit(float(np.mean(comparison.constant)))} on average"
     )
     if reference := _first(comparison, REFERENCE):
-        score = f"A model for each task ({reference.label}) scores {percent(_average(reference))} % on average"
+        score = f"A model for each task ({reference.label}) scores {scale.with_unit(_average(reference))} on average"
         yield f"{score}; {constant}." if constant else f"{score}."
     elif constant:
         yield f"{_capital(constant)}."
@@ -62,12 +64,12 @@ def _best_of_the_others(comparison: Comparison) -> StrategyRuns | None:
     return max(others, key=lambda entry: better * _average(entry), default=None)
 
 
-def _lost(entry: StrategyRuns) -> str:
-    """Say how many points a strategy lost on average, and how sure that is."""
+def _lost(entry: StrategyRuns, scale: Scale) -> str:
+    """Say how much of its score a strategy lost on average, and how sure that is."""
     values = [run.forgetting for run in entry.runs]
     mean, low, high = student(values)
     name = f"naive fine-tuning ({entry.label})" if entry.runs[0].strategy == NAIVE else entry.label
-    lost = f"{name} {'gained' if percent(mean).startswith('-') else 'lost'} {_points(abs(mean))} on average"
+    lost = f"{name} {'gained' if scale.text(mean).startswith('-') else 'lost'} {_points(abs(mean), scale)} on average"
     if not any(values):
         return f"{lost}{', with every seed' if len(values) > 1 else ''}"
     if len(values) == 1:
@@ -75,7 +77,8 @@ def _lost(entry: StrategyRuns) -> str:
     if math.isnan(low):
         return f"{lost} (with each of {len(values)} seeds)"
     undecided = ": undecided whether it forgot" if low <= 0 <= high else ""
-    return f"{lost} (95 % interval of the loss {percent(low)} to {percent(high)} over {len(values)} seeds{undecided})"
+    interval = f"95 % interval of the loss {scale.text(low)} to {scale.text(high)}"
+    return f"{lost} ({interval} over {len(values)} seeds{undecided})"
 
 
 def _price(entry: StrategyRuns | None, tasks: int) -> str:
@@ -84,10 +87,10 @@ def _price(entry: StrategyRuns | None, tasks: int) -> str:
     return f", at {size(float(np.mean([each[-1] for each in kept])) / tasks)} a task" if kept and all(kept) else ""
 
 
-def _difference(ours: StrategyRuns, naive: StrategyRuns) -> str:
+def _difference(ours: StrategyRuns, naive: StrategyRuns, scale: Scale) -> str:
     """Compare the averages at the end, in pairs of the same seed."""
-    scores = f"At the end {ours.label} scores {percent(_average(ours))} % on average, {naive.label} "
-    scores += f"{percent(_average(naive))} %"
+    scores = f"At the end {ours.label} scores {scale.with_unit(_average(ours))} on average, {naive.label} "
+    scores += scale.with_unit(_average(naive))
     other = {run.seed: run.average for run in naive.runs}
     pairs = [run.average - other[run.seed] for run in ours.runs if run.seed in other]
     if not pairs:
@@ -98,7 +101,8 @@ def _difference(ours: StrategyRuns, naive: StrategyRuns) -> str:
     if math.isnan(low):
         return f"{scores}, with the same difference for each of {len(pairs)} seeds."
     verdict = "undecided" if low <= 0 <= high else "higher" if mean > 0 else "lower"
-    interval = f"95 % interval of the difference {percent(low)} to {percent(high)} points over {len(pairs)} seeds"
+    ends = f"{scale.text(low)} to {scale.text(high)}{' points' if scale == PERCENT else ''}"
+    interval = f"95 % interval of the difference {ends} over {len(pairs)} seeds"
     return f"{scores}: {verdict} ({interval})."
 
 
@@ -106,9 +110,10 @@ def _average(entry: StrategyRuns) -> float:
     return float(np.mean([run.average for run in entry.runs]))
 
 
-def _points(fraction: float) -> str:
-    text = percent(fraction)
-    return f"{text} point{'' if text == '1.0' else 's'}"
+def _points(difference: float, scale: Scale) -> str:
+    """Return a difference of scores; one of percentages in points."""
+    text = scale.text(difference)
+    return f"{text} point{'' if text == '1.0' else 's'}" if scale == PERCENT else scale.with_unit(difference)
 
 
 def _capital(text: str) -> str:

@@ -7,11 +7,11 @@ from dataclasses import asdict
 
 import numpy as np
 
-from forgetfree.display import NULL, json_text
-from forgetfree.results.metrics import sign
+from forgetfree.display import NULL, PERCENT, json_text
+from forgetfree.results.metrics import scale_of, sign
 from forgetfree.results.records import Failed, RunResults, Unfinished
 from forgetfree.results.report.legend import meanings
-from forgetfree.results.report.page import WIDE, Page, Table, cell, percent, render_page, size, with_best
+from forgetfree.results.report.page import WIDE, Page, Table, cell, render_page, size, titled, with_best
 from forgetfree.results.run_results import USUAL, Comparison, StrategyRuns, differing, merge, same_rows
 
 
@@ -61,10 +61,11 @@ def _table(runs: Sequence[Comparison]) -> Table:
     entries = [(each, entry) for each in runs for entry in each.strategies]
     better = sign(*runs[0].metric)  # 0 leaves the order as it is: such averages have no best
     entries.sort(key=lambda pair: -better * float(np.mean([run.average for run in pair[1].runs])))
+    unit = "in %; forgetting in percentage points" if scale_of(*runs[0].metric) == PERCENT else ""
     names = ("average", "best floor", "forgetting", "kept", "(s)")
     header = ("strategy", "run", "model", "seeds", "average", "best floor", "forgetting", "kept", "seconds")
     table = Table(
-        f"{_tasks(runs[0])} (in %; forgetting in percentage points)",
+        titled(_tasks(runs[0]), unit),
         header,
         tuple(_row(each, entry) for each, entry in entries),
         legend=tuple(
@@ -75,7 +76,7 @@ def _table(runs: Sequence[Comparison]) -> Table:
 
 
 def _row(comparison: Comparison, entry: StrategyRuns) -> tuple[str, ...]:
-    summaries = [run.summary for run in entry.runs]
+    summaries, show = [run.summary for run in entry.runs], scale_of(*comparison.metric).text
     kept = [run.memory for run in entry.runs]
     floors = [score for _, score in comparison.best_floors]
     return (
@@ -83,9 +84,9 @@ def _row(comparison: Comparison, entry: StrategyRuns) -> tuple[str, ...]:
         comparison.sources[0],
         str(comparison.settings.get("model", NULL)),
         str(len(entry.runs)),
-        cell((each.average for each in summaries), percent),
-        percent(float(np.mean(floors))) if floors else NULL,
-        cell((each.forgetting for each in summaries), percent) if len(comparison.tasks) > 1 else NULL,
+        cell((each.average for each in summaries), show),
+        show(float(np.mean(floors))) if floors else NULL,
+        cell((each.forgetting for each in summaries), show) if len(comparison.tasks) > 1 else NULL,
         size(float(np.mean([each[-1] for each in kept]))) if all(kept) else NULL,
         cell((run.all_seconds for run in entry.runs), lambda seconds: f"{seconds:,.1f}"),
     )

@@ -111,12 +111,18 @@ def _shown(table: Table) -> Table:
 # ---- tables ---------------------------------------------------------------------------------------------
 
 
-def without_columns(table: Table, *headers: str) -> Table:
-    """Return a table without some columns, and its title without their names and unit."""
+def titled(what: str, *units: str) -> str:
+    """Return the title of a table: what it shows, and in brackets in which units, as far as there is something to say."""
+    said = "; ".join(filter(None, units))
+    return f"{what} ({said})" if said else what
+
+
+def without_columns(table: Table, *headers: str, title: str) -> Table:
+    """Return a table without some columns, under another title."""
     kept = [i for i, header in enumerate(table.header) if header not in headers]
     return replace(
         table,
-        title=f"{table.title.partition(' (')[0]} (in %)",
+        title=title,
         header=tuple(table.header[i] for i in kept),
         rows=tuple(tuple(row[i] for i in kept) for row in table.rows),
         best=tuple((row, kept.index(column)) for row, column in table.best if column in kept),

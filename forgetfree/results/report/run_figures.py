@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from forgetfree.display import counted
+from forgetfree.display import PERCENT, Scale, counted
 from forgetfree.results.intervals import student
-from forgetfree.results.metrics import reliability, sign
+from forgetfree.results.metrics import reliability, scale_of, sign
 from forgetfree.results.records import LedgerSummary, Run
 from forgetfree.results.report.evidence_tables import Units
 from forgetfree.results.report.figures import (
@@ -70,50 +70,85 @@ def sections_of(comparison: Comparison, units: Units) -> list[Section]:
 def _matrices(comparison: Comparison) -> Section:
     tasks = _names(comparison.tasks)
     pictures, signs = [], {sign(metric) for metric in comparison.metric}
-    means = [np.mean([run.learning_matrix for run in entry.runs], axis=0) for entry in comparison.strategies]
-    # All have one scale: that of fractions, unless a metric of a plug-in has scores beyond it.
-    limits = 100 * min(0.0, *map(np.nanmin, means)), 100 * max(1.0, *map(np.nanmax, means))
-    for entry, mean in zip(comparison.strategies, means, strict=True):
-        lost = f"{percent(float(np.nanmean(mean[-1])))} % on average after the last task"
-        pictures.append(
-            shaded(100 * mean, entry.label, lost, ("before", *tasks), tasks, "after", "score on", limits, "{:.0f}")
-        )
+    average, scales = scale_of(*comparison.metric), [scale_of(metric) for metric in comparison.metric]
+    means = np.array([np.mean([run.learning_matrix for run in e.runs], axis=0) for e in comparison.strategies])
+    factors, shares = np.array([scale.factor for scale in scales]), [scale == PERCENT for scale in scales]
+    low, high = factors * _ends(means, comparison.metric)
+    digits, caption = (
+        ("{:.0f}", "") if all(shares) else ("{:.3g}", "From dark, the lowest score, to light, the highest.")
+    )
+    for entry, mean in zip(comparison.strategies, factors * means, strict=True):
+        lost = f"{average.with_unit(float(np.nanmean(mean[-1])) / average.factor)} on average after the last task"
+        names = ("before", *tasks), tasks, "after", "score on"
+        pictures.append(shaded(mean, entry.label, lost, *names, (low, high), digits, caption))
     text = "A column is a task, a row is what was learned last. Read a column downwards: it lights up when the task is learned"
     text += ", and darkens where it is forgotten"
     text += "; where a lower score is better, the other way round" * (-1 in signs)
-    text += f". Scores in %, {_seeds(comparison)}{_rows(comparison)}."
+    unit = "" if not any(shares) else " in %" if all(shares) else " in % where they are shares"
+    text += f". Scores{unit}, {_seeds(comparison)}{_rows(comparison)}."
+    text += " Each metric has shades of its own." * (not all(shares) and len({*comparison.metric}) > 1)
     text += " Tasks are numbered as they stand in the tables." * (len(tasks) > NAMED)
     return Section("matrix", "Scores after each task", text, pictures)
 
 
+def _ends(means: Floats, metrics: Sequence[str]) -> Floats:
+    """Return for each task the scores of the darkest and of the lightest shade, shape (2, T): one pair for each metric.
+
+    They are 0 and 1 of shares, unless there are scores beyond; else the lowest and the highest score.
+    """
+    ends = np.empty((2, len(metrics)))
+    for metric in {*metrics}:
+        own = [name == metric for name in metrics]
+        least, most = (0.0, 1.0) if scale_of(metric) == PERCENT else (np.inf, -np.inf)
+        ends[:, own] = [[min(least, np.nanmin(means[..., own]))], [max(most, np.nanmax(means[..., own]))]]
+    return ends
+
+
+class _Panel(NamedTuple):
+    """A panel of curves: its title, what is drawn of the scores of runs (runs, stages, T), by which metrics, and a floor."""
+
+    title: str
+    values: Callable[[Floats], Floats]
+    metrics: Sequence[str]
+    floor: float | None = None
+
+    def scores(self, matrices: Iterable[Floats]) -> list[Floats]:
+        """Return the numbers along the axis."""
+        return [self.scale.factor * self.values(runs) for runs in matrices]
+
+    @property
+    def scale(self) -> Scale:
+        return scale_of(*self.metrics)
+
+    @property
+    def alike(self) -> Any:
+        """What panels have in common whose axes are the same: percentages, or the metric."""
+        return PERCENT if self.scale == PERCENT else (*self.metrics,)
+
+
 def _curves(comparison: Comparison) -> Section:
-    entries, tasks = comparison.strategies, comparison.tasks
-    matrices = [np.array([100 * run.learning_matrix for run in entry.runs]) for entry in entries]
-    panels: list[tuple[str, Callable[[Floats], Floats], float | None]]
+    entries, tasks, metrics = comparison.strategies, comparison.tasks, comparison.metric
+    matrices = [np.array([run.learning_matrix for run in entry.runs]) for entry in entries]
     if len(tasks) <= NAMED:
         floors: Sequence[float | None] = comparison.constant or [None] * len(tasks)
         panels = [
-            (task, lambda runs, i=i: runs[:, :, i], floor and 100 * floor)  # type: ignore[misc]
-            for i, (task, floor) in enumerate(zip(tasks, floors, strict=True))
+            _Panel(task, lambda runs, i=i: runs[:, :, i], [metric], floor)  # type: ignore[misc]
+            for i, (task, metric, floor) in enumerate(zip(tasks, metrics, floors, strict=True))
         ]
         text = "A panel is a task: its score before training and after each task of the stream"
     else:
-        panels = [(f"{tasks[0]} (the first task)", lambda runs: runs[:, :, 0], None), ("tasks so far", _so_far, None)]
+        first = _Panel(f"{tasks[0]} (the first task)", lambda runs: runs[:, :, 0], metrics[:1])
+        panels = [first, _Panel("tasks so far", _so_far, metrics)]
         text = "The first task, and the mean of all tasks learned so far, after each task of the stream"
     pictures = [key_to([entry.label for entry in entries], "scores")]
-    shown = [values(runs) for _, values, _ in panels for runs in matrices] + [
-        np.array([floor]) for *_, floor in panels if floor
-    ]
-    low, high = min(map(np.nanmin, shown)), max(map(np.nanmax, shown))
-    for number, (task, values, floor) in enumerate(panels):
+    for number, panel in enumerate(panels):
+        scale, floor = panel.scale, None if panel.floor is None else panel.scale.factor * panel.floor
+        low, high = _range([each for each in panels if each.alike == panel.alike], matrices)
         with canvas() as ax:
-            ax.set_ylim(
-                low - 0.05 * (high - low) - 1, high + 0.05 * (high - low) + 1
-            )  # a fall looks alike in all panels
-            for runs, style in zip(matrices, styles(len(entries)), strict=True):
-                scores = values(runs)
+            ax.set_ylim(low, high)  # a fall looks alike in all panels
+            for scores, style in zip(panel.scores(matrices), styles(len(entries)), strict=True):
                 x = np.arange(scores.shape[1])
-                if len(runs) > 1 and len(entries) <= len(LINES):
+                if len(scores) > 1 and len(entries) <= len(LINES):
                     ax.fill_between(x, scores.min(0), scores.max(0), color=style["color"], alpha=0.15, linewidth=0)
                 ax.plot(x, scores.mean(0), **style | ({} if len(tasks) <= NAMED else {"marker": ""}))
             if floor is not None:
@@ -123,13 +158,23 @@ def _curves(comparison: Comparison) -> Section:
                 ax.set_xticks(range(len(tasks) + 1), ["before", *_names(tasks)], rotation=30, ha="right")
             else:
                 ax.set_xlabel("tasks learned")
-            ax.set_ylabel("score (%)")
-        ends = (f"{e.label} {percent(values(m)[:, -1].mean() / 100)} %" for e, m in zip(entries, matrices, strict=True))
-        pictures.append(picture(ax, task, f"at the end {', '.join(ends)}"))
+            ax.set_ylabel(scale.titled("score"))
+        at_end = (panel.values(runs)[:, -1].mean() for runs in matrices)
+        ends = (f"{entry.label} {scale.with_unit(score)}" for entry, score in zip(entries, at_end, strict=True))
+        pictures.append(picture(ax, panel.title, f"at the end {', '.join(ends)}"))
     text += f". Mean over seeds; shaded: from the worst to the best seed; {_seeds(comparison)}{_rows(comparison)}."
     text += " Upright line: here the task is learned." * (len(tasks) <= NAMED)
     text += " Dotted: a constant answer." * (comparison.constant is not None and len(tasks) <= NAMED)
     return Section("curves", "Tasks over the stream", text, pictures)
+
+
+def _range(panels: Sequence[_Panel], matrices: Sequence[Floats]) -> tuple[float, float]:
+    """Return the ends of the axis that panels have in common."""
+    drawn = [scores for panel in panels for scores in panel.scores(matrices)]
+    drawn += [np.array([panel.scale.factor * panel.floor]) for panel in panels if panel.floor]
+    low, high = min(map(np.nanmin, drawn)), max(map(np.nanmax, drawn))
+    margin = 0.05 * (high - low) + panels[0].scale.factor / 100
+    return low - margin, high + margin
 
 
 def _so_far(runs: Floats) -> Floats:
@@ -142,24 +187,25 @@ def _so_far(runs: Floats) -> Floats:
 
 
 def _forgetting(comparison: Comparison) -> Section:
-    entries = comparison.strategies
+    entries, scale = comparison.strategies, scale_of(*comparison.metric)
     pictures, many = [], any(len(entry.runs) > 1 for entry in entries)
     if len(comparison.tasks) > 1:
         with canvas(height=0.9 + 0.24 * len(entries)) as ax:
             says = []
             for place, (entry, style) in enumerate(zip(entries, styles(len(entries)), strict=True)):
-                values = [100 * run.forgetting for run in entry.runs]
+                values = [scale.factor * run.forgetting for run in entry.runs]
                 mean, low, high = student(values)
                 ax.plot([low, high], [place, place], color=style["color"], solid_capstyle="butt")  # NaN draws nothing
                 ax.plot(values, [place] * len(values), "|", color=style["color"], markersize=9)
                 ax.plot(mean, place, marker=style["marker"], color=style["color"])
-                says.append(f"{entry.label} {percent(mean / 100)}")
+                says.append(f"{entry.label} {scale.text(mean / scale.factor)}")
             ax.axvline(0, color=FAINT, linewidth=1)
             left, right = ax.get_xlim()
-            ax.set_xlim(min(left, -1), max(right, 1))  # less than a point is no picture
+            least = scale.factor / 100  # less than a point is no picture
+            ax.set_xlim(min(left, -least), max(right, least))
             ax.set_yticks(range(len(entries)), [short(f"{e.label}, n={len(e.runs)}", 30) for e in entries])
             ax.set_ylim(len(entries) - 0.4, -0.6)
-            ax.set_xlabel("forgetting (points)")
+            ax.set_xlabel("forgetting (points)" if scale == PERCENT else scale.titled("forgetting"))
         pictures.append(picture(ax, "Forgetting at the end", ", ".join(says)))
     text = "How far tasks are below their best score since they were learned; the mean over all tasks but the last. "
     if many:
@@ -171,7 +217,7 @@ def _forgetting(comparison: Comparison) -> Section:
 
 
 def _costs(comparison: Comparison) -> Section:
-    entries, tasks = comparison.strategies, len(comparison.tasks)
+    entries, tasks, scale = comparison.strategies, len(comparison.tasks), scale_of(*comparison.metric)
     costs: list[tuple[str, str, Callable[[float], str], Callable[[Run], float]]] = [
         (
             "Score against time",
@@ -186,18 +232,19 @@ def _costs(comparison: Comparison) -> Section:
         with canvas() as ax:
             says, found = [], []
             for entry, style in zip(entries, styles(len(entries)), strict=True):
-                ends = np.array([100 * run.learning_matrix[-1].mean() for run in entry.runs])
+                ends = np.array([scale.factor * run.learning_matrix[-1].mean() for run in entry.runs])
                 x = float(np.mean([cost(run) for run in entry.runs]))
                 if x <= 0:
                     continue
                 ax.plot([x, x], [ends.min(), ends.max()], color=style["color"], linewidth=1)
                 ax.plot(x, ends.mean(), marker=style["marker"], color=style["color"], markersize=7)
                 found.append(x)
-                says.append(f"{entry.label} {percent(ends.mean() / 100)} % at {show(x)}")
+                says.append(f"{entry.label} {scale.with_unit(ends.mean() / scale.factor)} at {show(x)}")
             if comparison.constant:
-                ax.axhline(100 * float(np.mean(comparison.constant)), color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
+                floor = scale.factor * float(np.mean(comparison.constant))
+                ax.axhline(floor, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
             ax.margins(0.12)
-            ax.set(xlabel=label, ylabel="average score (%)")
+            ax.set(xlabel=label, ylabel=scale.titled("average score"))
             if found:
                 scale_of_costs(ax, found, show)
         if says:

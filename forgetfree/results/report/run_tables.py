@@ -8,17 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from forgetfree.display import NULL
-from forgetfree.results.metrics import sign
+from forgetfree.display import NULL, PERCENT, Scale
+from forgetfree.results.metrics import scale_of, sign
 from forgetfree.results.records import CONSTANT, LedgerSummary, Run
 from forgetfree.results.report.evidence_tables import Units, evidence_tables
 from forgetfree.results.report.legend import meanings
-from forgetfree.results.report.page import WIDE, Table, cell, percent, transposed, with_best, without_columns
+from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best, without_columns
 from forgetfree.results.run_results import Comparison, StrategyRuns
 from forgetfree.tasks import version_of
 
 #: A number of a run, by row and column of a table.
 Value = Callable[[Run, int, int], float | None]
+Show = Callable[[float], str]
 
 
 class Columns(NamedTuple):
@@ -27,16 +28,21 @@ class Columns(NamedTuple):
     Attributes:
         headers: their names.
         value: their numbers.
-        show: how these are written.
+        show: how these are written; or how those of each column are.
         better: 1 where more is better, -1 where less is, 0 where neither is; or one of these for each column.
         legend: under which name `MEANINGS` says what they mean.
     """
 
     headers: Sequence[str]
     value: Value
-    show: Callable[[float], str]
+    show: Show | Sequence[Show]
     better: int | Sequence[int] = 0
     legend: str = ""
+
+    @property
+    def shows(self) -> Sequence[Show]:
+        """Return `show` of each column."""
+        return [self.show] * len(self.headers) if callable(self.show) else self.show
 
     @property
     def signs(self) -> Sequence[int]:
@@ -46,6 +52,7 @@ class Columns(NamedTuple):
 
 #: Streams longer than this show how things grow with the number of tasks.
 _LONG = 5
+_OUTCOME = "After the last task"
 
 
 def tables_of(comparison: Comparison, units: Units) -> list[Table]:
@@ -59,7 +66,8 @@ def tables_of(comparison: Comparison, units: Units) -> list[Table]:
     matrix_table = _course_table if wide else _matrix_table
     by_task = [_outcome_table(comparison), _transfer_table(comparison), _calibration_table(comparison)]
     if len(comparison.tasks) == 1:  # nothing can be forgotten or transferred
-        by_task = [without_columns(by_task[0], "average", "forgetting", "BWT"), by_task[2]]
+        title = titled(_OUTCOME, _unit_of_scores(comparison) or "ECE in percentage points")
+        by_task = [without_columns(by_task[0], "average", "forgetting", "BWT", title=title), by_task[2]]
     known = [_readout_table(comparison), _cost_table(comparison)]
     known += [
         table(comparison, entry) for table in (_growth_table, _ledger_table, matrix_table) for entry in strategies
@@ -75,7 +83,7 @@ def _table(title: str, corner: str, rows: Iterable[tuple[str, Sequence[Run]]], *
     """Return a table whose cells are means over the runs of a row."""
     body, rows = [], list(rows)
     for row, (name, runs) in enumerate(rows):
-        columns = ((of.value, column, of.show) for of in groups for column in range(len(of.headers)))
+        columns = ((of.value, column, show) for of in groups for column, show in enumerate(of.shows))
         body.append((name, *(cell((value(run, row, i) for run in runs), show) for value, i, show in columns)))
     header = (corner, *(header for of in groups for header in of.headers))
     metrics = {metric for _, runs in rows for run in runs for metric in run.metric}
@@ -87,20 +95,22 @@ def _strategies(comparison: Comparison) -> list[tuple[str, Sequence[Run]]]:
     return [(entry.label, entry.runs) for entry in comparison.strategies]
 
 
-def _summary(header: str, key: str, better: int) -> Columns:
-    return Columns([header], lambda run, *_: getattr(run.summary, key), percent, better, header)
+def _summary(header: str, key: str, better: int, scale: Scale) -> Columns:
+    return Columns([header], lambda run, *_: getattr(run.summary, key), scale.text, better, header)
 
 
 def _outcome_table(comparison: Comparison) -> Table:
     """Return table 4 of the paper: what each strategy still knows of each task at the end."""
+    shows, scale = _shows(comparison), scale_of(*comparison.metric)
     columns = [
-        Columns(_task_headers(comparison), lambda run, _, i: run.matrix[-1][i], percent, _signs(comparison), "a task"),
-        _summary("average", "average", sign(*comparison.metric)),
-        _summary("forgetting", "forgetting", -1),
-        _summary("BWT", "bwt", 1),
-        _summary("ECE", "ece", -1),
+        Columns(_task_headers(comparison), lambda run, _, i: run.matrix[-1][i], shows, _signs(comparison), "a task"),
+        _summary("average", "average", sign(*comparison.metric), scale),
+        _summary("forgetting", "forgetting", -1, scale),
+        _summary("BWT", "bwt", 1, scale),
+        _summary("ECE", "ece", -1, PERCENT),
     ]
-    title = "After the last task (in %; forgetting, BWT and ECE in percentage points)"
+    points = "forgetting, BWT and ECE" if scale == PERCENT else "ECE"
+    title = titled(_OUTCOME, _unit_of_scores(comparison), f"{points} in percentage points")
     table = _table(title, "strategy", _strategies(comparison), *columns)
     rows = []
     for entry, row in zip(comparison.strategies, table.rows, strict=True):
@@ -108,32 +118,34 @@ def _outcome_table(comparison: Comparison) -> Table:
         if all(run.union for run in entry.runs):
             unions = [run.union for run in entry.runs if run.union]
             scores = [union.accuracy for union in unions]
-            average = cell(map(np.mean, scores), percent)
+            average = cell(map(np.mean, scores), scale.text)
             ece = cell((float(np.mean(union.ece)) for union in unions), percent)
-            of_tasks = (cell(column, percent) for column in zip(*scores, strict=True))
+            of_tasks = (cell(column, show) for column, show in zip(zip(*scores, strict=True), shows, strict=True))
             rows.append((f"{entry.label} (one final union)", *of_tasks, average, NULL, NULL, ece))
     constant = {CONSTANT: comparison.constant} if comparison.constant else {}
     floors: dict[str, Sequence[float | None]] = {**constant, **comparison.learned_floors}
     for name, floor in floors.items():
         known = [score for score in floor if score is not None]
-        average = percent(float(np.mean(known))) if len(known) == len(floor) else NULL
-        rows.append((name, *(NULL if score is None else percent(score) for score in floor), average, NULL, NULL, NULL))
+        average = scale.text(float(np.mean(known))) if len(known) == len(floor) else NULL
+        of_tasks = (NULL if score is None else show(score) for score, show in zip(floor, shows, strict=True))
+        rows.append((name, *of_tasks, average, NULL, NULL, NULL))
     more = meanings(*floors, "bold", metrics=comparison.metric)
     better = [each for of in columns for each in of.signs]
     return with_best(replace(table, rows=tuple(rows), legend=table.legend + more), better)
 
 
 def _transfer_table(comparison: Comparison) -> Table:
+    scale = scale_of(*comparison.metric)
     return _table(
-        "Transfer, and forgetting per task (in percentage points)",
+        titled("Transfer, and forgetting per task", _unit_of_scores(comparison, "in percentage points")),
         "strategy",
         _strategies(comparison),
-        _summary("FWT", "fwt", 1),
-        _summary("intransigence", "intransigence", -1),
+        _summary("FWT", "fwt", 1, scale),
+        _summary("intransigence", "intransigence", -1, scale),
         Columns(
             [f"forgetting {task}" for task in comparison.tasks],
             lambda run, _, i: run.forgotten[i],
-            percent,
+            _shows(comparison),
             -1,
             "forgetting of a task",
         ),
@@ -146,7 +158,7 @@ def _versions(comparison: Comparison) -> Columns:
     places: dict[str, list[int]] = {}
     for place, task in enumerate(comparison.tasks):
         places.setdefault(version_of(task)[0], []).append(place)
-    signs = _signs(comparison)
+    signs, shows = _signs(comparison), _shows(comparison)
     ends = [(held[0], held[-1]) for held in places.values() if len(held) > 1]
 
     def brought(run: Run, _: int, i: int) -> float:
@@ -155,7 +167,7 @@ def _versions(comparison: Comparison) -> Columns:
         return signs[latest] * float(scores[-1][latest] - scores[first + 1][first])
 
     headers = [f"BWT to {comparison.tasks[latest]}" for _, latest in ends]
-    return Columns(headers, brought, percent, 1, "BWT to a version")
+    return Columns(headers, brought, [shows[latest] for _, latest in ends], 1, "BWT to a version")
 
 
 def _calibration_table(comparison: Comparison) -> Table:
@@ -197,15 +209,16 @@ def _readout_table(comparison: Comparison) -> Table:
             return None
         return float(np.mean(np.array(signs) * (np.array(now, dtype=float) - np.array(own, dtype=float))))
 
-    signs = _signs(comparison)
+    signs, shows, show = _signs(comparison), _shows(comparison), scale_of(*comparison.metric).text
+    unit = _unit_of_scores(comparison, "in %, the difference in percentage points")
 
     return _table(
-        "After re-training the readout on the final model (in %, the difference in percentage points)",
+        titled("After re-training the readout on the final model", unit),
         "strategy",
         [(entry.label, entry.runs) for entry in entries],
-        Columns(_task_headers(comparison), lambda run, _, i: again(run, i), percent, signs, "a task, re-trained"),
-        Columns(["average"], lambda run, *_: mean(run.readout_again), percent, sign(*comparison.metric), "average"),
-        Columns(["won by re-training"], won, percent, 0, "won by re-training"),
+        Columns(_task_headers(comparison), lambda run, _, i: again(run, i), shows, signs, "a task, re-trained"),
+        Columns(["average"], lambda run, *_: mean(run.readout_again), show, sign(*comparison.metric), "average"),
+        Columns(["won by re-training"], won, show, 0, "won by re-training"),
     )
 
 
@@ -236,7 +249,7 @@ def _cost_table(comparison: Comparison) -> Table:
 
 def _growth_table(comparison: Comparison, entry: StrategyRuns) -> Table:
     """Show what each further task costs, and what it does to the first."""
-    tasks = comparison.tasks
+    tasks, first, average = comparison.tasks, scale_of(comparison.metric[0]), scale_of(*comparison.metric)
     known = len(tasks) > _LONG and all(run.kept_bytes and run.seconds_per_task for run in entry.runs)
 
     def owned(run: Run, row: int, _: int) -> float | None:
@@ -250,9 +263,11 @@ def _growth_table(comparison: Comparison, entry: StrategyRuns) -> Table:
         Columns(["learning it (s)"], lambda run, row, _: (run.seconds_per_task or [])[row], _seconds),
         Columns(["kept (bytes)"], lambda run, row, _: (run.kept_bytes or [])[row], _count),
         Columns(["of its region not owned before (%)"], owned, percent, legend="of its region not owned before"),
-        Columns([f"{tasks[0]} (%)"], lambda run, row, _: run.matrix[row + 1][0], percent),
+        Columns([first.titled(tasks[0])], lambda run, row, _: run.matrix[row + 1][0], first.text),
         Columns(
-            ["average so far (%)"], lambda run, row, _: float(run.learning_matrix[row + 1, : row + 1].mean()), percent
+            [average.titled("average so far")],
+            lambda run, row, _: float(run.learning_matrix[row + 1, : row + 1].mean()),
+            average.text,
         ),
     )
 
@@ -284,30 +299,44 @@ def _ledger_table(comparison: Comparison, entry: StrategyRuns) -> Table:
 def _matrix_table(comparison: Comparison, entry: StrategyRuns) -> Table:
     stages = ("before training", *(f"after {task}" for task in comparison.tasks))
     means = np.mean([run.learning_matrix for run in entry.runs], axis=0)
+    seeds = "one seed" if len(entry.runs) == 1 else f"mean over {len(entry.runs)} seeds"
+    unit = ", ".join(filter(None, [_unit_of_scores(comparison), seeds]))
+    rows = ((show(score) for show, score in zip(_shows(comparison), row, strict=True)) for row in means)
     return Table(
-        title=f"Learning matrix of {entry.label} (in %, {_mean_over(len(entry.runs))})",
+        title=titled(f"Learning matrix of {entry.label}", unit),
         header=("stage", *_task_headers(comparison)),
-        rows=tuple((stage, *map(percent, row)) for stage, row in zip(stages, means, strict=True)),
+        rows=tuple((stage, *row) for stage, row in zip(stages, rows, strict=True)),
     )
 
 
 def _course_table(comparison: Comparison, entry: StrategyRuns) -> Table:
     """Return what stands in place of the learning matrix of a stream that is too long for one."""
-    return _table(
-        f"Each task over the stream of {entry.label} (in %)",
-        "task",
-        [(task, entry.runs) for task in _task_headers(comparison)],
-        Columns(["before training"], lambda run, row, _: float(run.learning_matrix[0, row]), percent),
-        Columns(["once learned"], lambda run, row, _: run.matrix[row + 1][row], percent, 0, "once learned"),
-        Columns(["at the end"], lambda run, row, _: run.matrix[-1][row], percent),
-        Columns(
-            ["forgetting"],
-            lambda run, row, _: run.forgotten[row],
-            percent,
-            0,
-            "forgetting of a task",
-        ),
+    stages: dict[str, Callable[[Run, int], float | None]] = {
+        "before training": lambda run, i: float(run.learning_matrix[0, i]),
+        "once learned": lambda run, i: run.matrix[i + 1][i],
+        "at the end": lambda run, i: run.matrix[-1][i],
+        "forgetting": lambda run, i: run.forgotten[i],
+    }
+    values = list(stages.values())
+    table = _table(
+        titled(f"Each task over the stream of {entry.label}", _unit_of_scores(comparison)),
+        "stage",
+        [(stage, entry.runs) for stage in stages],
+        Columns(_task_headers(comparison), lambda run, row, i: values[row](run, i), _shows(comparison)),
     )
+    legend = meanings("once learned", "forgetting of a task", metrics=comparison.metric)
+    return replace(transposed(table, "task"), legend=legend)
+
+
+def _shows(comparison: Comparison) -> list[Show]:
+    """Return for each task how its scores are written."""
+    return [scale_of(metric).text for metric in comparison.metric]
+
+
+def _unit_of_scores(comparison: Comparison, percent: str = "in %") -> str:
+    """Return what a title says of the unit of scores: of percentages these words, nothing of plain numbers."""
+    shares = [scale_of(metric) == PERCENT for metric in comparison.metric]
+    return "" if not any(shares) else percent if all(shares) else f"{percent} where scores are shares"
 
 
 def _signs(comparison: Comparison) -> list[int]:
@@ -321,10 +350,6 @@ def _task_headers(comparison: Comparison) -> list[str]:
         task if metric == "accuracy" else f"{task} ({metric.upper()})"
         for task, metric in zip(comparison.tasks, comparison.metric, strict=True)
     ]
-
-
-def _mean_over(seeds: int) -> str:
-    return "one seed" if seeds == 1 else f"mean over {seeds} seeds"
 
 
 def _seconds(seconds: float) -> str:

@@ -24,12 +24,12 @@ from forgetfree.errors import RunError, UsageError
 from forgetfree.files import locked
 from forgetfree.jobs.run import RunJob, run
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running import checkpoints, environment, resume, unit
+from forgetfree.jobs.running import checkpoints, directory, environment, unit
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, KeptPhases, pack, unpack
 from forgetfree.jobs.running.directory import holdings, resumption
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.signals import STOP, terminable
-from forgetfree.learning.training_state import generators, set_generators
+from forgetfree.learning.training import generators, set_generators
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.tensor_file import TensorFile
 
@@ -547,7 +547,7 @@ def test_other_versions_are_refused_or_recorded_and_no_unit_is_computed_in_two_w
         run(both)
     finished = (out / "bitfit" / "seed-0" / "unit.json").read_bytes()
     versions = environment.versions()
-    for module in (environment, resume):
+    for module in (environment, directory):
         monkeypatch.setattr(module, "versions", lambda: versions | {"torch": "9.9"})
     with pytest.raises(
         RunError, match=r"the version of torch .* or give --allow-changed: then config.json names the change"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from forgetfree.core.checkpoint import Checkpoint
+from forgetfree.checkpoint import Checkpoint
 from forgetfree.jobs.running.unit import HISTORY, History
 from forgetfree.learning.monitor import Monitor, Stopwatch
-from forgetfree.learning.training import rate_at
+from forgetfree.learning.training_options import rate_at
 from forgetfree.options import build
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream

@@ -17,9 +17,9 @@ import transformers
 
 import forgetfree
 from forgetfree import cli
-from forgetfree.jobs.in_memory import InMemory
+from forgetfree.jobs.config import InMemory
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running import costs, disk_space
+from forgetfree.jobs.running import costs
 from forgetfree.jobs.running.preflight import plan_of
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.learning.cost import ledger_bytes
@@ -356,7 +356,7 @@ def test_room_is_wanted_where_models_are_kept_and_for_what_is_not_there_yet(
         disks = {
             name: SimpleNamespace(stat=lambda name=name: SimpleNamespace(st_dev=name)) for name in ("out", "cache")
         }
-        full.setattr(disk_space, "existing", lambda path: disks[path.name])
+        full.setattr(costs, "existing", lambda path: disks[path.name])
         full.setattr(shutil, "disk_usage", lambda disk: SimpleNamespace(free=1000 if disk is disks["cache"] else 10**9))
         assert f"--cache {tmp_path / 'cache'} needs about " in refused(capsys, *words)
     assert cli.main(words) == 0

@@ -1,7 +1,4 @@
-"""Libraries without those that they import and hardly use: for Avalanche they take a third of its import.
-
-They are imported when one of their functions is first called.
-"""
+"""Modules that a library imports and hardly uses are imported when one of their functions is first called."""
 
 from __future__ import annotations
 
@@ -12,9 +9,6 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
-
-#: What Avalanche 0.6 imports at its top level and calls in functions only.
-UNUSED = ("gdown", "qpsolvers", "torchmetrics", "torchmetrics.functional", "wandb")
 
 
 class _Deferred(ModuleType):

@@ -11,8 +11,8 @@ import torch
 from forgetfree import registry
 from forgetfree.data.rows import Rows
 from forgetfree.errors import UsageError
-from forgetfree.serve.kinds import served
-from forgetfree.serve.labels import LabelTask
+from forgetfree.serve.classification import LabelTask
+from forgetfree.serve.served_task import served
 from forgetfree.serve.tagging import TaggingTask
 from forgetfree.tasks import KIND_OF_FORM, TaskDefinition
 

@@ -1,8 +1,12 @@
-"""Adapters of PEFT on disk: `adapter_config.json` and `adapter_model.safetensors`, as PEFT's `save_pretrained` writes them."""
+"""Adapters of PEFT on disk: read, merged into their model, and taken as the place where a task's fine-tuning starts.
+
+An adapter is `adapter_config.json` and `adapter_model.safetensors`, as PEFT's `save_pretrained` writes them.
+"""
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import re
 import shutil
@@ -12,15 +16,20 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from forgetfree.core.body import body_of, body_space
+from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ModelError, UsageError
+from forgetfree.files import size_of
 from forgetfree.json_file import check, read_json
+from forgetfree.models.architecture import check_same_body, differing_tensors
 from forgetfree.models.checkpoint import check_labels, explained, quiet, read_weights
 from forgetfree.models.loading import locate
 
@@ -75,13 +84,13 @@ def adapter_config(directory: str | Path) -> dict[str, Any]:
     path = Path(directory) / CONFIG
     if path.is_file() and (size := path.stat().st_size) > MOST_BYTES:
         raise ModelError(f"{path} has {size:,} bytes, and at most {MOST_BYTES:,} are read. {_REMEDY}")
-    found: dict[str, Any] = read_json(path, ModelError, _REMEDY, _check_config)
-    if found.get("layer_replication"):
+    config: dict[str, Any] = read_json(path, ModelError, _REMEDY, _check_config)
+    if config.get("layer_replication"):
         raise ModelError(
             f"The adapter {str(directory)!r} repeats layers of its model (layer_replication), which makes another network of "
             "it. Merge the adapter by PEFT, and give what it saves to --model."
         )
-    return found
+    return config
 
 
 def _check_config(config: Any) -> None:
@@ -160,17 +169,17 @@ def _check_patterns(network: nn.Module, config: Mapping[str, Any], name: str) ->
 
     They are tried in a process of their own: nothing stops a pattern that back-tracks in this one.
     """
-    held = [each for each, _ in (*network.named_modules(), *network.named_parameters())]
+    layers = [each for each, _ in (*network.named_modules(), *network.named_parameters())]
     for key, value in config.items():
-        if isinstance(value, list) and len(value) > len(held) and all(isinstance(each, str) for each in value):
+        if isinstance(value, list) and len(value) > len(layers) and all(isinstance(each, str) for each in value):
             raise ModelError(
-                f"The adapter {name!r} names {len(value):,} modules ({key}), and a {type(network).__name__} has {len(held):,}. "
-                "Give the model that it was made from."
+                f"The adapter {name!r} names {len(value):,} modules ({key}), and a {type(network).__name__} has {len(layers):,}"
+                ". Give the model that it was made from."
             )
     patterns = sorted({text for text in _texts(config) if not re.fullmatch(r"[\w.:/@ -]*", text)})
     if not patterns:
         return
-    names = json.dumps([patterns, [*held, *(PREFIX + each for each in held)]])
+    names = json.dumps([patterns, [*layers, *(PREFIX + each for each in layers)]])
     try:
         subprocess.run(
             [sys.executable, "-I", "-S", "-c", _MATCHING],
@@ -283,3 +292,104 @@ def merged_directory(directory: str, model: str, *, whole: bool = True) -> Itera
             yield merged
         except ForgetfreeError as error:  # the user knows the adapter
             raise type(error)(str(error).replace(merged, directory)) from error
+
+
+# -- As a start ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AdapterStart:
+    """An adapter that a task's fine-tuning starts from. Its head is not used.
+
+    Attributes:
+        directory: the adapter's.
+        model: the model that it was made from.
+        sha256: of `adapter_config.json` followed by `adapter_model.safetensors`.
+    """
+
+    directory: str
+    model: str
+    sha256: str
+
+    @classmethod
+    def of(cls, directory: str, model: str) -> AdapterStart:
+        """Return the adapter in a directory.
+
+        Raises:
+            UsageError: there is none.
+            ModelError: it has no weights in safetensors.
+        """
+        if not is_adapter(directory):
+            raise UsageError(
+                f"--start {directory!r} is no adapter of PEFT. Expected a directory with {CONFIG} and {WEIGHTS}, as its "
+                "save_pretrained writes them."
+            )
+        return cls(directory, model, _sha256(Path(directory)))
+
+    def check(self, pre: ReadoutModel) -> tuple[str, ...]:
+        """Check that the adapter can be merged, and return what is to be known of it.
+
+        Args:
+            pre: the model, with θ_pre in it.
+
+        Raises:
+            UsageError, ModelError: it belongs to another model, changes nothing that can be trained, or is damaged.
+        """
+        merged, body, space = self._merged(pre), body_of(pre), pre.space()
+        if torch.equal(body_space(pre.backbone, space).flatten(merged), space.flatten(pre.backbone).cpu()):
+            raise UsageError(
+                f"The adapter {self.directory!r} changes none of the {len(space)} graftable entries of {self.model!r}. Give "
+                "one that is trained, or leave it out."
+            )
+        notes = []
+        named = adapter_config(self.directory).get("base_model_name_or_path")
+        known = {Path(each).name.casefold() for each in (self.model, locate(self.model))}
+        if named and Path(str(named)).name.casefold() not in known:  # of the same shapes, it may still be another
+            notes.append(
+                f"The adapter {self.directory} names {named!r} as its base, and is merged into {self.model!r}."
+            )
+        graftable = {spec.name for spec in body_space(pre.backbone, space).tensors}
+        if left := differing_tensors(body, merged, graftable):
+            notes.append(
+                f"The adapter {self.directory} changes {len(left)} tensor{'s' if len(left) > 1 else ''} that cannot be "
+                f"grafted, such as {left[0]}: fine-tuning starts without that."
+            )
+        return tuple(notes)
+
+    def theta(self, model: ReadoutModel) -> Tensor:
+        """Return θ_pre with the adapter merged into it, ``(N,)`` on the CPU, whatever ``model`` holds now.
+
+        Raises:
+            ModelError: its files have changed since `of`, or are damaged.
+        """
+        if _sha256(Path(self.directory)) != self.sha256:
+            raise ModelError(
+                f"The adapter {self.directory!r} has changed since it was first read. Put the old files back, or start again "
+                "with another --out."
+            )
+        return body_space(model.backbone, model.space()).flatten(self._merged(model))
+
+    def _merged(self, model: ReadoutModel) -> nn.Module:
+        """Return the body of the network that PEFT merges."""
+        with (
+            torch.random.fork_rng(devices=[]),  # a head that is not there is drawn
+            merged_directory(self.directory, self.model, whole=False) as merged,
+        ):
+            network, _ = read_weights(merged, adapter_loader(self.directory), self.directory)
+        check_same_body(body_of(model), body_of(network), self.model, self.directory)
+        return body_of(network)
+
+
+def _sha256(directory: Path) -> str:
+    digest = hashlib.sha256()
+    for name in (CONFIG, WEIGHTS):
+        try:
+            size_of(directory / name)
+            with (directory / name).open("rb") as file:
+                while part := file.read(2**20):
+                    digest.update(part)
+        except OSError as error:
+            raise ModelError(
+                f"The adapter {str(directory)!r} has no readable {name}. Save it again, with save_pretrained of PEFT."
+            ) from error
+    return digest.hexdigest()

@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from forgetfree.models.deferred import UNUSED, deferred
+from forgetfree.continual import UNUSED
+from forgetfree.deferred import deferred
 
 
 @pytest.mark.sampled(share=0.2)

@@ -10,7 +10,7 @@ from spaced import EVERY
 
 from forgetfree.data.encoding import Encoder
 from forgetfree.data.rows import Rows
-from forgetfree.serve.model_card import encode_source
+from forgetfree.serve.cards import encode_source
 
 
 @pytest.mark.sampled(share=0.25)

@@ -1,21 +1,33 @@
-"""Ledgers of one base model, trained apart, as one.
+"""What was learned apart on one base model, as one: ledgers that keep each task's own entries, or grafts merged into one.
 
-The order of the ledgers decides: of an entry that several of them own, the first one's value stays, and the tasks of the later
-ones are answered with it. All else of a task stays as it was: it is answered with the entries of its own ledger alone.
+Of ledgers, the order decides: of an entry that several of them own, the first one's value stays, and the tasks of the later
+ones are answered with it. All else of a task stays as it was: it is answered with the entries of its own ledger alone. Grafts
+are merged entry by entry (`forgetfree.core.merging`), and the merged model answers all their tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
 import torch
+from torch import Tensor
 
+from forgetfree.core.base_regions import budget, most_moved
+from forgetfree.core.merging import DENSITY, MergeRule, check_merge, merged_values
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.errors import LedgerError, TaskError
+from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Ledger
+from forgetfree.ledger.records import Record
 from forgetfree.tasks import next_version
+
+# -- Ledgers --------------------------------------------------------------------------------------------
+
 
 #: Compositions in which several tasks may have a value for an entry.
 _APART = ("alone", "auto")
@@ -118,3 +130,88 @@ def _check_labels(joined: Ledger, labels: tuple[str, ...], task: str, ledger: st
             f"Task {task!r} of {ledger} has the labels {', '.join(labels)}, in an earlier ledger {', '.join(known.labels)}: "
             "they are no versions of one task. Run one of them under another name."
         )
+
+
+# -- Grafts ---------------------------------------------------------------------------------------------
+
+
+#: Entries that are merged at a time.
+_STRETCH = 2**20
+
+
+def merged_graft(
+    grafts: Sequence[Graft],
+    theta_pre: Tensor,
+    rule: MergeRule,
+    weight: float | None = None,
+    density: float | None = None,
+) -> Graft:
+    """Return one graft, with the entries of all ``grafts``.
+
+    Args:
+        grafts: one a task, all of one θ_pre and on the CPU.
+        theta_pre: θ_pre, ``(N,)``, on the CPU.
+        rule: how, see `forgetfree.core.merging`.
+        weight: λ, of task arithmetic and TIES; default: `forgetfree.core.merging.WEIGHTS`.
+        density: k, of TIES; default: `forgetfree.core.merging.DENSITY`.
+
+    Raises:
+        OptionError: the rule has no such setting, or a value is out of range.
+    """
+    check_merge(rule, weight, density)
+    if rule == "ties":
+        grafts = [trimmed(graft, theta_pre, DENSITY if density is None else density) for graft in grafts]
+    region = reduce(or_, (graft.region for graft in grafts))
+    merged = torch.empty(len(region), dtype=theta_pre.dtype)
+    for start in range(0, len(region), _STRETCH):
+        entries = region.indices[start : start + _STRETCH]
+        pre = theta_pre[entries].double()
+        theta, gamma = (
+            torch.stack(each) for each in zip(*(_held(graft, entries, pre) for graft in grafts), strict=True)
+        )
+        merged[start : start + _STRETCH] = merged_values(rule, theta, gamma, pre, weight).to(merged.dtype)
+    return Graft(region, merged)
+
+
+def trimmed(graft: Graft, theta_pre: Tensor, density: float) -> Graft:
+    """Return the graft's most moved entries, at most the share ``density`` of all entries: the trimming of TIES.
+
+    Args:
+        graft: its entries.
+        theta_pre: θ_pre, ``(N,)``.
+        density: k of Yadav et al.
+    """
+    indices = graft.region.indices
+    kept = most_moved(theta_pre[indices], graft.values, budget(len(theta_pre), density, "density")).indices
+    return Graft(Region(indices[kept]), graft.values[kept])
+
+
+def _held(graft: Graft, entries: Tensor, pre: Tensor) -> tuple[Tensor, Tensor]:
+    """Return θ_t at ``entries``, θ_pre where the graft holds nothing, and γ_t there."""
+    if not len(graft.region):
+        return pre, torch.zeros(len(entries), dtype=torch.bool)
+    place = torch.searchsorted(graft.region.indices, entries).clamp(max=len(graft.region) - 1)
+    gamma = graft.region.indices[place] == entries
+    return torch.where(gamma, graft.values[place].double(), pre), gamma
+
+
+def merged_ledger(
+    space: ParameterSpace, fingerprint: str, binding: Binding | None, merged: Graft, records: Iterable[Record]
+) -> Ledger:
+    """Return a ledger whose tasks are all answered with the same entries, and each with its own readout.
+
+    Its composition is ``selection``: the first task owns all entries, and the region of each task is the whole of them.
+
+    Args:
+        space: the parameter space of the base model.
+        fingerprint: that of the base model.
+        binding: what else answers depend on.
+        merged: the merged entries.
+        records: one a task, of which names, readouts, definitions and classes are taken.
+    """
+    ledger = Ledger(space, fingerprint, "selection", binding)
+    nothing = Graft(Region.empty(), merged.values[:0])
+    for number, record in enumerate(records):
+        owned, share = nothing if number else merged, len(merged.region) / len(space)
+        ledger.append(replace(record, region=merged.region, owned=owned, sparsity=share, buffers={}))
+    return ledger

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import beta, binom
 
-from forgetfree.results.bounds import certified_error, on_grid, printed_bound, region_nats
+from forgetfree.benchmarks.paper.bound import certified_error, on_grid, printed_bound, region_nats
 
 DELTA = 0.05
 

@@ -21,9 +21,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.ledger import Ledger
-from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.graft_file import find_graft
-from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.ledger.graft import Graft, GraftOrigin, find_graft
 from forgetfree.models.loading import load_model
 from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import read_tensors

@@ -1,0 +1,219 @@
+"""How a task is trained: the options, and what they say of steps, learning rates and optimisers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+
+from forgetfree import registry
+from forgetfree.core.readout_model import PrecisionChoice, native_precision
+from forgetfree.errors import OptionError
+from forgetfree.options import Function, Options, build, name_of_function, option
+
+AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(Options):
+    """How a task is trained. The defaults are the paper's (A.2 and §3) unless something else is said."""
+
+    optimizer: Literal["sgd", "adamw"] | Function = option(
+        "sgd",
+        "the paper fine-tunes by SGD: its moves localize well (§3.2, fig. 5). A class of optimisers, such as "
+        "torch.optim:RMSprop, gets the learning rates; a function of parameter groups sets all itself",
+    )
+    learning_rate: float = option(
+        1e-2, "of the backbone; the paper chooses from 1e-2, 5e-3, 1e-3", above=0, at_most=1e38
+    )
+    readout_learning_rate: float | None = option(
+        None, "of the task's linear readout; none: the backbone's", above=0, at_most=1e38
+    )
+    momentum: float = option(0.0, "of SGD", at_least=0, at_most=1)
+    weight_decay: float = option(1e-4, "shrinks weights towards zero", at_least=0)
+    l1: float = option(
+        0.0, "strength of the penalty ‖θ − θ_pre‖₁; AdamW needs 1e-3 to localize (§3.2, fig. 5)", at_least=0
+    )
+    schedule: Literal["constant", "linear"] | Function = option(
+        "linear",
+        "the learning rate over the steps: linear falls to 0; a function gives the factor after so many updates",
+    )
+    warmup: float = option(
+        0.0, "share of the steps over which the learning rate rises to its full height", at_least=0, at_most=1
+    )
+    batch_size: int = option(8, "rows per update; the paper chooses from 2, 4, 8", at_least=1)
+    accumulation: int = option(1, "parts a batch is cut into to save memory; the update is the same", at_least=1)
+    parts: int | None = option(
+        None,
+        "numbered parts of a batch, a power of two: each draws dropout by its number, and their gradients are added in a fixed "
+        "order, so that several processes (--processes) compute the same bits as one; none: 4 with --processes, else batches "
+        "are not cut",
+        at_least=1,
+    )
+    steps: int | None = option(
+        None,
+        "updates per task; none: 16·n·k for n labels and k shots, 16·n·512 from 4096 shots on and at most that many for "
+        "all rows (A.2)",
+        at_least=1,
+    )
+    max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
+    dropout: bool = option(True, "the backbone's own dropout while training")
+    cache_lower_layers: bool = option(
+        False,
+        "keep, for each row, what leaves the layers below all that is trained, and compute those once: rows × tokens × width "
+        "numbers of memory. It needs graftable=… that names upper layers alone, and dropout=false",
+    )
+    precision: PrecisionChoice = option(
+        "fp32",
+        "of forward and backward passes; weights stay fp32. bf16 is up to twice as fast where the device has it; auto: bf16 "
+        "where the device computes in it natively, else fp32",
+    )
+    evaluation_batch_size: int = option(64, "rows per forward pass in evaluation", at_least=1)
+    deterministic: bool = option(
+        False,
+        "answer each row in a forward pass of its own: its logits have the same bits whatever rows are answered beside it, "
+        "in any order and any batch size. Evaluation of short rows takes longer",
+    )
+
+    def __post_init__(self) -> None:
+        check_optimizer(self.optimizer)
+        super().__post_init__()
+        if self.cache_lower_layers and self.dropout:
+            raise OptionError(
+                "cache_lower_layers=true needs dropout=false: what leaves a layer is then the same every time."
+            )
+        if self.parts is not None:
+            self._check_parts(self.parts)
+
+    def _check_parts(self, parts: int) -> None:
+        """Raise ``OptionError`` where a batch cannot be cut into numbered parts with the same bits for all processes."""
+        if parts & (parts - 1) or parts > self.batch_size:
+            raise OptionError(
+                f"parts must be a power of two, and at most batch_size={self.batch_size}, got {parts}. Set parts or batch_size "
+                "otherwise."
+            )
+        if self.accumulation > 1:
+            raise OptionError(
+                f"parts={parts} cuts batches already, got accumulation={self.accumulation}. Leave accumulation out, and set "
+                "parts higher to save memory."
+            )
+        if self.cache_lower_layers:
+            raise OptionError(
+                f"parts={parts} needs cache_lower_layers=false: what is kept of a row depends on the rows that a process met "
+                "it with."
+            )
+
+    @property
+    def rows_at_once(self) -> int:
+        """The rows of a forward pass in evaluation. Kernels and their rounding depend on the shapes that they are given."""
+        return 1 if self.deterministic else self.evaluation_batch_size
+
+    @classmethod
+    def for_model(cls, model: str, *, strategy: str | None = None, **changes: Any) -> Self:
+        """Return what the command line takes for a model: its recipe, if it is registered with one, else the defaults.
+
+        >>> TrainingOptions.for_model("minilm", steps=100).optimizer
+        'adamw'
+
+        Args:
+            model: its name, as ``--model``.
+            strategy: whose own options in the recipe count, too.
+            changes: options that are set otherwise. Another ``optimizer`` of ours among them drops the recipe.
+
+        Raises:
+            UnknownNameError, OptionError: see `build`.
+        """
+        known = cls.__dataclass_fields__
+        recipe = registry.recipe_of(model, changes, strategy=strategy)
+        return build(cls, {key: value for key, value in recipe.items() if key in known} | changes, cls.__name__)
+
+
+def for_device(options: AnyOptions, device: str | torch.device) -> AnyOptions:
+    """Return the options with what ``precision=auto`` means on a device."""
+    if options.precision != "auto":
+        return options
+    return replace(options, precision=native_precision(torch.device(device).type))
+
+
+#: The number of shots that determines the number of updates if there are thousands.
+MOST_SHOTS = 512
+
+
+def paper_steps(n_labels: int, shots: int) -> int:
+    """Return the paper's number of updates: 16·n·k for k shots, 16·n·512 from 4096 shots on (A.2).
+
+    >>> paper_steps(2, 64), paper_steps(2, 4096)
+    (2048, 16384)
+    """
+    return 16 * n_labels * (shots if shots < 4096 else MOST_SHOTS)
+
+
+def rate_at(done: int, steps: int, options: TrainingOptions) -> float:
+    """Return the factor on the learning rate after ``done`` of ``steps`` updates: warm-up, then the schedule."""
+    rising = round(options.warmup * steps)
+    if done < rising:
+        return (done + 1) / rising * (float(options.schedule(done)) if callable(options.schedule) else 1.0)
+    if callable(options.schedule):
+        return float(options.schedule(done))
+    return 1.0 if options.schedule == "constant" else max(0.0, (steps - done) / max(1, steps - rising))
+
+
+def scheduled_rate(options: TrainingOptions, steps: int) -> Callable[[int], float]:
+    """Return what tells the backbone's learning rate in a step of `fine_tune`, by its number from 1; NaN if unknown."""
+    if sets_rates(options.optimizer):
+        return lambda step: math.nan
+    return lambda step: options.learning_rate * rate_at(step - 1, steps, options)
+
+
+def region_rate(options: TrainingOptions, space_size: int, budget: int) -> float:
+    """Return the learning rate by which a region is trained, if that of fine-tuning suits the whole model.
+
+    With AdamW it is √(N/s) times as high, for s of N entries: AdamW moves every entry by about its rate, so that s of them
+    move less far together.
+    """
+    return options.learning_rate * (math.sqrt(space_size / max(1, budget)) if options.optimizer == "adamw" else 1)
+
+
+# -- Optimisers of a user's own --------------------------------------------------------------------------
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise ``OptionError`` for an optimiser that is made already, as Avalanche's templates take it."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        name = type(optimizer).__name__
+        raise OptionError(
+            f"optimizer={name}(…) holds the parameters of one model, and every task gets an optimiser of its own, over what "
+            f"the strategy trains. Give a function that makes it: Options(optimizer=lambda parameters: torch.optim.{name}("
+            "parameters, lr=0.01))."
+        )
+
+
+def sets_rates(optimizer: str | Function | None) -> bool:
+    """Say whether an optimiser is made by a function, which sets the learning rates itself; a class gets the options'."""
+    return callable(optimizer) and not isinstance(optimizer, type)
+
+
+def build_optimizer(function: Function, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Return the optimiser that a function or class makes of parameter groups.
+
+    Raises:
+        OptionError: it is none, or would move other parameters: what is frozen must stay as it is.
+    """
+    own = [{"params": group["params"]} for group in groups] if sets_rates(function) else groups
+    name, handed = name_of_function(function), {id(each) for group in groups for each in group["params"]}
+    made = function(own)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise OptionError(
+            f"optimizer={name} returned a {type(made).__name__}, expected a torch.optim.Optimizer. Give a function such as "
+            "lambda parameters: torch.optim.SGD(parameters, lr=0.01)."
+        )
+    others = sum(id(each) not in handed for group in made.param_groups for each in group["params"])
+    if others:
+        raise OptionError(
+            f"optimizer={name} took {others} parameters that are not to be trained. Make it of the parameters that the "
+            "function is given, and of no others."
+        )
+    return made

