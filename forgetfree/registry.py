@@ -212,9 +212,13 @@ SERVED: dict[str, Entry] = {
     "tagging": Entry("forgetfree.serve.tagging:TaggingTask"),
 }
 
-METRICS: dict[str, Entry] = {
+#: Those of answers that are labels.
+LABEL_METRICS: dict[str, Entry] = {
     "accuracy": Entry("forgetfree.results.metrics:ACCURACY", "the share of rows that are answered rightly"),
     "f1": Entry("forgetfree.results.metrics:F1", "F1 of label 1 of two; where words are tagged, of entities"),
+}
+#: Those of answers that are texts.
+TEXT_METRICS: dict[str, Entry] = {
     "exact_match": Entry("forgetfree.results.text_metrics:EXACT_MATCH", "the share of texts that equal a right one"),
     "token_f1": Entry(
         "forgetfree.results.text_metrics:TOKEN_F1", "F1 of the words of texts and right ones, as in SQuAD"
@@ -233,6 +237,7 @@ METRICS: dict[str, Entry] = {
         "forgetfree.results.text_metrics:EDIT_SIMILARITY", "1 minus the edits from a text to a right one, as a share"
     ),
 }
+METRICS = LABEL_METRICS | TEXT_METRICS
 
 SOURCES: dict[str, Entry] = {
     "demo": Entry("forgetfree.benchmarks.demo:load", "seven small tasks, embedded"),
@@ -481,11 +486,20 @@ def metric(name: str) -> Any:
     return known[name].load(_metric)
 
 
+def metrics_of(kind: str) -> list[str]:
+    """Return the names of the metrics that tasks of a kind can be scored by: all but ours for other answers."""
+    from forgetfree.tasks import KIND_OF_FORM
+
+    others = LABEL_METRICS if KIND_OF_FORM.get(kind) == "generation" else TEXT_METRICS
+    return [name for name in metrics() if name not in others]
+
+
 def unknown_names(task: TaskDefinition) -> list[str]:
     """Return a phrase for the kind, and for the metric, that a definition names and no package here has."""
     from forgetfree.tasks import KIND_OF_FORM
 
-    known = {"kind": [*KIND_OF_FORM, *kinds()], "metric": [*metrics()]}
+    names = list(dict.fromkeys([*KIND_OF_FORM, *kinds()]))
+    known = {"kind": names, "metric": metrics_of(task.kind) if task.kind in names else [*metrics()]}
     return [
         f"{what} must be one of {', '.join(names)}, got {getattr(task, what)!r}"
         for what, names in known.items()

@@ -61,7 +61,6 @@ def answers_in_order(
     rows: Examples | None,
     order: Sequence[int],
     collected: Sequence[tuple[Tensor, Tensor, Tensor]],
-    written: Sequence[Sequence[int]] | None = None,
 ) -> Answers:
     """Return the answers on a task's rows, or on some of them, in the rows' order.
 
@@ -70,11 +69,10 @@ def answers_in_order(
         rows: the rows that were answered; ``None`` where a plugin, or a user, put others together.
         order: their numbers among the task's, as they were answered.
         collected: of each batch its logits, its labels, and how many of both each row has.
-        written: what was written for each row, where that is what answers are.
     """
     logits, labels, counts = map(torch.cat, zip(*collected, strict=True))
     in_order = torch.argsort(torch.tensor(order).repeat_interleave(counts), stable=True)
-    return task.kind.answers(task.definition, logits[in_order], labels[in_order], rows, written)
+    return task.kind.answers(task.definition, logits[in_order], labels[in_order], rows)
 
 
 def lengths_of(data: Any, model: nn.Module) -> list[int]:

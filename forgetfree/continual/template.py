@@ -274,17 +274,16 @@ class StrategyTemplate(SupervisedTemplate):
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
         batches = ((b[0].to(self.device), b[-1].to(self.device) if len(b) > 2 else 0) for b in self.dataloader)
         showing = self.monitor.phase(self.task.name, "evaluate", len(self.dataloader))
-        kind, rows, written = self.task.kind, self._rows, None
+        kind, rows = self.task.kind, self._rows
         if rows is not None and len(self._order) < len(rows):
             rows = rows.subset(sorted(self._order))
         with showing as self._on_evaluated, answer_for(self, self.task, batches) as self._answer:
             super().eval_epoch(**kwargs)
+            answers = answers_in_order(self.task, rows, self._order, gathered(self._collected))
             if rows is not None:
-                how = {"batch_size": self.eval_mb_size, "precision": self.options.precision}
-                written = kind.written(self.task.definition, self.model, rows, answer=self._answer, **how)
-        self.predictions[self.task.name] = answers_in_order(
-            self.task, rows, self._order, gathered(self._collected), written
-        )
+                how = {"batch_size": self.eval_mb_size, "precision": self.options.precision, "answer": self._answer}
+                answers = kind.with_texts(answers, self.task.definition, self.model, rows, **how)
+        self.predictions[self.task.name] = answers
 
     def _after_eval_iteration(self, **kwargs: Any) -> None:
         kept = self.task.kind.collected(self.mb_output, self.mb_y)

@@ -133,7 +133,7 @@ def read_source(folder: Path) -> dict[str, Any]:
         if len(listed) > most or not all(isinstance(each, str) and each for each in listed):
             expected = "the name of a column" + ", or a list of two for pairs" * (most == 2)
             raise DataError(f"{path}: {key} must be {expected}, got {brief(names, 200)}.")
-    kinds = [*KIND_OF_FORM, *registry.kinds()]
+    kinds = list(dict.fromkeys([*KIND_OF_FORM, *registry.kinds()]))
     if source.get("kind", kinds[0]) not in kinds:
         raise DataError(f"{path}: kind must be {', '.join(kinds)}, got {brief(source['kind'], 200)}.")
     stop = source.get("stop", "")
@@ -147,7 +147,8 @@ def read_source(folder: Path) -> dict[str, Any]:
     entities = source.get("entities")
     if entities is not None and not (isinstance(entities, list) and entities and _are_names([*entities, "O"])):
         raise DataError(f"{path}: entities must be a list of kinds, all different, got {brief(entities, 200)}.")
-    if source.get("metric", "accuracy") not in (metrics := list(registry.metrics())):
+    if source.get("metric", "accuracy") not in registry.metrics():
+        metrics = registry.metrics_of(source.get("kind", kinds[0]))
         raise DataError(f"{path}: metric must be {' or '.join(map(repr, metrics))}, got {source['metric']!r}.")
     return source
 
@@ -197,7 +198,10 @@ def read_task(
             raise DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
     notes = "; ".join(filter(None, [note, *(table.note for table in tables.values())]))
     task = _task(name, tables, source, folder, columns, notes, skip_bad_rows)
-    return _kind(task).read(task)
+    rows = _kind(task).read(task)
+    if unknown := registry.unknown_names(rows.task):
+        raise DataError(f"{folder / 'source.json'}: {unknown[0]}.")
+    return rows
 
 
 def _task(

@@ -176,9 +176,7 @@ class Classification(TaskKind):
         # A causal model is read where the label word would follow, so nothing may close the row.
         return Encoder(loaded.tokenizer, template, loaded.max_length, closed=not causal)
 
-    def answers(
-        self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None, written: object = None
-    ) -> LabelAnswers:
+    def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> LabelAnswers:
         """Return the logits and labels of rows."""
         return LabelAnswers(logits.numpy(), labels.numpy(), kind=task.kind)
 

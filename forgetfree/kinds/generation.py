@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forgetfree.data.examples import Examples
     from forgetfree.data.prompts import EncodedTexts, PromptEncoder
     from forgetfree.models.loading import LoadedModel
+    from forgetfree.results.answers import Answers
 
 #: Columns of prompts and of the texts that answer them, by preference; several of a prompt stand one after another.
 _COLUMNS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -204,10 +205,7 @@ class Generation(TaskKind):
 
     def faults(self, task: TaskDefinition) -> list[str]:
         """Return a phrase for each fault of a definition."""
-        faults = task.faults()
-        if task.metric in registry.METRICS and task.metric not in self.metrics:
-            faults.append(f"metric must be {', '.join(self.metrics)} where texts are the answers, got {task.metric!r}")
-        return faults
+        return task.faults() or registry.unknown_names(task)
 
     def check_readout(self, task: TaskDefinition, readout: str) -> None:
         """Raise ``UsageError`` if the readout writes no texts."""
@@ -247,33 +245,20 @@ class Generation(TaskKind):
 
         return F.cross_entropy(logits.float(), labels.to(logits.device), reduction="none").unsqueeze(1)
 
-    def written(self, task: TaskDefinition, model: Any, rows: Any, **how: Any) -> list[list[int]]:
-        """Return the token ids that a model writes after each prompt of ``rows``."""
+    def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> TextAnswers:
+        """Return the losses that `collected` gave; the texts are still to be written."""
+        texts: EncodedTexts | None = rows  # type: ignore[assignment]
+        counts = np.array([] if texts is None else texts.counts, np.int64)
+        losses = logits.reshape(-1).numpy().astype(np.float32)
+        none = np.array([], np.int64)
+        return TextAnswers(none, none, losses, counts, (), () if texts is None else texts.right)
+
+    def with_texts(self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, **how: Any) -> TextAnswers:
+        """Return answers with the text that a model writes after each prompt."""
         from forgetfree.models.generation import write
 
-        return write(task, model, rows, **how)
-
-    def answers(
-        self,
-        task: TaskDefinition,
-        logits: Tensor,
-        labels: Tensor,
-        rows: Examples | None,
-        written: Sequence[Sequence[int]] | None = None,
-    ) -> TextAnswers:
-        """Return the texts that were written, and the losses that `collected` gave."""
-        texts: EncodedTexts | None = rows  # type: ignore[assignment]
-        ids = [] if written is None else written
-        counts = np.array([] if texts is None else texts.counts, np.int64)
-        shown = [] if texts is None else [text_of(texts.tokenizer, each, task.stop) for each in ids]
-        return TextAnswers(
-            np.array([token for each in ids for token in each], np.int64),
-            np.array([len(each) for each in ids], np.int64),
-            logits.reshape(-1).numpy().astype(np.float32),
-            counts,
-            shown,
-            [] if texts is None else texts.right,
-        )
+        assert isinstance(answers, TextAnswers)
+        return _filled(answers, write(task, model, rows, **how), rows.tokenizer, task.stop)
 
     def quality(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> tuple[float, float]:
         """Return minus the mean loss of a token, in nats: to write texts for every comparison would take too long."""
@@ -284,11 +269,21 @@ class Generation(TaskKind):
         """Return answers without a word."""
         import torch
 
-        return self.answers(task, torch.zeros(sum(rows.counts)), rows.labels, rows, [[]] * len(rows))
+        answers = self.answers(task, torch.zeros(sum(rows.counts)), rows.labels, rows)
+        return _filled(answers, [[]] * len(rows), None)
 
     def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> TextAnswers:
         """Return answers from what `TextAnswers.tensors` gave."""
         return TextAnswers.of_tensors(arrays)
+
+
+def _filled(
+    answers: TextAnswers, written: Sequence[Sequence[int]], tokenizer: Any, stop: Sequence[str] = ()
+) -> TextAnswers:
+    """Return answers with the token ids of their texts, and these as a tokenizer reads them."""
+    ids = np.array([token for each in written for token in each], np.int64)
+    texts = [text_of(tokenizer, each, stop) if each else "" for each in written]
+    return replace(answers, ids=ids, lengths=np.array([len(each) for each in written], np.int64), texts=texts)
 
 
 def text_of(tokenizer: Any, ids: Sequence[int], stop: Sequence[str] = ()) -> str:

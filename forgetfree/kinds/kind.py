@@ -111,26 +111,8 @@ class TaskKind(RowKind):
         """Return what is kept of the logits of a batch ``(n, n_labels)``, a line for each label: by default all."""
         return logits
 
-    def written(self, task: TaskDefinition, model: Any, rows: Any, **how: Any) -> list[list[int]] | None:
-        """Return the token ids that a model writes for each row; ``None``: its answers are read from logits.
-
-        Args:
-            task: whose rows.
-            model: the model.
-            rows: the rows.
-            how: see `forgetfree.models.generation.write`.
-        """
-        return None
-
     @abstractmethod
-    def answers(
-        self,
-        task: TaskDefinition,
-        logits: Tensor,
-        labels: Tensor,
-        rows: Examples | None,
-        written: Sequence[Sequence[int]] | None = None,
-    ) -> Answers:
+    def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> Answers:
         """Return a model's answers.
 
         Args:
@@ -138,8 +120,19 @@ class TaskKind(RowKind):
             logits: what was `collected`, one line for each label that was asked for, in the rows' order.
             labels: those labels.
             rows: the rows; ``None`` where a plugin, or a user, put others together.
-            written: what was `written`.
         """
+
+    def with_texts(self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, **how: Any) -> Answers:
+        """Return answers with what a model writes, where texts are the answers; by default they are complete.
+
+        Args:
+            answers: what was read of the logits.
+            task: whose rows.
+            model: the model.
+            rows: the rows.
+            how: see `forgetfree.models.generation.write`.
+        """
+        return answers
 
     def quality(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> tuple[float, float]:
         """Return how good answers are, larger is better: the score, and minus the loss, which decides between equal ones.

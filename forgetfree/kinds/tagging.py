@@ -206,9 +206,7 @@ class Tagging(TaskKind):
         """Return the labels as they are: no task's begin anywhere else than at 0."""
         return labels
 
-    def answers(
-        self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None, written: object = None
-    ) -> LabelAnswers:
+    def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> LabelAnswers:
         """Return the answers to all words; those that were cut off are answered by O."""
         if rows is None:
             return LabelAnswers(logits.numpy(), labels.numpy())

@@ -346,8 +346,8 @@ def answers_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: 
     """Return what a model answers to rows of a task, in batches and in the precision of the options."""
     kind, size, precision = task.kind, options.rows_at_once, options.precision
     logits = predict(model, rows, batch_size=size, precision=precision, collected=kind.collected)
-    written = kind.written(task.definition, model, rows, batch_size=size, precision=precision)
-    return kind.answers(task.definition, logits, rows.labels, rows, written)
+    answers = kind.answers(task.definition, logits, rows.labels, rows)
+    return kind.with_texts(answers, task.definition, model, rows, batch_size=size, precision=precision)
 
 
 def quality_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> tuple[float, float]:
