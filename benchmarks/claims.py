@@ -17,11 +17,12 @@ import numpy as np
 
 from forgetfree.display import NULL
 from forgetfree.errors import ReportError
+from forgetfree.results.calibration import reliability
+from forgetfree.results.comparison import StrategyRuns, merge
 from forgetfree.results.evidence import Answers, Evidence, Interval
-from forgetfree.results.metrics import reliability
 from forgetfree.results.report.page import Page, Table, render_page
-from forgetfree.results.run_results import StrategyRuns, load_run_results, merge
-from forgetfree.results.unit_files import read_unit_files
+from forgetfree.results.stored import load_run_results
+from forgetfree.results.unit_folder import read_unit_files
 
 CLAIMS = Path(__file__).resolve().with_name("claims.md")
 #: Draws of rows and seeds for calibration, which is slower to compute than accuracy.

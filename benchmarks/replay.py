@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from forgetfree.errors import ForgetfreeError, ReportError, UnknownNameError, UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
-from forgetfree.results.records import Run, RunResults
-from forgetfree.results.run_results import load_run_results
+from forgetfree.results.run_results import Run, RunResults
+from forgetfree.results.stored import load_run_results
 
 Json = dict[str, Any]
 #: Where files are that are given by name.

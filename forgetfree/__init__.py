@@ -62,8 +62,8 @@ __all__ = ["__version__", *sorted(_HOME)]
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'forgetfree' has no attribute {name!r}")
-    found = getattr(importlib.import_module(_HOME[name]), name)
-    return names_arguments(found) if name in _ALSO_COMMANDS else found
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    return names_arguments(value) if name in _ALSO_COMMANDS else value
 
 
 def __dir__() -> list[str]:

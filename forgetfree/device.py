@@ -10,21 +10,21 @@ import torch
 from forgetfree.errors import UnknownNameError, UsageError
 
 #: The number of the accelerator that this process was given among several.
-_given: int | None = None
+_own_number: int | None = None
 
 
 def give_device(number: int) -> None:
     """Let this process compute on the accelerator of that number wherever none is named by its own."""
-    global _given
-    _given = number
+    global _own_number
+    _own_number = number
 
 
 def devices() -> list[str]:
     """Return the devices that torch finds here, such as ``cpu``, ``cuda:0`` and ``cuda:1``."""
-    found = ["cpu"]
+    names = ["cpu"]
     if torch.accelerator.is_available() and (accelerator := torch.accelerator.current_accelerator()):
-        found += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
-    return found
+        names += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
+    return names
 
 
 def spread(name: str) -> list[int]:
@@ -41,22 +41,22 @@ def find_device(name: str) -> str:
     Raises:
         UsageError: there is no such device.
     """
-    found = devices()
+    known = devices()
     if name == "auto":  # other accelerators are there for who names them
-        name = "cuda" if "cuda:0" in found else "cpu"
+        name = "cuda" if "cuda:0" in known else "cpu"
     if name.endswith(":*"):
         name = name.removesuffix(":*")
-    if _given is not None and f"{name}:{_given}" in found:
-        return f"{name}:{_given}"
+    if _own_number is not None and f"{name}:{_own_number}" in known:
+        return f"{name}:{_own_number}"
     try:
         device = torch.device(name)
     except RuntimeError:
         hint = "torch calls a GPU cuda, cuda:1, mps or xpu." if name.lower() == "gpu" else ""
-        raise UnknownNameError("--device", name, ("auto", *found), hint) from None
+        raise UnknownNameError("--device", name, ("auto", *known), hint) from None
     if device.type == "cpu":
         return "cpu"
-    if f"{device.type}:{device.index or 0}" not in found:
-        raise UsageError(f"--device {name} is asked for, and torch finds here: {', '.join(found)}. Give one, or auto.")
+    if f"{device.type}:{device.index or 0}" not in known:
+        raise UsageError(f"--device {name} is asked for, and torch finds here: {', '.join(known)}. Give one, or auto.")
     return name
 
 

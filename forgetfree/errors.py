@@ -232,22 +232,22 @@ def in_arguments(message: str, parameters: Collection[str] = ()) -> str:
         parameters: of the function that is called; some take several values where a flag is given several times.
     """
 
-    def argument(found: re.Match[str]) -> str:
-        if found["command"]:
-            return found[0]
-        if found["key"]:
-            return found["key"] + (f"={found['set'].capitalize()}" if found["set"] else "")
-        if found["task"]:
-            return f"starts={{{found['task']!r}: {found['place']!r}}}"
-        if not found["flag"]:
+    def argument(match: re.Match[str]) -> str:
+        if match["command"]:
+            return match[0]
+        if match["key"]:
+            return match["key"] + (f"={match['set'].capitalize()}" if match["set"] else "")
+        if match["task"]:
+            return f"starts={{{match['task']!r}: {match['place']!r}}}"
+        if not match["flag"]:
             return "options"
-        name = found["flag"].replace("-", "_")
+        name = match["flag"].replace("-", "_")
         if name in _SWITCHES:
             return f"{name}=True"
-        value = found["value"] or ""
+        value = match["value"] or ""
         shown = value if not value or value[0] in "'0123456789" or value.isupper() else repr(value)
         plural = f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
-        return f"{plural if plural in parameters else name}{'' if found['bare'] is not None else '='}{shown}"
+        return f"{plural if plural in parameters else name}{'' if match['bare'] is not None else '='}{shown}"
 
     return _FLAG.sub(argument, message)
 

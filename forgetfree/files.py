@@ -18,8 +18,6 @@ from forgetfree.errors import RunError, first_line
 
 #: What our functions take as a path.
 StrPath = str | os.PathLike[str]
-
-
 #: What ends the name of a file or directory that is being written, so that nobody else's is taken for one.
 _UNFINISHED = ".unfinished"
 #: Between the name that a temporary file is to have and its end is what makes it unique: eight characters, by `tempfile`.
@@ -28,8 +26,8 @@ _TEMPORARY = re.compile(rf"\..+\.[a-z0-9_]{{8}}({re.escape(_UNFINISHED)})?")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: The file by which a directory is seen to be writable.
 WRITABLE = ".writable"
-#: As many characters of that name as there is room for beside its end, if each takes four of the 255 bytes of a name.
-_ROOM = 58
+#: How many characters of a name fit beside its end, if each takes four of the 255 bytes of a name.
+_MOST_NAME = 58
 #: Opens a pipe without waiting for who writes to it; Windows has neither.
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
@@ -70,8 +68,8 @@ def _sync_directory(path: Path) -> None:
             os.close(handle)
 
 
-def is_left(name: str) -> bool:
-    """Say whether a name is that of a file that a writer which was killed has left."""
+def is_leftover(name: str) -> bool:
+    """Return whether a name is that of a file which a killed writer left behind."""
     return name == WRITABLE or _TEMPORARY.fullmatch(name) is not None
 
 
@@ -83,7 +81,7 @@ def sweep(directory: Path, *, of: str = "") -> None:
         of: only what was to become the file of this name, whose first 58 characters must be its own.
     """
     for path in directory.iterdir() if directory.is_dir() else ():
-        if is_left(path.name) and path.name.startswith(f".{of[:_ROOM]}"):
+        if is_leftover(path.name) and path.name.startswith(f".{of[:_MOST_NAME]}"):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
@@ -134,7 +132,7 @@ def _unfinished(path: Path, make: Callable[..., Any]) -> tuple[Path, int]:
         make: of `tempfile`, what makes such a one.
     """
     while True:
-        made = make(dir=path.parent, prefix=f".{path.name[:_ROOM]}.", suffix=_UNFINISHED)
+        made = make(dir=path.parent, prefix=f".{path.name[:_MOST_NAME]}.", suffix=_UNFINISHED)
         with suppress(FileNotFoundError):  # somebody took it for what a killed process left, before it was locked
             handle, name = made if isinstance(made, tuple) else (os.open(made, os.O_RDONLY), made)
             try:
@@ -153,7 +151,7 @@ def remove_unfinished(parent: Path) -> None:
     """Remove the files and directories that killed processes did not finish; those that are being written are locked."""
     with suppress(OSError):
         for path in parent.iterdir():
-            if path.name.endswith(_UNFINISHED) and is_left(path.name) and not path.is_symlink():
+            if path.name.endswith(_UNFINISHED) and is_leftover(path.name) and not path.is_symlink():
                 with suppress(OSError):
                     handle = os.open(path, os.O_RDONLY | _NO_WAIT)
                     try:

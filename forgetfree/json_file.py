@@ -57,7 +57,7 @@ def read_json(
         remedy: the last sentence of its message.
         check: raises ``ValueError`` if the content is not right.
         signed: whether it is an object that `sign` may have signed: it is compared with its checksum and returned without. What
-            older versions wrote, or a person, has none.
+            a person wrote has none.
 
     Raises:
         ForgetfreeError: ``error``, with the file and the reason.
@@ -145,22 +145,22 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            found = error.object[error.start]
-            raise ValueError(f"a text in it holds {found!r}, half of a surrogate pair and no character") from error
+            half = error.object[error.start]
+            raise ValueError(f"a text in it holds {half!r}, half of a surrogate pair and no character") from error
     return value
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text} is no number of JSON that can be computed with")
+        raise ValueError(f"{text} is not a finite number")
     return number
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         raise ValueError(f"the key {first_twice(key for key, _ in pairs)!r} stands twice")
-    return found
+    return value
 
 
 def _inside(value: list[Any] | dict[str, Any]) -> Any:

@@ -211,13 +211,13 @@ def function_named(name: str) -> Function:
     """
     module, _, attribute = name.partition(":")
     try:
-        found = attrgetter(attribute)(importlib.import_module(module))
+        function = attrgetter(attribute)(importlib.import_module(module))
     except (Exception, SystemExit) as error:  # a module may do anything while it is imported
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise OptionError(f"{brief(name)} cannot be imported: {reason}. Write package.module:function.") from error
-    if not callable(found):
-        raise OptionError(f"{brief(name)} is no function, but {brief(found)}. Write package.module:function.")
-    return found  # type: ignore[no-any-return]
+    if not callable(function):
+        raise OptionError(f"{brief(name)} is no function, but {brief(function)}. Write package.module:function.")
+    return function  # type: ignore[no-any-return]
 
 
 def name_of_function(function: Function) -> str:

@@ -1,4 +1,4 @@
-"""Names and what they stand for. Reading this file imports nothing: targets are ``package.module:object``.
+"""Names and what they stand for. Reading this file imports none of them: targets are ``package.module:object``.
 
 A strategy is registered here by one line. Any installed package adds names of its own by entry points, each
 ``name = "package.module:object"`` in one of four groups:
@@ -27,52 +27,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from operator import attrgetter
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from forgetfree.display import brief
-from forgetfree.errors import ForgetfreeError, UnknownNameError, UsageError, first_line
+from forgetfree.errors import UnknownNameError, UsageError, first_line
+from forgetfree.plugins import Entry, Group, entry_points_of, package_of, places, plugins
 
 if TYPE_CHECKING:
     from forgetfree.tasks import TaskDefinition
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One registered name.
-
-    Attributes:
-        target: ``package.module:object``.
-        summary: one line.
-        origin: the plug-in and its package, for messages; none: ours.
-    """
-
-    target: str
-    summary: str = ""
-    origin: str = ""
-
-    def load(self, check: Callable[[Any], Any] = lambda found: found) -> Any:
-        """Import the target and return what ``check`` makes of it.
-
-        Raises:
-            UsageError: it cannot be imported, or ``check`` refuses it; the message names it and the reason.
-        """
-        module, _, attribute = self.target.partition(":")
-        try:
-            return check(attrgetter(attribute)(importlib.import_module(module)))
-        except (Exception, SystemExit) as error:  # a package may do anything while it is imported
-            text = str(error) if isinstance(error, ForgetfreeError) else f"{type(error).__name__}: {error}"
-            reason = " ".join(text.split()).rstrip(".")
-            remedy = "Fix or uninstall that package." if self.origin else "Install forgetfree again."
-            raise UsageError(
-                f"{self.origin or 'A part of forgetfree'} ({self.target}) cannot be used: {reason}. {remedy}"
-            ) from error
-
 
 STRATEGIES: dict[str, Entry] = {
     "fine-tune": Entry("forgetfree.strategies.fine_tune:FineTune", "a separate model per task: the reference"),
@@ -118,87 +83,6 @@ STRATEGIES: dict[str, Entry] = {
     "joint": Entry("forgetfree.strategies.all_data:Joint", "all rows of all tasks at once, for the sum of their steps"),
 }
 DEFAULT_STRATEGIES = ("fine-tune", "continual-ft", "grafting-continual")
-
-
-@dataclass(frozen=True)
-class ModelEntry:
-    """A model known by name.
-
-    Attributes:
-        summary: one line.
-        recipe: options measured to suit the model, ``STRATEGY.OPTION`` for one strategy's alone. They stand in for
-            the strategies' defaults, as a whole, unless ``optimizer`` chooses another way to train; any single one
-            gives way to what is set. See `recipe_of`.
-        graft_recipe: likewise, for a graft on its own, whose region is not trained after it was found.
-        on_hub: whether the hub has it under this name; else it comes in a package.
-    """
-
-    summary: str
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    graft_recipe: Mapping[str, Any] = field(default_factory=dict)
-    on_hub: bool = True
-
-
-#: How a run names a model that was given as an object.
-IN_MEMORY = " in memory"
-MODELS: dict[str, ModelEntry] = {
-    "minilm": ModelEntry(
-        "all-MiniLM-L6-v2, embedded (22.6 M parameters, BERT architecture, no LM head)",
-        # SGD would need the paper's thousands of steps: see docs/results/recipe.md.
-        recipe={
-            "optimizer": "adamw",
-            "learning_rate": 1e-4,
-            "readout_learning_rate": 1e-3,
-            "warmup": 0.06,
-            "sparsity": 1e-3,
-            "base": "empty",
-            "mask_steps": 4,
-            "mask_batch_size": 256,
-            "mask_evaluations": 2,
-            "validation_rows": 128,
-            # Chosen on validation rows of QNLI and AG News: see docs/results/baselines.md.
-            "ewc.ewc_lambda": 1e5,
-            "online-ewc.ewc_lambda": 1e5,
-            "si.si_lambda": 1e3,
-            "mas.lambda_reg": 100.0,
-            "rwalk.ewc_lambda": 1000.0,
-        },
-        # SGD's moves localize, AdamW's do not: see docs/results/paper.md.
-        graft_recipe={
-            "optimizer": "sgd",
-            "learning_rate": 3e-2,
-            "readout_learning_rate": 3e-2,
-            "momentum": 0.9,
-            "max_gradient_norm": 1.0,
-            "warmup": 0.06,
-            "sparsity": 1e-3,
-            "mask_learning_rate": 1e8,
-            "mask_steps": 32,
-            "mask_batch_size": 64,
-            "mask_evaluations": 2,
-        },
-        on_hub=False,
-    ),
-    "smollm2": ModelEntry(
-        "SmolLM2-135M-Instruct, a chat model that forgetfree fetch smollm2 gets (135 M parameters, causal)",
-        # What docs/results/smollm2.md was measured with.
-        recipe={
-            "optimizer": "adamw",
-            "learning_rate": 3e-5,
-            "warmup": 0.06,
-            "sparsity": 5e-4,
-            "base": "empty",
-            "mask_steps": 1,
-            "mask_batch_size": 256,
-            "mask_evaluations": 1,
-            "validation_rows": 128,
-        },
-        on_hub=False,
-    ),
-    "roberta-base": ModelEntry("the paper's masked LM, from the hub (125 M parameters)"),
-    "bert-base-uncased": ModelEntry("from the hub (110 M parameters)"),
-    "gpt2": ModelEntry("the paper's causal LM, from the hub (124 M parameters)"),
-}
 
 KINDS: dict[str, Entry] = {
     "classification": Entry("forgetfree.kinds.classification:Classification", "a label a row, for a text or a pair"),
@@ -311,9 +195,7 @@ class JobEntry:
 
 
 JOBS: dict[str, JobEntry] = {
-    "run": JobEntry(
-        Entry("forgetfree.jobs.run:RunJob"), "runs", Entry("forgetfree.results.run_results:load_run_results")
-    ),
+    "run": JobEntry(Entry("forgetfree.jobs.run:RunJob"), "runs", Entry("forgetfree.results.stored:load_run_results")),
     "graft": JobEntry(
         Entry("forgetfree.jobs.graft:GraftJob"),
         "grafts",
@@ -333,9 +215,6 @@ JOBS: dict[str, JobEntry] = {
         Entry("forgetfree.results.report.sweep_tables:lay_out_sweep"),
     ),
 }
-
-
-Group = Literal["strategies", "streams", "kinds", "metrics"]
 
 
 def strategies() -> dict[str, Entry]:
@@ -393,41 +272,6 @@ def name_of(strategy: type) -> str | None:
     return next((name for name, entry in strategies().items() if entry.target == target), None)
 
 
-def recipe_of(
-    model: str,
-    settings: Mapping[str, Any] = MappingProxyType({}),
-    strategies: Sequence[str] = (),
-    strategy: str | None = None,
-    graft: bool = False,
-) -> dict[str, Any]:
-    """Return a model's recipe, for the options that are not set otherwise.
-
-    Nothing is left of it where ``optimizer`` is set to another of ours, such as the paper's SGD: its rates and its way to find
-    regions belong together. With an optimizer of the user's own, all else stays. This decides for run, graft, experiments and
-    strategies that are made by hand.
-
-    Args:
-        model: as ``--model``.
-        settings: the options that are set.
-        strategies: that run.
-        strategy: whose; settings for others do not count. Default: for all.
-        graft: the recipe for a graft on its own, whose region is not trained after it was found.
-    """
-    entry = MODELS.get(model)
-    set_here = {key.removeprefix(f"{strategy}."): value for key, value in settings.items()}
-    if entry is None:
-        return {}
-    recipe = entry.graft_recipe if graft else entry.recipe
-    if set_here.get("optimizer", recipe.get("optimizer")) in {"sgd", "adamw"} - {recipe.get("optimizer")}:
-        return {}
-    own = {key.removeprefix(f"{strategy}."): value for key, value in recipe.items()}
-    return {
-        key: value
-        for key, value in own.items()
-        if not set_here.keys() & {key, key.rpartition(".")[2]} and key.rpartition(".")[0] in ("", *strategies)
-    }
-
-
 def experiment(name: str) -> Any:
     """Return the class of an experiment.
 
@@ -454,7 +298,7 @@ def kind(name: str) -> Any:
         UnknownNameError: no such kind.
         UsageError: its package is broken, or has something else under the name.
     """
-    return _kind(name, _places())
+    return _kind(name, places())
 
 
 @lru_cache(maxsize=64)
@@ -530,9 +374,9 @@ def broken(group: Group) -> dict[str, str]:
 def shadowed(group: Group) -> dict[str, str]:
     """Return the plug-ins of a group that are not used, because their name is ours, with a sentence on each."""
     return {
-        point.name: f"The plug-in {point.name!r} of package {_package(point)!r} is not used, for that name is forgetfree's "
+        point.name: f"The plug-in {point.name!r} of package {package_of(point)!r} is not used, for that name is forgetfree's "
         "own. Give its entry point another name."
-        for point in _points(group)
+        for point in entry_points_of(group)
         if _is_ours(group, point.name)
     }
 
@@ -571,30 +415,6 @@ def _ours(group: Group) -> Container[str]:
     return ours[group]
 
 
-def _points(group: Group) -> EntryPoints:
-    """Return the entry points of a group. Every package's are read for it, so once, and again where one was installed."""
-    return _read_points(f"forgetfree.{group}", _places())
-
-
-def _places() -> tuple[tuple[str, int], ...]:
-    """Return where packages are installed, and when that last changed."""
-    return tuple((place, _changed(place)) for place in sys.path)
-
-
-@lru_cache(maxsize=8)
-def _read_points(group: str, places: tuple[tuple[str, int], ...]) -> EntryPoints:
-    return entry_points(group=group)
-
-
-def _changed(place: str) -> int:
-    """Return when something was last put into a folder of `sys.path`, or 0 where there is none."""
-    return os.stat(place or ".").st_mtime_ns if os.path.isdir(place or ".") else 0
-
-
-def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else "unknown"
-
-
 def _loaded(group: Group) -> dict[str, Any]:
     """Return what each plug-in of a group gives, or the error that it ends in."""
     found: dict[str, Any] = {}
@@ -613,12 +433,7 @@ def _loaded(group: Group) -> dict[str, Any]:
 
 
 def _plugins(group: Group) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
-    for point in sorted(_points(group), key=_package):
-        if not _is_ours(group, point.name):  # of two packages with one name, the first by its own name counts
-            origin = f"The plug-in {point.name!r} of package {_package(point)!r}"
-            found.setdefault(point.name, Entry(point.value, f"from {_package(point)}", origin))
-    return found
+    return plugins(group, lambda name: _is_ours(group, name))
 
 
 def strategy_class(given: Any) -> Any:

@@ -54,9 +54,9 @@ class TensorFile:
         """Write a file, atomically, and without a copy of it in memory; equal content may give other bytes."""
         from safetensors.torch import save_file
 
-        held = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         with replacing(path) as temporary:
-            save_file(held, temporary, self._signed(held, metadata))
+            save_file(contiguous, temporary, self._signed(contiguous, metadata))
 
     def read(self, path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         """Return metadata and tensors of a file.
@@ -128,10 +128,10 @@ class TensorFile:
             header, tensors = read_tensors(path)
         except (SafetensorError, OSError) as fault:
             raise self._unreadable(path, fault) from fault
-        if self.format and (found := header.get("format", "none")) != self.format:
+        if self.format and (format := header.get("format", "none")) != self.format:
             is_none = f"is no {self.name}" if self.name else "is another file"
             remedy = f"Give the path of a {self.name}.safetensors." if self.name else self.remedy
-            raise self.error(f"{path} {is_none}: expected the format {self.format!r}, got {brief(found)}. {remedy}")
+            raise self.error(f"{path} {is_none}: expected the format {self.format!r}, got {brief(format)}. {remedy}")
         return header, tensors
 
     def _unreadable(self, path: Path, fault: Exception) -> ForgetfreeError:

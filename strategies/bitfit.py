@@ -11,7 +11,7 @@ from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import Skill
 from forgetfree.core.regions import biases
-from forgetfree.learning.cost import Cost, TaskSize, ledger_bytes, training
+from forgetfree.learning.cost import Cost, TaskSize, ledger_bytes, training_phase
 
 
 class BitFit(RegionStrategy):
@@ -34,7 +34,7 @@ class BitFit(RegionStrategy):
     def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """A training a task, which keeps its biases."""
         return Cost(
-            [[training(options, task, options.region_steps)] for task in tasks],
+            [[training_phase(options, task, options.region_steps)] for task in tasks],
             lambda space: ledger_bytes(space, *[len(biases(space))] * len(tasks)),
         )
 

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from forgetfree.continual.kept import tasks_named
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask
-from forgetfree.continual.whole_model import tasks_named
 from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, read_json
-from forgetfree.learning.cost import Cost, TaskSize, fine_tuning
+from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import ModelState, StateStore
 
@@ -34,7 +34,7 @@ class FineTune(ContinualStrategy):
     @classmethod
     def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """A model a task, which is shared."""
-        return Cost([[fine_tuning(options, task)] for task in tasks], lambda space: 0)
+        return Cost([[fine_tuning_phase(options, task)] for task in tasks], lambda space: 0)
 
     def setup(self) -> None:
         """Keep a model per task."""

@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from forgetfree.continual.foundations import Foundations
+from forgetfree.continual.grafting import RegionTrainer, SkillOptions, TaskBenches, check_grafting, region_cost
 from forgetfree.continual.regions import RegionStrategy, TaskRegions
-from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill, skills_cost
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.learning.cost import Cost, TaskSize
@@ -41,17 +40,17 @@ class GraftRetrain(RegionStrategy):
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
-        check_skill(options, stream)
+        check_grafting(options, stream)
 
     @classmethod
     def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """Fine-tuning, the search for γ, its training; a region a task."""
-        return skills_cost(options, tasks)
+        return region_cost(options, tasks)
 
     def setup(self) -> None:
         """Make an empty ledger, in which each task stands alone."""
         self.regions = TaskRegions(self, "alone")
-        self.skills = SkillTraining(self, Foundations(self))
+        self.trainer = RegionTrainer(self, TaskBenches(self))
 
     def begin(self, task: EncodedTask) -> Training:
         """Fine-tune θ_pre on the task alone, localize γ, and train it."""
@@ -59,7 +58,7 @@ class GraftRetrain(RegionStrategy):
         bench = self.bench(task)
         fine_tuned = bench.fine_tuned(self.options)
         (learned,) = bench.localized(fine_tuned, self.options)
-        return self.skills.training(task, learned.region, fine_tuned)
+        return self.trainer.training(task, learned.region, fine_tuned)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record the region and its values."""

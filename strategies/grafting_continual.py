@@ -7,10 +7,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from forgetfree.continual.both_ways import BothWays, cost_both_ways
-from forgetfree.continual.foundations import Foundations, LocalizeAt, sought_on_theta_pre
+from forgetfree.continual.grafting import (
+    AutoComposition,
+    LocalizeAt,
+    RegionTrainer,
+    SkillOptions,
+    TaskBenches,
+    auto_cost,
+    check_grafting,
+    region_cost,
+    regions_on_theta_pre,
+)
 from forgetfree.continual.regions import RegionStrategy, TaskRegions, scores_of_union
-from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill, skills_cost
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import skill_of
@@ -60,7 +68,7 @@ class GraftingContinual(RegionStrategy):
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
-        check_skill(options, stream)
+        check_grafting(options, stream)
         if (options.composition, options.localize_at) == ("alone", "union"):
             raise OptionError(
                 "composition=alone stands each task on θ_pre, and localize_at=union searches on a union. Leave one of them out."
@@ -73,17 +81,17 @@ class GraftingContinual(RegionStrategy):
     @classmethod
     def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """Fine-tuning, the search for γ_n, its training, both ways where that is asked for; a region a task."""
-        cost = skills_cost(options, tasks, builds_on=True)
-        return cost_both_ways(cost, options.localize_at, tasks) if options.composition == "auto" else cost
+        cost = region_cost(options, tasks, builds_on=True)
+        return auto_cost(cost, options.localize_at, tasks) if options.composition == "auto" else cost
 
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with the union of all regions up to its own, or with its own."""
         self.regions = TaskRegions(self, self.options.composition)
-        self.foundations = Foundations(self, self.options.localize_at)
-        one_way = SkillTraining(self, self.foundations)
-        self.ways = BothWays(one_way) if self.options.composition == "auto" else one_way
+        self.benches = TaskBenches(self, self.options.localize_at)
+        trainer = RegionTrainer(self, self.benches)
+        self.trainer = AutoComposition(trainer) if self.options.composition == "auto" else trainer
         #: γ_n of tasks for which it was found in another stream.
-        self.reused: dict[str, Region] = {}
+        self.known_regions: dict[str, Region] = {}
 
     def begin(self, task: EncodedTask) -> Training:
         """Find γ_n, and train of it what no earlier task owns, on top of what they own."""
@@ -91,15 +99,15 @@ class GraftingContinual(RegionStrategy):
 
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
-        with self.foundations.fine_tuning(task) as bench:  # on θ_pre, unless the task is met again
+        with self.benches.fine_tuning(task) as bench:  # on θ_pre, unless the task is met again
             fine_tuned = bench.fine_tuned(self.options)
-        region = self.reused.get(task.name)
+        region = self.known_regions.get(task.name)
         if region is None:
-            with self.foundations.search(task) as bench:  # the same, unless the options say the union
+            with self.benches.search(task) as bench:  # the same, unless the options say the union
                 region = bench.localized(fine_tuned, self.options)[0].region
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
-        return self.ways.training(task, region, fine_tuned)
+        return self.trainer.training(task, region, fine_tuned)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """(3) Record in the ledger who owns what, with its values."""
@@ -113,8 +121,8 @@ class GraftingContinual(RegionStrategy):
     def reuse(self, ledger: Ledger) -> set[str]:
         """Take over γ_n wherever it was sought on θ_pre: what other tasks own has no part in it."""
         if self.options.localize_at == "pretrained":
-            self.reused = sought_on_theta_pre(ledger)
-        return set(self.reused)
+            self.known_regions = regions_on_theta_pre(ledger)
+        return set(self.known_regions)
 
     def extra_results(self) -> dict[str, Any]:
         """Return scaled starts, and the scores of the one final union on all tasks: what the union per task buys."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from forgetfree.continual.kept_ledger import LEDGER, KeptLedger
+from forgetfree.continual.kept import LEDGER, LedgerFile
 from forgetfree.continual.regions import TaskRegions
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
 from forgetfree.continual.streams import EncodedTask, Stream
@@ -18,7 +18,7 @@ from forgetfree.core.base_regions import budget, most_moved
 from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.learning.cost import Cost, TaskSize, fine_tuning, ledger_bytes, search
+from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, search_phase
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger import Ledger, merged_graft, merged_ledger
@@ -51,7 +51,7 @@ class Merging(ContinualStrategy):
     """Fine-tune θ_pre on each task alone, keep of θ_ft the entries that the rule needs, and merge those of all tasks.
 
     A task is answered by the merged model of all learned tasks with its own readout; so is one that is not learned yet, with
-    an untrained readout. What is kept are the grafts, of which the next merge is made, and the merged model: see `_KeptGrafts`.
+    an untrained readout. What is kept are the grafts, of which the next merge is made, and the merged model: see `_GraftFiles`.
     """
 
     resumable: ClassVar[bool] = True
@@ -60,9 +60,10 @@ class Merging(ContinualStrategy):
     @classmethod
     def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """θ_ft of each task, which is shared; its graft, and the merged model."""
+        searches = isinstance(options, StitchOptions)
         return Cost(
             [
-                [fine_tuning(options, task), *([search(options, task)] if isinstance(options, StitchOptions) else [])]
+                [fine_tuning_phase(options, task), *([search_phase(options, task)] if searches else [])]
                 for task in tasks
             ],
             lambda space: ledger_bytes(space, *_entries(options, space, len(tasks))),
@@ -71,7 +72,7 @@ class Merging(ContinualStrategy):
     def setup(self) -> None:
         """Make an empty ledger of grafts, in which each task stands alone."""
         self.regions = TaskRegions(self, "alone")
-        self.kept = _KeptGrafts(self)
+        self.kept = _GraftFiles(self)
         self._merged: tuple[int, Graft] | None = None
 
     @abstractmethod
@@ -118,12 +119,12 @@ def _entries(options: Any, space: ParameterSpace, tasks: int) -> list[int]:
     return [*[each] * tasks, min(len(space), each * tasks)]
 
 
-class _KeptGrafts:
+class _GraftFiles:
     """Keeps two ledgers: that of the grafts, to learn further tasks, and the merged one, to answer with."""
 
     def __init__(self, strategy: Merging) -> None:
         self._strategy = strategy
-        self._grafts = KeptLedger(strategy, strategy.regions, "grafts.safetensors")
+        self._grafts = LedgerFile(strategy, strategy.regions, "grafts.safetensors")
 
     @property
     def ledger(self) -> Ledger:

@@ -19,7 +19,7 @@ from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import WholeTensors
-from forgetfree.learning.cost import Cost, PhaseCost, TaskSize, ledger_bytes, training
+from forgetfree.learning.cost import Cost, PhaseCost, TaskSize, ledger_bytes, training_phase
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
@@ -67,7 +67,7 @@ class PackNet(RegionStrategy):
     def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """Training of all that is free, which no other strategy shares, and retraining of what is kept of it."""
 
-        def kept(space: ParameterSpace) -> int:
+        def ledger_size(space: ParameterSpace) -> int:
             matrices = sum(space.tensors[i].size for i in weight_matrices(space))
             shares = (options.keep * (1 - options.keep) ** number for number in range(len(tasks)))
             return ledger_bytes(space, *(int(matrices * each) for each in shares))
@@ -76,11 +76,11 @@ class PackNet(RegionStrategy):
             [
                 [
                     PhaseCost("fine_tune", task.steps, options.batch_size),
-                    training(options, task, retraining_steps(options, task.steps)),
+                    training_phase(options, task, retraining_steps(options, task.steps)),
                 ]
                 for task in tasks
             ],
-            kept,
+            ledger_size,
         )
 
     def setup(self) -> None:
@@ -98,12 +98,12 @@ class PackNet(RegionStrategy):
         if any(bool(is_free[where].any()) for where in wheres):
             trained = self._train_free(task, owned)
             change = (trained.theta.to(at_least_float32(trained.theta.dtype)) - self.pre_trained.theta).abs_()
-            kept = []
+            pieces = []
             for where in wheres:
                 free = is_free[where]
                 count = share(int(free.sum()), self.options.keep)
-                kept.append(top(change[where], count, free).indices + where.start)
-            region = Region(torch.cat(kept))
+                pieces.append(top(change[where], count, free).indices + where.start)
+            region = Region(torch.cat(pieces))
         return self.regions.training(
             task,
             Skill(region, len(region) / len(self.space)),

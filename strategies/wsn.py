@@ -18,7 +18,7 @@ from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import Skill
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
 from forgetfree.core.regions import Region
-from forgetfree.learning.cost import Cost, TaskSize, ledger_bytes, training
+from forgetfree.learning.cost import Cost, TaskSize, ledger_bytes, training_phase
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger.graft import Graft
 from forgetfree.options import option
@@ -72,11 +72,11 @@ class WSN(RegionStrategy):
     def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """A training a task, which keeps its mask and the values that no earlier task owns: at most a share of each matrix."""
 
-        def kept(space: ParameterSpace) -> int:
+        def ledger_size(space: ParameterSpace) -> int:
             matrices = sum(space.tensors[i].size for i in weight_matrices(space))
             return ledger_bytes(space, *[int(options.capacity * matrices)] * len(tasks))
 
-        return Cost([[training(options, task, options.region_steps)] for task in tasks], kept)
+        return Cost([[training_phase(options, task, options.region_steps)] for task in tasks], ledger_size)
 
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with its mask alone, which may hold entries of earlier tasks."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forgetfree.results.metrics import summarize
-from forgetfree.results.records import RunResults
-from forgetfree.results.run_results import Comparison, merge
+from forgetfree.results.comparison import Comparison, merge
+from forgetfree.results.learning_matrix import summarize
+from forgetfree.results.run_results import RunResults
 
 Json = dict[str, Any]
 TASKS = ["qnli", "mrpc"]

@@ -12,7 +12,7 @@ import torch
 
 from forgetfree.errors import RunError
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.metrics import summarize
+from forgetfree.results.learning_matrix import summarize
 from forgetfree.tensor_file import TensorFile
 
 Json = dict[str, Any]

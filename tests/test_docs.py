@@ -138,8 +138,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 )
 def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[str, ...]) -> None:
     """Every row of these tables stands on its page as `forgetfree report` writes it."""
+    from forgetfree.results.comparison import merge
     from forgetfree.results.report.run_report import render
-    from forgetfree.results.run_results import load_run_results, merge
+    from forgetfree.results.stored import load_run_results
 
     report = render(
         merge([load_run_results(path) for name in runs.split() for path in sorted(RESULTS.glob(name))]), "markdown"
@@ -166,8 +167,9 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
     ],
 )
 def test_the_row_of_grafts_alone_is_that_of_the_committed_run(runs: str, page: str, name: str) -> None:
+    from forgetfree.results.comparison import merge
     from forgetfree.results.report.run_report import lay_out
-    from forgetfree.results.run_results import load_run_results, merge
+    from forgetfree.results.stored import load_run_results
 
     (row,) = (
         each
@@ -180,8 +182,9 @@ def test_the_row_of_grafts_alone_is_that_of_the_committed_run(runs: str, page: s
 
 def test_the_scores_of_the_readme_are_those_of_the_committed_run() -> None:
     """Every cell but the last, kept per task, stands in the report, and none is bold."""
+    from forgetfree.results.comparison import merge
     from forgetfree.results.report.run_report import lay_out
-    from forgetfree.results.run_results import load_run_results, merge
+    from forgetfree.results.stored import load_run_results
 
     table = lay_out(merge([load_run_results(RESULTS / "main-job.csv")])).tables[0]
     scores = {row[0]: [cell for cell in row[1:] if cell] for row in table.rows}

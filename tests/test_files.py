@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from forgetfree import cli, files
 from forgetfree.errors import RunError
 from forgetfree.files import (
-    is_left,
+    is_leftover,
     locked,
     new_directory,
     remove_unfinished,
@@ -111,7 +111,7 @@ def test_a_new_directory_removes_what_a_killed_writer_left_there_and_nothing_els
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").touch()
     with new_directory(tmp_path / "new") as first:
-        assert is_left(first.name)
+        assert is_leftover(first.name)
         with new_directory(tmp_path / "second") as second:
             (first / "file").touch()
             (second / "file").touch()
@@ -129,7 +129,7 @@ def test_files_that_killed_writers_left_are_removed_and_those_being_written_are_
     replace = os.replace
 
     def meanwhile(temporary: Path, path: Path) -> None:
-        assert is_left(temporary.name)
+        assert is_leftover(temporary.name)
         remove_unfinished(tmp_path)
         replace(temporary, path)
 

@@ -34,9 +34,9 @@ def test_values_come_back() -> None:
         ('{"a":' * 100_000, "nested more than 100 deep"),
         ('["\\udcff"]', r"holds '\\udcff', half of a surrogate pair"),
         ('{"\\ud800": 1}', r"holds '\\ud800', half of a surrogate pair"),
-        ("[NaN]", "NaN is no number of JSON"),
-        ("[-Infinity]", "-Infinity is no number of JSON"),
-        ("[1e999]", "1e999 is no number of JSON"),
+        ("[NaN]", "NaN is not a finite number"),
+        ("[-Infinity]", "-Infinity is not a finite number"),
+        ("[1e999]", "1e999 is not a finite number"),
         ("9" * 5000, "Exceeds the limit"),
     ],
 )

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from forgetfree import cli, registry
+from forgetfree import cli, recipes, registry
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UnknownNameError, UsageError
+from forgetfree.plugins import Entry
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE
 
 Install = Callable[..., Path]
@@ -98,7 +99,7 @@ def test_every_source_loads(name: str) -> None:
 
 
 def test_every_name_has_a_summary() -> None:
-    tables: list[dict[str, Any]] = [registry.STRATEGIES, registry.MODELS, registry.SOURCES]
+    tables: list[dict[str, Any]] = [registry.STRATEGIES, recipes.MODELS, registry.SOURCES]
     assert all(entry.summary for table in tables for entry in table.values())
 
 
@@ -282,7 +283,7 @@ def test_a_part_of_ours_that_cannot_be_imported_is_no_fault_of_a_package() -> No
     with pytest.raises(
         UsageError, match=r"^A part of forgetfree \(no_such:Part\) cannot .*\. Install forgetfree again\.$"
     ):
-        registry.Entry("no_such:Part").load()
+        Entry("no_such:Part").load()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-Row = tuple[str, str | None, int | tuple[int, ...]]
+Row = tuple[str, str | None, int | tuple[int, ...] | tuple[str, ...]]
 Pools = Mapping[str, Sequence[str]]
 
 SPLITS = ("train", "validation", "test")

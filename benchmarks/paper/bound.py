@@ -38,7 +38,7 @@ from forgetfree.jobs.experiments import (
     verdict,
 )
 from forgetfree.models.state import ModelState
-from forgetfree.registry import recipe_of
+from forgetfree.recipes import recipe_of
 from forgetfree.results.answers import Answers, label_answers
 from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.figures import legend, look, panels

@@ -28,7 +28,7 @@ from forgetfree.jobs.experiments import (
     with_constant,
 )
 from forgetfree.models.state import ModelState
-from forgetfree.results.metrics import reliability
+from forgetfree.results.calibration import reliability
 from forgetfree.results.report.figures import look, panels
 from forgetfree.results.report.page import Table
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forgetfree.jobs.experiments import Preset
-from forgetfree.registry import recipe_of
+from forgetfree.recipes import recipe_of
 
 #: Of a graft on its own, as `forgetfree graft` makes it.
 _RECIPE = recipe_of("minilm", graft=True)

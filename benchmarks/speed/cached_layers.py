@@ -22,7 +22,7 @@ from forgetfree.benchmarks.speed.region_step import (
     whole,
 )
 from forgetfree.core.regions import Region
-from forgetfree.learning.lower_layers import lower_layers_kept
+from forgetfree.learning.lower_layers import lower_layer_cache
 from forgetfree.learning.training_options import TrainingOptions
 
 #: The layers that hold the region, and the most that a step may take of a step of the whole model.
@@ -44,7 +44,7 @@ def figures(turns: int = 9) -> list[Figure]:
             steps[f"layers {name}, computed"] = region_step(stack, copy.deepcopy(base), region, options)
             model = copy.deepcopy(base)
             steps[f"layers {name}, kept"] = region_step(stack, model, region, options)
-            stack.enter_context(lower_layers_kept(model, True))
+            stack.enter_context(lower_layer_cache(model, True))
             above = copy.deepcopy(base)
             above.backbone.encoder.layer = above.backbone.encoder.layer[int(layers[0]) :]
             steps[f"layers {name}, limit"] = input_gradients(stack, above)

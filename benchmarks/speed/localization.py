@@ -12,7 +12,7 @@ from forgetfree.data.sources import load_task
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.loading import load_model
-from forgetfree.registry import MODELS
+from forgetfree.recipes import MODELS
 
 #: Steps of fine-tuning that are timed; more take as much longer as they are more.
 STEPS = 20

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from forgetfree.results.run_results import load_run_results, merge
+from forgetfree.results.comparison import merge
+from forgetfree.results.stored import load_run_results
 
 HERE = Path(__file__).parent
 RUN = HERE.parent.parent / "benchmarks" / "results" / "main-job.csv"

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from forgetfree import registry
+from forgetfree import recipes, registry
 from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import no_empty_directories, recipe_of, say
 from forgetfree.data.sources import check_form, default_data, tasks_of_files
@@ -258,7 +258,7 @@ def _common(model: Any, data: Any, readout: str, steps: Any, seeds: Any, device:
         data = default_data()
     check_form(data)
     return {
-        "model": _named(model, f"a {type(model).__name__}{registry.IN_MEMORY}"),
+        "model": _named(model, f"a {type(model).__name__}{recipes.IN_MEMORY}"),
         "data": _place(data) if _is_place(data) else "in memory",
         "readout": readout,
         "steps": steps,

@@ -72,7 +72,7 @@ def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Deb
     """Write the base model with a graft in it."""
     quiet_libraries()
     from forgetfree.ledger.graft import Graft, find_graft
-    from forgetfree.results.unit_record import check_own
+    from forgetfree.results.unit_folder import check_own
     from forgetfree.serve.apply import apply_graft, base_model_name
 
     path = find_graft(local_path(graft_file))

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 from cyclopts import Group, Parameter
 
-from forgetfree import registry
+from forgetfree import recipes, registry
 from forgetfree.cli.usage import Debug, lacks
 from forgetfree.cli.words import free_directory, say
 from forgetfree.data.sources import default_data, tasks_of_files
@@ -56,7 +56,7 @@ _GROUPS = {name: Group.create_ordered(name) for name in get_args(HelpGroup)}
 #: What the shell completes.
 _COMPLETED: Mapping[str, Callable[[], Any]] = {
     **{"strategies": registry.strategies, "tasks": registry.tasks, "streams": registry.streams},
-    **{"experiments": lambda: registry.EXPERIMENTS, "models": lambda: registry.MODELS},
+    **{"experiments": lambda: registry.EXPERIMENTS, "models": lambda: recipes.MODELS},
 }
 
 

@@ -162,7 +162,7 @@ def grafts_of(
     from forgetfree.ledger.graft import FILE as GRAFT_FILE
     from forgetfree.ledger.graft import Graft, find_graft
     from forgetfree.results.config_file import check_whole, load_run, located
-    from forgetfree.results.unit_record import check_own
+    from forgetfree.results.unit_folder import check_own
     from forgetfree.tasks import chosen_version
 
     grafts: dict[str, Graft] = {}

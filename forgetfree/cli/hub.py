@@ -18,7 +18,7 @@ from forgetfree.display import escaped
 from forgetfree.errors import first_line
 from forgetfree.files import is_place
 from forgetfree.jobs.running.environment import quiet_libraries
-from forgetfree.registry import IN_MEMORY, MODELS
+from forgetfree.recipes import IN_MEMORY, MODELS
 
 #: Seconds that the hub has to answer.
 _PATIENCE = 2.5

@@ -151,10 +151,10 @@ def _prepare_run(config: RunConfig) -> ReadyJob:
 
 def _show_run(results: Json, out: Path, verbose: bool) -> None:
     """Print the headline and the first table of a run, or all, and where the report is."""
-    from forgetfree.results.records import RunResults
+    from forgetfree.results.comparison import merge
     from forgetfree.results.report.page import brief_page, render_page
     from forgetfree.results.report.run_report import lay_out
-    from forgetfree.results.run_results import merge
+    from forgetfree.results.run_results import RunResults
 
     if results["runs"]:
         page = lay_out(merge([RunResults.of(results)]), ended=verbose)

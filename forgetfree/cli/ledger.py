@@ -104,7 +104,7 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
 def _load(file: Path) -> Ledger:
     """Return a ledger, which must be its unit's own where it lies in the folder of one."""
     from forgetfree.ledger import Ledger
-    from forgetfree.results.unit_record import check_own
+    from forgetfree.results.unit_folder import check_own
 
     ledger = Ledger.load(file)
     check_own(file, LedgerError)

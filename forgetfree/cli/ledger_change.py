@@ -173,7 +173,7 @@ def merge(
     quiet_libraries()
     from forgetfree.jobs.audit import note
     from forgetfree.ledger import Ledger, joined_ledger
-    from forgetfree.results.unit_record import described
+    from forgetfree.results.unit_folder import described
 
     files = {str(path): ledger_file(path) for path in ledgers}
     if data:

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from forgetfree import registry
+from forgetfree import recipes, registry
 from forgetfree.cli.usage import AsJson, Debug
 from forgetfree.data.tables import NO_TASK
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import UsageError
+from forgetfree.plugins import Group
 
 if TYPE_CHECKING:
     from forgetfree.results.metrics import Metric
 
 Kind = Literal["strategies", "streams", "tasks", "kinds", "metrics", "models", "experiments"]
 #: Where plug-ins may add to what is listed; to the rest they add nothing.
-_GROUPS: dict[str, registry.Group] = {
+_GROUPS: dict[str, Group] = {
     "strategies": "strategies",
     "streams": "streams",
     "tasks": "streams",
@@ -85,7 +86,7 @@ def _rows(what: str) -> dict[str, str]:
             for name, metric in _metrics().items()
         }
     if what == "models":
-        return {name: entry.summary for name, entry in registry.MODELS.items()}
+        return {name: entry.summary for name, entry in recipes.MODELS.items()}
     entries = registry.strategies() if what == "strategies" else registry.EXPERIMENTS
     return {name: entry.summary for name, entry in entries.items()}
 
@@ -122,7 +123,7 @@ def _entries(what: str, verbose: bool) -> list[dict[str, Any]]:
             for name, metric in _metrics().items()
         ]
     if what == "models":
-        models = registry.MODELS.items()
+        models = recipes.MODELS.items()
         return [{"name": name, "summary": model.summary, "recipe": dict(model.recipe)} for name, model in models]
     entries = registry.strategies() if what == "strategies" else registry.EXPERIMENTS
     found: list[dict[str, Any]] = [{"name": name, "summary": entry.summary} for name, entry in entries.items()]
@@ -192,6 +193,6 @@ def _list_strategies_in_full(debug: bool) -> None:
     write(
         "Each is set by --set NAME=VALUE, for one strategy by --set STRATEGY.NAME=VALUE. A model may bring a recipe:", 0
     )
-    for name, model in registry.MODELS.items():
+    for name, model in recipes.MODELS.items():
         if model.recipe:
             write(f"{name}: " + " ".join(f"{key}={value}" for key, value in model.recipe.items()), 2)

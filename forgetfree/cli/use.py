@@ -11,7 +11,7 @@ from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import say
 from forgetfree.errors import LedgerError
 from forgetfree.jobs.running.environment import quiet_libraries
-from forgetfree.results.unit_record import check_own
+from forgetfree.results.unit_folder import check_own
 
 if TYPE_CHECKING:
     from forgetfree.serve.inference import Predictor

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from forgetfree.display import escaped, escaped_lines
 from forgetfree.errors import UsageError
 from forgetfree.files import remove_unfinished
-from forgetfree.registry import MODELS
+from forgetfree.recipes import MODELS
 
 #: The longest message, in characters.
 _LONGEST = 4000

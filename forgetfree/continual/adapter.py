@@ -20,13 +20,15 @@ from random import Random
 from typing import Any, ClassVar
 
 from avalanche import _annotations as decorators
-from torch import nn
+from avalanche.benchmarks.utils import AvalancheDataset
+from avalanche.training.templates.base import BaseTemplate
+from torch import Tensor, nn
 
-from forgetfree.continual.held_bytes import held_bytes
 from forgetfree.continual.strategy import ContinualStrategy, Training, WholeModel
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.learning.training_options import TrainingOptions
+from forgetfree.models.task_model import TokenLayout
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
 
@@ -96,7 +98,7 @@ class AvalancheStrategy(ContinualStrategy):
     def keep_beside(self, held: Callable[[], Any]) -> None:
         """Count what ``held`` returns beside the model: tensors, modules, rows of data, or Avalanche's objects with them."""
         tokens = getattr(self.model, "tokens", None)
-        self.kept = WholeModel(self, lambda: held_bytes(held(), tokens))
+        self.kept = WholeModel(self, lambda: object_bytes(held(), tokens))
 
     def everything_by_avalanche(self, task: EncodedTask, **changes: Any) -> Training:
         """Return the training of the backbone and the readouts of all tasks; arguments as those of `everything`.
@@ -273,13 +275,65 @@ def _without_its_warnings() -> Iterator[None]:
             decorators.warnings = module
 
 
+# -- How many bytes an object of Avalanche's holds ------------------------------------------------------
+
+
+#: The size of a label, a task label or a token id in a row.
+_INTEGER_BYTES = 8
+
+
+def object_bytes(holder: Any, tokens: TokenLayout | None = None) -> int:
+    """Count the bytes of all tensors, modules and rows of data that an object of Avalanche's holds, each once.
+
+    Rows are counted in every data set that has them. With ``tokens``, the padding that brings a data set's rows to one
+    length does not count; tensors count as they are.
+    """
+    return _bytes_of(holder, tokens, set())
+
+
+def _bytes_of(value: Any, tokens: TokenLayout | None, seen: set[int]) -> int:
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, AvalancheDataset):
+        return sum(
+            _row_part(part, None if place else tokens)  # only what is read has padding
+            for row in range(len(value))
+            for place, part in enumerate(value[row])
+        )
+    if isinstance(value, nn.Module):
+        return sum(_bytes_of(tensor, tokens, seen) for tensor in value.state_dict(keep_vars=True).values())
+    if isinstance(value, Mapping):
+        return sum(_bytes_of(each, tokens, seen) for each in value.values())
+    if isinstance(value, (list, tuple, set)):
+        return sum(_bytes_of(each, tokens, seen) for each in value)
+    # Buffers, tensors in Avalanche's own wrapping, and what inherits from them; but no strategy.
+    if _is_avalanches(type(value)) and not isinstance(value, BaseTemplate):
+        return _bytes_of(vars(value), tokens, seen)
+    return 0
+
+
+def _is_avalanches(kind: type) -> bool:
+    return any(cls.__module__.startswith("avalanche.training") for cls in kind.__mro__)
+
+
+def _row_part(part: Any, tokens: TokenLayout | None) -> int:
+    if not isinstance(part, Tensor):
+        return _INTEGER_BYTES
+    if tokens is not None and part.dim() == 1 and not part.is_floating_point():
+        return int(tokens.attention_mask(part[None]).sum()) * part.element_size()
+    return part.numel() * part.element_size()
+
+
 __all__ = [
     "AvalancheStrategy",
     "ImportanceOptions",
     "ImportanceStrategy",
     "PluginStrategy",
     "TemplateStrategy",
-    "held_bytes",
+    "object_bytes",
     "one_label_a_row",
     "showing",
 ]

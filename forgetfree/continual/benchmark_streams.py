@@ -70,13 +70,13 @@ def benchmark_stream(
             "task with a label of its own gets a copy of it."
         )
     classes = [tuple(sorted({int(label) for label in experience.dataset.targets})) for experience in train]
-    given = [task_label(experience) for experience in train]
-    if 1 < len(set(given)) < len(given):
+    task_labels = [task_label(experience) for experience in train]
+    if 1 < len(set(task_labels)) < len(task_labels):
         raise UsageError(
-            f"The experiences have task labels {given}. Give each a task label of its own, or all the same."
+            f"The experiences have task labels {task_labels}. Give each a task label of its own, or all the same."
         )
     scenario: Scenario = "class"
-    if len(train) > 1 and len(set(given)) == len(train):
+    if len(train) > 1 and len(set(task_labels)) == len(train):
         scenario = "task"
     elif len(set(classes)) == 1:
         scenario = "domain"
@@ -84,8 +84,8 @@ def benchmark_stream(
     if len(test) == 1 < len(train):
         if scenario == "task":
             raise UsageError(
-                f"The benchmark has {len(train)} training experiences with task labels of their own, {given}, and one test "
-                "experience, whose rows cannot be read by the readout of each. Give one test experience for each, or all "
+                f"The benchmark has {len(train)} training experiences with task labels of their own, {task_labels}, and one "
+                "test experience, whose rows cannot be read by the readout of each. Give one test experience for each, or all "
                 "experiences the same task label."
             )
         benchmark, test = _tests_by_task(benchmark, test[0], classes)
@@ -101,7 +101,7 @@ def benchmark_stream(
     for position, experiences in enumerate(zip(train, validation, test, strict=True)):
         called = tasks[position] if tasks else f"experience-{position}"
         label = model.add_task(TaskHead(called, model.n_labels))
-        shown = given[position] if scenario == "task" else 0
+        shown = task_labels[position] if scenario == "task" else 0
         if scenario == "task" and shown != position:
             raise UsageError(
                 f"Experience {position} has task label {shown}. Give a benchmark whose task labels are 0, 1, 2, … in order."
@@ -130,8 +130,8 @@ def _tests_by_task(benchmark: Any, complete: Any, classes: Sequence[Sequence[int
         tests.append(DatasetExperience(dataset=dataset))
     others = [stream for name, stream in benchmark.streams.items() if name != "test"]
     # The complete test set, too, is the benchmark's own.
-    kept = EagerCLStream("complete_test", [DatasetExperience(dataset=complete.dataset)])
-    return CLScenario([*others, EagerCLStream("test", tests), kept]), tests
+    complete_stream = EagerCLStream("complete_test", [DatasetExperience(dataset=complete.dataset)])
+    return CLScenario([*others, EagerCLStream("test", tests), complete_stream]), tests
 
 
 @torch.no_grad()
@@ -203,20 +203,20 @@ def tensor_stream(
     parts: dict[str, list[Any]] = {"train": [], "valid": [], "test": []}
     names = in_versions(names)
     for position, name in enumerate(names):
-        given = name if name in data else version_of(name)[0]
-        if given not in data:
+        source = name if name in data else version_of(name)[0]
+        if source not in data:
             raise UsageError(
                 f"The stream names {name!r}, and the data given hold {', '.join(data)}. Give its rows, too."
             )
-        held = _tensors(given, data[given])
-        rows = _positions(given, held).evaluated_on(evaluate_on)
+        tensors = _tensors(source, data[source])
+        rows = _positions(source, tensors).evaluated_on(evaluate_on)
         tell([rows])
         drawn = derive_seed(seed, "shots", name)
         train = rows.train if shots is None else k_shot(rows.train, rows.task, shots, drawn, or_fewer)
         test = rows.test.take(representative(rows.test.labels, test_limit))
         task = position if scenario == "task" else 0
         for split, chosen in (("train", train), ("valid", rows.validation), ("test", test)):
-            parts[split].append(_labelled(held, chosen, task))
+            parts[split].append(_labelled(tensors, chosen, task))
     benchmark = with_classes_timeline(with_task_labels(benchmark_from_datasets(**parts)))
     stream = benchmark_stream(benchmark, network, graftable=graftable, seed=seed, name=",".join(names), tasks=names)
     if shots is not None:  # what is asked for decides the steps, as of texts
@@ -240,7 +240,7 @@ def _tensors(name: str, rows: Any) -> dict[str, tuple[Tensor, Tensor]]:
         if unread:
             raise DataError(f"{where}: {unread[0]!r} is no split; expected train, validation and test. Rename it.")
         splits = {ours[split]: part for split, part in rows.items()}
-    held = {}
+    tensors = {}
     for split, part in splits.items():
         pair = part.tensors if isinstance(part, TensorDataset) else part
         place = f"{where}[{split!r}]" if splits is not rows and isinstance(rows, Mapping) else where
@@ -260,20 +260,20 @@ def _tensors(name: str, rows: Any) -> dict[str, tuple[Tensor, Tensor]]:
             )
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             raise DataError(f"{place}: x holds numbers that are not finite. Remove those rows.")
-        held[split] = x.detach(), y.long()
-    return held
+        tensors[split] = x.detach(), y.long()
+    return tensors
 
 
-def _positions(name: str, held: Mapping[str, tuple[Tensor, Tensor]]) -> TaskRows:
+def _positions(name: str, tensors: Mapping[str, tuple[Tensor, Tensor]]) -> TaskRows:
     """Return the splits of a task, where the text of a row says where it lies: splits are completed as those of texts are."""
-    labels = sorted(set(held["train"][1].tolist()))
+    labels = sorted(set(tensors["train"][1].tolist()))
     if len(labels) < 2:
         raise DataError(
             f"data[{name!r}]: every row has label {labels[0] if labels else 'none'}. A task needs two at least."
         )
     definition = TaskDefinition(name, "single", tuple(map(str, labels)))
     rows = {}
-    for split, (_, y) in held.items():
+    for split, (_, y) in tensors.items():
         if unknown := sorted(set(y.tolist()) - set(labels)):
             raise DataError(
                 f"data[{name!r}], split {split}: label {unknown[0]} is none of the training rows' {labels}. Remove its rows."
@@ -281,16 +281,16 @@ def _positions(name: str, held: Mapping[str, tuple[Tensor, Tensor]]) -> TaskRows
         places = tuple(f"{split} {i}" for i in range(len(y)))
         rows[split] = Rows(places, (), tuple(labels.index(label) for label in y.tolist()))
     whole = complete(definition, rows)
-    return whole if len(held) > 1 else replace(whole, notes=(f"Task {name!r}: {whole.cut}.",))
+    return whole if len(tensors) > 1 else replace(whole, notes=(f"Task {name!r}: {whole.cut}.",))
 
 
 def _labelled(
-    held: Mapping[str, tuple[Tensor, Tensor]], rows: Rows, task: int
+    tensors: Mapping[str, tuple[Tensor, Tensor]], rows: Rows, task: int
 ) -> TaskAwareSupervisedClassificationDataset:
     """Return the data set of the rows that lie at those places."""
     places = [place.split() for place in rows.first]
-    x = torch.stack([held[split][0][int(i)] for split, i in places])
-    y = torch.stack([held[split][1][int(i)] for split, i in places])
+    x = torch.stack([tensors[split][0][int(i)] for split, i in places])
+    y = torch.stack([tensors[split][1][int(i)] for split, i in places])
     targets = DataAttribute(y.tolist(), "targets")
     tasks = DataAttribute(ConstantSequence(task, len(y)), "targets_task_labels", use_in_getitem=True)
     return TaskAwareSupervisedClassificationDataset([TensorDataset(x, y)], data_attributes=[targets, tasks])

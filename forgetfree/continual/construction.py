@@ -10,7 +10,7 @@ from typing import Any
 
 from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
 
-from forgetfree import registry
+from forgetfree import recipes, registry
 from forgetfree.display import brief, escaped
 from forgetfree.errors import ConformanceError, OptionError
 from forgetfree.learning.training_options import TrainingOptions, check_optimizer
@@ -55,7 +55,7 @@ def recipe_options(strategy: Any, model: str) -> TrainingOptions:
     """
     name = registry.name_of(strategy)
     options: TrainingOptions = strategy.Options.for_model(model, strategy=name)
-    recipe = registry.recipe_of(model, strategy=name)
+    recipe = recipes.recipe_of(model, strategy=name)
     if chosen := " ".join(f"{key}={value}" for key, value in recipe.items() if hasattr(options, key)):
         _say_once(f"Recipe of {model} for {name or strategy.__name__}: {chosen} (options=… replaces it)")
     return options

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from forgetfree.learning.encoded_task import EncodedTask
 
 
-def check_experiences(given: Any) -> None:
+def check_experiences(experiences: Any) -> None:
     """Raise ``UsageError`` unless an experience, or several, are given."""
-    several = given if isinstance(given, Sequence) else () if isinstance(given, Iterable) else (given,)
-    for each in several:
+    if not isinstance(experiences, Iterable):
+        experiences = (experiences,)
+    for each in experiences if isinstance(experiences, Sequence) else ():  # an iterator can be read once
         if not hasattr(each, "logging"):
             raise UsageError(
                 f"Expected an experience or several, got {type(each).__name__}. Give those of the stream's benchmark, such as "

@@ -1,8 +1,8 @@
 """The regions of learned tasks in a ledger, so that no later task can reach them: what strategies on a ledger share.
 
 Such a strategy holds `TaskRegions` and says which region a task may train. The region minus what earlier tasks own is trained
-as one small vector and recorded; a task is inferred with what the ledger's composition says. How what is not recorded yet is
-taken out of the model is `forgetfree.continual.uncommitted`, the file of the ledger `forgetfree.continual.kept_ledger`.
+as one small vector and recorded; a task is inferred with what the ledger's composition says. The
+file of the ledger is `forgetfree.continual.kept.LedgerFile`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from forgetfree.continual.kept_ledger import KeptLedger
-from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
+from torch import nn
+
+from forgetfree.continual.kept import LedgerFile
+from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask
 from forgetfree.continual.task_training import Skill, skill_of
-from forgetfree.continual.uncommitted import Uncommitted
 from forgetfree.core.graft import grafted
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
@@ -55,7 +56,7 @@ def check_region_rate(options: RegionOptions) -> None:
         )
 
 
-def region_training(options: RegionOptions, space_size: int, budget: int) -> TrainingOptions:
+def region_training_options(options: RegionOptions, space_size: int, budget: int) -> TrainingOptions:
     """Return the options by which a region is trained.
 
     Args:
@@ -94,7 +95,7 @@ class TaskRegions:
     """The ledger of a strategy, and its model, which is switched between θ_pre and what the tasks are inferred with.
 
     Between tasks the model carries the union of all regions where tasks are inferred with unions, else θ_pre. This becomes
-    what the strategy keeps, see `KeptLedger`.
+    what the strategy keeps, see `LedgerFile`.
 
     Args:
         strategy: a `ContinualStrategy` whose model holds θ_pre.
@@ -109,20 +110,20 @@ class TaskRegions:
         self._strategy = strategy
         self._answering_all: str | None = None
         self._set(Ledger(strategy.space, loaded.fingerprint, composition, loaded.binding(strategy.options.precision)))
-        strategy.kept = KeptLedger(strategy, self)
+        strategy.kept = LedgerFile(strategy, self)
 
     def _set(self, ledger: Ledger) -> None:
         self._switch = LedgerSwitch(ledger, self._strategy.model.backbone)
-        self._uncommitted = Uncommitted(self._strategy, self._switch)
+        self._transaction = Transaction(self._strategy, self._switch)
         self.ledger = ledger
 
     def use(self, ledger: Ledger) -> None:
         """Go on with another ledger."""
         self._switch.to(0)
         self._set(ledger)
-        self.rest()
+        self.reset()
 
-    def rest(self) -> None:
+    def reset(self) -> None:
         """Put into the model what the next task starts from: the union, where there is one."""
         self._switch.to(self.ledger.last_of_union)
 
@@ -133,9 +134,9 @@ class TaskRegions:
         try:
             yield
         finally:
-            self.rest()
+            self.reset()
 
-    def carried(self) -> Region | None:
+    def owned_in_model(self) -> Region | None:
         """Return the entries that tasks own and that the model carries now, between tasks; ``None``: it holds θ_pre."""
         return self.ledger.owned() if self._switch.stage else None
 
@@ -160,7 +161,7 @@ class TaskRegions:
             start: where its free entries and the readout start from; default: θ_pre, and the untrained readout.
             budget: how many entries the rate of AdamW is meant for; default: those of the region.
             steps: updates; default: ``options.region_steps``, or as many as fine-tuning.
-            options: how it is trained; default: as `region_training` says.
+            options: how it is trained; default: as `region_training_options` says.
             trained: makes what is trained, which may move any entry of a model between whose tasks θ_pre stands; default: the
                 values of the free entries.
         """
@@ -168,7 +169,7 @@ class TaskRegions:
         model, space = strategy.model, strategy.space
         free = self.ledger.free(region, alone=skill.alone)
         self._switch.to(0 if skill.alone else self.ledger.last_of_union)
-        module = self._uncommitted.enter(task, free, moves_anything=trained is not None)
+        module = self._transaction.begin(task, free, moves_anything=trained is not None)
         load_tensors_(module, (start or strategy.pre_trained).readouts[task.name])
         if start is not None:
             space.scatter_(model.backbone, free.indices, start.theta[free.indices])
@@ -183,20 +184,20 @@ class TaskRegions:
             what,
             readouts,
             strategy.full_steps(task) if steps is None else steps,
-            options or region_training(strategy.options, len(space), len(region) if budget is None else budget),
+            options or region_training_options(strategy.options, len(space), len(region) if budget is None else budget),
             skill=skill,
         )
 
-    def withdraw(self) -> None:
+    def roll_back(self) -> None:
         """Take what is being trained out of the model, for good."""
-        self._uncommitted.withdraw()
+        self._transaction.roll_back()
 
     def put_alone(self, task: EncodedTask, record: Record) -> None:
         """Put into the model, in place of what is being trained, what was trained on θ_pre alone, ready to be recorded."""
-        self.withdraw()
+        self.roll_back()
         self._switch.to(0)
         model = self._strategy.model
-        module = self._uncommitted.enter(task, record.region)
+        module = self._transaction.begin(task, record.region)
         self._strategy.space.scatter_(model.backbone, record.region.indices, record.owned.values)
         load_tensors_(module, record.readout)
         for name, buffer in record.buffers.items():
@@ -222,8 +223,8 @@ class TaskRegions:
     def commit(self, training: Training) -> None:
         """Record what was trained, see `record`; the model holds what the next task starts from."""
         self.ledger.append(self.record(training))
-        self._uncommitted.committed()
-        self.rest()
+        self._transaction.commit()
+        self.reset()
 
     # -- Answering -------------------------------------------------------------------------------------------
 
@@ -231,22 +232,22 @@ class TaskRegions:
     def answering(self, task: EncodedTask) -> Iterator[None]:
         """Inside, the model is what the ledger says for ``task``; for one that is not learned, what the next starts from."""
         name = self._answering_all or task.name
-        with self._uncommitted.set_aside():
+        with self._transaction.suspended():
             if name in self.ledger.tasks:
                 self._switch.to_task(name)
             else:
-                self.rest()
+                self.reset()
             try:
                 yield
             finally:
-                self.rest()
+                self.reset()
 
     @contextmanager
     def answering_by(self, graft: Graft) -> Iterator[None]:
         """Inside, the model is θ_pre with ``graft``, whichever task is answered."""
         strategy = self._strategy
         with (
-            self._uncommitted.set_aside(),
+            self._transaction.suspended(),
             self.holding(union=False),
             grafted(strategy.model.backbone, strategy.space, graft.region, graft.values),
         ):
@@ -271,3 +272,73 @@ def scores_of_union(strategy: RegionStrategy) -> dict[str, list[float | None]]:
         "accuracy": [answers[task.name].score(task.definition.metric) for task in tasks],
         "ece": [answers[task.name].ece for task in tasks],
     }
+
+
+class Transaction:
+    """Takes what is being trained out of the model: for good if training fails, or while another task is answered.
+
+    Args:
+        strategy: whose model.
+        switch: moves it.
+    """
+
+    def __init__(self, strategy: ContinualStrategy, switch: LedgerSwitch) -> None:
+        self._strategy, self._switch = strategy, switch
+        #: Takes it out; none between tasks.
+        self._undo: Callable[[], None] | None = None
+        self._moves_anything = False
+
+    def begin(self, task: EncodedTask, free: Region, *, moves_anything: bool = False) -> nn.Module:
+        """Begin to change the model for a task, so that it can be undone; return the task's readout.
+
+        Args:
+            task: the task.
+            free: the entries that are trained.
+            moves_anything: whether training may move other entries, too.
+        """
+        self._switch.remember(free)
+        module = self._strategy.model.readout_module(task.label)
+        untrained = tensors_of(module)
+
+        def undo() -> None:
+            self._undo = None
+            self._switch.revert_uncommitted()
+            load_tensors_(module, untrained)
+            self._clear()
+
+        self._undo, self._moves_anything = undo, moves_anything
+        # Nothing is left to undo once it is committed.
+        self._strategy.scope.enter_context(undo_on_error(self.roll_back))
+        return module
+
+    def roll_back(self) -> None:
+        """Take it out of the model, for good, if there is anything."""
+        if self._undo is not None:
+            self._undo()
+
+    def commit(self) -> None:
+        """Note that the ledger has it."""
+        self._undo = None
+        self._switch.committed()
+        self._clear()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Inside, it is out of the model, if there is anything."""
+        if (undo := self._undo) is None:
+            yield
+            return
+        model, stage = self._strategy.model, self._switch.stage
+        in_training = ModelState.of(model)
+        undo()
+        try:
+            yield
+        finally:
+            self._switch.to(stage)
+            in_training.load_(model)
+            self._undo = undo
+
+    def _clear(self) -> None:
+        """Put θ_pre everywhere, where training may have moved any entry."""
+        if self._moves_anything:
+            self._strategy.space.load_(self._strategy.model.backbone, self._strategy.pre_trained.theta)

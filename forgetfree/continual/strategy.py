@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from forgetfree.continual.construction import check_arguments, check_final_names, recipe_options, silent_evaluator
 from forgetfree.continual.experiences import part_of
+from forgetfree.continual.kept import Kept, WholeModel
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import TaskwiseOptions, all_kept, features_for, load_all
 from forgetfree.continual.task_training import Answer, Training, undo_on_error
 from forgetfree.continual.template import StrategyTemplate
-from forgetfree.continual.whole_model import Kept, WholeModel
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import WholeTensors

@@ -103,7 +103,7 @@ class Stream:
     @cached_property
     def turn(self) -> Turn:
         """Whose turn it is to use the model, among the strategies of all streams over its backbone."""
-        return turn_of(self.model.backbone)
+        return _TURNS.setdefault(self.model.backbone, Turn())
 
     def task_of(self, experience: Any, *, training: bool = False) -> EncodedTask:
         """Return the task of an experience of the benchmark, of a copy with the same rows, or of a part that Avalanche cut off.
@@ -204,11 +204,6 @@ class Turn:
 
 #: By the backbone, which several streams may share.
 _TURNS: WeakKeyDictionary[nn.Module, Turn] = WeakKeyDictionary()
-
-
-def turn_of(backbone: nn.Module) -> Turn:
-    """Whose turn it is in a model."""
-    return _TURNS.setdefault(backbone, Turn())
 
 
 def _nobody() -> None:

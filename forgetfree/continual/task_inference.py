@@ -22,9 +22,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from forgetfree.continual.learner import Learner
-from forgetfree.continual.task_training import Answer
-from forgetfree.continual.whole_model import Kept
+from forgetfree.continual.kept import Kept
+from forgetfree.continual.task_training import Answer, Learner
 from forgetfree.core.readout_model import LOWEST, among
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import representative
@@ -85,7 +84,7 @@ def learn_features(strategy: Learner, task: EncodedTask) -> None:
 
 def among_own_labels(strategy: Learner, task: EncodedTask) -> AbstractContextManager[object]:
     """Return a context in which the model answers with a task's labels alone, if that is how the task is answered later."""
-    alone = strategy.stream.scenario == "class" and _finds_tasks(strategy)
+    alone = strategy.stream.scenario == "class" and _infers_tasks(strategy)
     return strategy.model.answering_with(task.classes if alone else None)
 
 
@@ -95,14 +94,14 @@ def among_labels_of_batch(strategy: Learner, labels: Tensor) -> AbstractContextM
     With a loss of one's own, and where a plug-in added rows of other tasks, all labels are meant.
     """
     training = strategy.training
-    if training is None or training.loss is not None or not _finds_tasks(strategy):
+    if training is None or training.loss is not None or not _infers_tasks(strategy):
         return nullcontext()
     if not set(labels.tolist()) <= set(training.task.classes):
         return nullcontext()
     return among_own_labels(strategy, training.task)
 
 
-def _finds_tasks(strategy: Learner) -> bool:
+def _infers_tasks(strategy: Learner) -> bool:
     """Say whether it is found out which task a row belongs to, whose labels alone are then its possible answers."""
     withheld = strategy.taskwise and strategy.stream.scenario != "task"
     return withheld and strategy.options.task_inference != "last"
@@ -121,7 +120,7 @@ def answer_for(
     """
     training = strategy.training
     if strategy.stream.scenario != "task" and strategy.taskwise:
-        return _by_router(strategy, batches) if _finds_tasks(strategy) and strategy.learned else _by_last(strategy)
+        return _by_router(strategy, batches) if _infers_tasks(strategy) and strategy.learned else _by_last(strategy)
     if training is not None and (training.task is task or strategy.stream.scenario != "task"):
         return nullcontext(training.answer)
     return strategy.answering(task)
@@ -130,7 +129,7 @@ def answer_for(
 @contextmanager
 def _by_last(strategy: Learner) -> Iterator[Answer]:
     """Answer with the last task's model; each label's row of the readout is that of the last task that has it."""
-    with _readout_kept(strategy), _model_of(strategy, strategy.learned[-1:]) as answer:
+    with _restoring_readout(strategy), _model_of(strategy, strategy.learned[-1:]) as answer:
         readout = strategy.model.readout_module(0)
         readouts = [(task, strategy.readouts[task.name]) for task in strategy.learned]
         if strategy.training is not None:
@@ -179,7 +178,7 @@ def _by_entropy(strategy: Learner, batches: Sequence[tuple[Tensor, Any]]) -> lis
     answers: list[list[Tensor]] = []
     tasks = list(strategy.learned)
     for task in tasks:
-        with _readout_kept(strategy), strategy.answering(task) as answer:
+        with _restoring_readout(strategy), strategy.answering(task) as answer:
             load_tensors_(strategy.model.readout_module(0), strategy.readouts[task.name])
             answers.append([among((answer or strategy.model)(x, labels), task.classes) for x, labels in batches])
     if (training := strategy.training) is not None:
@@ -200,12 +199,12 @@ def _by_features(strategy: Learner, features: TaskFeatures, batches: Sequence[tu
     nearest = [features.nearest(x, names) for x, _ in batches]
     counts = [strategy.model.counts(x) for x, _ in batches]
     n_labels = strategy.model.heads[0].n_labels
-    found = [
+    answers = [
         torch.empty(int(each.sum()), n_labels, device=x.device) for each, (x, _) in zip(counts, batches, strict=True)
     ]
 
     def answer_rows(number: int, answer: Answer) -> None:
-        for (x, labels), of_rows, each, logits in zip(batches, nearest, counts, found, strict=True):
+        for (x, labels), of_rows, each, logits in zip(batches, nearest, counts, answers, strict=True):
             rows = (of_rows == number).to(x.device)
             if rows.any():
                 lines = rows.repeat_interleave(each.to(x.device))
@@ -214,12 +213,12 @@ def _by_features(strategy: Learner, features: TaskFeatures, batches: Sequence[tu
 
     for number, task in enumerate(strategy.learned):
         if any(bool((of_rows == number).any()) for of_rows in nearest):
-            with _readout_kept(strategy), strategy.answering(task) as answer:
+            with _restoring_readout(strategy), strategy.answering(task) as answer:
                 load_tensors_(strategy.model.readout_module(0), strategy.readouts[task.name])
                 answer_rows(number, answer or strategy.model)
     if training is not None:
         answer_rows(len(tasks) - 1, training.answer or strategy.model)
-    return found
+    return answers
 
 
 def _surest(tasks: Sequence[EncodedTask], answers: Tensor, counts: Tensor) -> Tensor:
@@ -254,7 +253,7 @@ def _model_of(strategy: Learner, last: list[EncodedTask]) -> Iterator[Answer]:
 
 
 @contextmanager
-def _readout_kept(strategy: Learner) -> Iterator[None]:
+def _restoring_readout(strategy: Learner) -> Iterator[None]:
     """Restore the readout that all tasks share, at the end."""
     readout = strategy.model.readout_module(0)
     before = tensors_of(readout)

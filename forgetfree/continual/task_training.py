@@ -1,22 +1,26 @@
-"""What is trained for one task: the value that a strategy's `begin` returns."""
+"""What is trained for one task, the value that a strategy's `begin` returns; and a strategy as its parts see it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from forgetfree.continual.stream import Stream
+from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import Trained
 from forgetfree.display import brief
 from forgetfree.errors import ConformanceError
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.monitor import Phase
+from forgetfree.learning.task_features import TaskFeatures
 from forgetfree.learning.training_options import TrainingOptions
+from forgetfree.models.state import ModelState
 
 #: From inputs ``(B, …)`` and task labels ``(B,)`` to logits ``(B, n)`` in float32; the model itself is one.
 Answer = Callable[[Tensor, Any], Tensor]
@@ -56,7 +60,7 @@ class Training:
         schedule: from the number of updates done to the factor on the learning rate, in place of the options'.
         learns: the tasks that are learned by it; default: ``task`` alone.
         skill: what `commit` records beside the values, where a region is trained.
-        settle: called after the last update; `commit` gets the training that it returns, with what it leaves in the model.
+        finish: called after the last update; `commit` gets the training that it returns, with what it leaves in the model.
     """
 
     task: EncodedTask
@@ -71,11 +75,7 @@ class Training:
     schedule: Callable[[int], float] | None = None
     learns: tuple[EncodedTask, ...] = ()
     skill: Skill | None = None
-    settle: Callable[[], Training] | None = None
-
-    def settled(self) -> Training:
-        """Settle what the last update left in the model, and return what is to be recorded."""
-        return self if self.settle is None else self.settle()
+    finish: Callable[[], Training] | None = None
 
     def faults(self) -> list[str]:
         """List what makes it impossible to train with these values."""
@@ -84,13 +84,13 @@ class Training:
         return [f"expected trained and readout to list parameters, got a {wrong[0]} among them"] if wrong else []
 
 
-def checked_training(strategy: str, given: Any) -> Training:
+def checked_training(strategy: str, training: Any) -> Training:
     """Return what the `begin` of a strategy gave; raise ``ConformanceError`` where it cannot be trained."""
-    faults = given.faults() if isinstance(given, Training) else [f"expected a Training, got {brief(given)}"]
-    if not isinstance(given, Training) or faults:
+    faults = training.faults() if isinstance(training, Training) else [f"expected a Training, got {brief(training)}"]
+    if not isinstance(training, Training) or faults:
         remedy = "Return self.everything(task) to train everything."
         raise ConformanceError(strategy, [f"begin(task): {fault}. {remedy}" for fault in faults])
-    return given
+    return training
 
 
 def training_of(training: Training | None) -> Training:
@@ -113,3 +113,35 @@ def undo_on_error(undo: Callable[[], object]) -> Iterator[None]:
     except BaseException:
         undo()
         raise
+
+
+class Learner(Protocol):
+    """A strategy, see `forgetfree.continual.strategy.ContinualStrategy` for each of these."""
+
+    options: Any
+    learned: list[EncodedTask]
+    readouts: dict[str, dict[str, Tensor]]
+    training: Training | None
+    task_features: TaskFeatures | None
+
+    @property
+    def stream(self) -> Stream:
+        """The stream that is learned."""
+
+    @property
+    def model(self) -> ReadoutModel:
+        """The stream's model, with what the strategy left in it."""
+
+    @property
+    def pre_trained(self) -> ModelState:
+        """θ_pre."""
+
+    @property
+    def taskwise(self) -> bool:
+        """Whether each task is answered by a model of its own."""
+
+    def answering(self, task: EncodedTask) -> AbstractContextManager[Answer | None]:
+        """Inside, the model is the one that answers for ``task``."""
+
+    def note_learned(self, task: EncodedTask, readout: dict[str, Tensor]) -> None:
+        """Note that ``task`` can be answered from now on."""

@@ -7,37 +7,38 @@ optimiser, the loops with their callbacks. Their order is Avalanche's own; a tes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import islice
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
 from avalanche.models import DynamicModule
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates import SupervisedTemplate
-from torch import Tensor
+from avalanche.training.templates.base_sgd import PeriodicEval
+from avalanche.training.utils import cycle
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.continual.batches import (
-    alone,
-    answers_in_order,
-    in_turn,
-    lengths_of,
-    loader,
-    seed_generators,
-    uncut,
-)
 from forgetfree.continual.experiences import check_experiences, check_whole, part_of
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import among_labels_of_batch, among_own_labels, answer_for, learn_features
 from forgetfree.continual.task_training import Training, checked_training, training_of
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
+from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length
-from forgetfree.learning.lower_layers import lower_layers_kept
+from forgetfree.learning.lower_layers import lower_layer_cache
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.training import TrainingState, Update, plan, training_mode
 from forgetfree.parallel.exchange import every, gathered
-from forgetfree.parallel.parts import WHOLE, BatchSum, cut
+from forgetfree.parallel.parts import WHOLE, BatchSum, Part, cut
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 
@@ -97,7 +98,7 @@ class StrategyTemplate(SupervisedTemplate):
             training = self.begin(task)
         self.training = training = checked_training(type(self).__name__, training)
         if not (self.cuts_batches and alone(self.plugins)):
-            self.training = training = uncut(training)
+            self.training = training = without_parts(training)
         self.model.current_task = task.label
         self._updates = training.steps
         if part_of(self.experience) is not None:  # a part's share, by rows
@@ -106,7 +107,9 @@ class StrategyTemplate(SupervisedTemplate):
         super()._before_training_exp(**kwargs)
 
     def _after_training_exp(self, **kwargs: Any) -> None:
-        self.training = training = training_of(self.training).settled()
+        training = training_of(self.training)
+        if training.finish is not None:
+            self.training = training = training.finish()
         readout = tensors_of(self.model.readout_module(training.task.label))
         with among_own_labels(self, training.task):
             self.commit(training.task, training)
@@ -156,7 +159,9 @@ class StrategyTemplate(SupervisedTemplate):
         An iteration is one forward pass; with ``accumulation`` several of them make one update.
         """
         with self.training_steps():
-            for batch, part in in_turn(self.dataloader, self._planned, self._parts, self._updates, self._step):
+            for batch, part in batches_and_parts(
+                self.dataloader, self._planned, self._parts, self._updates, self._step
+            ):
                 self._part = part
                 part.seed_(self._seed, self._step + 1)
                 if self._stop_training:
@@ -195,7 +200,7 @@ class StrategyTemplate(SupervisedTemplate):
         torch.manual_seed(derive_seed(self._seed, "dropout"))
         self._part, self._step = WHOLE, self._training_state.begin(self._checkpoint, self._updates, self._seed)
         showing = self.monitor.phase(training.task.name, training.phase, self._updates)
-        with lower_layers_kept(self.model, training.options.cache_lower_layers), showing as self._on_step:
+        with lower_layer_cache(self.model, training.options.cache_lower_layers), showing as self._on_step:
             self.monitor.learning_rate(lambda step: self._update.rate)
             yield
 
@@ -302,3 +307,82 @@ def _at_work(strategy: StrategyTemplate) -> Iterator[None]:
         yield
     finally:
         model.precision, strategy.is_busy = before
+
+
+# -- Batches --------------------------------------------------------------------------------------------
+
+
+def loader(data: Any, batches: Sequence[Sequence[int]], num_workers: int) -> Any:
+    """Return a data loader of the batches, each a list of row numbers."""
+    return DataLoader(
+        data,
+        batch_sampler=[list(batch) for batch in batches],
+        collate_fn=data.collate_fn,
+        num_workers=num_workers,
+        generator=torch.Generator(),  # the loader must draw neither from dropout's generator nor during training
+    )
+
+
+def batches_and_parts(
+    dataloader: Any, planned: Any, parts: Sequence[Part], updates: int, done: int
+) -> Iterator[tuple[Any, Part]]:
+    """Return the mini-batches of a phase, with the part of a batch that each is.
+
+    Args:
+        dataloader: the planned one, or a plugin's own.
+        planned: the loader of ``parts``.
+        parts: of all batches.
+        updates: of the phase.
+        done: those that a checkpoint says are done.
+    """
+    if dataloader is not planned:  # a plugin's own, such as replay's: round and round, for as many steps
+        return ((batch, WHOLE) for batch in islice(cycle(dataloader), updates))
+    if done:
+        ends = [number for number, part in enumerate(parts, 1) if part.last]
+        parts = parts[ends[done - 1] :]
+        planned = loader(planned.dataset, [part.rows for part in parts], planned.num_workers)
+    return zip(planned, parts, strict=False)
+
+
+def answers_in_order(
+    task: EncodedTask, rows: Examples | None, order: Sequence[int], collected: Sequence[tuple[Tensor, Tensor, Tensor]]
+) -> Answers:
+    """Return the answers on a task's rows, or on some of them, in the rows' order.
+
+    Args:
+        task: the task.
+        rows: those that were answered; ``None`` where a plugin, or a user, put others together.
+        order: their numbers among the task's rows, as they were answered.
+        collected: of each batch its logits, its labels, and how many of both each row has.
+    """
+    logits, labels, counts = map(torch.cat, zip(*collected, strict=True))
+    in_order = torch.argsort(torch.tensor(order).repeat_interleave(counts), stable=True)
+    return task.kind.answers(task.definition, logits[in_order], labels[in_order], rows)
+
+
+def lengths_of(data: Any, model: nn.Module) -> list[int]:
+    """Return the tokens per row of rows that a plugin put together; 0 where rows are no texts."""
+    tokens: Any = getattr(model, "tokens", None)
+    if tokens is None:
+        return [0] * len(data)
+    return [int(tokens.attention_mask(data[i][0].unsqueeze(0)).sum()) for i in range(len(data))]
+
+
+def alone(plugins: Iterable[Any]) -> bool:
+    """Say whether no plugin beside Avalanche's own is there, which may read and change batches and the tensors' gradients."""
+    return all(isinstance(plugin, (EvaluationPlugin, PeriodicEval, Clock)) for plugin in plugins)
+
+
+def without_parts(training: Training) -> Training:
+    """Return the training without numbered parts, for where other code than ours meets its batches.
+
+    Every process then computes whole batches, with the same bits as the others.
+    """
+    return replace(training, options=replace(training.options, parts=None))
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and PyTorch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -164,7 +164,7 @@ class ParameterSpace:
             RegionError: the model lacks one, or has it in another shape.
         """
         named = dict(model.named_parameters(remove_duplicate=False))
-        found = []
+        parameters = []
         for spec in self.tensors:
             parameter = named.get(spec.name)
             if parameter is None or tuple(parameter.shape) != spec.shape:
@@ -173,8 +173,8 @@ class ParameterSpace:
                     f"{type(model).__name__} does not fit this parameter space: expected {spec.name!r} of shape "
                     f"{spec.shape}, got {got}. Use the model the space was made from."
                 )
-            found.append(parameter)
-        return found
+            parameters.append(parameter)
+        return parameters
 
     def check_dtypes(self, model: nn.Module) -> None:
         """Raise ``RegionError`` unless the model has all tensors of the space, in their shapes and dtypes."""
@@ -298,10 +298,10 @@ def weight_matrices(space: ParameterSpace) -> list[int]:
     Raises:
         ModelError: there is none.
     """
-    found = [i for i, spec in enumerate(space.tensors) if len(spec.shape) >= 2 and spec.size]
-    if not found:
+    matrices = [i for i, spec in enumerate(space.tensors) if len(spec.shape) >= 2 and spec.size]
+    if not matrices:
         raise ModelError(
             f"The model has no graftable weight matrix: expected a tensor of two dimensions or more among its "
             f"{len(space.tensors)}. Choose another model, or a strategy that trains any tensor, such as grafting-continual."
         )
-    return found
+    return matrices

@@ -259,8 +259,8 @@ def native_precision(device: str) -> Precision:
     """Return ``bf16`` where a type of device computes in it natively, ``fp32`` where it does not or cannot tell."""
     if device == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    told = (getattr(torch.cpu, name, bool) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return "bf16" if device == "cpu" and any(supported() for supported in told) else "fp32"
+    checks = (getattr(torch.cpu, name, bool) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return "bf16" if device == "cpu" and any(supported() for supported in checks) else "fp32"
 
 
 def autocast(precision: str, device: str) -> AbstractContextManager[object]:

@@ -102,13 +102,13 @@ def biases(space: ParameterSpace) -> Region:
     Raises:
         ModelError: there is none.
     """
-    found = [torch.arange(t.offset, t.offset + t.size) for t in space.tensors if t.name.endswith("bias")]
-    if not found:
+    pieces = [torch.arange(t.offset, t.offset + t.size) for t in space.tensors if t.name.endswith("bias")]
+    if not pieces:
         raise ModelError(
             f"The model has no graftable bias: expected a name that ends in 'bias' among its {len(space.tensors)} "
             "graftable tensors. Choose a model with biases, or another strategy or region."
         )
-    return Region(torch.cat(found))
+    return Region(torch.cat(pieces))
 
 
 def overlap(region: Region, other: Region) -> float:

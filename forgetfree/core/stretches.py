@@ -58,8 +58,8 @@ class Stretches:
         where = [(tensor.data_ptr(), tensor.stride()) for tensor in self._tensors]
         if where == self._where:
             return
-        held = [tensor.detach() for tensor in self._tensors]
-        views = zip(held, *map(self._space.views, self._vectors), strict=True)
+        tensors = [tensor.detach() for tensor in self._tensors]
+        views = zip(tensors, *map(self._space.views, self._vectors), strict=True)
         self._stretches = [list(zip(*(_cut(view, like[0]) for view in like), strict=True)) for like in views]
         self._where = where
 

@@ -50,9 +50,9 @@ def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     return next((name for name, tensor in floats.items() if not bool(torch.isfinite(tensor).all())), None)
 
 
-def check_buffers(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+def check_buffers(buffers: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raise ``RegionError`` unless each of the buffers ``wanted`` is among those ``found``, in its shape and dtype."""
-    for name, buffer in wanted.items():
-        got = found.get(name)
+    for name, buffer in expected.items():
+        got = buffers.get(name)
         if got is None or got.shape != buffer.shape or got.dtype != buffer.dtype:
             raise RegionError(f"it has no buffer {name!r} of shape {tuple(buffer.shape)} in {buffer.dtype}.")

@@ -81,9 +81,9 @@ def read_tasks(
     source, faults = _open_source(data, options), DataFaults()
 
     def load(name: str, stored: str) -> TaskRows:
-        return _named(name, source.load(stored)).evaluated_on(evaluate_on)
+        return _renamed(name, source.load(stored)).evaluated_on(evaluate_on)
 
-    loaded = [faults.attempt(load, *names) for names in _held(stream, data, source).items()]
+    loaded = [faults.attempt(load, *names) for names in _stored_names(stream, data, source).items()]
     tasks = [rows for rows in loaded if rows is not None]
     faults.attempt(check_versions, [rows.task for rows in tasks])
     return tasks, faults
@@ -104,10 +104,10 @@ def check_versions(tasks: Sequence[TaskDefinition]) -> None:
 
 def check_stream(stream: str, data: Data, options: ReadOptions) -> None:
     """Raise as `load_tasks` does where a stream names what ``data`` do not hold; no rows are read."""
-    _held(stream, data, _open_source(data, options))
+    _stored_names(stream, data, _open_source(data, options))
 
 
-def _held(stream: str | Sequence[str] | None, data: Any, source: _Source) -> dict[str, str]:
+def _stored_names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> dict[str, str]:
     """Return the names under which a source holds the tasks of a stream, by their names in the stream."""
     streams = registry.streams()
     if stream is None:
@@ -125,14 +125,14 @@ def _held(stream: str | Sequence[str] | None, data: Any, source: _Source) -> dic
     if not names:
         raise UsageError("The stream names no task. Give a registered stream or task names separated by commas.")
     names = tuple(in_versions(names))
-    held = {name: name if source.holds(name) else version_of(name)[0] for name in names}
-    _check_several(list(dict.fromkeys(held.values())), source)
-    for name in held.values():
+    stored = {name: name if source.holds(name) else version_of(name)[0] for name in names}
+    _check_several(list(dict.fromkeys(stored.values())), source)
+    for name in stored.values():
         _check_known(name, source, streams if len(names) == 1 else ())
-    return held
+    return stored
 
 
-def _named(name: str, rows: TaskRows) -> TaskRows:
+def _renamed(name: str, rows: TaskRows) -> TaskRows:
     """Return rows as those of the version that a stream names."""
     return rows if rows.task.name == name else replace(rows, task=replace(rows.task, name=name))
 
@@ -275,10 +275,10 @@ class _OneTask:
 
     def __init__(self, path: Path, options: ReadOptions) -> None:
         self.path, self._options = path, options
-        found = configurations(path) if path.is_dir() and is_snapshot(path) else []
-        self._names = found if len(found) > 1 else []
-        held = ", ".join(self._names) or "one task, which may have any name without a comma or a slash"
-        self.hint = f"{path} holds {held}."
+        names = configurations(path) if path.is_dir() and is_snapshot(path) else []
+        self._names = names if len(names) > 1 else []
+        tasks = ", ".join(self._names) or "one task, which may have any name without a comma or a slash"
+        self.hint = f"{path} holds {tasks}."
 
     def names(self) -> list[str]:
         return self._names

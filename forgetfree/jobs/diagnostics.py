@@ -18,8 +18,8 @@ from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.floors import bag_of_words, linear_probe
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import LabelAnswers, label_answers
-from forgetfree.results.records import LEARNED_FLOORS
-from forgetfree.results.temperature import CALIBRATION_ROWS, fitted_temperature
+from forgetfree.results.calibration import CALIBRATION_ROWS, fitted_temperature
+from forgetfree.results.run_results import LEARNED_FLOORS
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -84,7 +84,8 @@ def temperatures(strategy: ContinualStrategy, answers: Row) -> dict[str, Numbers
         strategy.eval([held_out[task.label] for task in strategy.stream.tasks])
     finally:
         strategy.choose_batches = None
-    found = {task: fitted_temperature(label_answers(strategy.predictions[task])) for task in scaled}
+    known = {task: label_answers(strategy.predictions[task]) for task in scaled}
+    found = {task: fitted_temperature(each.logits, each.labels) for task, each in known.items()}
     eces = {task: each.scaled(found[task]).ece for task, each in scaled.items()}
     return {"temperature": dict(found), "ece_scaled": dict(eces)}
 

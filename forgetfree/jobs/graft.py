@@ -51,7 +51,7 @@ from forgetfree.results.records import GraftResults
 from forgetfree.results.report.graft_tables import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
-from forgetfree.results.unit_record import sha256
+from forgetfree.results.unit_folder import sha256
 
 if TYPE_CHECKING:
     from forgetfree.core.parameters import ParameterSpace

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from forgetfree import registry
+from forgetfree import recipes
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.jobs.config import CommonOptions, JobConfig, check_known, check_or_fewer
 from forgetfree.options import build, option
@@ -63,7 +63,7 @@ class GraftConfig(JobConfig):
         """Return the model's recipe, for what is not set otherwise; of localizing alone for a model that is fine-tuned."""
         from forgetfree.learning.training_options import TrainingOptions
 
-        recipe = registry.recipe_of(self.model, {**self.settings, **self.flags()}, graft=True)
+        recipe = recipes.recipe_of(self.model, {**self.settings, **self.flags()}, graft=True)
         unused = () if self.fine_tuned is None else TrainingOptions.__dataclass_fields__
         return {key: value for key, value in recipe.items() if key not in unused}
 

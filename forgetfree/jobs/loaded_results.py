@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 from forgetfree.errors import ReportError, UnknownNameError, UsageError, first_line
 from forgetfree.files import StrPath
 from forgetfree.json_file import check_fields, read_json
-from forgetfree.results.records import ExperimentResults, GraftResults, RunResults
+from forgetfree.results.comparison import merge
+from forgetfree.results.records import ExperimentResults, GraftResults
 from forgetfree.results.report.graft_tables import lay_out_graft
 from forgetfree.results.report.page import Page, notebook_html, render_page
 from forgetfree.results.report.run_report import lay_out
-from forgetfree.results.run_results import load_run_results, merge
+from forgetfree.results.run_results import RunResults
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores
-from forgetfree.results.stored import command_of, find_results, load_graft_results, read_stored
+from forgetfree.results.stored import command_of, find_results, load_graft_results, load_run_results, read_stored
 from forgetfree.results.table import ScoreTable
-from forgetfree.results.unit_record import check_own
+from forgetfree.results.unit_folder import check_own
 
 if TYPE_CHECKING:
     import pandas as pd

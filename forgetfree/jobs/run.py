@@ -36,16 +36,15 @@ from forgetfree.learning.cost import cost_of
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import PHASES, Monitor
 from forgetfree.options import recorded
-from forgetfree.results import metrics
 from forgetfree.results.answers import constant_scores
-from forgetfree.results.records import RunResults
+from forgetfree.results.comparison import merge
+from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.report.run_report import render
-from forgetfree.results.run_results import merge, with_timings
+from forgetfree.results.run_results import RunResults
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
-from forgetfree.results.stored import run_of_scores
-from forgetfree.results.unit_files import SECONDS_PER_TASK
-from forgetfree.results.unit_record import MODELS
-from forgetfree.results.unit_record import described as described_file
+from forgetfree.results.stored import run_of_scores, with_timings
+from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK
+from forgetfree.results.unit_folder import described as described_file
 from forgetfree.serve.source import run_binding
 from forgetfree.tasks import TaskDefinition
 
@@ -299,7 +298,7 @@ def summary_of_units(out: Path, about: Json, units: Sequence[tuple[Unit, Json | 
     for run in runs:
         reference = references.get(run["seed"])
         learned = [row[task] for task, row in enumerate(reference["matrix"][1:])] if reference else None
-        run["summary"] = metrics.summarize(run["matrix"], run["ece"], learned, run["metric"])
+        run["summary"] = summarize(run["matrix"], run["ece"], learned, run["metric"])
         if reference:
             own, its = (out / name / f"seed-{run['seed']}" for name in (run["strategy"], "fine-tune"))
             run["agreement"] = agreement(own, its, definitions, about["data"]["test_rows"])

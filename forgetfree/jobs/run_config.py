@@ -8,7 +8,7 @@ from dataclasses import fields as fields_of
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from forgetfree import registry
+from forgetfree import recipes, registry
 from forgetfree.display import tell_note
 from forgetfree.errors import ForgetfreeError, OptionError, UnknownNameError, UsageError, nearest
 from forgetfree.jobs.config import CommonOptions, Faults, JobConfig, check_or_fewer
@@ -96,7 +96,7 @@ class RunConfig(StreamConfig):
         Args:
             strategy: whose; settings for others do not count. Default: for all.
         """
-        return registry.recipe_of(self.model, self.settings, self.strategies, strategy)
+        return recipes.recipe_of(self.model, self.settings, self.strategies, strategy)
 
     def checked(self, classes: Mapping[str, Any] = MappingProxyType({})) -> CheckedRun:
         """Return the strategies' classes and options.

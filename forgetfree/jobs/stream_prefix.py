@@ -23,7 +23,7 @@ from forgetfree.json_file import parse_json, read_json
 from forgetfree.learning.monitor import PHASES
 from forgetfree.ledger import Ledger
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
-from forgetfree.results.unit_files import SECONDS_PER_TASK
+from forgetfree.results.unit_folder import SECONDS_PER_TASK
 from forgetfree.serve.source import LEDGER
 from forgetfree.tasks import version_of
 

@@ -22,9 +22,8 @@ from forgetfree.display import brief, counted, is_text
 from forgetfree.errors import DataError, UsageError
 from forgetfree.kinds.kind import Form, TaskKind
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.arguments import logits_of
 from forgetfree.results.entities import Sentences, constant_entity_f1, entity_f1
-from forgetfree.results.metrics import Metric, accuracy
+from forgetfree.results.metrics import Metric, accuracy, logits_of
 from forgetfree.tasks import Scenario, TaskDefinition
 
 if TYPE_CHECKING:

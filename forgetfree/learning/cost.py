@@ -63,12 +63,12 @@ class Cost:
         return any(phase.shared for phases in self.phases for phase in phases)
 
 
-def fine_tuning(options: TrainingOptions, task: TaskSize) -> PhaseCost:
+def fine_tuning_phase(options: TrainingOptions, task: TaskSize) -> PhaseCost:
     """Return the phase that makes θ_ft."""
     return PhaseCost("fine_tune", task.steps, options.batch_size, shared=True)
 
 
-def search(options: LocalizationOptions, task: TaskSize) -> PhaseCost:
+def search_phase(options: LocalizationOptions, task: TaskSize) -> PhaseCost:
     """Return the phase that seeks γ."""
     if task.steps is None:
         return PhaseCost("localize", None, options.batch_size)
@@ -76,7 +76,7 @@ def search(options: LocalizationOptions, task: TaskSize) -> PhaseCost:
     return PhaseCost("localize", mask.steps, mask.batch_size)
 
 
-def training(options: TrainingOptions, task: TaskSize, steps: int | None = None) -> PhaseCost:
+def training_phase(options: TrainingOptions, task: TaskSize, steps: int | None = None) -> PhaseCost:
     """Return the phase that Avalanche's loop trains.
 
     Args:
@@ -90,10 +90,10 @@ def training(options: TrainingOptions, task: TaskSize, steps: int | None = None)
 def cost_of(strategy: Any, options: TrainingOptions, tasks: Sequence[TaskSize]) -> Cost:
     """Return what tasks take by a strategy's class, see `ContinualStrategy.cost`."""
     cost: Cost | None = strategy.cost(options, tasks)
-    return Cost([[training(options, task)] for task in tasks], whole_model) if cost is None else cost
+    return Cost([[training_phase(options, task)] for task in tasks], model_bytes) if cost is None else cost
 
 
-def whole_model(space: ParameterSpace) -> int:
+def model_bytes(space: ParameterSpace) -> int:
     """Return the bytes of one whole model."""
     return 4 * len(space)
 

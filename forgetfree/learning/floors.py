@@ -39,20 +39,20 @@ def bag_of_words(
     """
     if not (task_known or all(task.kind.has_word_floor for task in tasks)):
         return [None] * len(tasks)
-    found: list[float | None] = []
+    scores: list[float | None] = []
     for group in _groups(len(tasks), task_known):
         if not all(tasks[i].kind.has_word_floor for i in group):
-            found.append(None)
+            scores.append(None)
             continue
         chosen = [representative(tasks[i].train.targets, MOST_ROWS // len(group)) for i in group]
         labels = [tasks[i].train.labels.numpy()[rows] for i, rows in zip(group, chosen, strict=True)]
         texts = [train[i].take(rows) for i, rows in zip(group, chosen, strict=True)]
         answers = word_answers(texts, np.concatenate(labels), [test[i] for i in group])
-        found += [
+        scores += [
             None if predicted is None else _score(tasks[i], predicted)
             for i, predicted in zip(group, answers, strict=True)
         ]
-    return found
+    return scores
 
 
 def word_answers(train: Sequence[Rows], labels: Integers, test: Sequence[Rows]) -> list[Integers | None]:
@@ -115,13 +115,13 @@ def linear_probe(
         features: npt.NDArray[np.float32] = features_of(model, rows, batch_size=batch_size, precision=precision).numpy()
         return features
 
-    found: list[float | None] = []
+    scores: list[float | None] = []
     for group in _groups(len(tasks), task_known):
         rows = [_at_most(tasks[i].train, MOST_ROWS // len(group)) for i in group]
         features, labels = (np.concatenate([of(part) for part in rows]) for of in (read, _labels_read))
         classifier = _fitted(make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)), features, labels)
-        found += [_score(tasks[i], classifier.predict(read(tasks[i].test))) for i in group]
-    return found
+        scores += [_score(tasks[i], classifier.predict(read(tasks[i].test))) for i in group]
+    return scores
 
 
 def _groups(tasks: int, task_known: bool) -> list[list[int]]:

@@ -18,7 +18,7 @@ from forgetfree.errors import OptionError
 
 
 @contextmanager
-def lower_layers_kept(model: ReadoutModel, wanted: bool) -> Iterator[None]:
+def lower_layer_cache(model: ReadoutModel, wanted: bool) -> Iterator[None]:
     """Inside, passes with gradients compute the layers below all that is trained once for each row, if ``wanted``.
 
     What is trained is found by the first pass; no other tensor may change inside. Passes without gradients, such as those of
@@ -75,7 +75,7 @@ class LowerLayers:
         if self._extras is None:
             return self._first(x)
         if all(row in self._states for row in self._rows(x)):
-            return self._from_kept(x)
+            return self._from_cache(x)
         return self._keep(x)
 
     def _lengths(self, x: Tensor) -> list[int]:
@@ -117,7 +117,7 @@ class LowerLayers:
             x = self._with_a_shorter_row(x)
             for row, length in zip(x, self._lengths(x), strict=True):
                 self._keep(row[None, :length])
-            expected, got = self._compute(x).float(), self._from_kept(x).float()
+            expected, got = self._compute(x).float(), self._from_cache(x).float()
             difference = (got - expected).norm() / expected.norm()
         device = x.device.type
         rounded = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
@@ -147,7 +147,7 @@ class LowerLayers:
             self._states.setdefault(row, states[:length].clone())
         return features
 
-    def _from_kept(self, x: Tensor) -> Tensor:
+    def _from_cache(self, x: Tensor) -> Tensor:
         """Compute the layers above on what left those below."""
         assert self._extras is not None
         hidden = pad_sequence([self._states[row] for row in self._rows(x)], batch_first=True)

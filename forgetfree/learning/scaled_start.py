@@ -39,10 +39,10 @@ def scales(largest: float) -> list[float]:
     >>> scales(8), scales(5)
     ([0.0, 1.0, 2.0, 4.0, 8.0], [0.0, 1.0, 2.0, 4.0])
     """
-    found = [0.0]
-    while (following := max(1.0, 2 * found[-1])) <= largest:
-        found.append(following)
-    return found
+    values = [0.0]
+    while (following := max(1.0, 2 * values[-1])) <= largest:
+        values.append(following)
+    return values
 
 
 def choose_scale(

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -50,10 +49,6 @@ from forgetfree.models.task_model import ClassifierModel
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
-
-
-def _later(on_step: OnStep, before: int, step: int, loss: float) -> None:
-    on_step(before + step, loss)
 
 
 class SingleTask:
@@ -175,11 +170,14 @@ class SingleTask:
         groups = [wanted] if together else [[sparsity] for sparsity in wanted]
         with self.monitor.phase(self.task.name, "localize", mask.steps * len(groups)) as on_step:
             self.monitor.learning_rate(lambda step: mask.learning_rate)
-            found = list[LearnedRegion]()
+            regions = list[LearnedRegion]()
             for number, group in enumerate(groups):
-                told = partial(_later, on_step, number * mask.steps)
-                found += self._search(fine_tuned, options, mask, group, base, told)
-            return found
+
+                def on_step_of_search(step: int, loss: float, before: int = number * mask.steps) -> None:
+                    on_step(before + step, loss)
+
+                regions += self._search(fine_tuned, options, mask, group, base, on_step_of_search)
+            return regions
 
     def _search(
         self,

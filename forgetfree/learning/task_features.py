@@ -58,7 +58,7 @@ class TaskFeatures:
         self.means: dict[str, Tensor] = {}
         self._scatter = torch.empty(0)  # Σ of all tasks, not yet divided: (H, H)
         self._rows = 0
-        self._met: dict[str, Tensor] = {}  # features of batches, by their inputs
+        self._cache: dict[str, Tensor] = {}  # features of batches, by their inputs
         self._room = room
 
     @torch.no_grad()
@@ -87,19 +87,19 @@ class TaskFeatures:
         scale = float(covariance.diagonal().mean()) or 1.0
         covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * scale * torch.eye(len(covariance), dtype=torch.float64)
         weights = torch.linalg.solve(covariance, means.T)
-        scores: Tensor = self._of_rows_met(x) @ weights - (means.T * weights).sum(0) / 2
+        scores: Tensor = self._cached_features(x) @ weights - (means.T * weights).sum(0) / 2
         return scores.argmax(1)
 
-    def _of_rows_met(self, x: Tensor) -> Tensor:
+    def _cached_features(self, x: Tensor) -> Tensor:
         """Return the features of a batch: those of last time, if there was room for them, for θ_pre does not change."""
-        if not self._room and not self._met:
+        if not self._room and not self._cache:
             return self._features(x)
         name = f"{tuple(x.shape)} {x.dtype} {digest_of(x)}"
-        if name in self._met:
-            return self._met[name]
+        if name in self._cache:
+            return self._cache[name]
         features = self._features(x)
         if features.nbytes <= self._room:
-            self._met[name] = features
+            self._cache[name] = features
             self._room -= features.nbytes
         return features
 

@@ -31,7 +31,7 @@ from forgetfree.core.trained import RegionParameters, Trained, WholeTensors, in_
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.lower_layers import lower_layers_kept
+from forgetfree.learning.lower_layers import lower_layer_cache
 from forgetfree.learning.training_options import TrainingOptions, build_optimizer, for_device, rate_at
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.peft_adapter import AdapterStart
@@ -133,8 +133,8 @@ class Update:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        for parameter, held in zip(self.trained, state["parameters"], strict=True):
-            parameter.copy_(held)
+        for parameter, value in zip(self.trained, state["parameters"], strict=True):
+            parameter.copy_(value)
         self.optimizer.load_state_dict(state["optimizer"])
         self._schedule.last_epoch = state["schedule"]
         self._scaler.load_state_dict(state["scaler"])
@@ -261,7 +261,7 @@ def fine_tune(
     readout = list(model.readout_module(rows.task).parameters())
     anchors = [parameter.detach().clone() for parameter in trained.parameters] if options.l1 else []
     device = next(model.parameters()).device
-    with in_training(model, trained, readout), lower_layers_kept(model, options.cache_lower_layers):
+    with in_training(model, trained, readout), lower_layer_cache(model, options.cache_lower_layers):
         update = Update(trained.parameters, readout, options, steps, anchors)
         batch_sum = BatchSum(model, trained, update.trained, options)
         torch.manual_seed(derive_seed(seed, "dropout"))
@@ -408,12 +408,12 @@ def _of_all_rows(
     device = next(model.parameters()).device
     mode = model.training
     model.eval()
-    found: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
+    pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
     for batch in every(by_length(rows.lengths, batch_size)):
         x, y, t = rows.batch(batch)
         with autocast(precision, device.type):
             outputs = read(x.to(device), y.to(device), t.to(device)).float().cpu()
-        found.append((outputs, torch.tensor(batch).repeat_interleave(model.counts(x))))
+        pieces.append((outputs, torch.tensor(batch).repeat_interleave(model.counts(x))))
     model.train(mode)
-    outputs, order = map(torch.cat, zip(*gathered(found), strict=True))
+    outputs, order = map(torch.cat, zip(*gathered(pieces), strict=True))
     return outputs[torch.argsort(order, stable=True)]

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import torch
 
-from forgetfree import registry
+from forgetfree import recipes
 from forgetfree.core.readout_model import PrecisionChoice, native_precision
 from forgetfree.errors import OptionError
 from forgetfree.options import Function, Options, build, name_of_function, option
@@ -127,7 +127,7 @@ class TrainingOptions(Options):
             UnknownNameError, OptionError: see `build`.
         """
         known = cls.__dataclass_fields__
-        recipe = registry.recipe_of(model, changes, strategy=strategy)
+        recipe = recipes.recipe_of(model, changes, strategy=strategy)
         return build(cls, {key: value for key, value in recipe.items() if key in known} | changes, cls.__name__)
 
 

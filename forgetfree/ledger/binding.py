@@ -101,16 +101,16 @@ class Binding:
 
     def differences(self, now: Binding) -> list[str]:
         """Return a phrase for everything that is not the same ``now``."""
-        found = network_differences(self.network, now.network)
+        phrases = network_differences(self.network, now.network)
         if self.tokenizer != now.tokenizer:
-            found.append(
+            phrases.append(
                 f"the tokenizer (expected {self.tokenizer[:12] or 'none'}, got {now.tokenizer[:12] or 'none'})"
             )
         for name in ("readout", "max_length", "precision"):
             expected, got = getattr(self, name), getattr(now, name)
             if expected != got:
-                found.append(f"{name} (expected {expected}, got {got})")
-        return found
+                phrases.append(f"{name} (expected {expected}, got {got})")
+        return phrases
 
 
 def network_of(model: nn.Module) -> str:

@@ -36,11 +36,11 @@ def check_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None =
             f"The ledger belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json that "
             "the stream was trained with."
         )
-    found = fingerprint or fingerprint_of(backbone)
-    if found != ledger.fingerprint and fingerprint_of(backbone, without=POOLER) != ledger.fingerprint:
+    actual = fingerprint or fingerprint_of(backbone)
+    if actual != ledger.fingerprint and fingerprint_of(backbone, without=POOLER) != ledger.fingerprint:
         raise LedgerError(
             f"The ledger belongs to other weights: expected fingerprint {ledger.fingerprint[:12]}, the model's is "
-            f"{found[:12]}. Load the very weights the stream was trained from."
+            f"{actual[:12]}. Load the very weights the stream was trained from."
         )
 
 

@@ -112,7 +112,7 @@ class Packed:
 def pack(space: ParameterSpace, record: Record) -> Packed:
     """Return a record as the file keeps it."""
     owned, values = record.owned.region.indices, record.owned.values
-    parts = [values[held].to(dtype) for dtype, held in _by_dtype(space, owned)]
+    parts = [values[where].to(dtype) for dtype, where in _by_dtype(space, owned)]
     others = [dict(sorted(named.items())) for named in (record.readout, record.buffers)]
     frame = compressed(
         [
@@ -256,10 +256,10 @@ def _unpacked(space: ParameterSpace, task: str, row: Row, frame: bytes) -> Recor
     owned_gaps, shared_gaps, *tensors = restored(frame, kinds)
     owned, shared = (_region(space, gaps) for gaps in (owned_gaps, shared_gaps))
     values = torch.empty(count, dtype=space.dtype)
-    for (dtype, held), given in zip(_by_dtype(space, owned.indices), tensors, strict=False):
-        if len(values[held]) != len(given):
-            raise RegionError(f"it has {len(given)} values in {dtype} for {len(values[held])} entries.")
-        values[held] = given.to(values.dtype)
+    for (dtype, where), part in zip(_by_dtype(space, owned.indices), tensors, strict=False):
+        if len(values[where]) != len(part):
+            raise RegionError(f"it has {len(part)} values in {dtype} for {len(values[where])} entries.")
+        values[where] = part.to(values.dtype)
     named = [
         (name, tensor.view(shape)) for (name, _, shape), tensor in zip(others, tensors[len(dtypes) :], strict=True)
     ]
@@ -327,8 +327,8 @@ def _by_dtype(space: ParameterSpace, indices: Tensor) -> list[tuple[torch.dtype,
         return [(space.dtype, slice(None))]
     of_tensor = torch.tensor([space.dtypes.index(spec.dtype) for spec in space.tensors])
     # At the boundary of an empty tensor the last one counts: no entry lies in an empty tensor.
-    held = of_tensor[torch.searchsorted(space.boundaries, indices, right=True) - 1]
-    return [(dtype, held == number) for number, dtype in enumerate(space.dtypes)]
+    of_entry = of_tensor[torch.searchsorted(space.boundaries, indices, right=True) - 1]
+    return [(dtype, of_entry == number) for number, dtype in enumerate(space.dtypes)]
 
 
 def _json(value: object) -> str:

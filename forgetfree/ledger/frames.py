@@ -126,8 +126,8 @@ def _planes(tensor: Tensor) -> list[bytes]:
 def _content(frame: bytes, size: int) -> bytes:
     """Return the ``size`` bytes that a frame holds."""
     try:
-        if (found := zstandard.frame_content_size(frame)) != size:  # before memory is taken for it
-            raise RegionError(f"a frame holds {found} bytes, expected {size}.")
+        if (stated := zstandard.frame_content_size(frame)) != size:  # before memory is taken for it
+            raise RegionError(f"a frame holds {stated} bytes, expected {size}.")
         if size > _most(frame):
             raise RegionError(f"a frame of {len(frame)} bytes claims to hold {size}, expected at most {_most(frame)}.")
         return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)

@@ -200,14 +200,14 @@ class Graft:
 
     def _buffers_of(self, body: nn.Module) -> dict[str, Tensor]:
         """Return those buffers of the body that the graft has values for."""
-        found = persistent_buffers(body) if self.buffers else {}
+        own = persistent_buffers(body) if self.buffers else {}
         try:
-            check_buffers(found, self.buffers)
+            check_buffers(own, self.buffers)
         except RegionError as error:
             raise GraftError(
                 f"The graft belongs to a model of another layout: {error} Load the model it was made from."
             ) from error
-        return {name: found[name] for name in self.buffers}
+        return {name: own[name] for name in self.buffers}
 
 
 # -- Its file -------------------------------------------------------------------------------------------
@@ -223,18 +223,18 @@ def find_graft(path: StrPath) -> Path:
     if not path.is_dir():
         return path
     inside, below = (
-        [each for each in sorted(found) if FILE.is_at(each)] for found in (path.glob(_FILES), path.rglob(_FILES))
+        [each for each in sorted(files) if FILE.is_at(each)] for files in (path.glob(_FILES), path.rglob(_FILES))
     )
-    found = inside or below
-    if len(found) != 1:
-        names = ", ".join(str(each.relative_to(path)) for each in found[:5])
+    files = inside or below
+    if len(files) != 1:
+        names = ", ".join(str(each.relative_to(path)) for each in files[:5])
         remedy = "Give the path of a graft.safetensors."
         if (path / "results.json").is_file():
             remedy += " To write a task of a run: forgetfree export."
         raise UsageError(
-            f"{str(path)!r} must hold one graft file, got {f'{len(found)}: {names}' if found else 'none'}. {remedy}"
+            f"{str(path)!r} must hold one graft file, got {f'{len(files)}: {names}' if files else 'none'}. {remedy}"
         )
-    return found[0]
+    return files[0]
 
 
 def _content(graft: Graft) -> bytes:

@@ -148,14 +148,14 @@ class Ledger:
         last = self.position(task)
         record = self._records[last]
         if self.stands_alone(task):
-            found = record.owned
+            graft = record.owned
         elif self.composition == "selection":
-            found = self._selected(record.region)
+            graft = self._selected(record.region)
         else:
             records = [self._records[part] for part in self.parts(last + 1)]
             indices, order = torch.cat([each.owned.region.indices for each in records]).sort()
-            found = Graft(Region(indices), torch.cat([each.owned.values for each in records])[order])
-        return replace(found, **self._graft_attributes(record, len(found.region)))
+            graft = Graft(Region(indices), torch.cat([each.owned.values for each in records])[order])
+        return replace(graft, **self._graft_attributes(record, len(graft.region)))
 
     def _graft_attributes(self, record: Record, entries: int) -> dict[str, Any]:
         """Return what a graft of a record has beside region and values."""
@@ -185,8 +185,8 @@ class Ledger:
         """Return the values that the owners of a region's entries gave them."""
         values, owners = torch.empty(len(region), dtype=self.space.dtype), self.owners(region)
         for owner in sorted(set(owners.tolist())):
-            held, owned = owners == owner, self._records[owner].owned
-            values[held] = owned.values[torch.searchsorted(owned.region.indices, region.indices[held])]
+            mine, owned = owners == owner, self._records[owner].owned
+            values[mine] = owned.values[torch.searchsorted(owned.region.indices, region.indices[mine])]
         return Graft(region, values)
 
     def owner(self, index: int) -> str | None:

@@ -167,7 +167,7 @@ def merged_graft(
         entries = region.indices[start : start + _STRETCH]
         pre = theta_pre[entries].double()
         theta, gamma = (
-            torch.stack(each) for each in zip(*(_held(graft, entries, pre) for graft in grafts), strict=True)
+            torch.stack(each) for each in zip(*(_values_and_mask(graft, entries, pre) for graft in grafts), strict=True)
         )
         merged[start : start + _STRETCH] = merged_values(rule, theta, gamma, pre, weight).to(merged.dtype)
     return Graft(region, merged)
@@ -182,11 +182,11 @@ def trimmed(graft: Graft, theta_pre: Tensor, density: float) -> Graft:
         density: k of Yadav et al.
     """
     indices = graft.region.indices
-    kept = most_moved(theta_pre[indices], graft.values, budget(len(theta_pre), density, "density")).indices
-    return Graft(Region(indices[kept]), graft.values[kept])
+    most = most_moved(theta_pre[indices], graft.values, budget(len(theta_pre), density, "density")).indices
+    return Graft(Region(indices[most]), graft.values[most])
 
 
-def _held(graft: Graft, entries: Tensor, pre: Tensor) -> tuple[Tensor, Tensor]:
+def _values_and_mask(graft: Graft, entries: Tensor, pre: Tensor) -> tuple[Tensor, Tensor]:
     """Return θ_t at ``entries``, θ_pre where the graft holds nothing, and γ_t there."""
     if not len(graft.region):
         return pre, torch.zeros(len(entries), dtype=torch.bool)

@@ -130,19 +130,19 @@ class MixedBatchModel:
         stage, changes = self._plan(sorted(small, key=self._ledger.position))
         if len(changes) < 2:
             return {}
-        held = {task: groups[task] for task in changes}
-        owners = [task for task, numbers in held.items() for _ in numbers]
+        corrected = {task: groups[task] for task in changes}
+        owners = [task for task, numbers in corrected.items() for _ in numbers]
         runs = [(row, change, sign) for row, task in enumerate(owners) for change, sign in changes[task]]
         entries = self._corrections.entries(runs, len(owners))
         self._switch.to(stage)
         try:
             with self._corrections.applied(entries):
-                answers = self._forward(rows, held)
+                answers = self._forward(rows, corrected)
         except NotCorrected:
             self._exact_only = True
             return {}
-        used = {task: {(task, id(change)) for change, _ in changes[task]} for task in held}
-        if new := {task: held[task] for task in held if not used[task] <= self._proven}:
+        used = {task: {(task, id(change)) for change, _ in changes[task]} for task in corrected}
+        if new := {task: corrected[task] for task in corrected if not used[task] <= self._proven}:
             bare, exact = self._forward(rows, new), self._grouped(rows, new)
             if not all(_are_close(answers[number], exact[number]) for number in exact):
                 self._exact_only = True
@@ -180,7 +180,7 @@ class MixedBatchModel:
 
     def _between(self, positions: Sequence[int]) -> list[Change] | None:
         """Return the changes of records; ``None`` if one cannot be corrected, or they have too many entries."""
-        found, size = [], 0
+        changes, size = [], 0
         for at in positions:
             if at not in self._changes:
                 record = self._ledger.records[at]
@@ -192,8 +192,8 @@ class MixedBatchModel:
             size += 0 if change is None else len(change.delta)
             if change is None or size > _MOST * len(self._ledger.space):
                 return None
-            found.append(change)
-        return found
+            changes.append(change)
+        return changes
 
     def _padded(self, rows: Sequence[Tensor]) -> Tensor:
         """Return rows as one batch ``(B, …)``."""

@@ -145,7 +145,7 @@ def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, 
     import transformers
 
     files, kind = weight_files(path, name), getattr(transformers, loader)
-    held = _held(files, name)
+    dtypes = _dtypes(files, name)
     with explained(name), quiet(transformers):
         if hasattr(kind, "from_config"):
             _check_size(kind.from_config, read_config(path, name), files, name)
@@ -164,11 +164,11 @@ def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, 
             f"The weights of model {name!r} do not fit its config.json: {key!r} should have shape "
             f"{tuple(expected)}, got {tuple(got)}. Put back the config.json that was saved with the weights."
         )
-    _refuse_integers(backbone, held, name)
+    _refuse_integers(backbone, dtypes, name)
     left = info["unexpected_keys"]
     if loader == TEXT_ENCODER:  # of an encoder-decoder
         left = [key for key in left if not re.search(r"(^|\.)decoder\.", key)]
-    _refuse_unused(backbone, held, left, name)
+    _refuse_unused(backbone, dtypes, left, name)
     _refuse_not_finite(backbone, name)
     backbone.config.return_dict = True  # its outputs are read by name, even if its config.json says otherwise
     if hasattr(backbone.base_model, "set_attention_type"):  # BigBird would change it for good at the first short batch
@@ -186,14 +186,14 @@ def weight_files(path: str, name: str) -> list[str]:
     from transformers.utils.hub import has_file
 
     with explained(name), quiet(transformers):
-        adapter, found = _find(path, "adapter_config.json"), _listed(path)
+        adapter, files = _find(path, "adapter_config.json"), _listed(path)
     if adapter:
         raise ModelError(
             f"Model {name!r} is a PEFT adapter, or holds one beside its weights (adapter_config.json). Merge it into its model "
             "first, with merge_and_unload, and save that with save_pretrained."
         )
-    if found:
-        return found
+    if files:
+        return files
     with explained(name):
         pickled = [file for file in _PICKLED if has_file(path, file)]
     if pickled:
@@ -218,7 +218,7 @@ def _listed(path: str) -> list[str]:
         "weight_map"
     ]
     # A missing file is reported when the weights are read.
-    return [found for shard in sorted(set(shards.values())) if (found := _find(path, shard))]
+    return [file for shard in sorted(set(shards.values())) if (file := _find(path, shard))]
 
 
 def _check_index(index: Any) -> None:
@@ -231,8 +231,8 @@ def _find(path: str, file: str) -> str | None:
     """Return the path of a file of a directory or hub name, if there is one."""
     from transformers.utils.hub import cached_file
 
-    found: str | None = cached_file(path, file, _raise_exceptions_for_missing_entries=False)
-    return found
+    place: str | None = cached_file(path, file, _raise_exceptions_for_missing_entries=False)
+    return place
 
 
 def _conversion(path: str, name: str) -> str:
@@ -266,24 +266,24 @@ def _check_size(make: Callable[..., nn.Module], config: Any, files: Iterable[str
 # -- What the files hold ---------------------------------------------------------------------------------
 
 
-def _held(files: Iterable[str], name: str) -> dict[str, str]:
+def _dtypes(files: Iterable[str], name: str) -> dict[str, str]:
     """Return the dtype of each tensor in the files, from the headers alone."""
     from safetensors import safe_open
 
-    held: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
     with explained(name):
         for path in files:
             size_of(Path(path))
             with safe_open(path, "pt") as file:
-                held |= {key: str(file.get_slice(key).get_dtype()) for key in file.keys()}  # noqa: SIM118  # no dict
-    return held
+                dtypes |= {key: str(file.get_slice(key).get_dtype()) for key in file.keys()}  # noqa: SIM118  # no dict
+    return dtypes
 
 
-def _refuse_integers(backbone: Any, held: Mapping[str, str], name: str) -> None:
+def _refuse_integers(backbone: Any, dtypes: Mapping[str, str], name: str) -> None:
     """Raise ``ModelError`` if a tensor of floats is stored in another type."""
     prefix = f"{backbone.base_model_prefix}."
     floats = {key.removeprefix(prefix) for key, tensor in backbone.state_dict().items() if tensor.is_floating_point()}
-    for key, dtype in held.items():
+    for key, dtype in dtypes.items():
         if dtype not in _FLOATS and key.removeprefix(prefix) in floats:
             raise _quantized(name, f"{key!r} is of type {dtype}")
 
@@ -295,13 +295,13 @@ def _quantized(name: str, reason: str) -> ModelError:
     )
 
 
-def _refuse_unused(backbone: Any, held: Iterable[str], unexpected: Iterable[str], name: str) -> None:
+def _refuse_unused(backbone: Any, names: Iterable[str], unexpected: Iterable[str], name: str) -> None:
     """Raise ``ModelError`` if the network has no place for a tensor of the body, such as a layer too many.
 
     In a file of a model with a head, the names of the body's tensors have a prefix; in one of a body alone they have none.
     """
     prefix = f"{backbone.base_model_prefix}."
-    headed = any(key.startswith(prefix) for key in held)
+    headed = any(key.startswith(prefix) for key in names)
     fine = f"{POOLER}|{_BUFFERS}" if headed else f"{POOLER}|{_BUFFERS}|{HEADS}"
     unused = sorted(key for key in unexpected if (not headed or key.startswith(prefix)) and not re.search(fine, key))
     if unused:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import nn
 
-from forgetfree import registry
+from forgetfree import recipes, registry
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
@@ -271,15 +271,15 @@ def locate(name: str) -> str:
         )
     if name == "smollm2":
         return str(smollm2.find())
-    if name.endswith(registry.IN_MEMORY):
+    if name.endswith(recipes.IN_MEMORY):
         raise UsageError(
             f"The model was {name}, which no file holds. Write it with save_pretrained, and give that directory to --model."
         )
-    if name not in registry.MODELS and "/" not in name:
+    if name not in recipes.MODELS and "/" not in name:
         raise UnknownNameError(
             "model",
             name,
-            registry.MODELS,
+            recipes.MODELS,
             "A directory in Hugging Face layout or a hub name OWNER/NAME also serves.",
         )
     return name

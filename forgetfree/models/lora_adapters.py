@@ -168,9 +168,9 @@ def overlap(earlier: Mapping[str, Tensor], newest: Mapping[str, Tensor]) -> Tens
     return torch.stack([(earlier[key] @ newest[key].T).square().sum() for key in shared]).sum()
 
 
-def check_shapes(what: str, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+def check_shapes(what: str, expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> None:
     """Raise ``RunError`` unless both have tensors of the same names and shapes."""
-    shapes = [{name: tuple(tensor.shape) for name, tensor in each.items()} for each in (expected, given)]
+    shapes = [{name: tuple(tensor.shape) for name, tensor in each.items()} for each in (expected, got)]
     if shapes[0] != shapes[1]:
         raise RunError(
             f"The saved tensors do not fit {what}: expected {shapes[0]}, got {shapes[1]}. Load the model, readout and tasks "

@@ -245,12 +245,12 @@ def _check_places(adapted: Any, shapes: Mapping[str, tuple[int, ...]], network: 
     """Raise ``ModelError`` unless the adapter's tensors are those of the file, in their shapes."""
     from peft import get_peft_model_state_dict
 
-    placed = {key: tuple(tensor.shape) for key, tensor in get_peft_model_state_dict(adapted).items()}
-    for key in sorted(placed.keys() | shapes.keys()):
-        if placed.get(key) == shapes.get(key):
+    expected = {key: tuple(tensor.shape) for key, tensor in get_peft_model_state_dict(adapted).items()}
+    for key in sorted(expected.keys() | shapes.keys()):
+        if expected.get(key) == shapes.get(key):
             continue
-        fault = f"should have shape {placed.get(key)}, got {shapes.get(key)}"
-        if key not in placed or key not in shapes:
+        fault = f"should have shape {expected.get(key)}, got {shapes.get(key)}"
+        if key not in expected or key not in shapes:
             fault = f"is {'in the file and not in the network' if key in shapes else 'not in the file'}"
         raise ModelError(
             f"The adapter {name!r} does not fit this {type(network).__name__}: {key!r} {fault}. Give the model that it was "

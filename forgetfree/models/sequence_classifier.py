@@ -113,10 +113,10 @@ def _fill_layers(inner: nn.Linear, outer: nn.Linear, readout: Mapping[str, Tenso
 
 def _constant(body: nn.Module, hidden: Tensor) -> Tensor:
     """Return v ``(H,)`` with v·h = 1 for all hidden states ``(B, H)`` of a body that ends in a LayerNorm; float64."""
-    found = [torch.zeros(hidden.shape[1], dtype=torch.float64)]
+    candidates = [torch.zeros(hidden.shape[1], dtype=torch.float64)]
     for norm in body.modules():
         if isinstance(norm, nn.LayerNorm) and norm.bias is not None and norm.weight.shape == hidden[0].shape:
             inverse = norm.weight.double().reciprocal()
-            found.append(inverse / (inverse * norm.bias.double()).sum())
+            candidates.append(inverse / (inverse * norm.bias.double()).sum())
     # Modules have any order, so the last norm is recognised by a v that fits.
-    return min(found, key=lambda v: float((hidden.double() @ v - 1).abs().max().nan_to_num(torch.inf)))
+    return min(candidates, key=lambda v: float((hidden.double() @ v - 1).abs().max().nan_to_num(torch.inf)))

@@ -120,9 +120,9 @@ class ModelState:
         """
         path = Path(path)
         header, tensors = _FILE.read(path)
-        if key and (found := header.get("key", "")) != key:
+        if key and (written := header.get("key", "")) != key:
             raise ModelError(
-                f"{path} is another model: expected the key {brief(key)}, got {brief(found)}. {_FILE.remedy}"
+                f"{path} is another model: expected the key {brief(key)}, got {brief(written)}. {_FILE.remedy}"
             )
         with _FILE.sound(path, "is not a sound file of weights"):
             return cls(*_parts(header, tensors))

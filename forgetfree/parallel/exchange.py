@@ -156,10 +156,10 @@ def gathered(own: Sequence[T]) -> list[T]:
     with _in_touch():
         _group.on_cpu.allgather([lengths], [torch.tensor([len(data)])]).wait()
         longest = int(max(lengths))
-        held = [torch.empty(longest, dtype=torch.uint8) for _ in range(size())]
-        _group.on_cpu.allgather([held], [torch.nn.functional.pad(data, (0, longest - len(data)))]).wait()
+        buffers = [torch.empty(longest, dtype=torch.uint8) for _ in range(size())]
+        _group.on_cpu.allgather([buffers], [torch.nn.functional.pad(data, (0, longest - len(data)))]).wait()
     _group.sent += (size() - 1) * longest
-    dealt = [pickle.loads(each.numpy().tobytes()) for each in held]
+    dealt = [pickle.loads(each.numpy().tobytes()) for each in buffers]
     return [dealt[i % size()][i // size()] for i in range(sum(map(len, dealt)))]
 
 

@@ -20,7 +20,7 @@ from forgetfree.parallel.exchange import owned, summed
 from forgetfree.seeds import derive_seed
 
 
-class Cutting(Protocol):
+class BatchOptions(Protocol):
     """How batches are cut: of `TrainingOptions`."""
 
     @property
@@ -55,7 +55,7 @@ class Part:
 WHOLE = Part((), 1.0, True, True)
 
 
-def cut(batch: Sequence[int], options: Cutting, counts: Sequence[int] | None = None) -> Iterator[Part]:
+def cut(batch: Sequence[int], options: BatchOptions, counts: Sequence[int] | None = None) -> Iterator[Part]:
     """Cut a batch as the options say, and yield those parts that this process computes; arguments as those of `parts`.
 
     A numbered part that has no row of a small batch takes one with a share of 0, so every part is computed by someone.
@@ -100,7 +100,7 @@ class BatchSum:
     """
 
     def __init__(
-        self, model: nn.Module, trained: Trained, parameters: Iterable[nn.Parameter], options: Cutting
+        self, model: nn.Module, trained: Trained, parameters: Iterable[nn.Parameter], options: BatchOptions
     ) -> None:
         self._trained, self._loss = trained, 0.0
         self._numbered = PartSum(parameters, options.parts) if options.parts else None
@@ -154,7 +154,7 @@ class NumberedLoss:
         return float(self._sum.give())
 
 
-def batch_loss(loss: CrossEntropy, parameters: Iterable[nn.Parameter], options: Cutting) -> BatchLoss:
+def batch_loss(loss: CrossEntropy, parameters: Iterable[nn.Parameter], options: BatchOptions) -> BatchLoss:
     """Return the loss of batches that are cut as the options say; what is not cut is computed by every process."""
     return NumberedLoss(loss, parameters, options.parts) if options.parts and options.parts > 1 else loss
 

@@ -138,8 +138,8 @@ def _is_sharded(tensor: Any) -> bool:
 
 
 def _local(tensor: Any) -> Tensor:
-    held: Tensor = tensor.to_local() if _is_sharded(tensor) else tensor.detach()
-    return held
+    local: Tensor = tensor.to_local() if _is_sharded(tensor) else tensor.detach()
+    return local
 
 
 def _bits(values: Tensor) -> Tensor:
@@ -202,10 +202,12 @@ class Shards:
 
     def highest(self, own: Region, scores: Tensor, count: int) -> Region:
         """Return the ``count`` entries of all processes with the highest scores, of which these are this process's."""
-        held: list[Any] = [None] * self._mesh.size()
-        torch.distributed.all_gather_object(held, (self.whole(own).indices, scores.cpu()), group=self._mesh.get_group())
-        indices, order = torch.cat([each for each, _ in held]).sort()
-        return Region(indices[top(torch.cat([each for _, each in held])[order], count).indices])
+        pairs: list[Any] = [None] * self._mesh.size()
+        torch.distributed.all_gather_object(
+            pairs, (self.whole(own).indices, scores.cpu()), group=self._mesh.get_group()
+        )
+        indices, order = torch.cat([each for each, _ in pairs]).sort()
+        return Region(indices[top(torch.cat([each for _, each in pairs])[order], count).indices])
 
     def most_moved(self, theta_pre: Tensor, theta_ft: Tensor, count: int) -> Region:
         """Return γ_base: the ``count`` entries of the whole model that moved most, of which ``(n,)`` are here."""

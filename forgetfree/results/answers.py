@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.errors import MetricError
-from forgetfree.results.metrics import Metric, agreement, expected_calibration_error, sign
+from forgetfree.results.calibration import expected_calibration_error
+from forgetfree.results.metrics import Metric, agreement, sign
 
 
 class Answers(Protocol):

@@ -1,4 +1,4 @@
-"""What scores are worth: 95 % intervals over test rows and seeds, differences in pairs, and calibration beside chance.
+"""How far scores may be off: 95 % intervals over seeds alone, and over test rows and seeds, also of differences in pairs.
 
 Seeds of a run share its test rows, so rows are drawn once for all seeds, and seeds are drawn beside them: one bootstrap over
 both (Efron and Tibshirani, 1993, ch. 6). Strategies are drawn together, so a difference is that of equal rows and seeds.
@@ -7,14 +7,15 @@ With fewer than about five seeds the intervals are somewhat too narrow: so few s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.arguments import Floats
-from forgetfree.results.metrics import Reliability, reliability
+from forgetfree.results.metrics import Floats
 
 #: Times that rows and seeds are drawn.
 DRAWS = 1000
@@ -22,6 +23,26 @@ DRAWS = 1000
 _TOGETHER = 50
 #: Answers of one strategy: by seed, then by task.
 Answers = Mapping[int, Mapping[str, LabelAnswers]]
+
+
+def student(values: Sequence[float] | npt.NDArray[np.float64]) -> tuple[float, float, float]:
+    """Return the mean and its 95 % interval, mean ± t(0.975, n − 1) · s / √n: what other seeds would give.
+
+    Args:
+        values: one for each seed, taken as independent and nearly normal.
+
+    Returns:
+        The mean, and both ends of the interval: NaN where there is one seed, or where all values are equal (no spread says
+        nothing about other seeds).
+    """
+    from scipy.stats import t
+
+    found = np.asarray(values, dtype=float)
+    n, mean = len(found), float(found.mean())
+    if float(np.ptp(found)) <= 1e-12:  # equal decimals differ in their last bits
+        return mean, math.nan, math.nan
+    half = float(t.ppf(0.975, n - 1) * found.std(ddof=1) / math.sqrt(n))
+    return mean, mean - half, mean + half
 
 
 @dataclass(frozen=True)
@@ -135,45 +156,3 @@ class Evidence:
 def _interval(value: float, drawn: Floats) -> Interval:
     low, high = np.quantile(drawn, [0.025, 0.975])
     return Interval(value, float(low), float(high))
-
-
-def ece_noise_floor(answers: LabelAnswers, draws: int = DRAWS) -> float:
-    """Return the expected calibration error that a perfectly calibrated model of the same confidences shows on as many rows.
-
-    Each row is right with the probability that the model gives to its answer; the mean over ``draws`` of such outcomes.
-    """
-    shown = reliability(answers.logits, answers.labels)
-    held = np.flatnonzero(shown.counts)
-    confidence = _confidence(answers)
-    member = np.searchsorted(shown.edges, confidence, side="left") - 1
-    random = np.random.default_rng(len(confidence))
-    gaps = np.zeros(draws)
-    for bin_ in held:
-        of_bin = confidence[member == bin_]
-        right = random.random((draws, len(of_bin))) < of_bin
-        gaps += np.abs((right - of_bin).sum(axis=1))
-    return float(gaps.mean() / len(confidence))
-
-
-def debiased_ece(answers: LabelAnswers) -> float:
-    """Return the expected calibration error without what chance adds to it, estimated as Kumar et al. do (NeurIPS 2019).
-
-    The accuracy of each bin is taken as normal around what was seen, with variance a·(1 − a)/n; what the mean of the error
-    grows by when it is drawn so is taken off. For a calibrated model that is only a part of it: read it beside the noise
-    floor.
-    """
-    shown: Reliability = reliability(answers.logits, answers.labels)
-    held = shown.counts > 0
-    counts, right = shown.counts[held], shown.accuracy[held]
-    gap, spread = right - shown.confidence[held], np.sqrt(right * (1 - right) / counts)
-    from scipy.stats import foldnorm
-
-    certain = spread == 0
-    shape = np.abs(gap) / np.where(certain, 1, spread)
-    expected = np.where(certain, np.abs(gap), foldnorm.mean(shape, scale=np.where(certain, 1, spread)))
-    return float((counts * (2 * np.abs(gap) - expected)).sum() / counts.sum())
-
-
-def _confidence(answers: LabelAnswers) -> Floats:
-    scores = answers.logits.astype(np.float64)
-    return np.asarray(1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1))

@@ -1,367 +1,422 @@
-"""Results of runs: reading and checking results.json, and bringing several together.
-
->>> merge([load_run_results(Path("runs/a")), load_run_results(Path("runs/b"))])  # doctest: +SKIP
-"""
+"""The results of a run as typed records: what ``forgetfree run`` wrote, checked once, when it is read."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from operator import itemgetter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, Self
 
-from forgetfree.display import NULL, brief, tell_note
-from forgetfree.errors import ReportError
-from forgetfree.files import StrPath
-from forgetfree.json_file import is_table, read_json
-from forgetfree.options import typed
-from forgetfree.results.metrics import sign
-from forgetfree.results.records import CHOSEN, CONSTANT, LEARNED_FLOORS, Failed, Record, Run, RunResults, Unfinished
-from forgetfree.results.stored import find_results, load_sweep_results, read_stored, to_csv
-from forgetfree.results.unit_files import SECONDS_PER_TASK, made_of
-from forgetfree.results.unit_record import is_own
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = [
-    "Comparison",
-    "StrategyRuns",
-    "differing",
-    "load_run_results",
-    "merge",
-    "one_file",
-    "same_rows",
-    "with_timings",
+from forgetfree import registry
+from forgetfree.errors import MetricError, UsageError, first_line
+from forgetfree.json_file import check, checked
+from forgetfree.results.learning_matrix import forgetting_per_task, summarize
+from forgetfree.results.metrics import Floats
+from forgetfree.results.records import Amount, Context, Json, Record, Share, check_version, checked_by
+from forgetfree.results.scores import Score
+
+#: The strategy that intransigence is measured against.
+REFERENCE = "fine-tune"
+Shares = Annotated[list[Share], checked_by(lambda v, c: len(v) == c["n"], "{n} numbers in [0, 1]")]
+Amounts = Annotated[list[Amount], checked_by(lambda v, c: len(v) == c["n"], "{n} numbers of at least 0")]
+ScoresOrNone = Annotated[list[float | None], checked_by(lambda v, c: len(v) == c["n"], "{n} numbers, or null")]
+ByTask = Annotated[list[Amount | None], checked_by(lambda v, c: len(v) == c["n"], "{n} numbers of at least 0, or null")]
+#: By tasks: whether numbers are within the bounds of their metric, see `RunResults.check_sense`.
+Scores = Annotated[list[float], checked_by(lambda v, c: len(v) == c["n"], "{n} numbers")]
+
+
+def _is_matrix(rows: Sequence[Sequence[float | None]], context: Context) -> bool:
+    return (
+        len(rows) == context["n"] + 1
+        and all(len(row) == context["n"] for row in rows)
+        and all(None not in row[:learned] for learned, row in enumerate(rows))
+        and len({score is None for learned, row in enumerate(rows) for score in row[learned:]}) == 1
+    )
+
+
+def _has_such_columns(rows: Sequence[Sequence[float | None]], context: Context) -> bool:
+    held = [[0.0 if all(row[i : i + 1] == [None] for row in rows) else x for i, x in enumerate(row)] for row in rows]
+    return _is_matrix(held, context)
+
+
+_MATRIX = (
+    "a row before training and one after each task, each of {n} numbers%s; null for all tasks that are not learned yet, or for "
+    "none"
+)
+Matrix = Annotated[list[list[float | None]], checked_by(_is_matrix, _MATRIX % "")]
+#: Of a task without probabilities all are null.
+MatrixOfShares = Annotated[list[list[Share | None]], checked_by(_has_such_columns, _MATRIX % " in [0, 1]")]
+Overlap = Annotated[
+    list[list[Amount]],
+    checked_by(lambda v, c: len(v) == c["n"] and all(len(row) == c["n"] for row in v), "{n} rows of {n} numbers"),
 ]
 
-Json = dict[str, Any]
-#: What files that do not say it mean, and reports pass over.
-USUAL: Json = {"scenario": "task", "evaluated_on": "test", "starts": "θ_pre"}
-#: What of the set-up may differ between runs that stand side by side; their rows say it.
-_MAY_DIFFER = ("shots", "steps", "max_length", "graftable", "starts")
-#: Why a table by task cannot be made, and what is to be done.
-_APART = (
-    "{ours} and {theirs} cannot be compared task by task: {difference}. Report on them separately, or on all of them by "
-    "`forgetfree report`, which then makes a leaderboard."
-)
+
+#: How far a number of the summary may lie from what follows from the matrix.
+_CLOSE = 1e-6
 
 
-@dataclass(frozen=True)
-class StrategyRuns:
-    """One row of the comparison: the runs of one strategy in one configuration, one per seed.
+class Summary(Record):
+    """What follows from the matrices of a run, see `forgetfree.results.learning_matrix`."""
 
-    Attributes:
-        label: the strategy's name, with the options in which it differs from its other rows.
-        runs: its runs, by rising seed; each says where it was read.
-    """
-
-    label: str
-    runs: tuple[Run, ...]
+    average: float | None
+    forgetting: float | None
+    bwt: float | None
+    fwt: float | None
+    intransigence: float | None
+    ece: float | None
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Runs that may stand side by side: same tasks, model, readout, shots and data.
+class LedgerPlace(Record):
+    """A layer and a kind of parameter, with how many of its entries each task owns."""
 
-    Attributes:
-        stream: name of the stream.
-        tasks: task names in the order of learning.
-        metric: what is measured on each task, e.g. `accuracy` or `f1`.
-        settings: what the results say of the set-up, for display, e.g. `{"model": "minilm", "shots": 16}`.
-        constant: per task, the best score of a constant answer; None where the results do not say it.
-        learned_floors: by their names in tables, what a classifier scores without fine-tuning, per task, as means over seeds;
-            None where there is none.
-        test_rows: per task, how many rows are scored; empty where the results do not say it.
-        strategies: one entry per row, in the order first seen.
-        unfinished: runs cut short.
-        failed: runs that could not go on.
-        sources: the directories read.
-    """
+    layer: str
+    kind: str
+    entries: Annotated[int, Field(ge=1)]
+    owned: Amounts
+
+
+class LedgerSummary(Record):
+    """What a ledger holds, as results say it: sizes and overlaps of its tasks' regions."""
+
+    tasks: Annotated[list[str], checked_by(lambda v, c: v == c["tasks"], "the tasks of the stream, {tasks}")]
+    region_size: Amounts
+    owned_size: Amounts
+    bytes: Annotated[int, Field(ge=0)]
+    overlap: Overlap
+    composition: Any = None
+    places: list[LedgerPlace] | None = None
+
+    @property
+    def may_overlap(self) -> bool:
+        """Say whether several tasks may own an entry, each with its own value."""
+        return self.composition in ("alone", "auto")
+
+
+class FinalUnion(Record):
+    """The scores under the one final union."""
+
+    accuracy: Scores
+    ece: Shares
+
+
+class Run(Record):
+    """One strategy with one seed; see docs/results-format.md for what its parts mean."""
+
+    strategy: str
+    seed: int
+    metric: Annotated[list[str], checked_by(lambda v, c: len(v) == c["n"], "{n} names of metrics")]
+    matrix: Matrix
+    ece: MatrixOfShares
+    summary: Summary
+    seconds: dict[str, Amount]
+    options: Json = Field(default_factory=dict)
+    ledger: LedgerSummary | None
+    kept_bytes: Amounts | None = None
+    seconds_per_task: Amounts | None = None
+    agreement: Amounts | None = None
+    temperature: ByTask | None = None
+    ece_scaled: ByTask | None = None
+    readout_again: ScoresOrNone | None = None
+    union: FinalUnion | None = None
+    broken_claims: list[str] = Field(default_factory=list)
+    trials: int | None = None
+    made: Json = Field(default_factory=dict)
+
+    @property
+    def learning_matrix(self) -> Floats:
+        """The matrix as an array, shape (T+1, T), NaN where a task was not evaluated before it was learned."""
+        return np.array(self.matrix, dtype=np.float64)
+
+    @property
+    def average(self) -> float:
+        """The mean score over all tasks at the end."""
+        return float(self.learning_matrix[-1].mean())
+
+    @property
+    def forgotten(self) -> list[float]:
+        """By how much each task has fallen from its best, see `forgetfree.results.learning_matrix.forgetting_per_task`."""
+        return forgetting_per_task(self.learning_matrix, self.metric)
+
+    @property
+    def forgetting(self) -> float:
+        """The mean of `forgotten` over all tasks but the last."""
+        return float(np.mean(self.forgotten[:-1])) if len(self.metric) > 1 else 0.0
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its unit, in the directory where it was read."""
+        source = Path(self.source)
+        return (source.parent if source.suffix == ".json" else source) / self.strategy / f"seed-{self.seed}"
+
+    @property
+    def memory(self) -> list[float]:
+        """Bytes kept beside the pre-trained model after each task; of older results, those of the ledger at the end."""
+        return self.kept_bytes or ([self.ledger.bytes] if self.ledger else [])
+
+    @property
+    def all_seconds(self) -> float:
+        """The time of all phases."""
+        return sum(self.seconds.values())
+
+    @property
+    def outcome(self) -> Json:
+        """Its content without what differs from machine to machine."""
+        return {key: value for key, value in self.content.items() if key not in _OF_THE_MACHINE}
+
+
+#: What of a run's content says nothing of its outcome.
+_OF_THE_MACHINE = ("seconds", "seconds_per_task", "made", "trials")
+
+
+class Unfinished(Record):
+    """A run that was cut short, with the rows it had."""
+
+    strategy: str
+    seed: int
+    matrix: list[Any]
+
+
+class Failed(Record):
+    """A run that could not go on, and why."""
+
+    strategy: str
+    seed: int
+    error: str
+
+
+#: Floors that are fitted to training rows: their names in results.json, and in tables.
+LEARNED_FLOORS = {"bag_of_words": "a bag of words", "linear_probe": "a linear probe"}
+
+
+class RunFloors(Record):
+    """Scores that take no fine-tuning, per task; those that are fitted to training rows by seed."""
+
+    constant: Scores
+    bag_of_words: dict[str, ScoresOrNone] = Field(default_factory=dict)
+    linear_probe: dict[str, ScoresOrNone] = Field(default_factory=dict)
+
+    def by_place(self) -> dict[str, Sequence[float | None]]:
+        """Return all of them by their places in the file."""
+        learned = {"bag_of_words": self.bag_of_words, "linear_probe": self.linear_probe}
+        return {
+            "constant": self.constant,
+            **{f"{name}.{seed}": scores for name, of_seeds in learned.items() for seed, scores in of_seeds.items()},
+        }
+
+
+class _OfTasks(Record):
+    tasks: Annotated[list[str], checked_by(lambda v, _: 0 < len(v) == len(set(v)), "a list of different task names")]
+
+
+class RunResults(_OfTasks):
+    """What ``forgetfree run`` writes. To check it takes its ``tasks`` and their number ``n``."""
 
     stream: str
-    tasks: tuple[str, ...]
-    metric: tuple[str, ...]
-    settings: Json
-    constant: tuple[float, ...] | None
-    learned_floors: Mapping[str, tuple[float | None, ...]]
-    test_rows: Mapping[str, int]
-    strategies: tuple[StrategyRuns, ...]
-    unfinished: tuple[Unfinished, ...]
-    failed: tuple[Failed, ...]
-    sources: tuple[str, ...]
+    model: Json
+    data: Json
+    starts: dict[str, str] = Field(default_factory=dict)
+    floors: RunFloors | None = None
+    runs: list[Run]
+    unfinished: list[Unfinished] = Field(default_factory=list)
+    failed: list[Failed] = Field(default_factory=list)
+
+    @classmethod
+    def of(cls, content: Any, source: str = "") -> RunResults:
+        """Read the content of results.json.
+
+        Args:
+            content: as JSON.
+            source: where it was read.
+
+        Raises:
+            ValueError: no report can be made of it: the place, what is expected there, and what was found.
+        """
+        check_version(content)
+        tasks = checked(_OfTasks, content).tasks
+        return cls._read(content, {"tasks": tasks, "n": len(tasks)}, source)
+
+    def from_source(self, source: str) -> Self:
+        """Return the same with all its parts, as read from a path."""
+        kinds: Mapping[str, Sequence[Record]] = {
+            "runs": self.runs,
+            "unfinished": self.unfinished,
+            "failed": self.failed,
+        }
+        parts = {name: [part.from_source(source) for part in those] for name, those in kinds.items()}
+        return super().from_source(source).model_copy(update=parts)
 
     @property
-    def content(self) -> Json:
-        """All of it as JSON: every run in full, with where it was read."""
-        strategies = [{"label": entry.label, "runs": _with_sources(entry.runs)} for entry in self.strategies]
-        parts = {name: _with_sources(getattr(self, name)) for name in ("unfinished", "failed")}
-        return {field.name: getattr(self, field.name) for field in fields(self)} | {"strategies": strategies} | parts
+    def test_rows(self) -> Mapping[str, int]:
+        """How many rows each task is scored on; empty where the results do not say it."""
+        rows: Mapping[str, int] = self.data.get("test_rows", {})
+        return rows
 
-    @property
-    def best_floors(self) -> list[tuple[str, float]]:
-        """Return of each task the name of its best floor, and its score; nothing where results do not say them."""
-        if self.constant is None:
-            return []
-        named = {CONSTANT: self.constant, **self.learned_floors}
-        found = []
-        for i, metric in enumerate(self.metric):
-            known = [(name, score) for name, scores in named.items() if (score := scores[i]) is not None]
-            found.append((max if sign(metric) == 1 else min)(known, key=itemgetter(1)))
-        return found
+    def with_runs(self, runs: list[Run]) -> Self:
+        """Return the same with other runs."""
+        return self.with_facts(runs=runs)
 
+    def scores(self) -> list[Score]:
+        """Return all scores of its runs."""
+        return [score for run in self.runs for score in self.scores_of(run)]
 
-def _with_sources(parts: Iterable[Record]) -> list[Json]:
-    return [part.content | {"source": part.source} for part in parts]
+    def scores_of(self, run: Run) -> Iterator[Score]:
+        """Yield the scores of one of the runs."""
+        of: Mapping[str, str | int] = {"strategy": run.strategy, "seed": run.seed}
+        for after, (scores, eces) in enumerate(zip(run.matrix, run.ece, strict=True)):
+            for i, task in enumerate(self.tasks):
+                found = {run.metric[i]: scores[i], "ece": eces[i]} if scores[i] is not None else {}
+                if after == len(self.tasks):
+                    found |= {"agreement": run.agreement[i]} if run.agreement else {}
+                    if run.union:
+                        found |= {f"{UNION}accuracy": run.union.accuracy[i], f"{UNION}ece": run.union.ece[i]}
+                for metric, value in found.items():
+                    if value is not None:
+                        yield Score(of, task, after, metric, value, self.test_rows.get(task, 0))
 
+    def check_sense(self) -> None:
+        """Raise ``ValueError`` where a number cannot be.
 
-def load_run_results(path: StrPath) -> RunResults:
-    """Read and check the results of a run.
+        That is where an option, a score or a floor is out of its bounds, or where an average, forgetting or a transfer does not
+        follow from the matrices of its run.
+        """
+        for number, run in enumerate(self.runs):
+            _check_options(f"runs[{number}].options", run.strategy, run.options)
+            self._check_summary(f"runs[{number}]", run)
+            if run.union is not None:
+                _check_bounds(f"runs[{number}].union.accuracy", run.union.accuracy, run.metric)
+            _check_bounds(f"runs[{number}].readout_again", run.readout_again or [None] * len(self.tasks), run.metric)
+        if not self.runs or self.floors is None:  # without a run, no metric is known
+            return
+        for place, floors in self.floors.by_place().items():
+            _check_bounds(f"floors.{place}", floors, self.runs[0].metric)
 
-    Args:
-        path: a run directory, the results.json in it, or a CSV file that says the same.
-
-    Raises:
-        ReportError: the file is missing, not JSON, or not of this schema; the message names file and key.
-    """
-    file = find_results(path)
-    if not file.exists():
-        raise ReportError(
-            f"{file} does not exist. A run writes it when its first strategy is done: give the directory of "
-            "such a run, or finish this one with `forgetfree run ... --resume`."
-        )
-
-    def read(content: Any) -> RunResults:
-        results = RunResults.of(content, str(path))
-        results.check_sense()
-        return results
-
-    results = read_stored(file, read, "Restore it from a copy, or run again with another --out.")
-    return with_timings(_with_trials(results, file), file.parent)
-
-
-def _with_trials(results: RunResults, file: Path) -> RunResults:
-    """Return the results of the run that a sweep ends with, with ``trials`` of each run: among how many settings it chose."""
-    sweep = file.parent.parent / "results.json"
-    if file.name != "results.json" or file.parent.name != CHOSEN or not sweep.exists():
-        return results
-    try:
-        trials = len(load_sweep_results(sweep).trials)
-    except ReportError as error:  # what can be said without it is said
-        tell_note(f"Among how many settings {file.parent} was chosen is left out: {error}")
-        return results
-    return results.with_runs([run.with_facts(trials=trials) for run in results.runs])
-
-
-def with_timings(results: RunResults, directory: Path) -> RunResults:
-    """Return the results, with ``seconds_per_task`` of each run where a file beside them holds it."""
-    runs = []
-    for run in results.runs:
-        path = directory / run.strategy / f"seed-{run.seed}" / SECONDS_PER_TASK
+    def _check_summary(self, place: str, run: Run) -> None:
+        reference = next((r for r in self.runs if r.strategy == REFERENCE and r.seed == run.seed), None)
+        learned = np.diagonal(reference.learning_matrix, offset=-1) if reference else None
         try:
-            seconds = read_json(path, ReportError, "")
-        except ReportError:  # what can be said without it is said
-            seconds = None
-        right = is_table([seconds], 1, len(results.tasks)) and is_own(path)
-        runs.append(run.with_facts(seconds_per_task=seconds) if right else run)
-    return results.with_runs(runs)
+            summary = summarize(run.learning_matrix, np.array(run.ece, dtype=np.float64), learned, run.metric)
+        except (MetricError, UsageError) as error:
+            raise ValueError(f"{place}: {first_line(error)}") from error
+        for key, expected in summary.items():
+            got = getattr(run.summary, key)
+            if key == "intransigence" and None in (expected, got):  # fine-tune may stand in another file
+                continue
+            right = got == expected or not (got is None or expected is None or abs(got - expected) > _CLOSE)
+            check(f"{place}.summary.{key}", got, right, f"{expected}, which follows from the matrices")
 
 
-def merge(results: Sequence[RunResults]) -> Comparison:
-    """Bring the runs of several directories and seeds together.
+def _check_bounds(place: str, scores: Sequence[float | None], metrics: Sequence[str]) -> None:
+    limits = [registry.metric(name).limits for name in metrics]
+    right = all(score is None or low <= score <= high for score, (low, high) in zip(scores, limits, strict=True))
+    check(place, scores, right, f"{len(metrics)} numbers within the bounds of their metrics")
 
-    Runs of one strategy stand in one row, unless their `options` differ: then each configuration has its own. Where directories
-    differ in shots or steps, every row says which it has.
+
+#: What the metrics of the one final union begin with.
+UNION = "union_"
+
+
+# -- The bounds of a strategy's options, beyond which no run could have gone ------------------------------
+
+_Above0 = Annotated[float, Field(gt=0)]
+_Rate = Annotated[float, Field(gt=0, le=1e38)]
+_Fraction = Annotated[float, Field(gt=0, le=1)]
+_Count = Annotated[int, Field(ge=1)]
+_Number = Annotated[int, Field(ge=0)]
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
+
+
+class RunOptions(_Options):
+    """The bounds of the options that every strategy has."""
+
+    learning_rate: _Rate | None = None
+    readout_learning_rate: _Rate | None = None
+    momentum: Share | None = None
+    weight_decay: Amount | None = None
+    l1: Amount | None = None
+    warmup: Share | None = None
+    batch_size: _Count | None = None
+    accumulation: _Count | None = None
+    parts: _Count | None = None
+    steps: _Count | None = None
+    max_gradient_norm: _Above0 | None = None
+    evaluation_batch_size: _Count | None = None
+
+
+class OwnOptions(_Options):
+    """The bounds of the options that only some of our strategies have, as their ``Options`` declare them.
+
+    They stand here again since a report is made without torch, which strategies import; a test compares them. A plug-in's
+    strategy may have an option of the same name with other bounds.
+    """
+
+    alpha: Amount | None = None
+    base_fraction: _Fraction | None = None
+    batch_size_mem: _Count | None = None
+    beta: Amount | None = None
+    capacity: _Fraction | None = None
+    decay_factor: Share | None = None
+    delta_t: _Count | None = None
+    density: _Fraction | None = None
+    eps: _Above0 | None = None
+    ewc_alpha: Share | None = None
+    ewc_lambda: Amount | None = None
+    fisher_rows: _Count | None = None
+    importance_rows: _Count | None = None
+    keep: _Fraction | None = None
+    lambda_reg: Amount | None = None
+    largest_scale: Annotated[float, Field(ge=1)] | None = None
+    lda_layer: _Number | None = None
+    lda_rows: _Count | None = None
+    lora_alpha: _Count | None = None
+    lora_dropout: Share | None = None
+    lora_learning_rate: _Above0 | None = None
+    mask_batch_size: _Count | None = None
+    mask_evaluations: _Count | None = None
+    mask_every: _Count | None = None
+    mask_learning_rate: _Above0 | None = None
+    mask_micro_batch_size: _Count | None = None
+    mask_steps: _Number | None = None
+    mem_size: _Count | None = None
+    memory_strength: Amount | None = None
+    orthogonality: Amount | None = None
+    patterns_per_experience: _Count | None = None
+    rank: Annotated[int, Field(ge=1, le=65536)] | None = None
+    region_learning_rate: _Above0 | None = None
+    region_steps: _Number | None = None
+    sample_size: _Count | None = None
+    si_lambda: Amount | None = None
+    sparsity: _Fraction | None = None
+    steps_factor: _Above0 | None = None
+    temperature: _Above0 | None = None
+    validation_rows: _Count | None = None
+    weight: _Above0 | None = None
+
+
+class MASOptions(OwnOptions):
+    """``alpha`` is a share in MAS, and a weight elsewhere."""
+
+    alpha: Share | None = None
+
+
+def _check_options(place: str, strategy: str, options: Any) -> None:
+    """Raise ``ValueError`` where an option is out of its bounds; of a plug-in's strategy, one that every strategy has.
 
     Args:
-        results: what `load_run_results` returned, at least one.
-
-    Raises:
-        ReportError: the results must not be compared, or hold one strategy and seed twice with different
-            outcomes; the message names both directories.
+        place: of the options, for the message.
+        strategy: whose they are.
+        options: by name.
     """
-    if not results:
-        raise ReportError("There are no results to report on. Give at least one run directory.")
-    several = len(results) > 1
-    sources = tuple(
-        result.source or (f"results {number}" if several else "") for number, result in enumerate(results, start=1)
-    )
-    first = results[0]
-    for result, source in zip(results, sources, strict=True):
-        if difference := next(_differences(first, result), None):
-            raise ReportError(_APART.format(ours=sources[0], theirs=source, difference=difference[1]))
-    telling = _telling(results)
-    results = [result.from_source(source) for result, source in zip(results, sources, strict=True)]
-    # strategy → its options as JSON → seed → run
-    found: dict[str, dict[str, dict[int, Run]]] = {}
-    metric: tuple[list[str], str] | None = None
-    for result in results:
-        for run in result.runs:
-            metric = metric or (run.metric, run.source)
-            if run.metric != metric[0]:
-                metrics = f"metrics are {', '.join(metric[0])} in one and {', '.join(run.metric)} in the other"
-                raise ReportError(_APART.format(ours=metric[1], theirs=run.source, difference=metrics))
-            own = {key: _stated(result, key) for key in telling} | run.options
-            options = json.dumps(own, sort_keys=True)
-            earlier = found.setdefault(run.strategy, {}).setdefault(options, {}).setdefault(run.seed, run)
-            if run.outcome != earlier.outcome:
-                raise ReportError(
-                    f"{run.strategy} with seed {run.seed} is in {earlier.source} and in {run.source}, with "
-                    "different outcomes. Leave one of them out, or run with another seed."
-                )
-    return Comparison(
-        stream=first.stream,
-        tasks=tuple(first.tasks),
-        metric=tuple(metric[0]) if metric else ("accuracy",) * len(first.tasks),
-        settings=_shared_settings(results),
-        constant=next((tuple(result.floors.constant) for result in results if result.floors), None),
-        learned_floors={} if telling else _learned_floors(results),
-        test_rows=first.test_rows,
-        strategies=tuple(
-            StrategyRuns(
-                label=_label(strategy, json.loads(options), [json.loads(other) for other in variants], telling),
-                runs=tuple(seeds[seed] for seed in sorted(seeds)),
-            )
-            for strategy, variants in found.items()
-            for options, seeds in variants.items()
-        ),
-        unfinished=tuple(run for result in results for run in result.unfinished),
-        failed=tuple(run for result in results for run in result.failed),
-        sources=sources,
-    )
-
-
-def one_file(results: Sequence[RunResults]) -> str:
-    """Return all runs of several directories as the text of one CSV file, with the settings of the first.
-
-    Raises:
-        ReportError: as `merge`, or there are two configurations of one strategy.
-    """
-    strategies = merge(results).strategies
-    if len({entry.runs[0].strategy for entry in strategies}) < len(strategies) or _telling(results):
-        raise ReportError(
-            f"One CSV file holds one set-up and one configuration of a strategy, got "
-            f"{', '.join(entry.label for entry in strategies)}. Write a file for each."
-        )
-    whole = results[0].with_runs([run.with_facts(**made_of(run)) for entry in strategies for run in entry.runs])
-    if whole.floors:
-        whole = whole.with_facts(floors=whole.floors.with_facts(**_floors_by_seed(results)))
-    return to_csv(whole)
-
-
-def _learned_floors(results: Sequence[RunResults]) -> dict[str, tuple[float | None, ...]]:
-    """Return the means over seeds of the floors that were fitted to training rows."""
-    found = {}
-    for name, of_seeds in _floors_by_seed(results).items():
-        columns = zip(*of_seeds.values(), strict=True)
-        found[LEARNED_FLOORS[name]] = tuple(
-            None if None in scores else fmean(score for score in scores if score is not None) for scores in columns
-        )
-    return {name: scores for name, scores in found.items() if any(score is not None for score in scores)}
-
-
-def _floors_by_seed(results: Sequence[RunResults]) -> dict[str, dict[str, list[float | None]]]:
-    """Return the floors that were fitted to training rows: by name and seed, those of each task."""
-    found: dict[str, dict[str, list[float | None]]] = {}
-    for name in LEARNED_FLOORS:
-        for result in results:
-            if result.floors and (of_seeds := getattr(result.floors, name)):
-                found[name] = found.get(name, {}) | of_seeds
-    return found
-
-
-# ---- merging --------------------------------------------------------------------------------------------
-
-
-def same_rows(ours: RunResults, theirs: RunResults) -> bool:
-    """Say whether two runs were scored on the same rows of the same tasks, whatever model learned them."""
-    return not {"tasks", "scenario", "evaluated_on", "data", "metric"}.intersection(differing([ours, theirs]))
-
-
-def differing(results: Sequence[RunResults]) -> list[str]:
-    """List what keeps runs from being compared task by task; nothing where all of them can be."""
-    first, metrics = results[0], {tuple(run.metric) for result in results for run in result.runs}
-    found = dict.fromkeys(key for result in results for key, _ in _differences(first, result))
-    return [*found, *(["metric"] if len(metrics) > 1 else [])]
-
-
-def _differences(ours: RunResults, theirs: RunResults) -> Iterator[tuple[str, str]]:
-    """Yield in which respects two runs differ so that they cannot be compared, and how, in the user's words."""
-    both = [ours.content, theirs.content]
-    for key in ("tasks", "scenario", "evaluated_on"):
-        a, b = (each.get(key, USUAL.get(key)) for each in both)
-        if a != b:
-            yield key, f"{key.replace('_', ' ')}: {typed(a)} in one and {typed(b)} in the other"
-    models = [ours.model, theirs.model]
-    weights = [model.get("fingerprint") for model in models]
-    held = [_without(model, *_MAY_DIFFER, *(["name"] if all(weights) else [])) for model in models]
-    if weights[0] != weights[1]:
-        names = " and ".join(str(model.get("name")) for model in models)
-        yield "model", f"the weights of their models, {names}, are not the same"
-    elif held[0] != held[1]:
-        yield "model", f"of their models, {_unlike(*held)}"
-    readouts = [{"readout": each.get("readout")} for each in both]
-    if readouts[0] != readouts[1]:
-        yield "readout", _unlike(*readouts)
-    data = [_without(each.data, *_MAY_DIFFER) for each in (ours, theirs)]
-    rows = [each.get("fingerprints") or {} for each in data]
-    if rows[0] != rows[1] and all(isinstance(each, dict) for each in rows):
-        tasks = [task for task in {**rows[0], **rows[1]} if rows[0].get(task) != rows[1].get(task)]
-        yield "data", f"the rows of {', '.join(tasks)} are not the same"
-    elif data[0] != data[1]:
-        yield "data", f"of their data, {_unlike(*data)}"
-
-
-def _without(held: Json, *keys: str) -> Json:
-    return {key: value for key, value in held.items() if key not in keys}
-
-
-def _unlike(ours: Json, theirs: Json) -> str:
-    """Name the first key at which two objects differ, and both values."""
-    key = next(key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key))
-    return f"{key.replace('_', ' ')} is {brief(ours.get(key))} in one and {brief(theirs.get(key))} in the other"
-
-
-def _label(strategy: str, options: Json, variants: Sequence[Json], always: Sequence[str]) -> str:
-    """Return the strategy's name, with those of its options that are not the same in all of its variants, or always told.
-
-    Of these, one that is set to nothing goes without saying, unless that is all there is to tell.
-    """
-    keys = dict.fromkeys(key for variant in variants for key in variant)
-    telling = [k for k in keys if k in always or any(other.get(k) != options.get(k) for other in variants)]
-    telling = [k for k in telling if k not in options or options[k] is not None] or telling
-    if not telling:
-        return strategy
-    return f"{strategy} ({', '.join(f'{key}={typed(options[key]) if key in options else NULL}' for key in telling)})"
-
-
-def _stated(results: RunResults, key: str) -> Any:
-    """Return what results say of the set-up, wherever they say it."""
-    if key == "starts":  # by the first figures of each adapter's SHA-256
-        return ", ".join(f"{task}:{digest[:8]}" for task, digest in results.starts.items()) or USUAL[key]
-    places = (results.content, results.data, results.model, results.content.get("set") or {})
-    return next((place[key] for place in places if place.get(key) is not None), None)
-
-
-def _telling(results: Sequence[RunResults]) -> list[str]:
-    """Return what differs between the set-ups of several directories."""
-    return [key for key in _MAY_DIFFER if any(_stated(each, key) != _stated(results[0], key) for each in results)]
-
-
-def _shared_settings(results: Sequence[RunResults]) -> Json:
-    """Return what all results say alike of the set-up."""
-    first, *others = map(_settings, results)
-    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
-
-
-def _settings(results: RunResults) -> Json:
-    """Return what results say of the set-up, for display."""
-    settings = {"model": results.model.get("name")}
-    stated = ("scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", "starts")
-    for key in (*stated, *(results.content.get("set") or ())):
-        settings[key] = _stated(results, key)
-    return {
-        key: value
-        for key, value in settings.items()
-        if isinstance(value, str | int | float) and value != USUAL.get(key)
-    }
+    kinds: list[type[_Options]] = [RunOptions]
+    if strategy in registry.STRATEGIES:
+        kinds.append(MASOptions if strategy == "mas" else OwnOptions)
+    for kind in kinds:
+        try:
+            checked(kind, options)
+        except ValueError as error:
+            raise ValueError(f"{place}.{error}") from error

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forgetfree import registry
+from forgetfree.display import tell_note
 from forgetfree.errors import ReportError, first_line
 from forgetfree.files import StrPath
-from forgetfree.json_file import parse_json, read_bounded, read_json, unsigned
-from forgetfree.results.records import UNION, ExperimentResults, GraftResults, RunResults, SweepResults, check_version
+from forgetfree.json_file import is_table, parse_json, read_bounded, read_json, unsigned
+from forgetfree.results.records import CHOSEN, ExperimentResults, GraftResults, SweepResults, check_version
+from forgetfree.results.run_results import UNION, RunResults
 from forgetfree.results.scores import Score, rows_of_scores, scores_of_rows, typed
-from forgetfree.results.unit_record import MADE_OF, check_made_of
+from forgetfree.results.unit_folder import MADE_OF, SECONDS_PER_TASK, check_made_of, is_own
 
 _Results = TypeVar("_Results")
 Json = dict[str, Any]
@@ -71,6 +73,58 @@ def read_stored(path: Path, read: Callable[[Json], _Results], remedy: str) -> _R
 
 #: What results.json says of itself.
 _SEALS = ("checksum", MADE_OF)
+
+
+def load_run_results(path: StrPath) -> RunResults:
+    """Read and check the results of a run.
+
+    Args:
+        path: a run directory, the results.json in it, or a CSV file that says the same.
+
+    Raises:
+        ReportError: the file is missing, not JSON, or not of this schema; the message names file and key.
+    """
+    file = find_results(path)
+    if not file.exists():
+        raise ReportError(
+            f"{file} does not exist. A run writes it when its first strategy is done: give the directory of "
+            "such a run, or finish this one with `forgetfree run ... --resume`."
+        )
+
+    def read(content: Any) -> RunResults:
+        results = RunResults.of(content, str(path))
+        results.check_sense()
+        return results
+
+    results = read_stored(file, read, "Restore it from a copy, or run again with another --out.")
+    return with_timings(_with_trials(results, file), file.parent)
+
+
+def _with_trials(results: RunResults, file: Path) -> RunResults:
+    """Return the results of the run that a sweep ends with, with ``trials`` of each run: among how many settings it chose."""
+    sweep = file.parent.parent / "results.json"
+    if file.name != "results.json" or file.parent.name != CHOSEN or not sweep.exists():
+        return results
+    try:
+        trials = len(load_sweep_results(sweep).trials)
+    except ReportError as error:  # what can be said without it is said
+        tell_note(f"Among how many settings {file.parent} was chosen is left out: {error}")
+        return results
+    return results.with_runs([run.with_facts(trials=trials) for run in results.runs])
+
+
+def with_timings(results: RunResults, directory: Path) -> RunResults:
+    """Return the results, with ``seconds_per_task`` of each run where a file beside them holds it."""
+    runs = []
+    for run in results.runs:
+        path = directory / run.strategy / f"seed-{run.seed}" / SECONDS_PER_TASK
+        try:
+            seconds = read_json(path, ReportError, "")
+        except ReportError:  # what can be said without it is said
+            seconds = None
+        right = is_table([seconds], 1, len(results.tasks)) and is_own(path)
+        runs.append(run.with_facts(seconds_per_task=seconds) if right else run)
+    return results.with_runs(runs)
 
 
 def load_graft_results(path: Path) -> GraftResults:

@@ -11,10 +11,10 @@ import pandas as pd
 
 from forgetfree.display import PERCENT, Scale
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
-from forgetfree.results import metrics
-from forgetfree.results.intervals import student
+from forgetfree.results.evidence import student
+from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.metrics import scale_of
-from forgetfree.results.records import REFERENCE
+from forgetfree.results.run_results import REFERENCE
 from forgetfree.results.scores import COLUMNS, Score
 from forgetfree.results.stored import task_metrics
 
@@ -116,8 +116,8 @@ class ScoreTable:
         Returns:
             Of runs, a row for each strategy with ``average``, ``forgetting``, ``bwt``, ``fwt``, ``intransigence`` (against
             `REFERENCE` with the same seed; NaN where there is none, or several that differ in options) and ``ece``, see
-            `forgetfree.results.metrics`. Of grafts and experiments, a row for each task and all else but the seed, and a
-            column for each metric. Fractions, each with ``mean`` and ``std``.
+            `forgetfree.results.learning_matrix`. Of grafts and experiments, a row for each task and all else but the seed, and
+            a column for each metric. Fractions, each with ``mean`` and ``std``.
         """
         if not self._are_runs:
             by = [name for name in (*self.units, "task") if name != "seed"]
@@ -135,7 +135,7 @@ class ScoreTable:
             ece = self.matrix(strategy, seed, "ece") if "ece" in set(self.scores["metric"]) else None
             known = [name for name, other in runs if other == seed and name.partition(" (")[0] == REFERENCE]
             reference = np.diagonal(self.matrix(known[0], seed).to_numpy(), offset=-1) if len(known) == 1 else None
-            rows.append({"strategy": strategy, **metrics.summarize(matrix, ece, reference, metric)})
+            rows.append({"strategy": strategy, **summarize(matrix, ece, reference, metric)})
         table = pd.DataFrame(rows).astype({name: float for name in rows[0] if name != "strategy"})
         return table.groupby("strategy", sort=False).agg(["mean", "std"])
 

@@ -27,8 +27,7 @@ import numpy as np
 
 from forgetfree.display import brief, counted
 from forgetfree.errors import MetricError
-from forgetfree.results.arguments import Floats
-from forgetfree.results.metrics import Metric
+from forgetfree.results.metrics import Floats, Metric
 
 Texts = Sequence[str]
 #: For each row the texts that are right, at least one.

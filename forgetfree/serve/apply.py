@@ -63,7 +63,7 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
         ModelError: the model cannot be loaded, or what was written is not what was meant.
         UsageError: there is something in ``out``.
     """
-    origin = _origin(graft)
+    origin, space = _origin_and_space(graft)
     check_free(Path(out))
     readout = "linear" if origin.readout == "classifier" else origin.readout
     loaded = load_model(model, readout, max_length=origin.max_length)
@@ -74,7 +74,7 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
             f"{loaded.tokenizer_digest[:12]}. Give the model with the tokenizer that it had then."
         )
     origin = replace(origin, model=model)
-    return write_model(loaded, origin, graft.readout, out, Change("apply", "", len(graft.region), len(_space(graft))))
+    return write_model(loaded, origin, graft.readout, out, Change("apply", "", len(graft.region), len(space)))
 
 
 def export_task(predictor: Predictor, task: str, out: StrPath, strategy: str = "") -> WrittenModel:
@@ -150,18 +150,13 @@ def _note(reading: Reading, network: Any) -> str:
     )
 
 
-def _origin(graft: Graft) -> GraftOrigin:
+def _origin_and_space(graft: Graft) -> tuple[GraftOrigin, ParameterSpace]:
     if graft.origin is None or graft.space is None:
         raise GraftError(
             "The graft does not say for which task and model it was made, and a model cannot be written without. Give one "
             "that `forgetfree graft` or SingleTask.graft made."
         )
-    return graft.origin
-
-
-def _space(graft: Graft) -> ParameterSpace:
-    assert graft.space is not None  # see `_origin`
-    return graft.space
+    return graft.origin, graft.space
 
 
 def base_model_name(model: str | None, *grafts: Graft) -> str:

@@ -195,7 +195,7 @@ def templates() -> Environment:
     """
     loader = PackageLoader("forgetfree.serve", "")
     environment = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    environment.filters |= {"plain": _plain, "shown": _shown, "quoted": _quoted, "listed": _listed}
+    environment.filters |= {"plain": _plain, "shown": _shown, "quoted": _literal, "listed": _literal}
     return environment
 
 
@@ -208,9 +208,6 @@ def _shown(text: str) -> str:
     return in_markdown(escaped(text))
 
 
-def _quoted(text: str) -> str:
-    return escaped(json.dumps(text, ensure_ascii=False))  # a text in quotes reads the same in python and in YAML
-
-
-def _listed(texts: Sequence[str]) -> str:
-    return escaped(json.dumps(list(texts), ensure_ascii=False))  # a list of texts reads the same in python
+def _literal(value: str | Sequence[str]) -> str:
+    """Return a text, or a list of texts, as python and YAML both write it."""
+    return escaped(json.dumps(value if isinstance(value, str) else list(value), ensure_ascii=False))

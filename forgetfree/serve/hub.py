@@ -17,7 +17,7 @@ from forgetfree.ledger.file import FORMAT as LEDGER_FORMAT
 from forgetfree.ledger.graft import FORMAT as GRAFT_FORMAT
 from forgetfree.ledger.graft import Graft, find_graft
 from forgetfree.results.config_file import check_whole
-from forgetfree.results.unit_record import check_own
+from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.cards import hub_card
 from forgetfree.serve.source import saved_file
 from forgetfree.tensor_file import read_tensors

@@ -23,7 +23,7 @@ from forgetfree.learning.task_features import TaskFeatures, share_of_entropy
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_model
-from forgetfree.results.unit_record import check_own
+from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.classification import Answer, text_rows
 from forgetfree.serve.served_task import ServedTask, Text, served
 from forgetfree.serve.source import Source, check_run_binding

@@ -110,5 +110,5 @@ class ServedTask(ABC):
 
 def served(task: TaskDefinition) -> ServedTask:
     """Return a task in use, by what its kind says."""
-    found: type[ServedTask] = registry.SERVED[kind_of(task).served_as].load()
-    return found(task)
+    task_class: type[ServedTask] = registry.SERVED[kind_of(task).served_as].load()
+    return task_class(task)

@@ -17,7 +17,7 @@ from forgetfree.errors import RunError, UsageError
 from forgetfree.json_file import check_fields
 from forgetfree.registry import WEIGHTS
 from forgetfree.results.config_file import check_whole, load_run, located
-from forgetfree.results.unit_record import RECORD, check_own, read_record
+from forgetfree.results.unit_folder import RECORD, check_own, read_record
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.architecture import reads_last
 from forgetfree.models.task_model import mean_of_tokens
-from forgetfree.results.unit_record import check_own
+from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.served_task import served
 from forgetfree.serve.source import LEDGER, saved_file
 from forgetfree.tasks import chosen_version

@@ -28,7 +28,7 @@ from forgetfree.ledger.records import rows_of
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.registry import WEIGHTS
-from forgetfree.results.unit_record import check_own
+from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.source import Source
 from forgetfree.tasks import TaskDefinition
 
@@ -232,8 +232,8 @@ def weights_of(source: Source, loaded: LoadedModel) -> RunWeights:
     Raises:
         RunError, ModelError: it is damaged, or of another model or run.
     """
-    found: type[RunWeights] = WEIGHTS[source.file.name].load()
-    return found.read(source, loaded)
+    weights_class: type[RunWeights] = WEIGHTS[source.file.name].load()
+    return weights_class.read(source, loaded)
 
 
 def check_base(source: Source, loaded: LoadedModel) -> None:

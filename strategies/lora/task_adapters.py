@@ -19,7 +19,7 @@ from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_o
 from forgetfree.core.trained import WholeTensors
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, RunError, TaskError
-from forgetfree.learning.cost import Cost, TaskSize, training
+from forgetfree.learning.cost import Cost, TaskSize, training_phase
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger import changed_buffers
 from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, lora_config, targets
@@ -79,7 +79,7 @@ def adapter_training(options: AdapterOptions) -> TrainingOptions:
 def adapters_cost(options: AdapterOptions, tasks: Sequence[TaskSize]) -> Cost:
     """Return what adapters take: a training a task, and at most A and B of every weight matrix whose layer is wanted."""
 
-    def kept(space: ParameterSpace) -> int:
+    def adapter_bytes(space: ParameterSpace) -> int:
         try:
             pattern = re.compile("." if options.target_modules is None else options.target_modules)
         except re.error:  # which `check_targets` tells
@@ -88,7 +88,7 @@ def adapters_cost(options: AdapterOptions, tasks: Sequence[TaskSize]) -> Cost:
         wanted = [shape for name, shape in layers.items() if pattern.search(name)]
         return 4 * len(tasks) * options.rank * sum(map(sum, wanted))
 
-    return Cost([[training(options, task)] for task in tasks], kept)
+    return Cost([[training_phase(options, task)] for task in tasks], adapter_bytes)
 
 
 class TaskAdapters:

@@ -16,7 +16,7 @@ from forgetfree.benchmarks.claims import CLAIMS, MEASURED, Claim, Runs, claims, 
 from forgetfree.errors import ReportError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import Interval
-from forgetfree.results.metrics import summarize
+from forgetfree.results.learning_matrix import summarize
 
 TASKS = ["qnli", "ag_news", "sst2"]
 ROWS = 400

@@ -433,7 +433,7 @@ CASES = [
     Case("run sst2", 'expected an integer from 0, got "99999', 1, row(f'{{"text": "a", "label": "{"9" * 5000}"}}')),
     Case("run sst2", "half of a surrogate pair", 1, row('{"text": "\\udcff", "label": 0}')),
     Case("run sst2", "nested more than 100 deep", 1, row('{"text": ' + DEEP)),
-    Case("run sst2", "NaN is no number of JSON", 1, row('{"text": "a", "label": NaN}')),
+    Case("run sst2", "NaN is not a finite number", 1, row('{"text": "a", "label": NaN}')),
     Case("run sst2", "train.jsonl, line 1: byte 0x81 at position 0 of the file", 1, table("train.jsonl", b"\x81\n")),
     Case("run sst2", "train.jsonl has no column 'text': expected text", 1, table("train.jsonl", '{"a": 1}\n')),
     Case("run sst2", "train.csv has no column 'label'", 1, table("train.csv", "text\na\n")),

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from forgetfree import __version__, cli, registry
+from forgetfree import __version__, cli, recipes, registry
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import strategies_of
 from forgetfree.jobs.running import progress
@@ -985,10 +985,10 @@ def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(
 
 def test_a_recipe_may_be_for_one_strategy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from forgetfree.jobs.run_config import RunConfig
-    from forgetfree.registry import ModelEntry
+    from forgetfree.recipes import ModelEntry
 
     recipe = {"learning_rate": 0.5, "ewc.ewc_lambda": 7.0}
-    monkeypatch.setitem(registry.MODELS, "toy", ModelEntry("a toy", recipe))
+    monkeypatch.setitem(recipes.MODELS, "toy", ModelEntry("a toy", recipe))
 
     def options(**settings: Any) -> dict[str, Any]:
         config = RunConfig(stream="sst2", strategies=("ewc", "rwalk"), model="toy", settings=settings)

@@ -30,7 +30,7 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from forgetfree import cli
+from forgetfree import cli, recipes
 from forgetfree.core.base_regions import most_moved
 from forgetfree.core.regions import Region, biases, distribution, kind_of, layer_of
 from forgetfree.data.sources import load_task
@@ -42,8 +42,8 @@ from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import ClassifierModel
-from forgetfree.registry import ModelEntry
-from forgetfree.results import metrics
+from forgetfree.recipes import ModelEntry
+from forgetfree.results import calibration, metrics
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.records import GraftResults
 from forgetfree.results.report.graft_tables import lay_out_graft
@@ -285,7 +285,7 @@ def test_the_figures_are_those_of_the_models(graft: GraftCommand, kind: str) -> 
     for model, answers in expected.items():
         assert figures(row_of(out, model)) == (
             float(np.mean(answers.logits.argmax(1) == answers.labels)),
-            metrics.expected_calibration_error(answers.logits, answers.labels),
+            calibration.expected_calibration_error(answers.logits, answers.labels),
             float(np.mean(answers.logits.argmax(1) == reference.logits.argmax(1))),
         )
 
@@ -364,12 +364,11 @@ def test_the_region_of_another_graft_is_a_base(graft: GraftCommand, finished: Pa
 
 
 def test_the_models_recipe_counts_and_gives_way(graft: GraftCommand, monkeypatch: Any, capsys: Any) -> None:
-    from forgetfree import registry
     from forgetfree.jobs.graft_config import GraftConfig
 
     recipe = {"base": "random", "sparsity": 0.5, "mask_steps": 7}
     streams = {"base": "empty", "ewc.ewc_lambda": 3.0}  # for strategies that train the region afterwards
-    monkeypatch.setitem(registry.MODELS, "toy", ModelEntry("a toy", streams, recipe))
+    monkeypatch.setitem(recipes.MODELS, "toy", ModelEntry("a toy", streams, recipe))
     config = GraftConfig(task="sst2", model="toy", sparsities=(0.1, 0.2), settings={"mask_steps": "5"})
     assert config.recipe() == {"base": "random"}
     assert [(o.sparsity, o.mask_steps, o.base) for o in config.checked().options] == [
@@ -378,7 +377,7 @@ def test_the_models_recipe_counts_and_gives_way(graft: GraftCommand, monkeypatch
     (options,) = GraftConfig(task="sst2", model="toy").checked().options
     assert (options.sparsity, options.mask_steps, options.base) == (0.5, 7, "random")
     assert GraftConfig(task="sst2", model="toy", settings={"optimizer": "sgd"}).recipe() == {}
-    monkeypatch.setitem(registry.MODELS, "toy", ModelEntry("a toy", streams, recipe | {"learning_rate": 0.5}))
+    monkeypatch.setitem(recipes.MODELS, "toy", ModelEntry("a toy", streams, recipe | {"learning_rate": 0.5}))
     assert GraftConfig(task="sst2", model="toy", fine_tuned="elsewhere").recipe() == recipe  # nothing is trained
     assert GraftConfig(task="sst2", model="toy").recipe()["learning_rate"] == 0.5
 

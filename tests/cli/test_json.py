@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forgetfree import cli, registry
+from forgetfree import cli, recipes, registry
 from forgetfree.ledger import Ledger
 
 
@@ -59,7 +59,7 @@ def test_lists(read: Any) -> None:
     assert sst2 == {"name": "sst2", "kind": "single", "labels": ["negative", "positive"]}
     f1 = {"higher_is_better": True, "bounds": [0.0, 1.0]}
     assert [each for each in read("list", "metrics", "--json") if each["name"] == "f1" and f1.items() <= each.items()]
-    assert [each["name"] for each in read("list", "models", "--json")] == list(registry.MODELS)
+    assert [each["name"] for each in read("list", "models", "--json")] == list(recipes.MODELS)
     assert [each["name"] for each in read("list", "experiments", "--json")] == list(registry.EXPERIMENTS)
 
 

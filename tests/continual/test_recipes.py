@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from forgetfree import registry
+from forgetfree import recipes, registry
 from forgetfree.continual.construction import _say_once
 from forgetfree.errors import OptionError, UnknownNameError
 from forgetfree.jobs.experiments import load_experiment
@@ -16,7 +16,7 @@ from forgetfree.jobs.run_config import RunConfig
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import build
-from forgetfree.registry import ModelEntry
+from forgetfree.recipes import ModelEntry
 
 RECIPE = {"optimizer": "adamw", "learning_rate": 0.5, "sparsity": 0.25, "ewc.ewc_lambda": 7.0}
 
@@ -25,7 +25,7 @@ RECIPE = {"optimizer": "adamw", "learning_rate": 0.5, "sparsity": 0.25, "ewc.ewc
 def toy(monkeypatch: pytest.MonkeyPatch, model_directory: Any) -> str:
     """The tiny model, registered with a recipe."""
     name = str(model_directory("bert"))
-    monkeypatch.setitem(registry.MODELS, name, ModelEntry("a toy", RECIPE))
+    monkeypatch.setitem(recipes.MODELS, name, ModelEntry("a toy", RECIPE))
     _say_once.cache_clear()
     return name
 
@@ -91,7 +91,7 @@ def test_run_graft_and_experiments_agree_on_the_recipe_of_a_model() -> None:
         assert differ <= {"steps", "precision", "validation_rows", "sparsity"}, name  # what a preset says of its own
     trained = RunConfig(stream="sst2", model="minilm").checked().options
     preset = load_experiment("continual").presets["small"]
-    assert not preset.options.keys() & registry.recipe_of("minilm").keys() and preset.grid == ({},)
+    assert not preset.options.keys() & recipes.recipe_of("minilm").keys() and preset.grid == ({},)
     config = RunConfig(stream="sst2", model=preset.model, settings=dict(preset.options))
     for name, options in config.checked().options.items():
         for key in set(type(options).__dataclass_fields__) - preset.options.keys():
@@ -112,9 +112,9 @@ def test_an_optimiser_that_is_made_already_is_refused(tiny_stream: Any) -> None:
 
 
 def test_an_optimizer_of_ones_own_keeps_the_rest_of_the_recipe_and_another_of_ours_drops_it() -> None:
-    recipe = registry.recipe_of("minilm")
+    recipe = recipes.recipe_of("minilm")
     rest = {key: value for key, value in recipe.items() if key != "optimizer"}
-    assert registry.recipe_of("minilm", {"optimizer": recipe["optimizer"]}) == rest  # the value that it has
-    assert registry.recipe_of("minilm", {"optimizer": "torch.optim:RMSprop"}) == rest
-    assert registry.recipe_of("minilm", {"optimizer": lambda parameters: None}) == rest
-    assert registry.recipe_of("minilm", {"optimizer": "sgd"}) == {}
+    assert recipes.recipe_of("minilm", {"optimizer": recipe["optimizer"]}) == rest  # the value that it has
+    assert recipes.recipe_of("minilm", {"optimizer": "torch.optim:RMSprop"}) == rest
+    assert recipes.recipe_of("minilm", {"optimizer": lambda parameters: None}) == rest
+    assert recipes.recipe_of("minilm", {"optimizer": "sgd"}) == {}

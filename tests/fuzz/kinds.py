@@ -28,9 +28,8 @@ from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import read_readout
 from forgetfree.models.state import ModelState
-from forgetfree.results.run_results import load_run_results
 from forgetfree.results.scores import read_scores
-from forgetfree.results.stored import load_graft_results
+from forgetfree.results.stored import load_graft_results, load_run_results
 
 
 @dataclass(frozen=True)

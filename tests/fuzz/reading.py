@@ -30,13 +30,14 @@ from forgetfree.ledger import Ledger
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
+from forgetfree.results.comparison import merge
 from forgetfree.results.config_file import load_run
 from forgetfree.results.records import Record
 from forgetfree.results.report.graft_tables import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.report.run_report import render
-from forgetfree.results.run_results import load_run_results, merge
 from forgetfree.results.scores import read_scores, write_scores
+from forgetfree.results.stored import load_run_results
 from forgetfree.tasks import TaskDefinition
 
 

@@ -16,9 +16,8 @@ from forgetfree.continual.streams import Stream, load_stream
 from forgetfree.jobs.experiments import load_experiment_results
 from forgetfree.models.fine_tuned_directory import write_readout
 from forgetfree.models.state import StateStore
-from forgetfree.results.run_results import load_run_results
 from forgetfree.results.scores import write_scores
-from forgetfree.results.stored import load_graft_results, to_csv
+from forgetfree.results.stored import load_graft_results, load_run_results, to_csv
 
 TASKS = ("qnli", "ag_news")
 STRATEGIES = (

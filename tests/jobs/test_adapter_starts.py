@@ -30,7 +30,8 @@ from forgetfree.models.fine_tuned_directory import load_fine_tuned
 from forgetfree.models.loading import load_model
 from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState, StateStore
-from forgetfree.results.run_results import load_run_results, merge
+from forgetfree.results.comparison import merge
+from forgetfree.results.stored import load_run_results
 from forgetfree.seeds import derive_seed
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.strategies.fine_tune import FineTune

@@ -22,13 +22,14 @@ from forgetfree.jobs.diagnostics import read_floors, write_floors
 from forgetfree.kinds.classification import Classification
 from forgetfree.kinds.kind import Form, kind_of
 from forgetfree.kinds.tagging import Tagging
+from forgetfree.plugins import Entry
 from forgetfree.results.answers import LabelAnswers, constant_scores
 from forgetfree.results.metrics import Metric
 from forgetfree.results.report import run_figures
 from forgetfree.results.report.headline import headline
 from forgetfree.results.report.leaderboard import lay_out_leaderboard
 from forgetfree.results.report.run_report import lay_out
-from forgetfree.results.unit_files import UnitFiles
+from forgetfree.results.unit_folder import UnitFiles
 from forgetfree.serve.served_task import served
 from forgetfree.tasks import TaskDefinition
 from forgetfree.testing import check_stream
@@ -42,9 +43,9 @@ SPLITS = {"train": "the", "validation": "a", "test": "a very"}
 def ratings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Two tasks of the kind, each with a metric of its own."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    monkeypatch.setitem(registry.KINDS, "rating", registry.Entry("my_kind:Rating"))
+    monkeypatch.setitem(registry.KINDS, "rating", Entry("my_kind:Rating"))
     for name, target in (("weighted-kappa", "KAPPA"), ("stars-off", "STARS_OFF")):
-        monkeypatch.setitem(registry.METRICS, name, registry.Entry(f"my_kind:{target}"))
+        monkeypatch.setitem(registry.METRICS, name, Entry(f"my_kind:{target}"))
     for task, metric in (("films", "weighted-kappa"), ("books", "stars-off")):
         folder = tmp_path / "data" / task
         folder.mkdir(parents=True)
@@ -171,7 +172,7 @@ def test_answers_that_are_no_labels_are_trained_compared_and_kept(
 
     In a stream that withholds the task, constants are per task.
     """
-    monkeypatch.setitem(registry.KINDS, "guessing", registry.Entry(f"{__name__}:Guessing"))
+    monkeypatch.setitem(registry.KINDS, "guessing", Entry(f"{__name__}:Guessing"))
     for task in ("films", "books"):
         (ratings / task / "source.json").write_text('{"kind": "guessing", "label_column": "stars"}')
     model = str(model_directory("bert"))
@@ -213,7 +214,7 @@ def test_a_graft_of_it_is_gathered_again(
     ratings: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its scores, which are no fractions, are read from the unit's table."""
-    monkeypatch.setitem(registry.METRICS, "weighted-kappa", registry.Entry(f"{__name__}:DISAGREEMENT"))
+    monkeypatch.setitem(registry.METRICS, "weighted-kappa", Entry(f"{__name__}:DISAGREEMENT"))
     out, model = tmp_path / "graft", str(model_directory("bert"))
     words = ["graft", "films", "--model", model, "--data", str(ratings), "--shots", "8", "--steps", "2"]
     assert cli.main([*words, "--sparsity", "0.05", "--out", str(out)]) == 0
@@ -368,7 +369,7 @@ class Likeness(Classification):
 @pytest.fixture
 def made_from_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, cls in (("chunks", "Chunks"), ("likeness", "Likeness")):
-        monkeypatch.setitem(registry.KINDS, name, registry.Entry(f"{__name__}:{cls}"))
+        monkeypatch.setitem(registry.KINDS, name, Entry(f"{__name__}:{cls}"))
 
 
 def _rows(folder: Path, source: dict[str, Any], *rows: dict[str, Any]) -> Path:

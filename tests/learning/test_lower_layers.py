@@ -21,7 +21,7 @@ from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError
-from forgetfree.learning.lower_layers import lower_layers_kept
+from forgetfree.learning.lower_layers import lower_layer_cache
 from forgetfree.learning.training import fine_tune
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.module_model import ModuleModel
@@ -115,7 +115,7 @@ def test_a_row_goes_through_the_lower_layers_once() -> None:
     model.train(False)
     for parameter in model.parameters():
         parameter.requires_grad_(".layer.2." in str(next(n for n, p in model.named_parameters() if p is parameter)))
-    with lower_layers_kept(model, True):
+    with lower_layer_cache(model, True):
         for batch in ([0, 1, 2], [3, 4], [4, 2, 0], [1], [3, 0]):
             x, _, t = data.batch(batch)
             model(x, t).sum().backward()
@@ -167,7 +167,7 @@ def test_dropout_is_refused() -> None:
     with pytest.raises(OptionError, match="cache_lower_layers=true needs dropout=false"):
         TrainingOptions(cache_lower_layers=True)
     model = build()
-    with lower_layers_kept(model, True), pytest.raises(OptionError, match="not in training mode"):
+    with lower_layer_cache(model, True), pytest.raises(OptionError, match="not in training mode"):
         model.train()(*rows().batch([0])[::2])
 
 
@@ -183,7 +183,7 @@ def test_rows_that_are_no_token_ids_are_refused() -> None:
     model = ModuleModel(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
     with (
         pytest.raises(OptionError, match="rows of token ids, and ModuleModel reads others"),
-        lower_layers_kept(model, True),
+        lower_layer_cache(model, True),
     ):
         pass
 

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import TASK
 
-from forgetfree import registry
+from forgetfree import recipes, registry
 from forgetfree.core.body import fingerprint_of
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
@@ -298,7 +298,7 @@ def test_an_adapter_is_told_where_it_can_be_given(tmp_path: Path) -> None:
 def test_an_unknown_name_lists_the_known(name: str) -> None:
     text = message(name, kind=UnknownNameError)
     assert text.startswith(f"Unknown model {name!r}.")
-    assert all(known in text for known in registry.MODELS)
+    assert all(known in text for known in recipes.MODELS)
     assert "hub name OWNER/NAME" in text
     assert ("Did you mean 'minilm'?" in text) == (name == "minlm")
 

@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 TARGETS = (
     "forgetfree/core/*.py",
     "forgetfree/ledger/*.py",
+    "forgetfree/results/learning_matrix.py",
     "forgetfree/results/metrics.py",
     "forgetfree/results/evidence.py",
     "forgetfree/continual/regions.py",

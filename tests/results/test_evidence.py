@@ -12,15 +12,18 @@ from safetensors.numpy import load_file
 
 from forgetfree import cli
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.evidence import (
-    Evidence,
-    Interval,
-    contributions,
-    debiased_ece,
-    drawn_scores,
-    ece_noise_floor,
-)
-from forgetfree.results.run_results import load_run_results, merge
+from forgetfree.results.calibration import debiased_ece, ece_noise_floor
+from forgetfree.results.comparison import merge
+from forgetfree.results.evidence import Evidence, Interval, contributions, drawn_scores
+from forgetfree.results.stored import load_run_results
+
+
+def noise_floor(answers: LabelAnswers) -> float:
+    return ece_noise_floor(answers.logits, answers.labels)
+
+
+def debiased(answers: LabelAnswers) -> float:
+    return debiased_ece(answers.logits, answers.labels)
 
 
 def answering(right: np.ndarray, labels: np.ndarray) -> LabelAnswers:
@@ -149,23 +152,23 @@ def calibrated(n: int, seed: int, shift: float = 0.0) -> LabelAnswers:
 def test_the_noise_floor_is_what_a_calibrated_model_shows() -> None:
     worlds = [calibrated(500, seed) for seed in range(400)]
     shown = float(np.mean([each.ece for each in worlds]))
-    assert float(np.mean([ece_noise_floor(each) for each in worlds[:40]])) == pytest.approx(shown, rel=0.06)
-    assert ece_noise_floor(calibrated(8000, 0)) < shown / 3  # it shrinks with the rows
-    assert ece_noise_floor(worlds[0]) == ece_noise_floor(worlds[0])
+    assert float(np.mean([noise_floor(each) for each in worlds[:40]])) == pytest.approx(shown, rel=0.06)
+    assert noise_floor(calibrated(8000, 0)) < shown / 3  # it shrinks with the rows
+    assert noise_floor(worlds[0]) == noise_floor(worlds[0])
 
 
 def test_without_noise_a_calibrated_model_has_less_error_and_one_that_is_off_keeps_its_own() -> None:
     calm = [calibrated(500, seed) for seed in range(60)]
-    left, shown = (float(np.mean([of(each) for each in calm])) for of in (debiased_ece, lambda each: each.ece))
+    left, shown = (float(np.mean([of(each) for each in calm])) for of in (debiased, lambda each: each.ece))
     assert 0 < left < 0.7 * shown
     off = [calibrated(500, seed, shift=0.2) for seed in range(60)]
-    assert float(np.mean([debiased_ece(each) for each in off])) == pytest.approx(0.2, abs=0.01)
+    assert float(np.mean([debiased(each) for each in off])) == pytest.approx(0.2, abs=0.01)
 
 
 def test_an_error_of_bins_without_spread_is_left_as_it_is() -> None:
     """All answers are right: no draw of their accuracy differs from it."""
     answers = LabelAnswers(np.array([[2.0, 0.0], [0.0, 2.0]]), np.array([0, 1]))
-    assert debiased_ece(answers) == pytest.approx(answers.ece)
+    assert debiased(answers) == pytest.approx(answers.ece)
 
 
 # -- In a report -----------------------------------------------------------------------------------------

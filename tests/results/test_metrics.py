@@ -10,132 +10,10 @@ import sklearn.metrics
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from forgetfree import registry
 from forgetfree.errors import MetricError
 from forgetfree.kinds.tagging import TagAnswers
-from forgetfree.results import metrics
+from forgetfree.results import calibration, metrics
 from forgetfree.results.answers import LabelAnswers, constant_scores
-from forgetfree.results.arguments import learning_matrix
-
-# Three tasks. Task 0 peaks only after task 1, task 1 falls, and task 2 profits from task 1.
-MATRIX = [
-    [0.50, 0.25, 0.40],
-    [0.80, 0.30, 0.35],
-    [0.90, 0.70, 0.50],
-    [0.60, 0.65, 0.85],
-]
-ECE = [[0.5, 0.5, 0.5], [0.4, 0.4, 0.4], [0.3, 0.3, 0.3], [0.1, 0.2, 0.3]]
-ONE_TASK = [[0.5], [0.9]]
-
-
-def logits_of(probabilities: list[list[float]]) -> np.ndarray:
-    """Logits whose softmax is `probabilities`."""
-    return np.log(np.array(probabilities))
-
-
-# ---- learning matrix ------------------------------------------------------------------------------------
-
-
-def test_average_is_the_mean_of_the_last_row() -> None:
-    """(0.60 + 0.65 + 0.85) / 3 = 0.70."""
-    assert metrics.average_accuracy(MATRIX) == pytest.approx(0.70)
-
-
-def test_forgetting_per_task_is_the_fall_from_the_best_since_learning() -> None:
-    """max(0.80, 0.90) − 0.60 = 0.30; 0.70 − 0.65 = 0.05; the last task: 0."""
-    assert metrics.forgetting_per_task(MATRIX) == pytest.approx([0.30, 0.05, 0.0])
-
-
-def test_forgetting_leaves_the_last_task_out() -> None:
-    """(0.30 + 0.05) / 2 = 0.175."""
-    assert metrics.forgetting(MATRIX) == pytest.approx(0.175)
-
-
-def test_forgetting_ignores_the_rows_before_learning() -> None:
-    """Task 0: 0.80 − 0.75 = 0.05, although row 0 had 0.99."""
-    assert metrics.forgetting([[0.99, 0.5], [0.80, 0.5], [0.75, 0.9]]) == pytest.approx(0.05)
-
-
-def test_forgetting_is_negative_where_a_task_got_better() -> None:
-    """0.70 − 0.75 = −0.05."""
-    assert metrics.forgetting([[0.5, 0.5], [0.70, 0.5], [0.75, 0.9]]) == pytest.approx(-0.05)
-
-
-def test_backward_transfer_compares_with_the_row_of_learning_not_with_the_best() -> None:
-    """((0.60 − 0.80) + (0.65 − 0.70)) / 2 = −0.125."""
-    assert metrics.backward_transfer(MATRIX) == pytest.approx(-0.125)
-
-
-def test_forward_transfer_leaves_the_first_task_out() -> None:
-    """((0.30 − 0.25) + (0.50 − 0.40)) / 2 = 0.075."""
-    assert metrics.forward_transfer(MATRIX) == pytest.approx(0.075)
-
-
-def test_intransigence_against_fine_tuning() -> None:
-    """((0.85 − 0.80) + (0.75 − 0.70) + (0.80 − 0.85)) / 3 = 0.05 / 3."""
-    assert metrics.intransigence(MATRIX, [0.85, 0.75, 0.80]) == pytest.approx(0.05 / 3)
-    assert metrics.intransigence(MATRIX, None) is None
-
-
-def test_summary_has_exactly_the_keys_of_the_results_file() -> None:
-    """ECE: (0.1 + 0.2 + 0.3) / 3 = 0.2; the rest as above."""
-    summary = metrics.summarize(np.array(MATRIX), ECE, [0.85, 0.75, 0.80])
-    assert list(summary) == ["average", "forgetting", "bwt", "fwt", "intransigence", "ece"]
-    assert list(summary.values()) == pytest.approx([0.70, 0.175, -0.125, 0.075, 0.05 / 3, 0.2])
-    assert all(type(value) is float for value in summary.values())
-    assert metrics.summarize(MATRIX, ECE)["intransigence"] is None
-
-
-def test_one_task_neither_transfers_nor_forgets() -> None:
-    """Average 0.9, intransigence 0.95 − 0.9 = 0.05, ECE 0.2, and zeros."""
-    assert metrics.forgetting_per_task(ONE_TASK) == [0.0]
-    assert metrics.summarize(ONE_TASK, [[0.3], [0.2]], [0.95]) == pytest.approx(
-        {"average": 0.9, "forgetting": 0.0, "bwt": 0.0, "fwt": 0.0, "intransigence": 0.05, "ece": 0.2}
-    )
-
-
-@pytest.mark.parametrize(
-    ("matrix", "message"),
-    [
-        ([[0.5, 0.5], [0.5, 0.5]], r"^matrix must have shape \(T\+1, T\), .* got shape \(2, 2\)\.$"),
-        ([0.5, 0.5], r"^matrix must have shape .* got shape \(2,\)\.$"),
-        ([[]], r"^matrix must have shape .* got shape \(1, 0\)\.$"),
-        ([[0.5], [90.0]], r"^matrix must hold fractions in \[0, 1\], not percent; got 90\.0\.$"),
-        ([[0.5], [-0.1]], r"^matrix must hold fractions .* got -0\.1\.$"),
-        ([[0.5], [float("nan")]], r"^matrix must hold fractions .* got nan\.$"),
-        ([[0.5], [0.5, 0.6]], r"^matrix must be an array of numbers with rows of equal length; "),
-        ([["high"], [0.5]], r"^matrix must be an array of numbers with rows of equal length; "),
-    ],
-)
-def test_a_wrong_matrix_is_refused_by_every_metric(matrix: list[list[float]], message: str) -> None:
-    for metric in (
-        metrics.average_accuracy,
-        metrics.forgetting,
-        metrics.forgetting_per_task,
-        metrics.backward_transfer,
-        metrics.forward_transfer,
-    ):
-        with pytest.raises(MetricError, match=message):
-            metric(matrix)
-    with pytest.raises(MetricError, match=message):
-        metrics.intransigence(matrix, [0.5])
-    with pytest.raises(MetricError, match=message.replace("matrix", "ece")):
-        metrics.summarize(ONE_TASK, matrix)
-
-
-def test_a_wrong_reference_is_refused() -> None:
-    with pytest.raises(MetricError, match=r"^reference must hold one .* shape \(3,\); got shape \(2,\)\.$"):
-        metrics.intransigence(MATRIX, [0.5, 0.5])
-    with pytest.raises(MetricError, match=r"^reference must hold fractions in \[0, 1\].* got 85\.0\.$"):
-        metrics.intransigence(MATRIX, [85.0, 0.5, 0.5])
-
-
-def test_an_ece_matrix_of_another_stream_is_refused() -> None:
-    with pytest.raises(MetricError, match=r"^ece must have the shape of matrix, \(4, 3\); got \(2, 1\)\."):
-        metrics.summarize(MATRIX, ONE_TASK)
-
-
-# ---- accuracy, F1, agreement ----------------------------------------------------------------------------
 
 
 def test_accuracy_is_the_share_of_right_predictions() -> None:
@@ -239,59 +117,10 @@ def test_predictions_are_scored_as_scikit_learn_and_torchmetrics_score_them(seed
     for classes in (2, 5):
         logits, labels = 3 * draw.normal(size=(200, classes)), draw.integers(0, classes, 200)
         theirs = multiclass_calibration_error(torch.tensor(logits), torch.tensor(labels), classes, n_bins=15)
-        assert metrics.expected_calibration_error(logits, labels) == pytest.approx(float(theirs), abs=1e-6)
+        assert calibration.expected_calibration_error(logits, labels) == pytest.approx(float(theirs), abs=1e-6)
 
 
-# ---- calibration ----------------------------------------------------------------------------------------
-
-
-def test_ece_worked_by_hand() -> None:
-    """Five bins of width 0.2; n = 4, all predictions 0.
-
-    Bin (0.6, 0.8]: confidences 0.7 and 0.78, one right: |1 − 1.48| / 4 = 0.12.
-    Bin (0.8, 1.0]: confidences 0.9 and 0.95, both right: |2 − 1.85| / 4 = 0.0375.
-    Together 0.1575.
-    """
-    logits = logits_of([[0.7, 0.3], [0.78, 0.22], [0.9, 0.1], [0.95, 0.05]])
-    assert metrics.expected_calibration_error(logits, [0, 1, 0, 0], bins=5) == pytest.approx(0.1575)
-
-
-def test_a_confidence_at_an_edge_belongs_to_the_bin_below() -> None:
-    """Two bins, (0, 0.5] and (0.5, 1]; confidences exactly 0.5 (wrong) and 0.75 (right).
-
-    Apart: |0 − 0.5| / 2 + |1 − 0.75| / 2 = 0.375. Together it would be |1 − 1.25| / 2 = 0.125.
-    """
-    logits = [[0.0, 0.0], [np.log(3.0), 0.0]]
-    assert metrics.expected_calibration_error(logits, [1, 0], bins=2) == pytest.approx(0.375)
-
-
-def test_the_last_bin_holds_a_confidence_of_one() -> None:
-    """Softmax of (1000, 0) is exactly (1, 0), with no overflow; one right, one wrong: |1 − 2| / 2 = 0.5."""
-    assert metrics.expected_calibration_error([[1000.0, 0.0], [1000.0, 0.0]], [0, 1]) == 0.5
-
-
-def test_gaps_of_one_bin_cancel_and_gaps_of_two_bins_do_not() -> None:
-    """Confidences 0.6 (right, +0.4) and 0.8 (wrong, −0.8).
-
-    One bin: |0.4 − 0.8| / 2 = 0.2. Fifteen bins, so two occupied: (0.4 + 0.8) / 2 = 0.6.
-    """
-    logits = logits_of([[0.6, 0.4], [0.8, 0.2]])
-    assert metrics.expected_calibration_error(logits, [0, 1], bins=1) == pytest.approx(0.2)
-    assert metrics.expected_calibration_error(logits, [0, 1]) == pytest.approx(0.6)
-
-
-def test_calibration_is_computed_in_float64() -> None:
-    """Of 1 / (1 + e^−20), 1 − p ≈ 2.061e-9 is lost in float32, where p rounds to 1."""
-    logits = np.array([[20.0, 0.0]], dtype=np.float32)
-    assert metrics.expected_calibration_error(logits, [0]) == pytest.approx(2.0611536e-9, rel=1e-6)
-
-
-def test_the_number_of_bins_is_checked() -> None:
-    with pytest.raises(MetricError, match=r"^bins must be at least 1; got 0\."):
-        metrics.expected_calibration_error([[1.0, 0.0]], [0], bins=0)
-
-
-@pytest.mark.parametrize("metric", [metrics.accuracy, metrics.f1, metrics.expected_calibration_error])
+@pytest.mark.parametrize("metric", [metrics.accuracy, metrics.f1, calibration.expected_calibration_error])
 @pytest.mark.parametrize(
     ("logits", "labels", "message"),
     [
@@ -310,46 +139,3 @@ def test_the_number_of_bins_is_checked() -> None:
 def test_wrong_predictions_are_refused(metric, logits, labels, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(MetricError, match=message):
         metric(logits, labels)
-
-
-OWN = {
-    "error": metrics.Metric(lambda answers: 0.0, higher_is_better=False, bounds=(0.0, None)),
-    "correlation": metrics.Metric(lambda answers: 0.0, bounds=(-1.0, 1.0)),
-}
-
-
-@pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metrics of a package."""
-    known = registry.metric
-    monkeypatch.setattr(registry, "metric", lambda name: OWN.get(name) or known(name))
-
-
-@pytest.mark.usefixtures("registered")
-def test_where_lower_is_better_to_forget_is_above_zero() -> None:
-    """Errors 4, 1, 3 of the first task: it falls back by 2; the second, an accuracy, gains 0.2 before it is learned."""
-    found = metrics.summarize([[4, 0.3], [1, 0.5], [3, 0.9]], None, [2, 0.8], ["error", "accuracy"])
-    assert found == pytest.approx(
-        {
-            "average": (3 + 0.9) / 2,
-            "forgetting": 2,
-            "bwt": -2,
-            "fwt": 0.2,
-            "intransigence": ((-2 + 1) + (0.8 - 0.9)) / 2,
-            "ece": None,
-        }
-    )
-
-
-@pytest.mark.usefixtures("registered")
-def test_a_score_outside_its_metrics_bounds_is_refused() -> None:
-    assert metrics.summarize([[0.0], [-0.5]], None, None, ["correlation"])["average"] == -0.5
-    with pytest.raises(MetricError, match=r"scores in \[-1, 1\], the bounds of their metric; got 1.5"):
-        metrics.summarize([[0.0], [1.5]], None, None, ["correlation"])
-
-
-def test_scores_of_other_bounds_are_not_called_fractions() -> None:
-    with pytest.raises(MetricError, match=r"^matrix must hold numbers; got nan\.$"):
-        metrics.summarize([[0.5], [np.nan]], None, metrics=["accuracy"])
-    with pytest.raises(MetricError, match=r"^it must hold numbers in \[-1, 1\]; got 2\.0\.$"):
-        learning_matrix([[0.5], [2.0]], "it", (-1.0, 1.0))

@@ -12,21 +12,21 @@ import pytest
 
 from forgetfree import load_results
 from forgetfree.errors import MetricError, ReportError
-from forgetfree.results import metrics
-from forgetfree.results.records import RunResults
+from forgetfree.results import learning_matrix
+from forgetfree.results.comparison import merge
 from forgetfree.results.report.run_report import lay_out, render
-from forgetfree.results.run_results import load_run_results, merge
-from forgetfree.results.stored import of_csv, run_of_scores, to_csv
+from forgetfree.results.run_results import RunResults
+from forgetfree.results.stored import load_run_results, of_csv, run_of_scores, to_csv
 
 LOWER = [[None, None, None], [0.9, None, None], [0.8, 0.7, None], [0.6, 0.7, 0.5]]
 WHOLE = [[0.1, 0.2, 0.3], [0.9, 0.4, 0.3], [0.8, 0.7, 0.2], [0.6, 0.7, 0.5]]
 
 
 def test_metrics_of_what_is_there_do_not_change() -> None:
-    lower, whole = (metrics.summarize(matrix, matrix, [0.9, 0.9, 0.9]) for matrix in (LOWER, WHOLE))
+    lower, whole = (learning_matrix.summarize(matrix, matrix, [0.9, 0.9, 0.9]) for matrix in (LOWER, WHOLE))
     assert lower.pop("fwt") is None and whole.pop("fwt") == pytest.approx((0.4 - 0.2 + 0.2 - 0.3) / 2)
     assert lower == whole
-    assert metrics.forgetting_per_task(LOWER) == metrics.forgetting_per_task(WHOLE)
+    assert learning_matrix.forgetting_per_task(LOWER) == learning_matrix.forgetting_per_task(WHOLE)
 
 
 def test_a_missing_score_of_a_learned_task_is_refused() -> None:
@@ -34,14 +34,19 @@ def test_a_missing_score_of_a_learned_task_is_refused() -> None:
         damaged = copy.deepcopy(LOWER)
         damaged[place[0]][place[1]] = None
         with pytest.raises(MetricError, match="fractions"):
-            metrics.average_accuracy(damaged)
+            learning_matrix.average_accuracy(damaged)
 
 
 @pytest.fixture
 def results() -> dict[str, Any]:
     run = {
         **{"strategy": "grafting-continual", "seed": 0, "metric": ["accuracy"] * 3, "matrix": LOWER, "ece": LOWER},
-        **{"summary": metrics.summarize(LOWER, LOWER), "seconds": {"train": 1.0}, "options": {}, "ledger": None},
+        **{
+            "summary": learning_matrix.summarize(LOWER, LOWER),
+            "seconds": {"train": 1.0},
+            "options": {},
+            "ledger": None,
+        },
         **{
             "kept_bytes": None,
             "broken_claims": ["forget_free: claimed as True, but learning b changed the answers for a"],
@@ -75,7 +80,7 @@ def test_results_go_through_files_tables_and_reports(results: dict[str, Any], tm
 def test_answers_without_probabilities_have_no_calibration(results: dict[str, Any], tmp_path: Path) -> None:
     """ECE is null then: it is not in a table of its own, and unknown beside other numbers."""
     (run,) = results["runs"]
-    run |= {"ece": [[None] * 3] * 4, "summary": metrics.summarize(LOWER, None)}
+    run |= {"ece": [[None] * 3] * 4, "summary": learning_matrix.summarize(LOWER, None)}
     (tmp_path / "results.json").write_text(json.dumps(results))
     comparison = merge([load_run_results(tmp_path)])
     titles = [table.title for table in lay_out(comparison).tables]

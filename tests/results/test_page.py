@@ -15,12 +15,13 @@ from handmade import results_of, run_of, together, write
 from matplotlib import colormaps
 from reported import make_run
 
-from forgetfree.results.intervals import student
+from forgetfree.results.comparison import Comparison, merge
+from forgetfree.results.evidence import student
 from forgetfree.results.report.figures import COLOURS, SHADES, _on
 from forgetfree.results.report.headline import headline
 from forgetfree.results.report.page import Page, Table, notebook_html, render_page, transposed, with_best
 from forgetfree.results.report.run_report import command_of, lay_out, render
-from forgetfree.results.run_results import Comparison, load_run_results, merge
+from forgetfree.results.stored import load_run_results
 
 
 def compared(*runs: Any, **more: Any) -> Comparison:

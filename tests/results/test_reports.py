@@ -16,11 +16,12 @@ from handmade import TASKS, Json, ledger_of, record_of, results_of, run_of, toge
 
 from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError
-from forgetfree.results.metrics import summarize
+from forgetfree.results.comparison import Comparison, merge, one_file
+from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.report.leaderboard import lay_out_leaderboard
 from forgetfree.results.report.page import FORMATS, Page, Table
 from forgetfree.results.report.run_report import lay_out, render
-from forgetfree.results.run_results import Comparison, load_run_results, merge, one_file
+from forgetfree.results.stored import load_run_results
 
 
 def page_of(*runs: Json, **more: Any) -> Page:
@@ -337,7 +338,7 @@ def without(*path: str | int) -> Callable[[Json], Any]:
         (changed("runs", 0, "matrix", 1, 1, to=None), r"that are not learned yet, or for none, got \[\["),
         (changed("runs", 0, "matrix", 1, 0, to=None), r"that are not learned yet, or for none, got \[\["),
         (changed("runs", 0, "matrix", 0, 1, to=50.0), r"runs\[0\]: matrix must hold scores in \[0, 1\], .*got 50\.0"),
-        (changed("runs", 0, "matrix", 0, 1, to=float("nan")), r"is not valid JSON: NaN is no number of JSON"),
+        (changed("runs", 0, "matrix", 0, 1, to=float("nan")), r"is not valid JSON: NaN is not a finite number"),
         (changed("runs", 0, "ece", 0, to=0.5), r"runs\[0\]\.ece\[0\] must be a list, got 0\.5"),
         (
             without("runs", 0, "summary", "fwt"),
@@ -823,7 +824,7 @@ def test_the_bounds_of_options_are_those_that_strategies_declare() -> None:
 
     from forgetfree import registry
     from forgetfree.learning.training_options import TrainingOptions
-    from forgetfree.results.option_bounds import MASOptions, OwnOptions, RunOptions
+    from forgetfree.results.run_results import MASOptions, OwnOptions, RunOptions
 
     names = {Gt: "gt", Ge: "ge", Le: "le"}
 

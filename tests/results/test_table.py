@@ -15,10 +15,9 @@ from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
 from forgetfree.jobs.loaded_results import Results
 from forgetfree.json_file import sign
-from forgetfree.results.run_results import load_run_results
 from forgetfree.results.scores import Score, write_scores
-from forgetfree.results.stored import to_csv
-from forgetfree.results.unit_record import described
+from forgetfree.results.stored import load_run_results, to_csv
+from forgetfree.results.unit_folder import described
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parents[2]

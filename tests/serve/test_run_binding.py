@@ -92,7 +92,7 @@ def test_another_tokenizer_answers_nothing(
 
 
 def test_a_unit_that_does_not_say_it_answers_nothing(run: Path) -> None:
-    from forgetfree.results.unit_record import read_record
+    from forgetfree.results.unit_folder import read_record
 
     folder = run / "lora" / "seed-0"
     record = read_record(folder)

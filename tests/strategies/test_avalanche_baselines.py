@@ -19,7 +19,7 @@ from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
 from forgetfree import registry
-from forgetfree.continual.adapter import PluginStrategy, held_bytes
+from forgetfree.continual.adapter import PluginStrategy, object_bytes
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.models.state import ModelState
 from forgetfree.options import build, option
@@ -209,18 +209,18 @@ def test_avalanches_own_warnings_are_silent_and_no_others(tiny_stream: MakeStrea
 # -- Memory ----------------------------------------------------------------------------------------------
 
 
-def test_held_bytes_by_hand() -> None:
+def test_object_bytes_by_hand() -> None:
     """float32 is 4 bytes a number, int64 8."""
     three, six = torch.zeros(3), ParamData("six", (2, 3))
-    assert held_bytes(three) == 12
-    assert held_bytes([three, three, {"again": three}]) == 12  # once
-    assert held_bytes(six) == 24
-    assert held_bytes({"a": six, "b": ParamData("view", (2, 3), init_tensor=six.data)}) == 24
-    assert held_bytes((three, six, torch.zeros(2, dtype=torch.int64), "text", 5, None)) == 12 + 24 + 16
+    assert object_bytes(three) == 12
+    assert object_bytes([three, three, {"again": three}]) == 12  # once
+    assert object_bytes(six) == 24
+    assert object_bytes({"a": six, "b": ParamData("view", (2, 3), init_tensor=six.data)}) == 24
+    assert object_bytes((three, six, torch.zeros(2, dtype=torch.int64), "text", 5, None)) == 12 + 24 + 16
     linear = nn.Linear(2, 1)
-    assert held_bytes(linear) == 12
-    assert held_bytes(nn.ModuleList([linear, linear])) == 12
-    assert held_bytes(SimpleNamespace(tensor=three)) == 0  # not Avalanche's
+    assert object_bytes(linear) == 12
+    assert object_bytes(nn.ModuleList([linear, linear])) == 12
+    assert object_bytes(SimpleNamespace(tensor=three)) == 0  # not Avalanche's
 
 
 def test_rows_are_counted_as_they_are_before_padding(tiny_stream: MakeStream) -> None:
@@ -229,8 +229,8 @@ def test_rows_are_counted_as_they_are_before_padding(tiny_stream: MakeStream) ->
     rows, data = stream.tasks[0].train, stream.benchmark.train_stream[0].dataset
     longest = len(data[0][0])
     assert min(rows.lengths) < longest
-    assert held_bytes(data) == len(rows) * (longest + 2) * 8
-    assert held_bytes(data, stream.model.tokens) == (sum(rows.lengths) + 2 * len(rows)) * 8
+    assert object_bytes(data) == len(rows) * (longest + 2) * 8
+    assert object_bytes(data, stream.model.tokens) == (sum(rows.lengths) + 2 * len(rows)) * 8
 
 
 def _row_bytes(stream: Any, tasks: int) -> int:

@@ -24,7 +24,7 @@ from avalanche.training.plugins import AGEMPlugin, EvaluationPlugin
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.continual.regions import region_training
+from forgetfree.continual.regions import region_training_options
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.regions import Region
@@ -35,7 +35,7 @@ from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.training import fine_tune, predict
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.state import ModelState
-from forgetfree.results import metrics
+from forgetfree.results import learning_matrix, metrics
 from forgetfree.seeds import derive_seed
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
@@ -390,7 +390,7 @@ def test_a_region_is_trained_to_the_same_bits_by_both_loops(
     core = tiny_stream(kind, MODELS[kind], stream="qnli,sst2")
     model, space, region = core.model, core.model.space(), record.owned.region
     load_tensors_(model.readout_module(0), strategy.fine_tuned(task).readouts[task.name])
-    options = region_training(strategy.options, len(space), len(region))
+    options = region_training_options(strategy.options, len(space), len(region))
     steps = strategy.full_steps(task)
     seed = derive_seed(0, "train", task.name)
     trained = RegionParameters(model.backbone, space, region)
@@ -739,9 +739,9 @@ def test_avalanches_metrics_and_loggers_agree_with_ours(
         key = f"Top1_Acc_Exp/eval_phase/test_stream/Task00{label}/Exp00{label}"
         assert theirs[key] == pytest.approx(matrix[-1][label], abs=1e-12)
     # All test sets are of one size, so the mean over rows is the mean over tasks.
-    average = metrics.average_accuracy(np.array(matrix))
+    average = learning_matrix.average_accuracy(np.array(matrix))
     assert theirs["Top1_Acc_Stream/eval_phase/test_stream/Task002"] == pytest.approx(average, abs=1e-12)
-    backward = metrics.backward_transfer(np.array(matrix))
+    backward = learning_matrix.backward_transfer(np.array(matrix))
     assert theirs["StreamBWT/eval_phase/test_stream"] == pytest.approx(backward, abs=1e-12)
     assert theirs["StreamForgetting/eval_phase/test_stream"] == pytest.approx(-backward, abs=1e-12)
     assert "Top1_Acc_Exp" in log.getvalue()

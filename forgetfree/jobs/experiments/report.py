@@ -14,7 +14,7 @@ from forgetfree.jobs.experiments.rows import Row
 from forgetfree.results.records import ExperimentResults
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.stored import find_results, read_stored
-from forgetfree.results.unit_files import made_of_units
+from forgetfree.results.unit_folder import made_of_units
 from forgetfree.tasks import MAX_LENGTH
 
 #: What a setting means that was written before one of these could be chosen.

@@ -32,7 +32,7 @@ from forgetfree.jobs.running.environment import quiet_libraries, set_threads
 from forgetfree.jobs.running.progress import Ended, Event, Progress, Teller
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.jobs.running.workers import Work
-from forgetfree.results.unit_record import RECORD
+from forgetfree.results.unit_folder import RECORD
 
 #: Times that a unit is begun, at most, where the node or the process that ran it has died.
 _ATTEMPTS = 4

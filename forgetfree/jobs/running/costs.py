@@ -24,7 +24,7 @@ from forgetfree.errors import UsageError
 from forgetfree.jobs.config import CommonOptions
 from forgetfree.jobs.running.environment import existing
 from forgetfree.jobs.running.unit import Json
-from forgetfree.learning.cost import Cost, TaskSize, fine_tuning, ledger_bytes, search, whole_model
+from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, model_bytes, search_phase
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.training import fine_tune, predict
 from forgetfree.learning.training_options import TrainingOptions, for_device
@@ -106,7 +106,7 @@ def grafts_cost(
         tuned: whether the fine-tuned model is there already.
     """
     return Cost(
-        [[*([] if tuned else [fine_tuning(options, task)]), search(options, task)] for task in tasks],
+        [[*([] if tuned else [fine_tuning_phase(options, task)]), search_phase(options, task)] for task in tasks],
         lambda space: ledger_bytes(space, *[int(len(space) * each) for each in sparsities] * len(tasks)),
     )
 
@@ -255,7 +255,7 @@ def needed_bytes(
         for task in unit.tasks:
             labels = len(definitions[task].labels) if task in definitions else 2
             kept += tests.get(task, 0) * (4 * labels + 8)
-    return whole_model(space) * len(models), kept
+    return model_bytes(space) * len(models), kept
 
 
 def refuse_without(models: int, kept: int, out: str, workload: Workload) -> None:

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree import registry
+from forgetfree import recipes, registry
 from forgetfree.device import kind_of_device
 from forgetfree.display import counted
 from forgetfree.errors import RunError, UsageError
-from forgetfree.files import is_left, locked
+from forgetfree.files import is_leftover, locked
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, in_a_phase
 from forgetfree.jobs.running.environment import versions
 from forgetfree.jobs.running.unit import Json, Unit, named
@@ -58,7 +58,9 @@ def check_begun(out: Path) -> None:
 
 def is_unused(out: Path) -> bool:
     """Say whether a directory holds nothing but what is left of a job that was killed before it wrote config.json."""
-    return out.is_dir() and all(is_left(path.name) or path.name == LOCK for path in out.rglob("*") if not path.is_dir())
+    return out.is_dir() and all(
+        is_leftover(path.name) or path.name == LOCK for path in out.rglob("*") if not path.is_dir()
+    )
 
 
 # -- How units stand -------------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ def _differing(before: Json, now: Json, growing: Collection[str], name: Callable
         if key == "start":  # see `_BESIDE`
             continue
         was, is_now = before.get(key), now.get(key)
-        recipe = bool({str(was), str(is_now)} & registry.MODELS.keys())  # a registered model may bring one
+        recipe = bool({str(was), str(is_now)} & recipes.MODELS.keys())  # a registered model may bring one
         if isinstance(was, dict) and isinstance(is_now, dict):
             found += _differing(was, is_now, growing, flag_of)
         elif was != is_now and key not in growing and key != "data" and (key != "model" or recipe):

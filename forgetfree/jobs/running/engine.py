@@ -46,7 +46,7 @@ from forgetfree.jobs.running.unit import Json, Unit, remove_checkpoints
 from forgetfree.jobs.running.workers import Executor, ThisProcess, WorkerProcesses
 from forgetfree.json_file import sign
 from forgetfree.parallel.exchange import ProcessLost
-from forgetfree.results.unit_record import signatures
+from forgetfree.results.unit_folder import signatures
 
 SCHEMA = 1
 

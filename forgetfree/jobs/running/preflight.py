@@ -48,7 +48,7 @@ from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training_options import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
 from forgetfree.models.module_model import ModuleModel
-from forgetfree.results.temperature import CALIBRATION_ROWS
+from forgetfree.results.calibration import CALIBRATION_ROWS
 from forgetfree.tasks import TaskDefinition, version_of
 
 #: The largest weights that are loaded, checked and timed beforehand, in bytes.

@@ -29,7 +29,7 @@ from forgetfree.jobs.running.environment import circumstances, environment
 from forgetfree.json_file import parse_json, sign
 from forgetfree.learning.monitor import Follower, Monitor, Phase, Relay
 from forgetfree.parallel.exchange import bytes_sent
-from forgetfree.results.unit_record import RECORD, described, read_record
+from forgetfree.results.unit_folder import RECORD, described, read_record
 
 Json = dict[str, Any]
 #: Measures the unit of a key: writes its files into a folder, and returns what else results.json needs of it.

@@ -8,12 +8,13 @@ import numpy as np
 
 from forgetfree.display import NULL
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.evidence import Answers, Evidence, Interval, debiased_ece, ece_noise_floor
+from forgetfree.results.calibration import debiased_ece, ece_noise_floor
+from forgetfree.results.comparison import Comparison
+from forgetfree.results.evidence import Answers, Evidence, Interval
 from forgetfree.results.report.headline import NAIVE, REFERENCE
 from forgetfree.results.report.legend import meanings
 from forgetfree.results.report.page import WIDE, Table, cell, percent, transposed
-from forgetfree.results.run_results import Comparison
-from forgetfree.results.unit_files import UnitFiles
+from forgetfree.results.unit_folder import UnitFiles
 
 #: The files of the units of a comparison: by the label of a strategy, in the order of its runs.
 Units = Mapping[str, Sequence[UnitFiles]]
@@ -109,8 +110,8 @@ def _calibration(comparison: Comparison, answers: dict[str, Answers]) -> Table:
     """Return for each strategy ECE, what chance shows, and what is left without it and after scaling: means over tasks."""
     measures: dict[str, Callable[[LabelAnswers], float]] = {
         "ECE": lambda each: each.ece,
-        "noise floor": ece_noise_floor,
-        "ECE without noise": debiased_ece,
+        "noise floor": lambda each: ece_noise_floor(each.logits, each.labels),
+        "ECE without noise": lambda each: debiased_ece(each.logits, each.labels),
     }
     runs = {entry.label: entry.runs for entry in comparison.strategies}
     scaled = {"ECE after scaling": "ece_scaled", "temperature": "temperature"}

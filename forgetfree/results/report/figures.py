@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from forgetfree.display import escaped
-from forgetfree.results.arguments import Floats
+from forgetfree.results.metrics import Floats
 
 #: Colours by name, in the light scheme and in the dark one. Lines have a contrast of at least 3 with the page, text of 4.5.
 COLOURS: dict[str, tuple[str, str]] = {

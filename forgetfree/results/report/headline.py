@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from forgetfree.display import PERCENT, Scale
-from forgetfree.results.intervals import student
+from forgetfree.results.comparison import Comparison, StrategyRuns
+from forgetfree.results.evidence import student
 from forgetfree.results.metrics import scale_of, sign
 from forgetfree.results.report.page import size
-from forgetfree.results.run_results import Comparison, StrategyRuns
 
 NAIVE, OURS, REFERENCE = "continual-ft", "grafting-continual", "fine-tune"
 #: They see the data of other tasks at once, or keep a model for each task: nothing to be forgotten, or no stream.

@@ -8,11 +8,11 @@ from dataclasses import asdict
 import numpy as np
 
 from forgetfree.display import NULL, PERCENT, json_text
+from forgetfree.results.comparison import USUAL, Comparison, StrategyRuns, differing, merge, same_rows
 from forgetfree.results.metrics import scale_of, sign
-from forgetfree.results.records import Failed, RunResults, Unfinished
 from forgetfree.results.report.legend import meanings
 from forgetfree.results.report.page import WIDE, Page, Table, cell, render_page, size, titled, with_best
-from forgetfree.results.run_results import USUAL, Comparison, StrategyRuns, differing, merge, same_rows
+from forgetfree.results.run_results import Failed, RunResults, Unfinished
 
 
 def render_leaderboard(results: Sequence[RunResults], format: str) -> str:

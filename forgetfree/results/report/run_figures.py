@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from forgetfree.display import PERCENT, Scale, counted
-from forgetfree.results.intervals import student
-from forgetfree.results.metrics import reliability, scale_of, sign
-from forgetfree.results.records import LedgerSummary, Run
+from forgetfree.results.calibration import reliability
+from forgetfree.results.comparison import Comparison, StrategyRuns
+from forgetfree.results.evidence import student
+from forgetfree.results.metrics import scale_of, sign
 from forgetfree.results.report.evidence_tables import Units
 from forgetfree.results.report.figures import (
     FAINT,
@@ -29,7 +30,7 @@ from forgetfree.results.report.figures import (
     styles,
 )
 from forgetfree.results.report.page import percent, size
-from forgetfree.results.run_results import Comparison, StrategyRuns
+from forgetfree.results.run_results import LedgerSummary, Run
 
 Json = dict[str, Any]
 Floats = npt.NDArray[np.float64]

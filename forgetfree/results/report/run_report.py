@@ -16,14 +16,14 @@ from typing import Any
 from forgetfree.display import counted, json_text
 from forgetfree.errors import RunError
 from forgetfree.options import FLAGGED, typed
+from forgetfree.results.comparison import Comparison, StrategyRuns
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
-from forgetfree.results.records import Failed, Unfinished
 from forgetfree.results.report.evidence_tables import Units
 from forgetfree.results.report.headline import headline
 from forgetfree.results.report.page import WIDE, Page, Table, render_html, render_page
 from forgetfree.results.report.run_tables import tables_of
-from forgetfree.results.run_results import Comparison, StrategyRuns
-from forgetfree.results.unit_files import UnitFiles, read_unit_files
+from forgetfree.results.run_results import Failed, Unfinished
+from forgetfree.results.unit_folder import UnitFiles, read_unit_files
 
 #: What is told of the set-up in words; what else was set stands as it was typed.
 _SETUP = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", "starts", *FLAGGED)

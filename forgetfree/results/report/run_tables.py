@@ -9,12 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from forgetfree.display import NULL, PERCENT, Scale
+from forgetfree.results.comparison import Comparison, StrategyRuns
 from forgetfree.results.metrics import scale_of, sign
-from forgetfree.results.records import CONSTANT, LedgerSummary, Run
+from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.evidence_tables import Units, evidence_tables
 from forgetfree.results.report.legend import meanings
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best, without_columns
-from forgetfree.results.run_results import Comparison, StrategyRuns
+from forgetfree.results.run_results import LedgerSummary, Run
 from forgetfree.tasks import version_of
 
 #: A number of a run, by row and column of a table.

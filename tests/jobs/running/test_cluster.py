@@ -27,7 +27,7 @@ from forgetfree.jobs.running.cluster import Place, check_cluster, read_files, re
 from forgetfree.jobs.running.directory import LOCK
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.learning.monitor import Monitor
-from forgetfree.results.unit_record import RECORD
+from forgetfree.results.unit_folder import RECORD
 
 
 @pytest.fixture(autouse=True)

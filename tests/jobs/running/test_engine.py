@@ -35,7 +35,7 @@ from forgetfree.jobs.running.progress import Progress
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.jobs.running.workers import ThisProcess
 from forgetfree.learning.monitor import Monitor
-from forgetfree.results.unit_record import RECORD
+from forgetfree.results.unit_folder import RECORD
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

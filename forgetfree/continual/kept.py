@@ -1,4 +1,4 @@
-"""What a strategy keeps to answer later: by default the one model that answers all tasks, as it is."""
+"""What a strategy keeps to answer later, written, read and counted: the one model that answers all tasks, or a ledger."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from forgetfree.continual.learner import Learner
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.core.tensors import tensors_of
+from forgetfree.continual.task_training import Learner
+from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.display import brief
-from forgetfree.errors import RunError
+from forgetfree.errors import LedgerError, RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, read_json
+from forgetfree.ledger import Ledger, check_binding, check_definitions
 from forgetfree.models.state import ModelState
 
 
@@ -84,3 +85,74 @@ def tasks_named(stream: Stream, names: Iterable[str], path: Path) -> list[Encode
 def _check_learned(names: Any) -> None:
     right = isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
     check("the content", names, right, "a list of different task names")
+
+
+# -- A ledger -------------------------------------------------------------------------------------------
+
+
+#: What its file is called.
+LEDGER = "ledger.safetensors"
+
+
+class LedgerUser(Protocol):
+    """Answers by a ledger, and can go on with another."""
+
+    ledger: Ledger
+
+    def use(self, ledger: Ledger) -> None:
+        """Go on with ``ledger``."""
+
+
+class LedgerFile:
+    """Writes a strategy's ledger, and reads one that it goes on with.
+
+    Args:
+        strategy: its model holds θ_pre.
+        regions: what answers by the ledger: `forgetfree.continual.regions.TaskRegions`.
+        file: what it is called.
+    """
+
+    def __init__(self, strategy: Learner, regions: LedgerUser, file: str = LEDGER) -> None:
+        self._strategy, self._regions, self._file = strategy, regions, file
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger."""
+        return self._regions.ledger
+
+    def save(self, directory: Path) -> None:
+        """Write the ledger."""
+        self.ledger.save(directory / self._file)
+
+    def load(self, directory: Path) -> None:
+        """Read the ledger; the next task may be learned on top of it."""
+        path, strategy = directory / self._file, self._strategy
+        ledger, composition = Ledger.load(path), self.ledger.composition
+        if ledger.composition != composition:
+            raise LedgerError(
+                f"{path} has composition {ledger.composition}, and {type(strategy).__name__.lower()} needs {composition}. "
+                "Load it by the strategy that wrote it."
+            )
+        check_binding(ledger, strategy.stream.loaded.binding(strategy.options.precision), str(path))
+        tasks = {task.name: task for task in strategy.stream.tasks}
+        check_definitions(ledger, {name: task.definition for name, task in tasks.items()}, "the stream")
+        for record in ledger.records:  # all of it, before anything is changed
+            if record.task not in tasks:
+                raise LedgerError(
+                    f"{path} holds task {record.task!r}, which this stream lacks. Load it with its stream."
+                )
+            readout = strategy.model.readout_module(tasks[record.task].label).state_dict()
+            expected, got = ({n: tuple(t.shape) for n, t in named.items()} for named in (readout, record.readout))
+            if expected != got:
+                raise LedgerError(
+                    f"{path}: the readout of task {record.task!r} does not fit: expected {expected}, got {got}. Load it with "
+                    "the model and scenario of its stream."
+                )
+        self._regions.use(ledger)
+        for record in ledger.records:
+            load_tensors_(strategy.model.readout_module(tasks[record.task].label), record.readout)
+            strategy.note_learned(tasks[record.task], dict(record.readout))
+
+    def bytes_kept(self) -> int:
+        """Count the ledger."""
+        return self.ledger.size_in_bytes if self.ledger.records else 0

@@ -1,0 +1,267 @@
+"""How a task is grafted in a stream: what it is built on, from which values its region is trained, and by which composition.
+
+In C.3 a task is fine-tuned from θ_pre, γ is sought on θ_pre, and its region is trained on the union so far, from θ_ft. Beyond
+C.3, a task that is met again, such as ``sst2@2``, builds on what was learned since with its last version's readout;
+``localize_at=union`` seeks γ on the union, among what is free; a task that stands alone has its region on θ_pre; and with
+``composition=auto`` a task is trained both ways, and what answers better is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from forgetfree.continual.regions import RegionOptions, RegionStrategy, check_region_rate
+from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.task_training import Skill, Training, skill_of
+from forgetfree.core.base_regions import budget
+from forgetfree.core.regions import Region
+from forgetfree.core.tensors import load_tensors_, tensors_of
+from forgetfree.data.sampling import representative
+from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, search_phase, training_phase
+from forgetfree.learning.localization import LocalizationOptions, check_localization
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.learning.training import quality_of
+from forgetfree.ledger import Ledger, Record
+from forgetfree.models.state import ModelState
+from forgetfree.options import option
+from forgetfree.tasks import version_of
+
+LocalizeAt = Literal["pretrained", "union"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkillOptions(RegionOptions, LocalizationOptions):
+    """Fine-tuning, then localizing, then training the region."""
+
+    region_start: Literal["fine-tuned", "pre-trained", "scaled"] = option(
+        "fine-tuned",
+        "values the region is trained from; scaled: θ_pre + c·(θ_ft − θ_pre), with the c of 0, 1, 2, 4, … that "
+        "answers training rows best",
+    )
+    largest_scale: float = option(32.0, "the largest c of region_start=scaled", at_least=1)
+
+
+def check_grafting(options: SkillOptions, stream: Stream) -> None:
+    """Raise ``OptionError`` unless the sparsity leaves an entry, something chooses the region, and its rate is its own."""
+    check_region_rate(options)
+    check_localization(options, stream.model.space())
+
+
+def region_cost(options: SkillOptions, tasks: Sequence[TaskSize], *, builds_on: bool = False) -> Cost:
+    """Return what localizing and training a region a task takes.
+
+    Args:
+        options: how.
+        tasks: of what sizes.
+        builds_on: whether θ_ft of a task that is met again builds on what was learned since, so that no other unit has it.
+    """
+    return Cost(
+        [
+            [
+                replace(fine_tuning_phase(options, task), shared=not (builds_on and task.again)),
+                search_phase(options, task),
+                training_phase(options, task, options.region_steps),
+            ]
+            for task in tasks
+        ],
+        lambda space: ledger_bytes(space, *[int(options.sparsity * len(space))] * len(tasks)),
+    )
+
+
+# -- What a task is built on ----------------------------------------------------------------------------
+
+
+class TaskBenches:
+    """Gives the bench of a task on what the task is built on, step by step.
+
+    Args:
+        strategy: with its `regions`.
+        localize_at: where γ is sought.
+    """
+
+    def __init__(self, strategy: RegionStrategy, localize_at: LocalizeAt = "pretrained") -> None:
+        self._strategy, self._localize_at = strategy, localize_at
+
+    @contextmanager
+    def fine_tuning(self, task: EncodedTask) -> Iterator[SingleTask]:
+        """Inside, the model holds what θ_ft starts from: θ_pre; of a task that is met again, what its region is built on."""
+        met, model = self.versions(task), self._strategy.model
+        with self._strategy.regions.holding(union=bool(met) and not self.stands_alone(task)):
+            if not met:
+                yield self._strategy.bench(task)
+                return
+            readout = model.readout_module(task.label)
+            untrained = tensors_of(readout)
+            load_tensors_(readout, met[-1].readout)
+            try:
+                yield self._bench_on_model(task)
+            finally:
+                load_tensors_(readout, untrained)
+
+    @contextmanager
+    def search(self, task: EncodedTask) -> Iterator[SingleTask]:
+        """Inside, the model holds what γ is sought on: as for `fine_tuning`, unless ``localize_at`` says the union."""
+        if self._localize_at == "union" and not self.versions(task):
+            with self._strategy.regions.holding(union=True):
+                yield self._bench_on_model(task)
+        else:
+            with self.fine_tuning(task) as bench:
+                yield bench
+
+    @contextmanager
+    def region(self, task: EncodedTask, *, alone: bool) -> Iterator[SingleTask]:
+        """Inside, the model holds what the region is trained on: the union so far, or θ_pre where it is to stand alone."""
+        with self._strategy.regions.holding(union=not alone):
+            yield self._bench_on_model(task)
+
+    def stands_alone(self, task: EncodedTask) -> bool:
+        """Return whether ``task`` is to stand on θ_pre alone, whatever others have: all do, or its last version does."""
+        met = self.versions(task)
+        return self._strategy.regions.ledger.composition == "alone" or (bool(met) and met[-1].alone)
+
+    def versions(self, task: EncodedTask) -> list[Record]:
+        """Return the records of what is the same task by its name: ``sst2``, ``sst2@2``."""
+        base = version_of(task.name)[0]
+        return [record for record in self._strategy.regions.ledger.records if version_of(record.task)[0] == base]
+
+    def _bench_on_model(self, task: EncodedTask) -> SingleTask:
+        """Return the bench on what the model holds; γ takes none of the entries that are owned there."""
+        strategy = self._strategy
+        return strategy.bench(task, ModelState.of(strategy.model, [task.name]), taken=strategy.regions.owned_in_model())
+
+
+def regions_on_theta_pre(ledger: Ledger) -> dict[str, Region]:
+    """Return γ of the tasks of a ledger that were sought on θ_pre: later versions were sought on a union."""
+    return {record.task: record.region for record in ledger.records if version_of(record.task)[1] == 1}
+
+
+# -- Training the region --------------------------------------------------------------------------------
+
+
+class RegionTrainer:
+    """Trains what is free of γ on the union so far, or all of it on θ_pre where a task stands alone.
+
+    Args:
+        strategy: its options are `SkillOptions`.
+        benches: what its tasks are built on.
+    """
+
+    def __init__(self, strategy: RegionStrategy, benches: TaskBenches) -> None:
+        self.strategy, self.benches = strategy, benches
+
+    def training(
+        self, task: EncodedTask, region: Region, fine_tuned: ModelState, *, alone: bool | None = None
+    ) -> Training:
+        """Return the training of γ, from as far along fine-tuning's move as ``region_start`` says.
+
+        Args:
+            task: the task.
+            region: γ.
+            fine_tuned: θ_ft, with the readout that is trained further.
+            alone: whether the task is to stand on θ_pre alone; default: as `TaskBenches.stands_alone` says.
+        """
+        regions, options = self.strategy.regions, self.strategy.options
+        alone = self.benches.stands_alone(task) if alone is None else alone
+        with self.benches.region(task, alone=alone) as bench:
+            if options.region_start == "scaled":
+                free, stands_in = (
+                    regions.ledger.free(region, alone=alone),
+                    replace(bench.pre, readouts=fine_tuned.readouts),
+                )
+                scale = bench.scale(fine_tuned, free, options, options.largest_scale, stands_in)
+            else:
+                scale = {"pre-trained": 0.0, "fine-tuned": 1.0}[options.region_start]
+            start = bench.moved(fine_tuned, scale)
+        skill = Skill(region, options.sparsity, alone=alone, scale=scale)
+        # Though fewer entries may have moved, the rate is that of as many as γ may have.
+        return regions.training(task, skill, start, budget=budget(len(self.strategy.space), options.sparsity))
+
+
+# -- Both ways ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AloneResult:
+    """A task as it was trained on θ_pre alone: its record, its skill, and how well it answers, see `quality`."""
+
+    record: Record
+    skill: Skill
+    quality: tuple[float, float]
+
+
+def auto_cost(one_way: Cost, localize_at: LocalizeAt, tasks: Sequence[TaskSize]) -> Cost:
+    """Return what it takes, where one way takes that: what goes both ways is trained twice, and sought where it stands."""
+    twice = {"train"} | ({"localize"} if localize_at == "union" else set())
+    phases = [
+        [replace(phase, steps=2 * phase.steps) if phase.steps and phase.phase in twice else phase for phase in each]
+        if number and not task.again
+        else each
+        for number, (task, each) in enumerate(zip(tasks, one_way.phases, strict=True))
+    ]
+    return replace(one_way, phases=phases)
+
+
+class AutoComposition:
+    """Trains a task alone first, by the plain loop, then on the union, which Avalanche's plugins meet.
+
+    The better score is recorded, of equal scores the lower loss, of equal losses the union. The first task, which has no union
+    to stand on, and a task that is met again are trained one way.
+
+    Args:
+        trainer: trains a task one way.
+    """
+
+    def __init__(self, trainer: RegionTrainer) -> None:
+        self._trainer, self._strategy = trainer, trainer.strategy
+
+    def training(self, task: EncodedTask, region: Region, fine_tuned: ModelState) -> Training:
+        """Return the training on the union; at its end it gives way to what was trained alone, if that answers better.
+
+        Args:
+            task: the task.
+            region: γ.
+            fine_tuned: θ_ft, with the readout that is trained further.
+        """
+        first = not self._strategy.regions.ledger.last_of_union
+        if first or self._trainer.benches.versions(task):
+            return self._trainer.training(task, region, fine_tuned)
+        alone = self._trained_alone(task, region, fine_tuned)
+        training = self._trainer.training(task, region, fine_tuned)
+        return replace(training, finish=partial(self._better, training, alone))
+
+    def _trained_alone(self, task: EncodedTask, region: Region, fine_tuned: ModelState) -> AloneResult:
+        """Train the region on θ_pre alone, and return what came of it; the model is as before."""
+        strategy, regions = self._strategy, self._strategy.regions
+        with regions.holding(union=False):
+            if strategy.options.localize_at == "union":  # where it stands; alone, that is θ_pre
+                region = strategy.bench(task).localized(fine_tuned, strategy.options)[0].region
+            training = self._trainer.training(task, region, fine_tuned, alone=True)
+            try:
+                strategy.bench(task).train_(
+                    training.options,
+                    "train",
+                    training.trained,
+                    training.steps,
+                    logged=False,  # one training a task is
+                    about=("alone",),
+                )
+                return AloneResult(regions.record(training), skill_of(training), self._quality(task))
+            finally:
+                regions.roll_back()
+
+    def _better(self, training: Training, alone: AloneResult) -> Training:
+        """Return the training that is recorded, which the model holds the end of."""
+        if alone.quality > self._quality(training.task):
+            self._strategy.regions.put_alone(training.task, alone.record)
+            return replace(training, skill=alone.skill)
+        return training
+
+    def _quality(self, task: EncodedTask) -> tuple[float, float]:
+        """Return how well the model answers validation rows now."""
+        strategy = self._strategy
+        rows = task.validation.subset(representative(task.validation.targets, strategy.options.validation_rows))
+        return quality_of(strategy.model, task, rows, strategy.options)

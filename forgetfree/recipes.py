@@ -1,0 +1,124 @@
+"""Models known by name, and their recipes: the options that were measured to suit each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model known by name.
+
+    Attributes:
+        summary: one line.
+        recipe: options measured to suit the model, ``STRATEGY.OPTION`` for one strategy's alone. They stand in for
+            the strategies' defaults, as a whole, unless ``optimizer`` chooses another way to train; any single one
+            gives way to what is set. See `recipe_of`.
+        graft_recipe: likewise, for a graft on its own, whose region is not trained after it was found.
+        on_hub: whether the hub has it under this name; else it comes in a package.
+    """
+
+    summary: str
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    graft_recipe: Mapping[str, Any] = field(default_factory=dict)
+    on_hub: bool = True
+
+
+#: How a run names a model that was given as an object.
+IN_MEMORY = " in memory"
+MODELS: dict[str, ModelEntry] = {
+    "minilm": ModelEntry(
+        "all-MiniLM-L6-v2, embedded (22.6 M parameters, BERT architecture, no LM head)",
+        # SGD would need the paper's thousands of steps: see docs/results/recipe.md.
+        recipe={
+            "optimizer": "adamw",
+            "learning_rate": 1e-4,
+            "readout_learning_rate": 1e-3,
+            "warmup": 0.06,
+            "sparsity": 1e-3,
+            "base": "empty",
+            "mask_steps": 4,
+            "mask_batch_size": 256,
+            "mask_evaluations": 2,
+            "validation_rows": 128,
+            # Chosen on validation rows of QNLI and AG News: see docs/results/baselines.md.
+            "ewc.ewc_lambda": 1e5,
+            "online-ewc.ewc_lambda": 1e5,
+            "si.si_lambda": 1e3,
+            "mas.lambda_reg": 100.0,
+            "rwalk.ewc_lambda": 1000.0,
+        },
+        # SGD's moves localize, AdamW's do not: see docs/results/paper.md.
+        graft_recipe={
+            "optimizer": "sgd",
+            "learning_rate": 3e-2,
+            "readout_learning_rate": 3e-2,
+            "momentum": 0.9,
+            "max_gradient_norm": 1.0,
+            "warmup": 0.06,
+            "sparsity": 1e-3,
+            "mask_learning_rate": 1e8,
+            "mask_steps": 32,
+            "mask_batch_size": 64,
+            "mask_evaluations": 2,
+        },
+        on_hub=False,
+    ),
+    "smollm2": ModelEntry(
+        "SmolLM2-135M-Instruct, a chat model that forgetfree fetch smollm2 gets (135 M parameters, causal)",
+        # What docs/results/smollm2.md was measured with.
+        recipe={
+            "optimizer": "adamw",
+            "learning_rate": 3e-5,
+            "warmup": 0.06,
+            "sparsity": 5e-4,
+            "base": "empty",
+            "mask_steps": 1,
+            "mask_batch_size": 256,
+            "mask_evaluations": 1,
+            "validation_rows": 128,
+        },
+        on_hub=False,
+    ),
+    "roberta-base": ModelEntry("the paper's masked LM, from the hub (125 M parameters)"),
+    "bert-base-uncased": ModelEntry("from the hub (110 M parameters)"),
+    "gpt2": ModelEntry("the paper's causal LM, from the hub (124 M parameters)"),
+}
+
+
+def recipe_of(
+    model: str,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    strategies: Sequence[str] = (),
+    strategy: str | None = None,
+    graft: bool = False,
+) -> dict[str, Any]:
+    """Return a model's recipe, for the options that are not set otherwise.
+
+    Nothing is left of it where ``optimizer`` is set to another of ours, such as the paper's SGD: its rates and its way to find
+    regions belong together. With an optimizer of the user's own, all else stays. This decides for run, graft, experiments and
+    strategies that are made by hand.
+
+    Args:
+        model: as ``--model``.
+        settings: the options that are set.
+        strategies: that run.
+        strategy: whose; settings for others do not count. Default: for all.
+        graft: the recipe for a graft on its own, whose region is not trained after it was found.
+    """
+    entry = MODELS.get(model)
+    set_here = {key.removeprefix(f"{strategy}."): value for key, value in settings.items()}
+    if entry is None:
+        return {}
+    recipe = entry.graft_recipe if graft else entry.recipe
+    if set_here.get("optimizer", recipe.get("optimizer")) in {"sgd", "adamw"} - {recipe.get("optimizer")}:
+        return {}
+    own = {key.removeprefix(f"{strategy}."): value for key, value in recipe.items()}
+    return {
+        key: value
+        for key, value in own.items()
+        if not set_here.keys() & {key, key.rpartition(".")[2]} and key.rpartition(".")[0] in ("", *strategies)
+    }

@@ -1,0 +1,209 @@
+"""What was learned, what was forgotten, and what was transferred: numbers of the learning matrix of one run.
+
+The *learning matrix* R of T tasks has shape (T+1, T); row 0 is measured before any training, row i after learning task i, and
+column k belongs to the k-th task. Counting from zero as Python does, task k is learned between row k and row k + 1; before,
+values may be missing: None or NaN.
+
+All results are fractions, never percent, unless a metric has other bounds. All arithmetic is in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from forgetfree import registry
+from forgetfree.errors import MetricError
+from forgetfree.results.metrics import Floats, floats_of, fractions_of, mean, sign
+
+
+def average_accuracy(matrix: npt.ArrayLike) -> float:
+    """Return the mean over tasks of the last row: every task counts the same, whatever the size of its test set.
+
+    Args:
+        matrix: learning matrix, shape (T+1, T), in [0, 1].
+
+    Returns:
+        A fraction in [0, 1].
+    """
+    return mean(matrix_of(matrix)[-1])
+
+
+def forgetting(matrix: npt.ArrayLike) -> float:
+    """Return the mean of `forgetting_per_task` over all tasks but the last (Chaudhry et al., ECCV 2018, eq. 3).
+
+    Args:
+        matrix: learning matrix, shape (T+1, T), in [0, 1].
+
+    Returns:
+        A fraction in [-1, 1], negative where tasks got better later; 0.0 for a stream of one task.
+    """
+    return mean(forgetting_per_task(matrix)[:-1])
+
+
+def forgetting_per_task(matrix: npt.ArrayLike, metrics: Sequence[str] | None = None) -> list[float]:
+    """Return how far each task has fallen from its best: max over the earlier rows since it was learned − last row.
+
+    Chaudhry et al. (ECCV 2018, eq. 2) take the maximum over all earlier rows. We take only those from the
+    learning of the task on: what was never learned cannot be forgotten.
+
+    Args:
+        matrix: learning matrix, shape (T+1, T), in [0, 1].
+        metrics: see `summarize`.
+
+    Returns:
+        T fractions in [-1, 1]. The last is 0.0: nothing came after the last task.
+    """
+    scores, signs = _scores_and_signs(matrix, metrics)
+    return _forgotten(signs * scores)
+
+
+def _forgotten(scores: Floats) -> list[float]:
+    best = [scores[task + 1 : -1, task].max() for task in range(scores.shape[1] - 1)]
+    return [float(top - last) for top, last in zip(best, scores[-1], strict=False)] + [0.0]
+
+
+def backward_transfer(matrix: npt.ArrayLike) -> float:
+    """Return the mean over tasks but the last of last row − row right after learning (Lopez-Paz & Ranzato, 2017).
+
+    Args:
+        matrix: learning matrix, shape (T+1, T), in [0, 1].
+
+    Returns:
+        A fraction in [-1, 1], negative where tasks were forgotten; 0.0 for a stream of one task.
+    """
+    return _backward(matrix_of(matrix))
+
+
+def _backward(scores: Floats) -> float:
+    return mean((scores[-1] - _right_after_learning(scores))[:-1])
+
+
+def forward_transfer(matrix: npt.ArrayLike) -> float | None:
+    """Return the mean over tasks but the first of row just before learning − row 0 (Lopez-Paz & Ranzato, 2017).
+
+    Their baseline is a randomly initialised model; ours is the pre-trained model, which is row 0.
+
+    Args:
+        matrix: learning matrix, shape (T+1, T), in [0, 1].
+
+    Returns:
+        A fraction in [-1, 1], positive where earlier tasks helped; 0.0 for a stream of one task; None where tasks were not
+        evaluated before they were learned.
+    """
+    return _forward(matrix_of(matrix))
+
+
+def _forward(scores: Floats) -> float | None:
+    transfer = mean((np.diagonal(scores) - scores[0])[1:])
+    return None if np.isnan(transfer) else transfer
+
+
+def intransigence(matrix: npt.ArrayLike, reference: npt.ArrayLike | None) -> float | None:
+    """Return the mean over tasks of reference − row right after learning (Chaudhry et al., ECCV 2018, eq. 4).
+
+    Their reference is a model trained on all tasks so far; ours is the model fine-tuned on the task alone.
+
+    Args:
+        matrix: learning matrix, shape (T+1, T), in [0, 1].
+        reference: one result of separate fine-tuning per task, shape (T,), in [0, 1]; None if unknown.
+
+    Returns:
+        A fraction in [-1, 1], positive where the strategy learned less than fine-tuning did; None without a
+        reference.
+    """
+    if reference is None:
+        return None
+    return _intransigence(matrix_of(matrix), fractions_of(reference, "reference"))
+
+
+def _intransigence(scores: Floats, expected: Floats) -> float:
+    if expected.shape != (tasks := scores.shape[1:]):
+        raise MetricError(
+            f"reference must hold one fine-tuning result per task, shape {tasks}; got shape {expected.shape}."
+        )
+    return mean(expected - _right_after_learning(scores))
+
+
+def summarize(
+    matrix: npt.ArrayLike,
+    ece: npt.ArrayLike | None,
+    reference: npt.ArrayLike | None = None,
+    metrics: Sequence[str] | None = None,
+) -> dict[str, float | None]:
+    """Return the six numbers that results.json keeps as `summary`.
+
+    Args:
+        matrix: learning matrix, shape (T+1, T).
+        ece: expected calibration errors, same shape and layout as `matrix`, in [0, 1]; None where answers have no
+            probabilities.
+        reference: one result of separate fine-tuning per task, shape (T,); None if unknown.
+        metrics: the name of each task's; default: any of which higher is better, in [0, 1].
+
+    Returns:
+        Numbers under `average`, `forgetting`, `bwt`, `fwt` (None where its scores are missing), `intransigence` (None
+        without reference) and `ece` (mean over tasks of the last row, None without). Where of a task's metric lower is better,
+        its column counts with the other sign, so that to forget is above 0 and to gain is, too; the average is that of the
+        scores as they are.
+    """
+    scores, signs = _scores_and_signs(matrix, metrics)
+    expected = None
+    if reference is not None:
+        expected = signs * (fractions_of if metrics is None else floats_of)(reference, "reference")
+    gains = signs * scores
+    return {
+        "average": mean(scores[-1]),
+        "forgetting": mean(_forgotten(gains)[:-1]),
+        "bwt": _backward(gains),
+        "fwt": _forward(gains),
+        "intransigence": None if expected is None else _intransigence(gains, expected),
+        "ece": None if ece is None else _calibration(ece, scores.shape),
+    }
+
+
+def _calibration(ece: npt.ArrayLike, shape: tuple[int, ...]) -> float | None:
+    """Return the mean of the last row over the tasks that have calibration errors; None where no task has."""
+    errors = floats_of(ece, "ece")
+    lacking = np.isnan(errors).all(axis=0)
+    matrix_of(np.where(lacking, 0.0, errors) if errors.ndim == 2 else errors, "ece")
+    if errors.shape != shape:
+        raise MetricError(
+            f"ece must have the shape of matrix, {shape}; got {errors.shape}. "
+            "Both have a row before training and a row after each task."
+        )
+    return None if lacking.all() else mean(errors[-1][~lacking])
+
+
+def _scores_and_signs(matrix: npt.ArrayLike, metrics: Sequence[str] | None) -> tuple[Floats, Floats]:
+    """Return the checked matrix, and the sign of each column by which more is better."""
+    if metrics is None:
+        scores = matrix_of(matrix)
+        return scores, np.ones(scores.shape[1])
+    scores = matrix_of(matrix, within=(-np.inf, np.inf))
+    for column, name in zip(scores.T, metrics, strict=True):
+        low, high = registry.metric(name).limits
+        held = column[~np.isnan(column)]
+        if outside := held[(held < low) | (held > high)].tolist():
+            raise MetricError(
+                f"matrix must hold scores in [{low:g}, {high:g}], the bounds of their metric; got {outside[0]}."
+            )
+    return scores, np.array([float(sign(name)) for name in metrics])
+
+
+def _right_after_learning(matrix: Floats) -> Floats:
+    """Return the score of each task in the row in which it was learned, shape (T,)."""
+    return np.diagonal(matrix, offset=-1)
+
+
+def matrix_of(values: npt.ArrayLike, name: str = "matrix", within: tuple[float, float] = (0.0, 1.0)) -> Floats:
+    """Check a matrix, and return it, shape (T+1, T) with T ≥ 1; NaN for what is missing before a task is learned."""
+    matrix = floats_of(values, name)
+    fractions_of(matrix[~np.triu(np.isnan(matrix))] if matrix.ndim == 2 else matrix, name, within)
+    if matrix.ndim != 2 or matrix.size == 0 or matrix.shape[0] != matrix.shape[1] + 1:
+        raise MetricError(
+            f"{name} must have shape (T+1, T), a row before training and a row after each of T tasks; "
+            f"got shape {matrix.shape}."
+        )
+    return matrix

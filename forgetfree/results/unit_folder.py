@@ -1,0 +1,310 @@
+"""The folder of a unit: unit.json, which says size and SHA-256 of each file beside it, and what of these figures show.
+
+Every reader of a file compares it with unit.json. What is not there, or not sound, is left out of figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forgetfree.display import brief
+from forgetfree.errors import ForgetfreeError, MetricError, ReportError, RunError, first_line
+from forgetfree.files import size_of
+from forgetfree.json_file import check, check_fields, check_signature, parse_json, read_bounded, read_json
+from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.run_results import Run
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Json = dict[str, Any]
+RECORD, CONFIG = "unit.json", "config.json"
+#: The losses of a unit.
+HISTORY = "history.jsonl"
+#: How long each task took to learn.
+SECONDS_PER_TASK = "seconds-per-task.json"
+#: In results.json: the checksums of config.json and of the units.
+MADE_OF = "made_of"
+#: In the details of a unit: size and SHA-256 of the models that it answers with, where they lie outside its folder.
+MODELS = "models"
+#: How numpy and torch call the types of numbers in a file of answers.
+_TYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I64": "int64"}
+_REMEDY = "Restore it from a copy, or run the stream again."
+_ADVICE = "Restore it from a copy, or go on with --resume, which makes it again."
+
+
+# ---- unit.json ------------------------------------------------------------------------------------------
+
+
+def described(path: Path) -> Json:
+    """Return size and SHA-256 of a file."""
+    return {"bytes": size_of(path), "sha256": sha256(path)}
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_record(directory: Path, error: type[ForgetfreeError] = RunError, remedy: str = _REMEDY) -> Json:
+    """Return the unit.json of a folder.
+
+    Raises:
+        ForgetfreeError: ``error``: it is missing or damaged.
+    """
+    record: Json = read_json(directory / RECORD, error, remedy, _check_record)
+    return record
+
+
+def signatures(directory: Path, units: Iterable[str]) -> Json:
+    """Return what results say that they are made of: config.json and each unit.json that is there, with its checksum."""
+    checksums = {path: _signature(directory / path) for path in (CONFIG, *(f"{unit}/{RECORD}" for unit in units))}
+    return {MADE_OF: {path: checksum for path, checksum in checksums.items() if checksum}}
+
+
+def check_made_of(directory: Path, made: Any) -> None:
+    """Check that results are those of config.json and the units beside them, as far as these are there and sound.
+
+    Args:
+        directory: of the results.
+        made: what `signatures` returned under `MADE_OF`; nothing where an older version wrote the results.
+
+    Raises:
+        ReportError: they are those of others.
+    """
+    for path, checksum in made.items() if isinstance(made, dict) else ():
+        if _signature(directory / path) not in (None, checksum):
+            raise ReportError(
+                f"{directory / 'results.json'} is not made of the {path} beside it, but of another. Restore both from one "
+                "copy, or go on with --resume, which makes results.json again."
+            )
+
+
+def _signature(path: Path) -> str | None:
+    """Return the checksum that a file says; ``None`` where it is missing or damaged, or says none."""
+    try:
+        return str(read_json(path, RunError, "", check_signature)["checksum"])
+    except (RunError, LookupError, TypeError):
+        return None
+
+
+def check_own(path: Path, error: type[ForgetfreeError] = RunError, unit: Path | None = None) -> None:
+    """Check that a file is the one that the unit made in whose folder it lies.
+
+    A file passes where no unit.json lies beside it: its unit has not ended, or somebody took it out of its run. A graft beside
+    the results of ``graft`` is compared with these.
+
+    Args:
+        path: the file.
+        error: the error to raise.
+        unit: the folder of the unit, if the file lies elsewhere: a fine-tuned model, which several units may use.
+
+    Raises:
+        ForgetfreeError: ``error``: the file is of another seed or run, has changed since, or nothing can be compared because
+            unit.json is damaged or another unit's.
+    """
+    record, expected = _expected(path, error, unit)
+    if record is None:
+        return
+    try:
+        got = described(path) if isinstance(expected, dict) and expected.get("bytes") == size_of(path) else None
+        if got is None or got != expected:
+            got = got or {"bytes": size_of(path)}
+            where = f"{record.name} beside it" if record.parent == path.absolute().parent else record
+            raise error(
+                f"{path} is not the file that its unit made: {where} expects {_shown(expected)}, got {_shown(got)}. It is that "
+                f"of another seed or run, or has changed since. {_REMEDY}"
+            )
+    except OSError as fault:
+        raise error(f"{path} cannot be read: {first_line(fault)}. {_REMEDY}") from fault
+
+
+def _expected(path: Path, error: type[ForgetfreeError], unit: Path | None) -> tuple[Path | None, Any]:
+    """Return which file says size and SHA-256 of another, and these; ``None`` where none does."""
+    folder = unit or path.absolute().parent
+    file, results = folder / RECORD, folder / "results.json"
+    if not file.exists():
+        grafts = _grafts(results)
+        return (results, grafts[path.name]) if path.name in grafts else (None, None)
+    record = read_record(folder, error)
+    if differ := _other_unit(record["unit"], folder):
+        raise error(f"{file} is another unit's: {differ}. {_REMEDY}")
+    if unit is None:
+        return file, record["files"].get(path.name)
+    models = record.get("details", {}).get(MODELS, {})
+    return (file, models[path.name]) if path.name in models else (None, None)
+
+
+def _grafts(results: Path) -> Json:
+    """Return size and SHA-256 of the grafts beside the results of ``graft``; nothing where there are none that are sound."""
+    if not results.exists():
+        return {}
+    try:
+        grafts = read_json(results, ReportError, "", signed=True)["grafts"]
+        return {each["file"]: {key: each[key] for key in ("bytes", "sha256")} for each in grafts}
+    except (ReportError, LookupError, TypeError):
+        return {}
+
+
+def is_own(path: Path) -> bool:
+    """Say whether `check_own` lets a file pass."""
+    try:
+        check_own(path)
+    except RunError:
+        return False
+    return True
+
+
+def _other_unit(unit: Mapping[str, Any], folder: Path) -> str:
+    """Say what of a unit's key is not that of its folder, STRATEGY/seed-S; nothing where the folder has another name."""
+    if "seed" not in unit or not folder.name.startswith("seed-"):
+        return ""
+    places = {"seed": folder.name.removeprefix("seed-"), "strategy": folder.parent.name}
+    differ = [key for key, place in places.items() if key in unit and str(unit[key]) != place]
+    return f"expected the {differ[0]} {places[differ[0]]}, got {brief(unit[differ[0]])}" if differ else ""
+
+
+def _shown(described: Any) -> str:
+    if not isinstance(described, dict):
+        return "no such file"
+    text = f"{described.get('bytes'):,} bytes"
+    return f"{text} with the SHA-256 {str(described['sha256'])[:12]}" if "sha256" in described else text
+
+
+def _check_record(record: Any) -> None:
+    check_fields("", record, {"unit": dict, "files": dict, "checksum": str})
+    check_signature(record)
+
+
+# ---- what is shown beside the scores --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UnitFiles:
+    """What of a unit is shown beside its scores.
+
+    Attributes:
+        answers: the last ones on every task whose answers are probabilities; none where the file is missing or not sound.
+        losses: the logged steps (``task``, ``phase``, ``step``, ``loss``); none where they are damaged.
+        faults: by what is left out, why; nothing of what is not there.
+    """
+
+    answers: Mapping[str, LabelAnswers]
+    losses: Sequence[Json]
+    faults: Mapping[str, str]
+
+
+def read_unit_files(run: Run, tasks: Sequence[str]) -> UnitFiles:
+    """Read what lies in the folder of a run's unit; what is not sound is left out."""
+    answers, faults = dict[str, LabelAnswers](), dict[str, str]()
+    try:
+        answers = _answers(run, tasks)
+    except ReportError as error:
+        faults["Answers"] = str(error)
+    for what, name in (("Losses", HISTORY), ("Seconds per task", SECONDS_PER_TASK)):
+        try:
+            if (path := run.folder / name).exists():
+                check_own(path, ReportError)
+        except ReportError as error:
+            faults[what] = str(error)
+    return UnitFiles(answers, [] if "Losses" in faults else _losses(run.folder / HISTORY), faults)
+
+
+def _answers(run: Run, tasks: Sequence[str]) -> dict[str, LabelAnswers]:
+    """Return the last answers on every task whose answers are probabilities; none where the file is missing.
+
+    Raises:
+        ReportError: it is not sound.
+    """
+    from safetensors import SafetensorError
+
+    path = run.folder / "predictions.safetensors"
+    if not path.exists():
+        return {}
+    check_own(path, ReportError)
+    try:
+        arrays, answers = _arrays(path), dict[str, LabelAnswers]()
+        for task, expected in zip(tasks, run.ece[-1], strict=True):
+            if expected is None:  # its answers are no probabilities of labels, and no figure shows them
+                continue
+            answers[task] = LabelAnswers(arrays[f"{task}/logits"], arrays[f"{task}/labels"])
+            right = math.isclose(ece := answers[task].ece, expected, abs_tol=1e-6)
+            check(f"the ECE of {task!r}", ece, right, f"{expected}, as in the results")
+    except KeyError as error:
+        raise ReportError(f"{path} lacks the tensor {error}. {_ADVICE}") from error
+    except (OSError, ValueError, IndexError, SafetensorError, MetricError) as error:
+        raise ReportError(f"{path} cannot be read: {first_line(error).rstrip('.')}. {_ADVICE}") from error
+    return answers
+
+
+def _losses(path: Path) -> list[Json]:
+    try:
+        lines = read_bounded(path).splitlines()
+        steps = [parse_json(line) for line in lines]
+        named = all(isinstance(each["task"], str) and isinstance(each["phase"], str) for each in steps)
+        sound = named and all(math.isfinite(each["loss"]) and each["step"] >= 0 for each in steps)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+    return steps if sound else []
+
+
+def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Read what `forgetfree.tensor_file.TensorFile` wrote, without torch; raise ``ValueError`` where it is another file."""
+    from safetensors import deserialize
+
+    size_of(path)
+    data = path.read_bytes()
+    tensors: dict[str, Any] = dict(deserialize(data))  # type: ignore[no-untyped-call]
+    header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")].decode()).get("__metadata__") or {}
+    digest = hashlib.sha256()
+    for key, value in sorted(header.items()):
+        if key != "checksum":
+            digest.update(f"{key}={value}\n".encode())
+    for name, tensor in sorted(tensors.items()):
+        dtype = tensor["dtype"]
+        check(f"the type of {brief(name)}", dtype, dtype in _TYPES, f"one of {', '.join(_TYPES)}")
+        digest.update(f"{name} torch.{_TYPES[dtype]} {tuple(tensor['shape'])}\n".encode())
+        digest.update(tensor["data"])
+    if header.get("checksum") != digest.hexdigest():
+        raise ValueError("its contents do not match its checksum")
+    return {
+        name: np.frombuffer(tensor["data"], _TYPES[tensor["dtype"]]).reshape(tensor["shape"])
+        for name, tensor in tensors.items()
+    }
+
+
+def made_of(run: Run) -> Json:
+    """Return what a unit was computed with, under ``made``; nothing where its unit.json is missing or damaged."""
+    if run.made:  # it was read from a file that has it
+        return {}
+    made = _made(run.folder / "unit.json")
+    return {"made": made} if made else {}
+
+
+def made_of_units(directory: Path) -> Json:
+    """Return what the finished units in a directory were computed with, under ``made``: each way once; nothing if untold."""
+    made: list[Json] = []
+    for path in sorted(directory.glob("*/unit.json")):
+        each = _made(path)
+        made += [each] if each and each not in made else []
+    return {"made": made} if made else {}
+
+
+def _made(path: Path) -> Json:
+    """Return versions, code, command and machine of a unit.json; nothing where it is missing, damaged or of a failure."""
+    try:
+        record = parse_json(read_bounded(path))
+        if record["status"] != "done":
+            return {}
+        machine = {key: value for key, value in record["machine"].items() if key != "system"}  # no bit depends on that
+        return {key: record.get(key) for key in ("versions", "code", "command")} | {"machine": machine}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}

@@ -1,0 +1,147 @@
+"""The demo tasks that are answered by texts: the same rows everywhere, short, and out of reach of what was seen in training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from datetime import datetime
+from difflib import SequenceMatcher
+from itertools import combinations
+
+import pytest
+
+from forgetfree.benchmarks.demo import TEXTS, in_one_line, load, when_is_it, who_and_where
+from forgetfree.benchmarks.demo.frames import read_pools
+from forgetfree.results.text_metrics import exact_match, rouge_l
+
+MODULES = {"when_is_it": when_is_it, "who_and_where": who_and_where, "in_one_line": in_one_line}
+METRICS = {"when_is_it": exact_match, "who_and_where": exact_match, "in_one_line": rouge_l}
+ROWS_SHA256 = {
+    "when_is_it": "f66c791d6a60cd14068c0f8ba4e0b16189dc104e4685be1b51612cc317fb782a",
+    "who_and_where": "2ca2f7067226656f52f6d37df31ecafa41303ad96e7dad92c034b9be1f328526",
+    "in_one_line": "9d8d13a15ed30cf1771d7435395267e146bc89ac41d2433b02f67b111f46fbd1",
+}
+SIZES = {"train": 240, "validation": 48, "test": 48}
+
+
+def test_these_are_the_tasks() -> None:
+    assert tuple(MODULES) == TEXTS
+
+
+@pytest.mark.parametrize("task", TEXTS)
+def test_rows_are_pinned(task: str) -> None:
+    rows = json.dumps(load(task), ensure_ascii=True)
+    assert hashlib.sha256(rows.encode()).hexdigest() == ROWS_SHA256[task]
+
+
+@pytest.mark.parametrize("task", TEXTS)
+def test_rows_are_prompts_and_right_texts_and_none_occurs_twice(task: str) -> None:
+    splits = load(task)
+    assert {split: len(rows) for split, rows in splits.items()} == SIZES
+    prompts = Counter(prompt for rows in splits.values() for prompt, _, _ in rows)
+    assert max(prompts.values()) == 1
+    for prompt, second, right in (row for rows in splits.values() for row in rows):
+        assert second is None and isinstance(right, tuple) and len(right) == 1
+        for text in (prompt, right[0]):
+            assert isinstance(text, str) and text == text.strip() and "\n" not in text and "{" not in text
+
+
+@pytest.mark.parametrize("task", TEXTS)
+def test_a_row_is_short(task: str) -> None:
+    """With its instruction at most 40 words, digits and marks: at most 48 tokens, as SmolLM2 counts them."""
+    for rows in load(task).values():
+        for prompt, _, (target,) in rows:
+            whole = f"{MODULES[task].INSTRUCTION}\n{prompt}\n{target}"
+            assert len(re.findall(r"\d|[^\W\d]+|[^\w\s]", whole)) <= 40
+
+
+@pytest.mark.parametrize("task", TEXTS)
+def test_nothing_is_shared_by_two_splits(task: str) -> None:
+    """Neither answers nor the words that answers are made of, days of the week and the first words of lines apart."""
+    words = {
+        split: {word for _, _, (target,) in rows for word in ([target] if task == "when_is_it" else target.split())}
+        for split, rows in load(task).items()
+    }
+    common = {
+        *(f"{day}:" for day in in_one_line.DAYS.split("|")),
+        *in_one_line.FRAMES["train"],
+        *("Street", "Lane", "Road"),
+    }
+    for one, other in combinations(words, 2):
+        assert words[one] & words[other] <= common, f"{one} and {other}"
+
+
+@pytest.mark.parametrize("name", ["frame", "what"])
+def test_frames_and_things_are_of_one_split(name: str) -> None:
+    pools = [read_pools(when_is_it.WORDS[split])[name] for split in SIZES]
+    assert sum(map(len, pools)) == len(set().union(*pools))
+
+
+# -- The answers are right -------------------------------------------------------------------------------
+
+
+def test_the_date_is_that_of_the_sentence() -> None:
+    for rows in load("when_is_it").values():
+        for sentence, _, (target,) in rows:
+            date = datetime.strptime(target, "%Y-%m-%d")
+            assert re.findall(r"\d+", sentence) == [str(date.day), str(date.year)]
+            assert f"{date:%B}" in sentence
+
+
+def test_the_thing_that_is_asked_for_stands_in_the_record() -> None:
+    asked = {
+        question: name
+        for questions in who_and_where.QUESTIONS.values()
+        for name, each in read_pools(questions).items()
+        for question in each
+    }
+    before = {"who": "led by ", "where": "in the ", "when": "at ", "what": "about "}
+    for rows in load("who_and_where").values():
+        names = Counter()
+        for prompt, _, (target,) in rows:
+            record, question = prompt.split(". ")
+            name = asked[question]
+            names[name] += 1
+            assert f"{before[name]}{target}" in record
+        assert len(set(names.values())) == 1  # each is asked for equally often
+
+
+def test_the_line_names_day_thing_and_place_of_the_note() -> None:
+    for split, rows in load("in_one_line").items():
+        states = Counter()
+        for note, _, (line,) in rows:
+            found = re.fullmatch(r"([A-Z]+) (\w+): ([^,]+), (.+)", line)
+            assert found and all(part in note for part in found.groups()[1:])
+            states[found[1]] += 1
+            (frame,) = (
+                state
+                for state, frames in read_pools(in_one_line.FRAMES[split]).items()
+                if note in (each.format(day=found[2], thing=found[3], place=found[4]) for each in frames)
+            )
+            assert frame == found[1]
+        assert len(set(states.values())) == 1
+
+
+# -- Floors ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("task", "ceiling"), [("when_is_it", 0.03), ("who_and_where", 0.1), ("in_one_line", 0.4)])
+def test_one_answer_to_all_rows_stays_weak(task: str, ceiling: float) -> None:
+    right = [row[2] for row in load(task)["test"]]
+    scores = [METRICS[task]([target] * len(right), right).mean() for (target,) in set(right)]
+    assert max(scores) <= ceiling
+
+
+@pytest.mark.parametrize(("task", "ceiling"), [("when_is_it", 0.0), ("who_and_where", 0.0), ("in_one_line", 0.5)])
+def test_the_answer_of_the_most_similar_training_row_stays_weak(task: str, ceiling: float) -> None:
+    splits = load(task)
+
+    def nearest(prompt: str) -> str:
+        words = prompt.split()
+        best = max(splits["train"], key=lambda row: SequenceMatcher(None, row[0].split(), words).ratio())
+        return best[2][0]
+
+    test = splits["test"]
+    assert METRICS[task]([nearest(row[0]) for row in test], [row[2] for row in test]).mean() <= ceiling
