@@ -200,7 +200,7 @@ JOBS: dict[str, JobEntry] = {
         Entry("forgetfree.jobs.graft:GraftJob"),
         "grafts",
         Entry("forgetfree.results.stored:load_graft_results"),
-        Entry("forgetfree.results.report.graft_tables:lay_out_graft"),
+        Entry("forgetfree.results.report.graft_and_sweep:lay_out_graft"),
     ),
     "experiment": JobEntry(
         Entry("forgetfree.jobs.experiments.job:ExperimentJob"),
@@ -212,7 +212,7 @@ JOBS: dict[str, JobEntry] = {
         Entry("forgetfree.jobs.sweep:SweepJob"),
         "trials",
         Entry("forgetfree.results.stored:load_sweep_results"),
-        Entry("forgetfree.results.report.sweep_tables:lay_out_sweep"),
+        Entry("forgetfree.results.report.graft_and_sweep:lay_out_sweep"),
     ),
 }
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from forgetfree.continual.kept import tasks_named
+from forgetfree.continual.memory import tasks_named
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask
 from forgetfree.display import brief

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from forgetfree.continual.kept import LEDGER, LedgerFile
+from forgetfree.continual.memory import LEDGER, LedgerFile
 from forgetfree.continual.regions import TaskRegions
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
 from forgetfree.continual.streams import EncodedTask, Stream

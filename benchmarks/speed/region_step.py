@@ -21,7 +21,7 @@ from forgetfree.continual.streams import load_stream
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import autocast
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import RegionParameters, Trained, in_training, trainable
+from forgetfree.core.trained import RegionParameters, TrainedParameters, in_training, trainable
 from forgetfree.learning.training import Update, plan, training_mode
 from forgetfree.learning.training_options import TrainingOptions
 
@@ -61,7 +61,9 @@ def loss_of(model: Any, batch: Batch, precision: str = "fp32") -> Tensor:
     return F.cross_entropy(logits.float(), y)
 
 
-def our_step(stack: ExitStack, model: Any, trained: Trained, options: TrainingOptions) -> Callable[[Batch], None]:
+def our_step(
+    stack: ExitStack, model: Any, trained: TrainedParameters, options: TrainingOptions
+) -> Callable[[Batch], None]:
     """Return a step as the loops of this library take it."""
     readout = list(model.readout_module(0).parameters())
     stack.enter_context(in_training(model, trained, readout))

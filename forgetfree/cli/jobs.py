@@ -176,8 +176,8 @@ def _prepare_sweep(config: SweepConfig) -> ReadyJob:
 def _show_sweep(results: Json, out: Path, verbose: bool) -> None:
     """Print the trials, and the report of the chosen run."""
     from forgetfree.results.records import SweepResults
+    from forgetfree.results.report.graft_and_sweep import lay_out_sweep
     from forgetfree.results.report.page import render_page
-    from forgetfree.results.report.sweep_tables import lay_out_sweep
 
     print(render_page(lay_out_sweep(SweepResults.of(results)), "rich"))
     _show_run(results["run"], out / "chosen", verbose)
@@ -201,7 +201,7 @@ def _prepare_graft(config: GraftConfig) -> ReadyJob:
 def _show_graft(results: Json, out: Path, verbose: bool) -> None:
     """Print the report, or its first table, and the files."""
     from forgetfree.results.records import GraftResults
-    from forgetfree.results.report.graft_tables import lay_out_graft
+    from forgetfree.results.report.graft_and_sweep import lay_out_graft
     from forgetfree.results.report.page import brief_page, render_page
 
     if results["rows"]:

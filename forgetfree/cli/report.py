@@ -77,8 +77,7 @@ def command(
 def _of_runs(paths: Sequence[Path], how: Format) -> str:
     """Return the tables by task; where other tasks, rows or models forbid them, a leaderboard."""
     from forgetfree.results.comparison import differing, merge, one_file
-    from forgetfree.results.report.leaderboard import render_leaderboard
-    from forgetfree.results.report.run_report import render
+    from forgetfree.results.report.run_report import render, render_leaderboard
     from forgetfree.results.stored import load_run_results
 
     runs = [load_run_results(path) for path in paths]

@@ -2,7 +2,7 @@
 
 Such a strategy holds `TaskRegions` and says which region a task may train. The region minus what earlier tasks own is trained
 as one small vector and recorded; a task is inferred with what the ledger's composition says. The
-file of the ledger is `forgetfree.continual.kept.LedgerFile`.
+file of the ledger is `forgetfree.continual.memory.LedgerFile`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from forgetfree.continual.kept import LedgerFile
+from forgetfree.continual.memory import LedgerFile
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask
 from forgetfree.continual.task_training import Skill, skill_of
 from forgetfree.core.graft import grafted
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
-from forgetfree.core.trained import RegionParameters, Trained
+from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.errors import OptionError
 from forgetfree.learning.training_options import TrainingOptions, region_rate, sets_rates
 from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
@@ -151,7 +151,7 @@ class TaskRegions:
         budget: int | None = None,
         steps: int | None = None,
         options: TrainingOptions | None = None,
-        trained: Callable[[], Trained] | None = None,
+        trained: Callable[[], TrainedParameters] | None = None,
     ) -> Training:
         """Return the training of what no earlier task owns of a region, on top of the union, or on θ_pre where it stands alone.
 
@@ -296,13 +296,13 @@ class Transaction:
             free: the entries that are trained.
             moves_anything: whether training may move other entries, too.
         """
-        self._switch.remember(free)
+        self._switch.begin(free)
         module = self._strategy.model.readout_module(task.label)
         untrained = tensors_of(module)
 
         def undo() -> None:
             self._undo = None
-            self._switch.revert_uncommitted()
+            self._switch.roll_back()
             load_tensors_(module, untrained)
             self._clear()
 
@@ -319,7 +319,7 @@ class Transaction:
     def commit(self) -> None:
         """Note that the ledger has it."""
         self._undo = None
-        self._switch.committed()
+        self._switch.commit()
         self._clear()
 
     @contextmanager

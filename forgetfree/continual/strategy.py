@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from forgetfree.continual.construction import check_arguments, check_final_names, recipe_options, silent_evaluator
 from forgetfree.continual.experiences import part_of
-from forgetfree.continual.kept import Kept, WholeModel
+from forgetfree.continual.memory import Memory, WholeModel
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import TaskwiseOptions, all_kept, features_for, load_all
 from forgetfree.continual.task_training import Answer, Training, undo_on_error
@@ -65,7 +65,7 @@ class ContinualStrategy(StrategyTemplate):
     #: True where a task may be learned in parts, as Avalanche's online streams cut it, one `train` after another.
     online: ClassVar[bool] = False
     #: What is kept to answer later: saved, loaded, counted. Set another in `setup` if the model is not all, or not kept.
-    kept: Kept
+    kept: Memory
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
@@ -141,7 +141,7 @@ class ContinualStrategy(StrategyTemplate):
 
     @final
     def note_learned(self, task: EncodedTask, readout: dict[str, Tensor]) -> None:
-        """Note that ``task`` can be answered from now on, by this readout; for `Kept.load`."""
+        """Note that ``task`` can be answered from now on, by this readout; for `Memory.load`."""
         self.learned = [*(each for each in self.learned if each is not task), task]
         self.readouts[task.name] = readout
 
@@ -296,4 +296,4 @@ class ContinualStrategy(StrategyTemplate):
         cls.taskwise = isinstance(cls.Options, type) and issubclass(cls.Options, TaskwiseOptions)
 
 
-__all__ = ["Answer", "ContinualStrategy", "Kept", "TaskwiseOptions", "Training", "WholeModel", "undo_on_error"]
+__all__ = ["Answer", "ContinualStrategy", "Memory", "TaskwiseOptions", "Training", "WholeModel", "undo_on_error"]

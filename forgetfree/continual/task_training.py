@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from forgetfree.continual.stream import Stream
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import Trained
+from forgetfree.core.trained import TrainedParameters
 from forgetfree.display import brief
 from forgetfree.errors import ConformanceError
 from forgetfree.learning.encoded_task import EncodedTask
@@ -64,7 +64,7 @@ class Training:
     """
 
     task: EncodedTask
-    trained: Trained
+    trained: TrainedParameters
     readout: Sequence[nn.Parameter]
     steps: int
     options: TrainingOptions

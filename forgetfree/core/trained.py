@@ -14,7 +14,7 @@ from forgetfree.core.regions import Region
 from forgetfree.core.sampled_gradients import EntriesOfProduct, sampled
 
 
-class Trained(Protocol):
+class TrainedParameters(Protocol):
     """What a task trains in the backbone: vectors beside the model, such as the one of `RegionParameters`.
 
     Attributes:
@@ -130,7 +130,7 @@ class RegionParameters:
 
 @contextmanager
 def in_training(
-    model: nn.Module, trained: Trained, readout: Iterable[nn.Parameter], *, sampling: bool = True
+    model: nn.Module, trained: TrainedParameters, readout: Iterable[nn.Parameter], *, sampling: bool = True
 ) -> Iterator[None]:
     """Let what is trained have gradients inside the block and nothing else; restore the model's flags and mode afterwards.
 

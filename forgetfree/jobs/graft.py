@@ -48,7 +48,7 @@ from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers
 from forgetfree.results.records import GraftResults
-from forgetfree.results.report.graft_tables import lay_out_graft
+from forgetfree.results.report.graft_and_sweep import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.results.unit_folder import sha256

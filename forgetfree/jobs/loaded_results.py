@@ -17,7 +17,7 @@ from forgetfree.files import StrPath
 from forgetfree.json_file import check_fields, read_json
 from forgetfree.results.comparison import merge
 from forgetfree.results.records import ExperimentResults, GraftResults
-from forgetfree.results.report.graft_tables import lay_out_graft
+from forgetfree.results.report.graft_and_sweep import lay_out_graft
 from forgetfree.results.report.page import Page, notebook_html, render_page
 from forgetfree.results.report.run_report import lay_out
 from forgetfree.results.run_results import RunResults

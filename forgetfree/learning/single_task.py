@@ -20,7 +20,7 @@ from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_sp
 from forgetfree.core.graft import graft_theta, interpolate
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import RegionParameters, Trained
+from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import representative
@@ -296,7 +296,7 @@ class SingleTask:
         self,
         options: TrainingOptions,
         phase: Phase,
-        trained: Trained | None = None,
+        trained: TrainedParameters | None = None,
         steps: int | None = None,
         *,
         after_update: Callable[[], None] | None = None,

@@ -27,7 +27,7 @@ from forgetfree.checkpoint import Checkpoint, Resumable
 from forgetfree.core.batch_loss import OnStep
 from forgetfree.core.readout_model import ReadoutModel, autocast
 from forgetfree.core.tensors import digest_of, persistent_buffers
-from forgetfree.core.trained import RegionParameters, Trained, WholeTensors, in_training
+from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors, in_training
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.learning.encoded_task import EncodedTask
@@ -153,7 +153,7 @@ class TrainingState:
     def __init__(
         self,
         model: nn.Module,
-        trained: Trained,
+        trained: TrainedParameters,
         update: Resumable,
         caches_rows: bool,
     ) -> None:
@@ -237,7 +237,7 @@ def fine_tune(
     steps: int,
     seed: int,
     on_step: OnStep | None = None,
-    trained: Trained | None = None,
+    trained: TrainedParameters | None = None,
     checkpoint: Checkpoint | None = None,
     about: tuple[str, ...] = (),
 ) -> None:

@@ -45,7 +45,7 @@ class LedgerSwitch:
         #: Of each part (see `Ledger.parts`) that was ever written: its entries and values, and θ_pre there.
         self._written: dict[int, tuple[Graft, Tensor]] = {}
         self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
-        #: The region last given to `remember`, and θ_pre there.
+        #: The region last given to `begin`, and θ_pre there.
         self._region, self._region_pre = Region.empty(), torch.empty(0)
         self._stage = 0
         if check:
@@ -98,21 +98,21 @@ class LedgerSwitch:
         """Make the model infer ``task``."""
         self.to(self.ledger.position(task) + 1)
 
-    def committed(self) -> None:
-        """Note that the ledger now has the record of what `remember` was given, which a union carries on."""
+    def begin(self, region: Region) -> None:
+        """Begin to train ``region`` as the next record's owned region: keep θ_pre there."""
+        self._region, self._region_pre = region, self._entries.gather(region.indices)
+
+    def commit(self) -> None:
+        """Note that the ledger now has the record of what `begin` was given, which a union carries on."""
         if self.ledger.composition == "union":
             part = len(self.ledger.records) - 1
             self._written[part] = self.ledger.records[part].owned, self._region_pre
             self._stage = part + 1
         else:
-            self.revert_uncommitted()
+            self.roll_back()
 
-    def remember(self, region: Region) -> None:
-        """Keep θ_pre at ``region``, which will be trained as the next record's owned region."""
-        self._region, self._region_pre = region, self._entries.gather(region.indices)
-
-    def revert_uncommitted(self) -> None:
-        """Restore θ_pre at the region last given to `remember`, which was not committed, and the buffers."""
+    def roll_back(self) -> None:
+        """Restore θ_pre at the region last given to `begin`, which was not committed, and the buffers."""
         self._entries.scatter_(self._region.indices, self._region_pre)
         self._restore_buffers()
 

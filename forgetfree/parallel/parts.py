@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy, check_loss
-from forgetfree.core.trained import Trained
+from forgetfree.core.trained import TrainedParameters
 from forgetfree.errors import OptionError
 from forgetfree.parallel.exchange import owned, summed
 from forgetfree.seeds import derive_seed
@@ -100,7 +100,7 @@ class BatchSum:
     """
 
     def __init__(
-        self, model: nn.Module, trained: Trained, parameters: Iterable[nn.Parameter], options: BatchOptions
+        self, model: nn.Module, trained: TrainedParameters, parameters: Iterable[nn.Parameter], options: BatchOptions
     ) -> None:
         self._trained, self._loss = trained, 0.0
         self._numbered = PartSum(parameters, options.parts) if options.parts else None

@@ -12,10 +12,10 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-from forgetfree.display import NULL, brief
+from forgetfree.display import NULL, Scale, brief
 from forgetfree.errors import ReportError
 from forgetfree.options import typed
-from forgetfree.results.metrics import sign
+from forgetfree.results.metrics import scale_of, sign
 from forgetfree.results.records import CONSTANT, Record
 from forgetfree.results.run_results import LEARNED_FLOORS, Failed, Run, RunResults, Unfinished
 from forgetfree.results.stored import to_csv
@@ -85,15 +85,35 @@ class Comparison:
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"strategies": strategies} | parts
 
     @property
+    def signs(self) -> list[int]:
+        """Of each task, 1 where higher scores are better, else -1."""
+        return [sign(metric) for metric in self.metric]
+
+    @property
+    def sign(self) -> int:
+        """That of averages over tasks; 0 where tasks differ in it."""
+        return sign(*self.metric)
+
+    @property
+    def scales(self) -> list[Scale]:
+        """How the scores of each task are shown."""
+        return [scale_of(metric) for metric in self.metric]
+
+    @property
+    def scale(self) -> Scale:
+        """How averages over tasks are shown."""
+        return scale_of(*self.metric)
+
+    @property
     def best_floors(self) -> list[tuple[str, float]]:
         """Return of each task the name of its best floor, and its score; nothing where results do not say them."""
         if self.constant is None:
             return []
         named = {CONSTANT: self.constant, **self.learned_floors}
         found = []
-        for i, metric in enumerate(self.metric):
+        for i, better in enumerate(self.signs):
             known = [(name, score) for name, scores in named.items() if (score := scores[i]) is not None]
-            found.append((max if sign(metric) == 1 else min)(known, key=itemgetter(1)))
+            found.append((max if better == 1 else min)(known, key=itemgetter(1)))
         return found
 
 

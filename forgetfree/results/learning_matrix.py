@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.errors import MetricError
-from forgetfree.results.metrics import Floats, floats_of, fractions_of, mean, sign
+from forgetfree.results.metrics import Floats, floats_of, fractions_of, mean_of, sign
 
 
 def average_accuracy(matrix: npt.ArrayLike) -> float:
@@ -28,7 +28,7 @@ def average_accuracy(matrix: npt.ArrayLike) -> float:
     Returns:
         A fraction in [0, 1].
     """
-    return mean(matrix_of(matrix)[-1])
+    return mean_of(matrix_of(matrix)[-1])
 
 
 def forgetting(matrix: npt.ArrayLike) -> float:
@@ -40,7 +40,7 @@ def forgetting(matrix: npt.ArrayLike) -> float:
     Returns:
         A fraction in [-1, 1], negative where tasks got better later; 0.0 for a stream of one task.
     """
-    return mean(forgetting_per_task(matrix)[:-1])
+    return mean_of(forgetting_per_task(matrix)[:-1])
 
 
 def forgetting_per_task(matrix: npt.ArrayLike, metrics: Sequence[str] | None = None) -> list[float]:
@@ -78,7 +78,7 @@ def backward_transfer(matrix: npt.ArrayLike) -> float:
 
 
 def _backward(scores: Floats) -> float:
-    return mean((scores[-1] - _right_after_learning(scores))[:-1])
+    return mean_of((scores[-1] - _right_after_learning(scores))[:-1])
 
 
 def forward_transfer(matrix: npt.ArrayLike) -> float | None:
@@ -97,7 +97,7 @@ def forward_transfer(matrix: npt.ArrayLike) -> float | None:
 
 
 def _forward(scores: Floats) -> float | None:
-    transfer = mean((np.diagonal(scores) - scores[0])[1:])
+    transfer = mean_of((np.diagonal(scores) - scores[0])[1:])
     return None if np.isnan(transfer) else transfer
 
 
@@ -124,7 +124,7 @@ def _intransigence(scores: Floats, expected: Floats) -> float:
         raise MetricError(
             f"reference must hold one fine-tuning result per task, shape {tasks}; got shape {expected.shape}."
         )
-    return mean(expected - _right_after_learning(scores))
+    return mean_of(expected - _right_after_learning(scores))
 
 
 def summarize(
@@ -154,8 +154,8 @@ def summarize(
         expected = signs * (fractions_of if metrics is None else floats_of)(reference, "reference")
     gains = signs * scores
     return {
-        "average": mean(scores[-1]),
-        "forgetting": mean(_forgotten(gains)[:-1]),
+        "average": mean_of(scores[-1]),
+        "forgetting": mean_of(_forgotten(gains)[:-1]),
         "bwt": _backward(gains),
         "fwt": _forward(gains),
         "intransigence": None if expected is None else _intransigence(gains, expected),
@@ -173,7 +173,7 @@ def _calibration(ece: npt.ArrayLike, shape: tuple[int, ...]) -> float | None:
             f"ece must have the shape of matrix, {shape}; got {errors.shape}. "
             "Both have a row before training and a row after each task."
         )
-    return None if lacking.all() else mean(errors[-1][~lacking])
+    return None if lacking.all() else mean_of(errors[-1][~lacking])
 
 
 def _scores_and_signs(matrix: npt.ArrayLike, metrics: Sequence[str] | None) -> tuple[Floats, Floats]:

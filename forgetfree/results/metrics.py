@@ -80,7 +80,7 @@ def accuracy(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
         A fraction in [0, 1].
     """
     scores = logits_of(logits)
-    return mean(scores.argmax(axis=1) == labels_of(labels, scores))
+    return mean_of(scores.argmax(axis=1) == labels_of(labels, scores))
 
 
 def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
@@ -120,7 +120,7 @@ def agreement(logits: npt.ArrayLike, other_logits: npt.ArrayLike) -> float:
             f"agreement needs the logits of two models for the same examples; got shapes {ours.shape} "
             f"and {theirs.shape}."
         )
-    return mean(ours.argmax(axis=1) == theirs.argmax(axis=1))
+    return mean_of(ours.argmax(axis=1) == theirs.argmax(axis=1))
 
 
 def _constant_accuracy(answers: Any) -> float:
@@ -193,7 +193,7 @@ def floats_of(values: npt.ArrayLike, name: str) -> Floats:
         raise MetricError(f"{name} must be an array of numbers with rows of equal length; {error}.") from error
 
 
-def mean(values: npt.ArrayLike) -> float:
+def mean_of(values: npt.ArrayLike) -> float:
     """Return the mean; 0.0 of no numbers, which is what a stream of one task transfers and forgets."""
     array = np.asarray(values, dtype=np.float64)
     return float(array.mean()) if array.size else 0.0

@@ -202,6 +202,10 @@ class UnitFiles:
     faults: Mapping[str, str]
 
 
+#: Of the units of a comparison: by the label of a strategy, in the order of its runs.
+Units = Mapping[str, Sequence[UnitFiles]]
+
+
 def read_unit_files(run: Run, tasks: Sequence[str]) -> UnitFiles:
     """Read what lies in the folder of a run's unit; what is not sound is left out."""
     answers, faults = dict[str, LabelAnswers](), dict[str, str]()

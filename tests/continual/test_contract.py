@@ -321,7 +321,7 @@ def test_all_that_authors_need_is_in_one_module() -> None:
     assert strategy.__all__ == [
         "Answer",
         "ContinualStrategy",
-        "Kept",
+        "Memory",
         "TaskwiseOptions",
         "Training",
         "WholeModel",

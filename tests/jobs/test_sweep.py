@@ -249,7 +249,7 @@ def test_optuna_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_tie_is_told() -> None:
     from forgetfree.results.records import SweepResults
-    from forgetfree.results.report.sweep_tables import lay_out_sweep
+    from forgetfree.results.report.graft_and_sweep import lay_out_sweep
 
     def trial(number: int, mean: float) -> Json:
         return {

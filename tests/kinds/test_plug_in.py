@@ -26,9 +26,8 @@ from forgetfree.plugins import Entry
 from forgetfree.results.answers import LabelAnswers, constant_scores
 from forgetfree.results.metrics import Metric
 from forgetfree.results.report import run_figures
-from forgetfree.results.report.headline import headline
-from forgetfree.results.report.leaderboard import lay_out_leaderboard
-from forgetfree.results.report.run_report import lay_out
+from forgetfree.results.report.run_report import lay_out, lay_out_leaderboard
+from forgetfree.results.report.words import headline
 from forgetfree.results.unit_folder import UnitFiles
 from forgetfree.serve.served_task import served
 from forgetfree.tasks import TaskDefinition

@@ -714,13 +714,13 @@ def test_a_region_trained_in_place_is_taken_over_on_commit(model: Toy) -> None:
     switch = LedgerSwitch(ledger, model)
     switch.to(1)
     region = Region.of(OWNED["two"])
-    switch.remember(region)
+    switch.begin(region)
     ledger.space.scatter_(model, region.indices, torch.tensor([7.0, 8.0]))
-    switch.revert_uncommitted()
+    switch.roll_back()
     assert torch.equal(ledger.space.flatten(model), expected_theta(1))
     ledger.space.scatter_(model, region.indices, torch.tensor([200.0, 201.0]))
     ledger.append(record("two", owned=Graft.of(model, ledger.space, region)))
-    switch.committed()
+    switch.commit()
     assert switch.stage == 2
     switch.to(1)
     assert torch.equal(ledger.space.flatten(model), expected_theta(1))
@@ -867,13 +867,13 @@ def test_a_region_in_training_is_given_back_on_commit_unless_tasks_build_a_union
     region = composed(composition).records[1].owned.region
     for _ in range(2):  # an interrupted task is trained again
         switch.to(0)
-        switch.remember(region)
+        switch.begin(region)
         ledger.space.scatter_(model, region.indices, torch.full((len(region),), 7.0))
-        switch.revert_uncommitted()
+        switch.roll_back()
         assert_state(model, before)
     ledger.space.scatter_(model, region.indices, torch.full((len(region),), 200.0))
     ledger.append(record("two", owned=Graft.of(model, ledger.space, region), alone=composition == "auto"))
-    switch.committed()
+    switch.commit()
     assert switch.stage == 0
     assert_state(model, before)
     switch.to_task("two")

@@ -16,11 +16,12 @@ from matplotlib import colormaps
 from reported import make_run
 
 from forgetfree.results.comparison import Comparison, merge
+from forgetfree.results.config_file import repeating_command
 from forgetfree.results.evidence import student
 from forgetfree.results.report.figures import COLOURS, SHADES, _on
-from forgetfree.results.report.headline import headline
 from forgetfree.results.report.page import Page, Table, notebook_html, render_page, transposed, with_best
-from forgetfree.results.report.run_report import command_of, lay_out, render
+from forgetfree.results.report.run_report import lay_out, render
+from forgetfree.results.report.words import headline
 from forgetfree.results.stored import load_run_results
 
 
@@ -249,7 +250,7 @@ def test_the_command_is_the_one_that_was_given(tmp_path: Path) -> None:
         **{"stream": "a,b", "strategy": ["ewc"], "data": "my data", "model": "minilm", "seed": [0, 1], "shots": None},
         "set": {"precision": "bf16", "dropout": False},
     }
-    assert command_of(asked, tmp_path) == (
+    assert repeating_command(asked, tmp_path) == (
         "forgetfree run a,b --strategy ewc --data 'my data' --model minilm --seed 0 --seed 1 --set precision=bf16 "
         "--set dropout=false --out runs/again"
     )

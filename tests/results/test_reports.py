@@ -18,9 +18,8 @@ from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError
 from forgetfree.results.comparison import Comparison, merge, one_file
 from forgetfree.results.learning_matrix import summarize
-from forgetfree.results.report.leaderboard import lay_out_leaderboard
 from forgetfree.results.report.page import FORMATS, Page, Table
-from forgetfree.results.report.run_report import lay_out, render
+from forgetfree.results.report.run_report import lay_out, lay_out_leaderboard, render
 from forgetfree.results.stored import load_run_results
 
 

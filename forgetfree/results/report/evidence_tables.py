@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -11,13 +11,10 @@ from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.calibration import debiased_ece, ece_noise_floor
 from forgetfree.results.comparison import Comparison
 from forgetfree.results.evidence import Answers, Evidence, Interval
-from forgetfree.results.report.headline import NAIVE, REFERENCE
-from forgetfree.results.report.legend import meanings
 from forgetfree.results.report.page import WIDE, Table, cell, percent, transposed
-from forgetfree.results.unit_folder import UnitFiles
-
-#: The files of the units of a comparison: by the label of a strategy, in the order of its runs.
-Units = Mapping[str, Sequence[UnitFiles]]
+from forgetfree.results.report.words import NAIVE, meanings
+from forgetfree.results.run_results import REFERENCE
+from forgetfree.results.unit_folder import Units
 
 
 def evidence_tables(comparison: Comparison, units: Units) -> list[Table]:

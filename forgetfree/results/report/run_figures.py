@@ -14,8 +14,6 @@ from forgetfree.display import PERCENT, Scale, counted
 from forgetfree.results.calibration import reliability
 from forgetfree.results.comparison import Comparison, StrategyRuns
 from forgetfree.results.evidence import student
-from forgetfree.results.metrics import scale_of, sign
-from forgetfree.results.report.evidence_tables import Units
 from forgetfree.results.report.figures import (
     FAINT,
     LINES,
@@ -31,6 +29,7 @@ from forgetfree.results.report.figures import (
 )
 from forgetfree.results.report.page import percent, size
 from forgetfree.results.run_results import LedgerSummary, Run
+from forgetfree.results.unit_folder import Units
 
 Json = dict[str, Any]
 Floats = npt.NDArray[np.float64]
@@ -70,11 +69,11 @@ def sections_of(comparison: Comparison, units: Units) -> list[Section]:
 
 def _matrices(comparison: Comparison) -> Section:
     tasks = _names(comparison.tasks)
-    pictures, signs = [], {sign(metric) for metric in comparison.metric}
-    average, scales = scale_of(*comparison.metric), [scale_of(metric) for metric in comparison.metric]
+    pictures, signs = [], comparison.signs
+    average, scales = comparison.scale, comparison.scales
     means = np.array([np.mean([run.learning_matrix for run in e.runs], axis=0) for e in comparison.strategies])
     factors, shares = np.array([scale.factor for scale in scales]), [scale == PERCENT for scale in scales]
-    low, high = factors * _ends(means, comparison.metric)
+    low, high = factors * _ends(means, comparison)
     digits, caption = (
         ("{:.0f}", "") if all(shares) else ("{:.3g}", "From dark, the lowest score, to light, the highest.")
     )
@@ -92,24 +91,33 @@ def _matrices(comparison: Comparison) -> Section:
     return Section("matrix", "Scores after each task", text, pictures)
 
 
-def _ends(means: Floats, metrics: Sequence[str]) -> Floats:
+def _ends(means: Floats, comparison: Comparison) -> Floats:
     """Return for each task the scores of the darkest and of the lightest shade, shape (2, T): one pair for each metric.
 
     They are 0 and 1 of shares, unless there are scores beyond; else the lowest and the highest score.
     """
-    ends = np.empty((2, len(metrics)))
-    for metric in {*metrics}:
-        own = [name == metric for name in metrics]
-        least, most = (0.0, 1.0) if scale_of(metric) == PERCENT else (np.inf, -np.inf)
+    ends = np.empty((2, len(comparison.tasks)))
+    for metric, scale in zip(comparison.metric, comparison.scales, strict=True):
+        own = [name == metric for name in comparison.metric]
+        least, most = (0.0, 1.0) if scale == PERCENT else (np.inf, -np.inf)
         ends[:, own] = [[min(least, np.nanmin(means[..., own]))], [max(most, np.nanmax(means[..., own]))]]
     return ends
 
 
 class _Panel(NamedTuple):
-    """A panel of curves: its title, what is drawn of the scores of runs (runs, stages, T), by which metrics, and a floor."""
+    """A panel of curves.
+
+    Attributes:
+        title: its heading.
+        values: what is drawn of the scores of runs (runs, stages, T).
+        scale: how these are shown.
+        metrics: what they are scored by.
+        floor: the score of a constant answer.
+    """
 
     title: str
     values: Callable[[Floats], Floats]
+    scale: Scale
     metrics: Sequence[str]
     floor: float | None = None
 
@@ -118,33 +126,30 @@ class _Panel(NamedTuple):
         return [self.scale.factor * self.values(runs) for runs in matrices]
 
     @property
-    def scale(self) -> Scale:
-        return scale_of(*self.metrics)
-
-    @property
-    def alike(self) -> Any:
+    def unit(self) -> Any:
         """What panels have in common whose axes are the same: percentages, or the metric."""
         return PERCENT if self.scale == PERCENT else (*self.metrics,)
 
 
 def _curves(comparison: Comparison) -> Section:
-    entries, tasks, metrics = comparison.strategies, comparison.tasks, comparison.metric
+    entries, tasks = comparison.strategies, comparison.tasks
+    metrics, scales = comparison.metric, comparison.scales
     matrices = [np.array([run.learning_matrix for run in entry.runs]) for entry in entries]
     if len(tasks) <= NAMED:
         floors: Sequence[float | None] = comparison.constant or [None] * len(tasks)
         panels = [
-            _Panel(task, lambda runs, i=i: runs[:, :, i], [metric], floor)  # type: ignore[misc]
-            for i, (task, metric, floor) in enumerate(zip(tasks, metrics, floors, strict=True))
+            _Panel(task, lambda runs, i=i: runs[:, :, i], scale, [metric], floor)  # type: ignore[misc]
+            for i, (task, scale, metric, floor) in enumerate(zip(tasks, scales, metrics, floors, strict=True))
         ]
         text = "A panel is a task: its score before training and after each task of the stream"
     else:
-        first = _Panel(f"{tasks[0]} (the first task)", lambda runs: runs[:, :, 0], metrics[:1])
-        panels = [first, _Panel("tasks so far", _so_far, metrics)]
+        first = _Panel(f"{tasks[0]} (the first task)", lambda runs: runs[:, :, 0], scales[0], metrics[:1])
+        panels = [first, _Panel("tasks so far", _so_far, comparison.scale, metrics)]
         text = "The first task, and the mean of all tasks learned so far, after each task of the stream"
     pictures = [key_to([entry.label for entry in entries], "scores")]
     for number, panel in enumerate(panels):
         scale, floor = panel.scale, None if panel.floor is None else panel.scale.factor * panel.floor
-        low, high = _range([each for each in panels if each.alike == panel.alike], matrices)
+        low, high = _range([each for each in panels if each.unit == panel.unit], matrices)
         with canvas() as ax:
             ax.set_ylim(low, high)  # a fall looks alike in all panels
             for scores, style in zip(panel.scores(matrices), styles(len(entries)), strict=True):
@@ -188,7 +193,7 @@ def _so_far(runs: Floats) -> Floats:
 
 
 def _forgetting(comparison: Comparison) -> Section:
-    entries, scale = comparison.strategies, scale_of(*comparison.metric)
+    entries, scale = comparison.strategies, comparison.scale
     pictures, many = [], any(len(entry.runs) > 1 for entry in entries)
     if len(comparison.tasks) > 1:
         with canvas(height=0.9 + 0.24 * len(entries)) as ax:
@@ -218,7 +223,7 @@ def _forgetting(comparison: Comparison) -> Section:
 
 
 def _costs(comparison: Comparison) -> Section:
-    entries, tasks, scale = comparison.strategies, len(comparison.tasks), scale_of(*comparison.metric)
+    entries, tasks, scale = comparison.strategies, len(comparison.tasks), comparison.scale
     costs: list[tuple[str, str, Callable[[float], str], Callable[[Run], float]]] = [
         (
             "Score against time",
@@ -250,7 +255,7 @@ def _costs(comparison: Comparison) -> Section:
                 scale_of_costs(ax, found, show)
         if says:
             pictures.append(picture(ax, title, ", ".join(says)))
-    better = {1: "up and to the left", -1: "down and to the left", 0: "to the left"}[sign(*comparison.metric)]
+    better = {1: "up and to the left", -1: "down and to the left", 0: "to the left"}[comparison.sign]
     text = f"Average over tasks after the last one, against what it cost: better is {better}. Strokes: from the "
     text += f"worst to the best seed; {_seeds(comparison)}{_rows(comparison)}. Seconds are those of one machine, and a "
     text += "fine-tuned model that strategies share counts for the first that made it."

@@ -1,34 +1,40 @@
 """The report of one or several runs: the outcome in a sentence, notes, figures, tables, and how to repeat it.
 
+Runs of other tasks, rows or models have a leaderboard in its place: what each ended at, and what it cost.
+
 >>> results = [load_run_results(Path("runs/a")), load_run_results(Path("runs/b"))]  # doctest: +SKIP
 >>> print(render(merge(results), "markdown"))  # doctest: +SKIP
 """
 
 from __future__ import annotations
 
-import os
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from forgetfree.display import counted, json_text
-from forgetfree.errors import RunError
-from forgetfree.options import FLAGGED, typed
-from forgetfree.results.comparison import Comparison, StrategyRuns
-from forgetfree.results.config_file import PLACES, load_run, located, of_each
-from forgetfree.results.report.evidence_tables import Units
-from forgetfree.results.report.headline import headline
-from forgetfree.results.report.page import WIDE, Page, Table, render_html, render_page
-from forgetfree.results.report.run_tables import tables_of
-from forgetfree.results.run_results import Failed, Unfinished
-from forgetfree.results.unit_folder import UnitFiles, read_unit_files
+import numpy as np
 
-#: What is told of the set-up in words; what else was set stands as it was typed.
-_SETUP = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", "starts", *FLAGGED)
-#: What nobody typed.
-_UNTOLD = ("parts",)
+from forgetfree.display import NULL, PERCENT, json_text
+from forgetfree.errors import RunError
+from forgetfree.options import typed
+from forgetfree.results.comparison import USUAL, Comparison, StrategyRuns, differing, merge, same_rows
+from forgetfree.results.config_file import load_run, repeating_command
+from forgetfree.results.report.page import (
+    WIDE,
+    Page,
+    Table,
+    cell,
+    render_html,
+    render_page,
+    size,
+    titled,
+    with_best,
+)
+from forgetfree.results.report.run_tables import tables_of
+from forgetfree.results.report.words import headline, meanings, notes, stream_name
+from forgetfree.results.run_results import Failed, RunResults, Unfinished
+from forgetfree.results.unit_folder import Units, read_unit_files
 
 
 def render(comparison: Comparison, format: str, *, ended: bool = True) -> str:
@@ -64,10 +70,9 @@ def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
 
 
 def _lay_out(comparison: Comparison, units: Units) -> Page:
-    left_out = (note for entry in comparison.strategies if units for note in _left_out(entry, units[entry.label]))
     return Page(
-        title=f"forgetfree: {_stream(comparison)}",
-        notes=(*_notes(comparison), *left_out),
+        title=f"forgetfree: {stream_name(comparison)}",
+        notes=tuple(notes(comparison, units)),
         tables=tuple(tables_of(comparison, units)),
         headline=headline(comparison),
     )
@@ -78,77 +83,6 @@ def _units_of(comparison: Comparison) -> Units:
     return {
         entry.label: [read_unit_files(run, comparison.tasks) for run in entry.runs] for entry in comparison.strategies
     }
-
-
-def _stream(comparison: Comparison) -> str:
-    """Return the name of the stream; where it lists many tasks, how many."""
-    tasks = comparison.tasks
-    listed = len(tasks) > WIDE and "," in comparison.stream
-    return f"{len(tasks)} tasks, {tasks[0]} to {tasks[-1]}" if listed else comparison.stream
-
-
-# ---- notes ---------------------------------------------------------------------------------------------
-
-
-def _notes(comparison: Comparison) -> Iterable[str]:
-    """Yield the sentences above the tables: the set-up, rows and seeds, and what is left out."""
-    settings = {key: typed(value) for key, value in comparison.settings.items() if key not in _UNTOLD}
-    if setup := [f"{key.replace('_', ' ')} {settings.pop(key)}" for key in _SETUP if key in settings]:
-        yield f"Set-up: {', '.join(setup)}."
-    if settings:
-        yield f"Also set: {' '.join(f'{key}={value}' for key, value in settings.items())}."
-    if rows := _test_rows(comparison.test_rows):
-        yield rows
-    seeds = [(entry.label, [run.seed for run in entry.runs]) for entry in comparison.strategies]
-    if any(len(numbers) > 1 for _, numbers in seeds):
-        yield "Cells are mean (standard deviation, n - 1) over seeds."
-    if seeds and all(numbers == seeds[0][1] for _, numbers in seeds):
-        yield f"Every strategy: {_count_seeds(seeds[0][1])}."
-    elif seeds:
-        yield "; ".join(f"{label}: {_count_seeds(numbers)}" for label, numbers in seeds) + "."
-    tuned = [(entry.label, entry.runs[0].trials) for entry in comparison.strategies]
-    if any(trials for _, trials in tuned):
-        chosen = ", ".join(f"{label} {trials or 'not tuned'}" for label, trials in tuned)
-        yield f"Settings that were tried on validation rows: {chosen}."
-    for entry in comparison.strategies:
-        for run in entry.runs:
-            for claim in run.broken_claims:
-                yield f"Broken claim of {entry.label}, seed {run.seed}: {claim}."
-    for cut in comparison.unfinished:
-        done = max(0, len(cut.matrix) - 1)
-        yield (
-            f"Unfinished and left out: {cut.strategy}, seed {cut.seed}, "
-            f"after {done} of {counted(len(comparison.tasks), 'task')}{_place(cut)}."
-        )
-    for failed in comparison.failed:
-        yield f"Failed and left out: {failed.strategy}, seed {failed.seed}{_place(failed)}: {failed.error}"
-
-
-def _left_out(entry: StrategyRuns, units: Sequence[UnitFiles]) -> Iterable[str]:
-    """Yield which answers, losses and times of a strategy are not shown, and why."""
-    for run, unit in zip(entry.runs, units, strict=True):
-        for what, fault in unit.faults.items():
-            yield f"{what} of {entry.label}, seed {run.seed}, are left out: {fault}"
-
-
-def _place(run: Unfinished | Failed) -> str:
-    return f" ({run.source})" if run.source else ""  # that of a run at its own end is clear
-
-
-def _test_rows(rows: Mapping[str, int]) -> str:
-    """Say how many rows each task is scored on."""
-    counts = sorted(set(rows.values()))
-    if not counts:
-        return ""
-    if len(counts) == 1:
-        return f"Each task is scored on {counted(counts[0], 'row')}."
-    if len(rows) > WIDE:
-        return f"Tasks are scored on {counts[0]:,} to {counts[-1]:,} rows each."
-    return f"Scored on rows: {', '.join(f'{task} {count:,}' for task, count in rows.items())}."
-
-
-def _count_seeds(seeds: Sequence[int]) -> str:
-    return f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
 
 
 # ---- how to repeat it ----------------------------------------------------------------------------------
@@ -176,7 +110,7 @@ def _configuration(source: Path) -> Iterator[Table]:
         return
     config = load_run(directory)
     asked: Mapping[str, Any] = config["run"]
-    rows = [("command to repeat it", command_of(asked, directory))]
+    rows = [("command to repeat it", repeating_command(asked, directory))]
     named = ((key if key == "stream" else f"--{key.replace('_', '-')}", value) for key, value in asked.items())
     rows += [(name, typed(value)) for name, value in named if value not in (None, "", [], {})]
     rows += [(f"version of {name}", typed(value)) for name, value in config.get("versions", {}).items()]
@@ -185,24 +119,93 @@ def _configuration(source: Path) -> Iterator[Table]:
     yield Table(f"Configuration of {source}", ("option", "value"), tuple(rows))
 
 
-def command_of(asked: Mapping[str, Any], directory: Path) -> str:
-    """Return the command that repeats a run, from its section of config.json.
+# ---- runs that cannot be compared by task ---------------------------------------------------------------
+
+
+def render_leaderboard(results: Sequence[RunResults], format: str) -> str:
+    """Return the leaderboard of several runs as text, in any format of `render`."""
+    page = lay_out_leaderboard(results)
+    if format == "json":
+        comparisons = [merge([result]).content for result in results]
+        return json_text({"comparisons": comparisons, "report": asdict(page)}, indent=2)
+    return render_page(page, format)
+
+
+def lay_out_leaderboard(results: Sequence[RunResults]) -> Page:
+    """Return a table for each set of test rows, and in it a row for each strategy of each run, the best average first.
 
     Args:
-        asked: the section.
-        directory: where the config.json lies: places are relative to it.
+        results: what `load_run_results` returned, of at least one run each.
     """
-    words = ["forgetfree", "run", asked["stream"]]
-    for key, value in asked.items():
-        flag = f"--{key.replace('_', '-')}"
-        if isinstance(value, Mapping):
-            held = of_each(located, value, directory) if key in PLACES else value
-            words += [word for name, one in held.items() for word in (flag, f"{name}={typed(one)}")]
-        elif isinstance(value, list):
-            held = of_each(located, value, directory) if key in PLACES else value
-            words += [word for each in held for word in (flag, str(each))]
-        elif value is True:
-            words.append(flag)
-        elif key != "stream" and value not in (None, ""):
-            words += [flag, located(value, directory) if key in ("model", "data") else str(value)]
-    return " ".join(map(shlex.quote, [*words, "--out", os.path.join("runs", "again")]))
+    groups: list[list[RunResults]] = []
+    for result in results:
+        own = next((group for group in groups if same_rows(group[0], result)), None)
+        if own is None:
+            groups.append(own := [])
+        own.append(result)
+    runs = [[merge([result]) for result in group] for group in groups]
+    tables = [_ranking(each) for each in runs if any(run.strategies for run in each)]
+    return Page(f"forgetfree: {len(results)} runs", tuple(_notes_on_runs(results, runs)), tuple(tables))
+
+
+def _notes_on_runs(results: Sequence[RunResults], groups: Sequence[Sequence[Comparison]]) -> Iterator[str]:
+    yield f"The runs are not compared task by task; they differ in: {', '.join(differing(results))}."
+    if len(groups) > 1:
+        yield "Each table has test rows of its own: averages of different tables say nothing of one another."
+    runs = [run for group in groups for run in group]
+    if any(len(entry.runs) > 1 for run in runs for entry in run.strategies):
+        yield "Cells are mean (standard deviation, n - 1) over seeds."
+    for run in runs:
+        kinds: Sequence[tuple[str, Sequence[Unfinished | Failed]]]
+        kinds = (("Unfinished", run.unfinished), ("Failed", run.failed))
+        for what, left in kinds:
+            for each in left:
+                yield f"{what} and left out: {each.strategy}, seed {each.seed} ({each.source})."
+
+
+def _ranking(runs: Sequence[Comparison]) -> Table:
+    """Return the strategies of runs that were scored on the same rows."""
+    entries = [(each, entry) for each in runs for entry in each.strategies]
+    better = runs[0].sign  # 0 leaves the order as it is: such averages have no best
+    entries.sort(key=lambda pair: -better * float(np.mean([run.average for run in pair[1].runs])))
+    unit = "in %; forgetting in percentage points" if runs[0].scale == PERCENT else ""
+    names = ("average", "best floor", "forgetting", "kept", "(s)")
+    header = ("strategy", "run", "model", "seeds", "average", "best floor", "forgetting", "kept", "seconds")
+    table = Table(
+        titled(_tasks(runs[0]), unit),
+        header,
+        tuple(_row(each, entry) for each, entry in entries),
+        legend=tuple(
+            (header[names.index(name) + 4], meaning) for name, meaning in meanings(*names, metrics=runs[0].metric)
+        ),
+    )
+    return with_best(table, [0, 0, 0, better, 0, -1, 0, 0])
+
+
+def _row(comparison: Comparison, entry: StrategyRuns) -> tuple[str, ...]:
+    summaries, show = [run.summary for run in entry.runs], comparison.scale.text
+    kept = [run.memory for run in entry.runs]
+    floors = [score for _, score in comparison.best_floors]
+    return (
+        entry.label,
+        comparison.sources[0],
+        str(comparison.settings.get("model", NULL)),
+        str(len(entry.runs)),
+        cell((each.average for each in summaries), show),
+        show(float(np.mean(floors))) if floors else NULL,
+        cell((each.forgetting for each in summaries), show) if len(comparison.tasks) > 1 else NULL,
+        size(float(np.mean([each[-1] for each in kept]))) if all(kept) else NULL,
+        cell((run.all_seconds for run in entry.runs), lambda seconds: f"{seconds:,.1f}"),
+    )
+
+
+def _tasks(comparison: Comparison) -> str:
+    """Name the tasks of a table, with the rows that each is scored on, and an unusual scenario."""
+    tasks, rows, settings = comparison.tasks, comparison.test_rows, comparison.settings
+    which = f"{settings.get('evaluated_on', USUAL['evaluated_on'])} rows"
+    if len(tasks) > WIDE:
+        named = f"{len(tasks)} tasks, {tasks[0]} to {tasks[-1]}"
+        named += f": {min(rows.values()):,} to {max(rows.values()):,} {which} each" if rows else ""
+    else:
+        named = ", ".join(f"{task}: {rows[task]:,} {which}" if task in rows else task for task in tasks)
+    return f"{named}; scenario {settings['scenario']}" if "scenario" in settings else named

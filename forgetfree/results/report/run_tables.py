@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from forgetfree.display import NULL, PERCENT, Scale
+from forgetfree.display import PERCENT, Scale
 from forgetfree.results.comparison import Comparison, StrategyRuns
-from forgetfree.results.metrics import scale_of, sign
 from forgetfree.results.records import CONSTANT
-from forgetfree.results.report.evidence_tables import Units, evidence_tables
-from forgetfree.results.report.legend import meanings
+from forgetfree.results.report.evidence_tables import evidence_tables
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best, without_columns
+from forgetfree.results.report.words import meanings
 from forgetfree.results.run_results import LedgerSummary, Run
+from forgetfree.results.unit_folder import Units
 from forgetfree.tasks import version_of
 
 #: A number of a run, by row and column of a table.
@@ -56,6 +56,47 @@ _LONG = 5
 _OUTCOME = "After the last task"
 
 
+@dataclass(frozen=True)
+class Grid:
+    """A table before it is written: of each cell, a number for each seed.
+
+    Attributes:
+        title: what it shows, and in which units.
+        header: see `Table`.
+        rows: the name of each, and the numbers of its cells.
+        shows: how those of each column are written.
+        better: of each column, see `Columns`.
+        legend: names of `MEANINGS`.
+        of_tasks: its columns are tasks, which become rows where there are many.
+    """
+
+    title: Sequence[str]
+    header: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Sequence[float | None]]]]
+    shows: Sequence[Show]
+    better: Sequence[int]
+    legend: Sequence[str]
+    of_tasks: bool = False
+
+    @classmethod
+    def of_runs(
+        cls, title: Sequence[str], corner: str, rows: Iterable[tuple[str, Sequence[Run]]], *groups: Columns
+    ) -> Self:
+        """Return the grid of the runs of each row, one for each seed."""
+        columns = [(of.value, column) for of in groups for column in range(len(of.headers))]
+        return cls(
+            title,
+            (corner, *(header for of in groups for header in of.headers)),
+            [
+                (name, [[value(run, row, column) for run in runs] for value, column in columns])
+                for row, (name, runs) in enumerate(rows)
+            ],
+            [show for of in groups for show in of.shows],
+            [sign for of in groups for sign in of.signs],
+            [of.legend for of in groups if of.headers and of.legend],
+        )
+
+
 def tables_of(comparison: Comparison, units: Units) -> list[Table]:
     """Return all tables of a report, in the order in which they are read.
 
@@ -63,33 +104,27 @@ def tables_of(comparison: Comparison, units: Units) -> list[Table]:
         comparison: what `merge` returned.
         units: the files of its units; without them, tables that are made of answers are left out.
     """
-    strategies, wide = comparison.strategies, len(comparison.tasks) > WIDE
-    matrix_table = _course_table if wide else _matrix_table
-    by_task = [_outcome_table(comparison), _transfer_table(comparison), _calibration_table(comparison)]
-    if len(comparison.tasks) == 1:  # nothing can be forgotten or transferred
+    wide, single = len(comparison.tasks) > WIDE, len(comparison.tasks) == 1
+    by_strategy = [_outcome(comparison), _transfer(comparison), _calibration(comparison)]
+    others = [_readouts(comparison), _costs(comparison)]
+    for grid in (_growth, _ledger, _course if wide else _matrix):
+        others += [grid(comparison, entry) for entry in comparison.strategies]
+
+    def written(grid: Grid) -> Table:
+        rows = ((name, *map(cell, cells, grid.shows)) for name, cells in grid.rows)
+        legend = meanings(*grid.legend, metrics=comparison.metric)
+        table = with_best(Table(titled(*grid.title), tuple(grid.header), tuple(rows), legend=legend), grid.better)
+        return transposed(table, "task") if wide and grid.rows and grid.of_tasks else table
+
+    by_task = [written(grid) for grid in by_strategy if len(grid.header) > 1]
+    if single:  # nothing can be forgotten or transferred
         title = titled(_OUTCOME, _unit_of_scores(comparison) or "ECE in percentage points")
-        by_task = [without_columns(by_task[0], "average", "forgetting", "BWT", title=title), by_task[2]]
-    known = [_readout_table(comparison), _cost_table(comparison)]
-    known += [
-        table(comparison, entry) for table in (_growth_table, _ledger_table, matrix_table) for entry in strategies
-    ]
+        by_task[:2] = [without_columns(by_task[0], "average", "forgetting", "BWT", title=title)]
     return [
-        *(transposed(table, "task") if wide and table.rows else table for table in by_task if len(table.header) > 1),
+        *by_task,
         *(evidence_tables(comparison, units) if units else ()),
-        *(table for table in known if table.rows),
+        *(written(grid) for grid in others if grid.rows),
     ]
-
-
-def _table(title: str, corner: str, rows: Iterable[tuple[str, Sequence[Run]]], *groups: Columns) -> Table:
-    """Return a table whose cells are means over the runs of a row."""
-    body, rows = [], list(rows)
-    for row, (name, runs) in enumerate(rows):
-        columns = ((of.value, column, show) for of in groups for column, show in enumerate(of.shows))
-        body.append((name, *(cell((value(run, row, i) for run in runs), show) for value, i, show in columns)))
-    header = (corner, *(header for of in groups for header in of.headers))
-    metrics = {metric for _, runs in rows for run in runs for metric in run.metric}
-    legend = meanings(*(of.legend for of in groups if of.headers and of.legend), metrics=metrics)
-    return with_best(Table(title, header, tuple(body), legend=legend), [each for of in groups for each in of.signs])
 
 
 def _strategies(comparison: Comparison) -> list[tuple[str, Sequence[Run]]]:
@@ -100,58 +135,57 @@ def _summary(header: str, key: str, better: int, scale: Scale) -> Columns:
     return Columns([header], lambda run, *_: getattr(run.summary, key), scale.text, better, header)
 
 
-def _outcome_table(comparison: Comparison) -> Table:
+def _outcome(comparison: Comparison) -> Grid:
     """Return table 4 of the paper: what each strategy still knows of each task at the end."""
-    shows, scale = _shows(comparison), scale_of(*comparison.metric)
-    columns = [
-        Columns(_task_headers(comparison), lambda run, _, i: run.matrix[-1][i], shows, _signs(comparison), "a task"),
-        _summary("average", "average", sign(*comparison.metric), scale),
+    scale, shows = comparison.scale, _shows(comparison)
+    points = "forgetting, BWT and ECE" if scale == PERCENT else "ECE"
+    grid = Grid.of_runs(
+        (_OUTCOME, _unit_of_scores(comparison), f"{points} in percentage points"),
+        "strategy",
+        _strategies(comparison),
+        Columns(_task_headers(comparison), lambda run, _, i: run.matrix[-1][i], shows, comparison.signs, "a task"),
+        _summary("average", "average", comparison.sign, scale),
         _summary("forgetting", "forgetting", -1, scale),
         _summary("BWT", "bwt", 1, scale),
         _summary("ECE", "ece", -1, PERCENT),
-    ]
-    points = "forgetting, BWT and ECE" if scale == PERCENT else "ECE"
-    title = titled(_OUTCOME, _unit_of_scores(comparison), f"{points} in percentage points")
-    table = _table(title, "strategy", _strategies(comparison), *columns)
+    )
     rows = []
-    for entry, row in zip(comparison.strategies, table.rows, strict=True):
+    for entry, row in zip(comparison.strategies, grid.rows, strict=True):
         rows.append(row)
         if all(run.union for run in entry.runs):
             unions = [run.union for run in entry.runs if run.union]
-            scores = [union.accuracy for union in unions]
-            average = cell(map(np.mean, scores), scale.text)
-            ece = cell((float(np.mean(union.ece)) for union in unions), percent)
-            of_tasks = (cell(column, show) for column, show in zip(zip(*scores, strict=True), shows, strict=True))
-            rows.append((f"{entry.label} (one final union)", *of_tasks, average, NULL, NULL, ece))
-    constant = {CONSTANT: comparison.constant} if comparison.constant else {}
-    floors: dict[str, Sequence[float | None]] = {**constant, **comparison.learned_floors}
+            of_tasks = zip(*(union.accuracy for union in unions), strict=True)
+            average, ece = [_mean(union.accuracy) for union in unions], [_mean(union.ece) for union in unions]
+            rows.append((f"{entry.label} (one final union)", [*of_tasks, average, [], [], ece]))
+    floors = ({CONSTANT: comparison.constant} if comparison.constant else {}) | dict(comparison.learned_floors)
     for name, floor in floors.items():
-        known = [score for score in floor if score is not None]
-        average = scale.text(float(np.mean(known))) if len(known) == len(floor) else NULL
-        of_tasks = (NULL if score is None else show(score) for score, show in zip(floor, shows, strict=True))
-        rows.append((name, *of_tasks, average, NULL, NULL, NULL))
-    more = meanings(*floors, "bold", metrics=comparison.metric)
-    better = [each for of in columns for each in of.signs]
-    return with_best(replace(table, rows=tuple(rows), legend=table.legend + more), better)
+        rows.append((name, [*([score] for score in floor), [_mean(floor)], [], [], []]))
+    return replace(grid, rows=rows, legend=[*grid.legend, *floors, "bold"], of_tasks=True)
 
 
-def _transfer_table(comparison: Comparison) -> Table:
-    scale = scale_of(*comparison.metric)
-    return _table(
-        titled("Transfer, and forgetting per task", _unit_of_scores(comparison, "in percentage points")),
+def _mean(scores: Sequence[float | None]) -> float | None:
+    """Return the mean; ``None`` where one is missing."""
+    return None if None in scores else float(np.mean(np.array(scores, dtype=float)))
+
+
+def _transfer(comparison: Comparison) -> Grid:
+    forgotten = Columns(
+        [f"forgetting {task}" for task in comparison.tasks],
+        lambda run, _, i: run.forgotten[i],
+        _shows(comparison),
+        -1,
+        "forgetting of a task",
+    )
+    grid = Grid.of_runs(
+        ("Transfer, and forgetting per task", _unit_of_scores(comparison, "in percentage points")),
         "strategy",
         _strategies(comparison),
-        _summary("FWT", "fwt", 1, scale),
-        _summary("intransigence", "intransigence", -1, scale),
-        Columns(
-            [f"forgetting {task}" for task in comparison.tasks],
-            lambda run, _, i: run.forgotten[i],
-            _shows(comparison),
-            -1,
-            "forgetting of a task",
-        ),
+        _summary("FWT", "fwt", 1, comparison.scale),
+        _summary("intransigence", "intransigence", -1, comparison.scale),
+        forgotten,
         _versions(comparison),
     )
+    return replace(grid, of_tasks=True)
 
 
 def _versions(comparison: Comparison) -> Columns:
@@ -159,8 +193,8 @@ def _versions(comparison: Comparison) -> Columns:
     places: dict[str, list[int]] = {}
     for place, task in enumerate(comparison.tasks):
         places.setdefault(version_of(task)[0], []).append(place)
-    signs, shows = _signs(comparison), _shows(comparison)
-    ends = [(held[0], held[-1]) for held in places.values() if len(held) > 1]
+    signs, shows = comparison.signs, _shows(comparison)
+    ends = [(versions[0], versions[-1]) for versions in places.values() if len(versions) > 1]
 
     def brought(run: Run, _: int, i: int) -> float:
         first, latest = ends[i]
@@ -171,7 +205,7 @@ def _versions(comparison: Comparison) -> Columns:
     return Columns(headers, brought, [shows[latest] for _, latest in ends], 1, "BWT to a version")
 
 
-def _calibration_table(comparison: Comparison) -> Table:
+def _calibration(comparison: Comparison) -> Grid:
     """Return for each task ECE, and how often the answers are those of the fine-tuned model."""
     known = any(run.agreement for entry in comparison.strategies for run in entry.runs)
     agreement = [f"agreement {task}" for task in comparison.tasks] if known else []
@@ -180,8 +214,8 @@ def _calibration_table(comparison: Comparison) -> Table:
     ece = [f"ECE {tasks[i]}" for i in calibrated]
     agree = "agreement with the fine-tuned model"
     title = f"Calibration error per task{f', and {agree}' * known}" if calibrated else agree.capitalize()
-    return _table(
-        f"{title} (in %)",
+    grid = Grid.of_runs(
+        (title, "in %"),
         "strategy",
         _strategies(comparison) if calibrated or known else (),
         Columns(ece, lambda run, _, i: run.ece[-1][calibrated[i]], percent, -1, "ECE of a task"),
@@ -192,44 +226,44 @@ def _calibration_table(comparison: Comparison) -> Table:
             legend="agreement",
         ),
     )
+    return replace(grid, of_tasks=True)
 
 
-def _readout_table(comparison: Comparison) -> Table:
+def _readouts(comparison: Comparison) -> Grid:
     """Return the scores of new readouts on the models as they are at the end, and what they win."""
     entries = [entry for entry in comparison.strategies if all(run.readout_again for run in entry.runs)]
 
-    def again(run: Run, i: int) -> float | None:
-        return run.readout_again[i] if run.readout_again else None
-
-    def mean(scores: Sequence[float | None] | None) -> float | None:
-        return None if scores is None or None in scores else float(np.mean(np.array(scores, dtype=float)))
+    def again(run: Run) -> Sequence[float | None]:
+        return run.readout_again or [None]
 
     def won(run: Run, *_: int) -> float | None:
-        now, own = run.readout_again, run.matrix[-1]
-        if now is None or None in now or None in own:
+        now, own = again(run), run.matrix[-1]
+        if None in now or None in own:
             return None
         return float(np.mean(np.array(signs) * (np.array(now, dtype=float) - np.array(own, dtype=float))))
 
-    signs, shows, show = _signs(comparison), _shows(comparison), scale_of(*comparison.metric).text
+    signs, show = comparison.signs, comparison.scale.text
     unit = _unit_of_scores(comparison, "in %, the difference in percentage points")
 
-    return _table(
-        titled("After re-training the readout on the final model", unit),
+    return Grid.of_runs(
+        ("After re-training the readout on the final model", unit),
         "strategy",
         [(entry.label, entry.runs) for entry in entries],
-        Columns(_task_headers(comparison), lambda run, _, i: again(run, i), shows, signs, "a task, re-trained"),
-        Columns(["average"], lambda run, *_: mean(run.readout_again), show, sign(*comparison.metric), "average"),
+        Columns(
+            _task_headers(comparison), lambda run, _, i: again(run)[i], _shows(comparison), signs, "a task, re-trained"
+        ),
+        Columns(["average"], lambda run, *_: _mean(again(run)), show, comparison.sign, "average"),
         Columns(["won by re-training"], won, show, 0, "won by re-training"),
     )
 
 
-def _cost_table(comparison: Comparison) -> Table:
+def _costs(comparison: Comparison) -> Grid:
     runs = [run for entry in comparison.strategies for run in entry.runs]
     phases = list(dict.fromkeys(phase for run in runs for phase in run.seconds))
     memory = ("kept (bytes)", "kept per task (bytes)") if any(run.memory for run in runs) else ()
     tasks = len(comparison.tasks)
-    return _table(
-        "Time per phase, and memory kept",
+    return Grid.of_runs(
+        ("Time per phase, and memory kept",),
         "strategy",
         _strategies(comparison) if phases or memory else (),
         Columns(
@@ -248,17 +282,17 @@ def _cost_table(comparison: Comparison) -> Table:
     )
 
 
-def _growth_table(comparison: Comparison, entry: StrategyRuns) -> Table:
+def _growth(comparison: Comparison, entry: StrategyRuns) -> Grid:
     """Show what each further task costs, and what it does to the first."""
-    tasks, first, average = comparison.tasks, scale_of(comparison.metric[0]), scale_of(*comparison.metric)
+    tasks, first, average = comparison.tasks, comparison.scales[0], comparison.scale
     known = len(tasks) > _LONG and all(run.kept_bytes and run.seconds_per_task for run in entry.runs)
 
     def owned(run: Run, row: int, _: int) -> float | None:
         ledger = run.ledger
         return ledger.owned_size[row] / ledger.region_size[row] if ledger and ledger.region_size[row] else None
 
-    return _table(
-        f"Growth of {entry.label} with the number of tasks",
+    return Grid.of_runs(
+        (f"Growth of {entry.label} with the number of tasks",),
         "after",
         [(task, entry.runs) for task in tasks] if known else (),
         Columns(["learning it (s)"], lambda run, row, _: (run.seconds_per_task or [])[row], _seconds),
@@ -273,7 +307,7 @@ def _growth_table(comparison: Comparison, entry: StrategyRuns) -> Table:
     )
 
 
-def _ledger_table(comparison: Comparison, entry: StrategyRuns) -> Table:
+def _ledger(comparison: Comparison, entry: StrategyRuns) -> Grid:
     tasks, known = comparison.tasks, all(run.ledger for run in entry.runs)
 
     def of_ledger(value: Callable[[LedgerSummary, int, int], float]) -> Value:
@@ -285,8 +319,8 @@ def _ledger_table(comparison: Comparison, entry: StrategyRuns) -> Table:
     overlap = of_ledger(lambda ledger, row, column: ledger.overlap[row][column])
 
     overlaps = Columns([f"overlap {task}" for task in tasks], overlap, _share, legend="overlap")
-    return _table(
-        f"Ledger of {entry.label} (entries of the region, entries owned, overlap of regions)",
+    return Grid.of_runs(
+        (f"Ledger of {entry.label}", "entries of the region, entries owned, overlap of regions"),
         "task",
         [(task, entry.runs) for task in tasks] if known else (),
         Columns(["region"], of_ledger(lambda ledger, row, _: ledger.region_size[row]), _count, legend="region"),
@@ -297,20 +331,22 @@ def _ledger_table(comparison: Comparison, entry: StrategyRuns) -> Table:
     )
 
 
-def _matrix_table(comparison: Comparison, entry: StrategyRuns) -> Table:
+def _matrix(comparison: Comparison, entry: StrategyRuns) -> Grid:
     stages = ("before training", *(f"after {task}" for task in comparison.tasks))
-    means = np.mean([run.learning_matrix for run in entry.runs], axis=0)
+    means = np.mean([run.learning_matrix for run in entry.runs], axis=0).tolist()
     seeds = "one seed" if len(entry.runs) == 1 else f"mean over {len(entry.runs)} seeds"
     unit = ", ".join(filter(None, [_unit_of_scores(comparison), seeds]))
-    rows = ((show(score) for show, score in zip(_shows(comparison), row, strict=True)) for row in means)
-    return Table(
-        title=titled(f"Learning matrix of {entry.label}", unit),
-        header=("stage", *_task_headers(comparison)),
-        rows=tuple((stage, *row) for stage, row in zip(stages, rows, strict=True)),
+    return Grid(
+        (f"Learning matrix of {entry.label}", unit),
+        ("stage", *_task_headers(comparison)),
+        [(stage, [[score] for score in row]) for stage, row in zip(stages, means, strict=True)],
+        _shows(comparison),
+        [0] * len(comparison.tasks),
+        (),
     )
 
 
-def _course_table(comparison: Comparison, entry: StrategyRuns) -> Table:
+def _course(comparison: Comparison, entry: StrategyRuns) -> Grid:
     """Return what stands in place of the learning matrix of a stream that is too long for one."""
     stages: dict[str, Callable[[Run, int], float | None]] = {
         "before training": lambda run, i: float(run.learning_matrix[0, i]),
@@ -319,30 +355,24 @@ def _course_table(comparison: Comparison, entry: StrategyRuns) -> Table:
         "forgetting": lambda run, i: run.forgotten[i],
     }
     values = list(stages.values())
-    table = _table(
-        titled(f"Each task over the stream of {entry.label}", _unit_of_scores(comparison)),
+    grid = Grid.of_runs(
+        (f"Each task over the stream of {entry.label}", _unit_of_scores(comparison)),
         "stage",
         [(stage, entry.runs) for stage in stages],
         Columns(_task_headers(comparison), lambda run, row, i: values[row](run, i), _shows(comparison)),
     )
-    legend = meanings("once learned", "forgetting of a task", metrics=comparison.metric)
-    return replace(transposed(table, "task"), legend=legend)
+    return replace(grid, legend=["once learned", "forgetting of a task"], of_tasks=True)
 
 
 def _shows(comparison: Comparison) -> list[Show]:
     """Return for each task how its scores are written."""
-    return [scale_of(metric).text for metric in comparison.metric]
+    return [scale.text for scale in comparison.scales]
 
 
 def _unit_of_scores(comparison: Comparison, percent: str = "in %") -> str:
     """Return what a title says of the unit of scores: of percentages these words, nothing of plain numbers."""
-    shares = [scale_of(metric) == PERCENT for metric in comparison.metric]
+    shares = [scale == PERCENT for scale in comparison.scales]
     return "" if not any(shares) else percent if all(shares) else f"{percent} where scores are shares"
-
-
-def _signs(comparison: Comparison) -> list[int]:
-    """Return for each task 1 where higher scores are better, else -1."""
-    return [sign(metric) for metric in comparison.metric]
 
 
 def _task_headers(comparison: Comparison) -> list[str]:

@@ -17,7 +17,7 @@ from forgetfree.ledger import Ledger, check_binding, check_definitions
 from forgetfree.models.state import ModelState
 
 
-class Kept(Protocol):
+class Memory(Protocol):
     """What a strategy keeps of the tasks that it has learned: set as `ContinualStrategy.kept`."""
 
     def save(self, directory: Path) -> None:

@@ -1,0 +1,283 @@
+"""What a report says in words: the outcome in a few sentences, notes above the tables, and what the columns mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from forgetfree.display import PERCENT, Scale, counted
+from forgetfree.options import FLAGGED, typed
+from forgetfree.results.comparison import Comparison, StrategyRuns
+from forgetfree.results.evidence import student
+from forgetfree.results.report.page import WIDE, size
+from forgetfree.results.run_results import REFERENCE, Failed, Unfinished
+from forgetfree.results.unit_folder import UnitFiles, Units
+
+NAIVE, OURS = "continual-ft", "grafting-continual"
+#: They see the data of other tasks at once, or keep a model for each task: nothing to be forgotten, or no stream.
+_REFERENCES = (REFERENCE, "joint", "cumulative")
+#: What is told of the set-up in words; what else was set stands as it was typed.
+_SETUP = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", "starts", *FLAGGED)
+#: What nobody typed.
+_UNTOLD = ("parts",)
+
+
+# ---- the outcome ----------------------------------------------------------------------------------------
+
+
+def headline(comparison: Comparison) -> str:
+    """Return what the comparison says of forgetting, of scores at the end, and of what is not known."""
+    if not comparison.strategies:
+        return "No strategy has finished, so there is nothing to compare."
+    return " ".join(_sentences(comparison))
+
+
+def _sentences(comparison: Comparison) -> Iterator[str]:
+    scale, naive = comparison.scale, _first(comparison, NAIVE)
+    ours = _first(comparison, OURS) or _best_of_the_others(comparison)
+    if len(comparison.tasks) == 1:
+        yield "The stream has one task, so nothing can be forgotten."
+    else:
+        parts = [_lost(entry, scale) for entry in (naive, ours) if entry]
+        if parts:
+            text = ", ".join(parts)
+            yield f"{_capital(text) if naive else text}{_price(ours, len(comparison.tasks))}."
+        if ours and not naive:
+            yield f"{NAIVE} is not among the strategies: what naive training would have lost is not known."
+    if naive and ours:
+        yield _difference(ours, naive, scale)
+    names = [entry.runs[0].strategy for entry in comparison.strategies]
+    if any(names.count(entry.runs[0].strategy) > 1 for entry in (naive, ours) if entry):
+        yield "These sentences tell the first set-up of a strategy; the tables have all."
+    constant = (
+        comparison.constant
+        and f"a constant answer scores {scale.with_unit(float(np.mean(comparison.constant)))} on average"
+    )
+    if reference := _first(comparison, REFERENCE):
+        score = f"A model for each task ({reference.label}) scores {scale.with_unit(_average(reference))} on average"
+        yield f"{score}; {constant}." if constant else f"{score}."
+    elif constant:
+        yield f"{_capital(constant)}."
+
+
+def _first(comparison: Comparison, strategy: str) -> StrategyRuns | None:
+    """Return the first row of a strategy; where it has several, its label says which it is."""
+    return next((entry for entry in comparison.strategies if entry.runs[0].strategy == strategy), None)
+
+
+def _best_of_the_others(comparison: Comparison) -> StrategyRuns | None:
+    others = [e for e in comparison.strategies if e.runs[0].strategy not in (NAIVE, *_REFERENCES)]
+    # Where the sign is 0, the first: such averages have no best.
+    return max(others, key=lambda entry: comparison.sign * _average(entry), default=None)
+
+
+def _lost(entry: StrategyRuns, scale: Scale) -> str:
+    """Say how much of its score a strategy lost on average, and how sure that is."""
+    values = [run.forgetting for run in entry.runs]
+    mean, low, high = student(values)
+    name = f"naive fine-tuning ({entry.label})" if entry.runs[0].strategy == NAIVE else entry.label
+    lost = f"{name} {'gained' if scale.text(mean).startswith('-') else 'lost'} {_points(abs(mean), scale)} on average"
+    if not any(values):
+        return f"{lost}{', with every seed' if len(values) > 1 else ''}"
+    if len(values) == 1:
+        return f"{lost} (one seed)"
+    if math.isnan(low):
+        return f"{lost} (with each of {len(values)} seeds)"
+    undecided = ": undecided whether it forgot" if low <= 0 <= high else ""
+    interval = f"95 % interval of the loss {scale.text(low)} to {scale.text(high)}"
+    return f"{lost} ({interval} over {len(values)} seeds{undecided})"
+
+
+def _price(entry: StrategyRuns | None, tasks: int) -> str:
+    """Say what the strategy named last keeps per task."""
+    kept = [run.memory for run in entry.runs] if entry else []
+    return f", at {size(float(np.mean([each[-1] for each in kept])) / tasks)} a task" if kept and all(kept) else ""
+
+
+def _difference(ours: StrategyRuns, naive: StrategyRuns, scale: Scale) -> str:
+    """Compare the averages at the end, in pairs of the same seed."""
+    scores = f"At the end {ours.label} scores {scale.with_unit(_average(ours))} on average, {naive.label} "
+    scores += scale.with_unit(_average(naive))
+    other = {run.seed: run.average for run in naive.runs}
+    pairs = [run.average - other[run.seed] for run in ours.runs if run.seed in other]
+    if not pairs:
+        return f"{scores}; they have no seed in common."
+    mean, low, high = student(pairs)
+    if len(pairs) == 1:
+        return f"{scores}: one seed in common, so what other seeds would give is not known."
+    if math.isnan(low):
+        return f"{scores}, with the same difference for each of {len(pairs)} seeds."
+    verdict = "undecided" if low <= 0 <= high else "higher" if mean > 0 else "lower"
+    ends = f"{scale.text(low)} to {scale.text(high)}{' points' if scale == PERCENT else ''}"
+    interval = f"95 % interval of the difference {ends} over {len(pairs)} seeds"
+    return f"{scores}: {verdict} ({interval})."
+
+
+def _average(entry: StrategyRuns) -> float:
+    return float(np.mean([run.average for run in entry.runs]))
+
+
+def _points(difference: float, scale: Scale) -> str:
+    """Return a difference of scores; one of percentages in points."""
+    text = scale.text(difference)
+    return f"{text} point{'' if text == '1.0' else 's'}" if scale == PERCENT else scale.with_unit(difference)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# ---- notes ----------------------------------------------------------------------------------------------
+
+
+def stream_name(comparison: Comparison) -> str:
+    """Return the name of the stream; where it lists many tasks, how many."""
+    tasks = comparison.tasks
+    listed = len(tasks) > WIDE and "," in comparison.stream
+    return f"{len(tasks)} tasks, {tasks[0]} to {tasks[-1]}" if listed else comparison.stream
+
+
+def notes(comparison: Comparison, units: Units) -> Iterable[str]:
+    """Yield the sentences above the tables: the set-up, rows and seeds, and what is left out.
+
+    Args:
+        comparison: what is reported.
+        units: the files of its units; empty where they were not read.
+    """
+    settings = {key: typed(value) for key, value in comparison.settings.items() if key not in _UNTOLD}
+    if setup := [f"{key.replace('_', ' ')} {settings.pop(key)}" for key in _SETUP if key in settings]:
+        yield f"Set-up: {', '.join(setup)}."
+    if settings:
+        yield f"Also set: {' '.join(f'{key}={value}' for key, value in settings.items())}."
+    if rows := _test_rows(comparison.test_rows):
+        yield rows
+    seeds = [(entry.label, [run.seed for run in entry.runs]) for entry in comparison.strategies]
+    if any(len(numbers) > 1 for _, numbers in seeds):
+        yield "Cells are mean (standard deviation, n - 1) over seeds."
+    if seeds and all(numbers == seeds[0][1] for _, numbers in seeds):
+        yield f"Every strategy: {_count_seeds(seeds[0][1])}."
+    elif seeds:
+        yield "; ".join(f"{label}: {_count_seeds(numbers)}" for label, numbers in seeds) + "."
+    tuned = [(entry.label, entry.runs[0].trials) for entry in comparison.strategies]
+    if any(trials for _, trials in tuned):
+        chosen = ", ".join(f"{label} {trials or 'not tuned'}" for label, trials in tuned)
+        yield f"Settings that were tried on validation rows: {chosen}."
+    for entry in comparison.strategies:
+        for run in entry.runs:
+            for claim in run.broken_claims:
+                yield f"Broken claim of {entry.label}, seed {run.seed}: {claim}."
+    for cut in comparison.unfinished:
+        done = max(0, len(cut.matrix) - 1)
+        yield (
+            f"Unfinished and left out: {cut.strategy}, seed {cut.seed}, "
+            f"after {done} of {counted(len(comparison.tasks), 'task')}{_place(cut)}."
+        )
+    for failed in comparison.failed:
+        yield f"Failed and left out: {failed.strategy}, seed {failed.seed}{_place(failed)}: {failed.error}"
+    for entry in comparison.strategies if units else ():
+        yield from _left_out(entry, units[entry.label])
+
+
+def _left_out(entry: StrategyRuns, units: Sequence[UnitFiles]) -> Iterable[str]:
+    """Yield which answers, losses and times of a strategy are not shown, and why."""
+    for run, unit in zip(entry.runs, units, strict=True):
+        for what, fault in unit.faults.items():
+            yield f"{what} of {entry.label}, seed {run.seed}, are left out: {fault}"
+
+
+def _place(run: Unfinished | Failed) -> str:
+    return f" ({run.source})" if run.source else ""  # that of a run at its own end is clear
+
+
+def _test_rows(rows: Mapping[str, int]) -> str:
+    """Say how many rows each task is scored on."""
+    counts = sorted(set(rows.values()))
+    if not counts:
+        return ""
+    if len(counts) == 1:
+        return f"Each task is scored on {counted(counts[0], 'row')}."
+    if len(rows) > WIDE:
+        return f"Tasks are scored on {counts[0]:,} to {counts[-1]:,} rows each."
+    return f"Scored on rows: {', '.join(f'{task} {count:,}' for task, count in rows.items())}."
+
+
+def _count_seeds(seeds: Sequence[int]) -> str:
+    return f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
+
+
+# ---- what columns mean ----------------------------------------------------------------------------------
+
+MEANINGS = {
+    "a task": "the score on its test rows after the last task; accuracy, or F1 where it says so: of label 1, or of entities "
+    "where a task labels words",
+    "average": "the mean of the tasks' scores: each counts the same",
+    "forgetting": "how far a task is below its best score since it was learned; the mean over all tasks but the last",
+    "BWT": "backward transfer: the score at the end minus the score right after learning; below 0 where tasks were forgotten",
+    "ECE": "expected calibration error: how far confidence is from accuracy, in 15 bins; the mean over tasks",
+    "a constant answer": "the best score that the same answer to every row has: what knows a task is above it",
+    "a bag of words": "logistic regression on the words (TF-IDF) of the same training rows, without the model; the mean over "
+    "seeds",
+    "a linear probe": "logistic regression on the features of the pre-trained model, of the same training rows; the mean over "
+    "seeds. Nothing of the model is trained",
+    "best floor": "the mean over tasks of the best score without fine-tuning: of a constant answer, a bag of words, a linear "
+    "probe",
+    "bold": "the best of a column of strategies",
+    "FWT": "forward transfer: the score of a task just before it is learned, minus that before training",
+    "intransigence": "how far a task is below the model fine-tuned on it alone, right after learning",
+    "forgetting of a task": "its best score since it was learned, minus its score at the end",
+    "BWT to a version": "the score of a task's latest version at the end, minus that of its first version right after learning",
+    "ECE of a task": "its expected calibration error after the last task",
+    "agreement": "on how many test rows the answer is that of the model fine-tuned on the task alone",
+    "(s)": "seconds of all tasks; a fine-tuned model that strategies share counts for the first that made it",
+    "kept": "bytes beside the pre-trained model that answer for all tasks and let the next be learned",
+    "of its region not owned before": "the share of the region that no earlier task owns",
+    "region": "entries of the model that hold the task's skill",
+    "owned": "those that no earlier task owns: the ones that this task trained",
+    "overlap": "the share of the column's region that lies in the row's",
+    "largest overlap": "the largest share of the region that lies in the region of one earlier task",
+    "interval": "in brackets: where 95 of 100 lie when test rows and seeds are drawn anew (bootstrap over both; rows are drawn "
+    "once for all strategies and seeds). With fewer than five seeds it is somewhat too narrow",
+    "minus another": "the difference of the averages on equal rows and seeds; undecided: the interval holds 0",
+    "kept above the floor": "(score − floor) / (score of fine-tune − floor): the share of what fine-tuning learned. The floor "
+    "of a task is the best of those in the table of scores, that of the average is their mean; floors count as exact. — where "
+    "fine-tune is not above the floor for certain",
+    "noise floor": "the ECE that chance alone shows: that of a perfectly calibrated model with the same confidences, on as "
+    "many rows",
+    "ECE without noise": "ECE less what chance adds to it, estimated (Kumar et al., 2019)",
+    "ECE after scaling": "ECE of the same answers after each task's logits were divided by one number, its temperature, fitted "
+    "to validation rows (Guo et al., 2017)",
+    "temperature": "that number, the mean over tasks: above 1 where the model was too sure",
+    "a task, re-trained": "the score of a new linear readout (logistic regression), trained on the task's training rows with "
+    "the model that answers for it at the end",
+    "won by re-training": "that average minus the strategy's own: what the readout had forgotten, not the features",
+    "once learned": "the score right after the task was learned",
+}
+
+#: What is told in another way where a task has a metric of a plug-in, of which lower may be better.
+OF_OTHER_METRICS = {
+    "a task": "the score on its test rows after the last task, by the metric that it says; accuracy where it says none",
+    "forgetting": "how much worse a task is than its best score since it was learned; the mean over all tasks but the last",
+    "BWT": "backward transfer: how much better the score at the end is than that right after learning; below 0 where tasks "
+    "were forgotten",
+    "a constant answer": "the best score that the same answer to every row has: what knows a task is better",
+    "FWT": "forward transfer: how much better the score of a task is just before it is learned than before training",
+    "intransigence": "how much worse a task is than the model fine-tuned on it alone, right after learning",
+    "forgetting of a task": "how much worse its score is at the end than its best since it was learned",
+    "BWT to a version": "how much better the score of a task's latest version is at the end than that of its first version "
+    "right after learning",
+    "won by re-training": "how much better these scores are than the strategy's own, on average: what the readout had "
+    "forgotten, not the features",
+}
+
+
+def meanings(*names: str, metrics: Iterable[str] = ()) -> tuple[tuple[str, str], ...]:
+    """Return the legend of columns.
+
+    Args:
+        names: of the columns.
+        metrics: of the tasks; beside accuracy and F1, some things are told in another way.
+    """
+    other = {} if {*metrics} <= {"accuracy", "f1"} else OF_OTHER_METRICS
+    return tuple((name, other.get(name, MEANINGS[name])) for name in names)
