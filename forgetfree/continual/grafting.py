@@ -24,8 +24,8 @@ from forgetfree.data.sampling import representative
 from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, search_phase, training_phase
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.scaled_start import score_and_loss
 from forgetfree.learning.single_task import SingleTask
+from forgetfree.learning.training import quality_of
 from forgetfree.ledger import Ledger, Record
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
@@ -185,11 +185,11 @@ class RegionTrainer:
 
 @dataclass(frozen=True)
 class AloneResult:
-    """A task as it was trained on θ_pre alone: its record, its skill, and how well it answers, see `score_and_loss`."""
+    """A task as it was trained on θ_pre alone: its record, its skill, and how well it answers, see `quality_of`."""
 
     record: Record
     skill: Skill
-    score_and_loss: tuple[float, float]
+    quality: tuple[float, float]
 
 
 def auto_cost(one_way: Cost, localize_at: LocalizeAt, tasks: Sequence[TaskSize]) -> Cost:
@@ -248,19 +248,19 @@ class AutoComposition:
                     logged=False,  # one training a task is
                     about=("alone",),
                 )
-                return AloneResult(regions.record(training), skill_of(training), self._score_and_loss(task))
+                return AloneResult(regions.record(training), skill_of(training), self._quality(task))
             finally:
                 regions.roll_back()
 
     def _better(self, training: Training, alone: AloneResult) -> Training:
         """Return the training that is recorded, which the model holds the end of."""
-        if alone.score_and_loss > self._score_and_loss(training.task):
+        if alone.quality > self._quality(training.task):
             self._strategy.regions.put_alone(training.task, alone.record)
             return replace(training, skill=alone.skill)
         return training
 
-    def _score_and_loss(self, task: EncodedTask) -> tuple[float, float]:
+    def _quality(self, task: EncodedTask) -> tuple[float, float]:
         """Return how well the model answers validation rows now."""
         strategy = self._strategy
         rows = task.validation.subset(representative(task.validation.targets, strategy.options.validation_rows))
-        return score_and_loss(strategy.model, task, rows, strategy.options)
+        return quality_of(strategy.model, task, rows, strategy.options)

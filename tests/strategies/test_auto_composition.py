@@ -51,7 +51,7 @@ def prefer(monkeypatch: pytest.MonkeyPatch, alone: set[str]) -> None:
         is_alone = ways._strategy.training is None  # in `begin`, before the training on the union
         return float(is_alone == (task.name in alone)), 0.0
 
-    monkeypatch.setattr(AutoComposition, "_score_and_loss", quality)
+    monkeypatch.setattr(AutoComposition, "_quality", quality)
 
 
 def assert_same(one: Record, other: Record) -> None:
@@ -143,7 +143,7 @@ def test_an_interrupted_rival_leaves_the_model_as_it_was(
                 next(left)  # noqa: B023
                 return 0.0, 0.0
 
-            patch.setattr(AutoComposition, "_score_and_loss", quality)
+            patch.setattr(AutoComposition, "_quality", quality)
             with pytest.raises((StopIteration, RuntimeError)):
                 strategy.train(second)
         assert (strategy.evaluate([stream.tasks[0]])["qnli"].logits == before).all()
