@@ -17,7 +17,7 @@ from torch import Tensor
 from forgetfree.core.readout_model import autocast
 from forgetfree.data.prompts import EncodedTexts
 from forgetfree.data.sampling import by_length
-from forgetfree.parallel.exchange import own_items, gathered
+from forgetfree.parallel.exchange import gathered, own_items
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
