@@ -120,8 +120,8 @@ def check_own(path: Path, error: type[ForgetfreeError] = RunError, unit: Path | 
             got = got or {"bytes": size_of(path)}
             where = f"{record.name} beside it" if record.parent == path.absolute().parent else record
             raise error(
-                f"{path} is not the file that its unit made: {where} expects {_in_words(expected)}, got {_in_words(got)}. It is that "
-                f"of another seed or run, or has changed since. {_REMEDY}"
+                f"{path} is not the file that its unit made: {where} expects {_in_words(expected)}, got "
+                f"{_in_words(got)}. It is that of another seed or run, or has changed since. {_REMEDY}"
             )
     except OSError as fault:
         raise error(f"{path} cannot be read: {first_line(fault)}. {_REMEDY}") from fault
