@@ -87,6 +87,7 @@ DEFAULT_STRATEGIES = ("fine-tune", "continual-ft", "grafting-continual")
 KINDS: dict[str, Entry] = {
     "classification": Entry("forgetfree.kinds.classification:Classification", "a label a row, for a text or a pair"),
     "tagging": Entry("forgetfree.kinds.tagging:Tagging", "a tag for each word of a sentence"),
+    "generation": Entry("forgetfree.kinds.generation:Generation", "a text that answers a prompt or a chat"),
 }
 
 #: What asks and answers for learned tasks, by what their kind says in `forgetfree.kinds.kind.TaskKind.served_as`.
@@ -95,10 +96,32 @@ SERVED: dict[str, Entry] = {
     "tagging": Entry("forgetfree.serve.tagging:TaggingTask"),
 }
 
-METRICS: dict[str, Entry] = {
+#: Those of answers that are labels.
+LABEL_METRICS: dict[str, Entry] = {
     "accuracy": Entry("forgetfree.results.metrics:ACCURACY", "the share of rows that are answered rightly"),
     "f1": Entry("forgetfree.results.metrics:F1", "F1 of label 1 of two; where words are tagged, of entities"),
 }
+#: Those of answers that are texts.
+TEXT_METRICS: dict[str, Entry] = {
+    "exact_match": Entry("forgetfree.results.text_metrics:EXACT_MATCH", "the share of texts that equal a right one"),
+    "token_f1": Entry(
+        "forgetfree.results.text_metrics:TOKEN_F1", "F1 of the words of texts and right ones, as in SQuAD"
+    ),
+    "rouge_l": Entry(
+        "forgetfree.results.text_metrics:ROUGE_L", "ROUGE-L of texts, by the longest common sequence of words"
+    ),
+    "rouge_1": Entry("forgetfree.results.text_metrics:ROUGE_1", "ROUGE-1 of texts, by common words"),
+    "rouge_2": Entry("forgetfree.results.text_metrics:ROUGE_2", "ROUGE-2 of texts, by common pairs of words"),
+    "bleu": Entry("forgetfree.results.text_metrics:BLEU", "BLEU of all texts, as sacrebleu computes it"),
+    "chrf": Entry("forgetfree.results.text_metrics:CHRF", "chrF of all texts, by common runs of characters"),
+    "numeric_answer": Entry(
+        "forgetfree.results.text_metrics:NUMERIC_ANSWER", "the share of texts whose last number is that of a right one"
+    ),
+    "edit_similarity": Entry(
+        "forgetfree.results.text_metrics:EDIT_SIMILARITY", "1 minus the edits from a text to a right one, as a share"
+    ),
+}
+METRICS = LABEL_METRICS | TEXT_METRICS
 
 SOURCES: dict[str, Entry] = {
     "demo": Entry("forgetfree.benchmarks.demo:load", "seven small tasks, embedded"),
@@ -307,11 +330,20 @@ def metric(name: str) -> Any:
     return known[name].load(_metric)
 
 
+def metrics_of(kind: str) -> list[str]:
+    """Return the names of the metrics that tasks of a kind can be scored by: all but ours for other answers."""
+    from forgetfree.tasks import KIND_OF_FORM
+
+    others = LABEL_METRICS if KIND_OF_FORM.get(kind) == "generation" else TEXT_METRICS
+    return [name for name in metrics() if name not in others]
+
+
 def unknown_names(task: TaskDefinition) -> list[str]:
     """Return a phrase for the kind, and for the metric, that a definition names and no package here has."""
     from forgetfree.tasks import KIND_OF_FORM
 
-    known = {"kind": [*KIND_OF_FORM, *kinds()], "metric": [*metrics()]}
+    names = list(dict.fromkeys([*KIND_OF_FORM, *kinds()]))
+    known = {"kind": names, "metric": metrics_of(task.kind) if task.kind in names else [*metrics()]}
     return [
         f"{what} must be one of {', '.join(names)}, got {getattr(task, what)!r}"
         for what, names in known.items()

@@ -1,4 +1,4 @@
-"""What a task is, before any data is read: form of its rows, labels, prompt, metric, where the hub has it."""
+"""What a task is, before any data is read: form of its rows, labels or texts, prompt, metric, where the hub has it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from typing import Any, Literal
 from forgetfree.display import brief
 from forgetfree.json_file import checked
 
-#: The kind of a task, as `forgetfree.registry.kind` knows it, by the form of its rows: a text, two, or the words of a sentence.
-#: The definition of a task of ours names the form; that of a task of another kind names the kind.
-KIND_OF_FORM = {"single": "classification", "pair": "classification", "tokens": "tagging"}
+#: The kind of a task, as `forgetfree.registry.kind` knows it, by the form of its rows: a text, two, the words of a sentence, a
+#: prompt with the text that answers it, or a chat. The definition of a task of ours names the form; that of a task of another
+#: kind names the kind.
+KIND_OF_FORM = {
+    "single": "classification",
+    "pair": "classification",
+    "tokens": "tagging",
+    "generation": "generation",
+    "messages": "generation",
+}
 SPLITS = ("train", "validation", "test")
 
 
@@ -45,25 +52,35 @@ Scenario = Literal["task", "class", "domain"]
 #: Which rows models are scored on: those of the test set; or validation rows in their place, to choose options by.
 EvaluatedOn = Literal["test", "validation"]
 
+#: The longest text that may be asked for, in tokens.
+MOST_NEW_TOKENS = 8192
+#: The fields of a definition that are about answers that are texts.
+_OF_TEXTS = ("instruction", "max_new_tokens", "stop")
+
 #: Longest row in tokens where nothing else is said (LM-BFF's default); the longest text is cut first.
 MAX_LENGTH = 128
 
 
 @dataclass(frozen=True)
 class TaskDefinition:
-    """A task over a text, a pair of texts, or each word of a sentence.
+    """A task over a text, a pair of texts, or each word of a sentence; or one that is answered by a text.
 
     Attributes:
         name: the task's name, on the command line and in a data directory.
-        kind: ``single`` text, ``pair`` of texts, or ``tokens``: the words of a sentence; or the name of a registered kind.
+        kind: ``single`` text, ``pair`` of texts, or ``tokens``: the words of a sentence; ``generation`` of a text that answers
+            a prompt, or ``messages`` of a chat; or the name of a registered kind.
         labels: label names; their positions are the integer labels. For ``tokens``, ``O`` and then ``B-X`` and ``I-X`` for
-            each kind X of entity: see `of_entities`.
+            each kind X of entity: see `of_entities`. None where texts are the answers.
         template: the prompt for masked LMs, with ``{text}`` or ``{text_a}``/``{text_b}`` and one ``{mask}``.
-            ``{text_a:bare}`` drops a final punctuation mark, ``{text_b:lower}`` lower-cases the first letter.
+            ``{text_a:bare}`` drops a final punctuation mark, ``{text_b:lower}`` lower-cases the first letter. Where texts are
+            the answers, what stands before an answer, with ``{prompt}``; empty: the tokenizer's chat template, if it has one.
         label_words: one word a label, read at the mask (or, for causal LMs, after the last token).
         causal_template: the prompt for causal LMs: it ends where the label word would follow.
         metric: ``accuracy``, or ``f1`` of label 1; for ``tokens``, ``f1`` of entities; or the name of a registered metric.
         hub: where the hub holds it, if it does.
+        instruction: what to do, the same for all rows, where texts are the answers.
+        max_new_tokens: the longest text that is written, in tokens.
+        stop: texts before which an answer ends.
     """
 
     name: str
@@ -74,6 +91,9 @@ class TaskDefinition:
     causal_template: str = ""
     metric: str = "accuracy"
     hub: HubSource | None = None
+    instruction: str = ""
+    max_new_tokens: int = 64
+    stop: tuple[str, ...] = ()
 
     __pydantic_config__ = {"extra": "forbid", "revalidate_instances": "always"}  # noqa: RUF012  # pydantic's name
 
@@ -103,22 +123,34 @@ class TaskDefinition:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All fields without ``hub``, which says where rows are and not what they mean."""
-        return asdict(self) | {"hub": None}
+        """All fields without ``hub``, which says where rows are and not what they mean.
+
+        Those of answers that are texts stand there for such tasks alone.
+        """
+        fields = asdict(self) | {"hub": None}
+        return fields if self.writes else {name: value for name, value in fields.items() if name not in _OF_TEXTS}
+
+    @property
+    def writes(self) -> bool:
+        """Whether the answers are texts, which a language model writes."""
+        return self.kind in ("generation", "messages")
 
     def reading(self, readout: str) -> dict[str, Any]:
         """Return the fields that decide how a model with this readout answers, by name.
 
-        They are kind and labels; for a readout by label words also these words and the prompt.
+        They are kind and labels; for a readout by label words also these words and the prompt; for texts how they are asked for
+        and when they end.
         """
         names = ["kind", "labels"]
-        if readout in ("prompt", "causal"):
+        if self.writes:
+            names = ["kind", "template", *_OF_TEXTS]
+        elif readout in ("prompt", "causal", "generate"):
             names += ["label_words", "template" if readout == "prompt" else "causal_template"]
         return {name: getattr(self, name) for name in names}
 
     @property
     def form(self) -> str:
-        """What a row is, ``single``, ``pair`` or ``tokens``: the kind says it, or else labels and prompts do."""
+        """What a row is, ``single``, ``pair`` or such: the kind says it, or else labels and prompts do."""
         if self.kind in KIND_OF_FORM:
             return self.kind
         if self.entities:
@@ -128,7 +160,13 @@ class TaskDefinition:
     @property
     def text_columns(self) -> tuple[str, ...]:
         """The names of the text columns in the task's data files."""
-        return {"pair": ("text_a", "text_b"), "tokens": ("tokens",)}.get(self.form, ("text",))
+        columns = {
+            "pair": ("text_a", "text_b"),
+            "tokens": ("tokens",),
+            "generation": ("prompt",),
+            "messages": ("messages",),
+        }
+        return columns.get(self.form, ("text",))
 
     @property
     def entities(self) -> tuple[str, ...]:
@@ -146,6 +184,8 @@ class TaskDefinition:
             checked(TaskDefinition, self)
         except ValueError as error:
             return [str(error)]
+        if self.writes:
+            return self.template_faults()
         if self.kind not in ("single", "pair"):
             return self.label_faults()
         return [*self.label_faults(), *self.prompt_faults("prompt"), *self.prompt_faults("causal", words=False)]
@@ -171,8 +211,25 @@ class TaskDefinition:
             faults.append(f"{name} must hold each of {each} once and no other slot, got {prompt!r}")
         return faults
 
+    def template_faults(self) -> list[str]:
+        """Return a phrase for each fault of what stands before an answer that is a text."""
+        faults = []
+        if self.labels:
+            faults.append(f"labels must be none where answers are texts, got {brief(self.labels, 200)}")
+        if self.template and self.template.count("{prompt}") != 1:
+            faults.append(f"template must hold {{prompt}} once, got {brief(self.template, 200)}")
+        if not 1 <= self.max_new_tokens <= MOST_NEW_TOKENS:
+            faults.append(f"max_new_tokens must be from 1 to {MOST_NEW_TOKENS:,}, got {self.max_new_tokens}")
+        if self.template and self.kind == "messages":
+            faults.append("template must be left out for chats, which the tokenizer's chat template puts together")
+        if not all(self.stop):
+            faults.append(f"stop must hold no empty text, got {brief(self.stop, 200)}")
+        return faults
+
     def label_faults(self) -> list[str]:
         """Return a phrase for each fault of the labels, of the metric and of the hub's columns."""
+        if self.writes:
+            return self.template_faults()
         faults = []
         if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
             faults.append(f"labels must be at least two names, all different, got {brief(self.labels, 200)}")

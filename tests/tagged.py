@@ -7,8 +7,7 @@ import random
 from forgetfree.continual.streams import Stream, make_stream
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.tasks import TaskDefinition
-from forgetfree.testing.tiny import FILLER, KEYWORDS
-from forgetfree.testing.tiny_streams import tiny_model, tiny_task
+from forgetfree.testing.tiny import FILLER, KEYWORDS, tiny_model, tiny_task
 
 #: Kinds of entities, each with the words that its entities are made of.
 PEOPLE = {"PER": KEYWORDS["sst2"][0], "LOC": KEYWORDS["sst2"][1]}

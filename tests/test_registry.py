@@ -242,8 +242,8 @@ BROKEN_STREAMS = {
     "OWN = ['sst2', 3]": f"{SHAPE}['sst2', 3]",
     "OWN = ['sst2', '']": f"{SHAPE}['sst2', '']",
     "OWN = {'sst2'}": f"{SHAPE}{{'sst2'}}",
-    f"{TASK}OWN = T('x', 'triple', ('a', 'b'))": "kind must be one of single, pair, tokens, classification, "
-    "tagging, got 'triple'",
+    f"{TASK}OWN = T('x', 'triple', ('a', 'b'))": "kind must be one of single, pair, tokens, generation, "
+    "messages, classification, tagging, got 'triple'",
     f"{TASK}OWN = T('x', 'single', ('a', 'a'), label_words=('b', 'c'))": (
         "labels must be at least two names, all different, got ('a', 'a')"
     ),

@@ -37,7 +37,7 @@ from forgetfree.jobs.experiments import (
 )
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import fine_tune, predict
+from forgetfree.learning.training import answers_of, fine_tune
 from forgetfree.models.lora_adapters import LoraAdapters, lora_config, targets
 from forgetfree.results.answers import LabelAnswers, label_answers
 from forgetfree.results.records import CONSTANT
@@ -186,8 +186,7 @@ def adapted(
                     continue
 
             def answers(rows: Examples, options: LocalizationOptions = options) -> LabelAnswers:
-                logits = predict(bench.model, rows, batch_size=options.rows_at_once, precision=options.precision)
-                return label_answers(bench.task.answers(logits, rows))
+                return label_answers(answers_of(bench.model, bench.task, rows, options))
 
             score = 0.0 if len(choices) == 1 else answers(bench.task.validation).score(bench.task.definition.metric)
             if score > best:

@@ -18,7 +18,7 @@ from forgetfree.continual.streams import Stream, make_stream
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_tasks
 from forgetfree.options import build
-from forgetfree.testing.tiny_streams import tiny_model
+from forgetfree.testing.tiny import tiny_model
 
 TASKS, SHOTS, TEST_ROWS = 10, 4, 640
 

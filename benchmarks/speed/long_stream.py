@@ -22,7 +22,7 @@ from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.learning.monitor import Monitor
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
-from forgetfree.testing.tiny_streams import tiny_model
+from forgetfree.testing.tiny import tiny_model
 
 TASKS, STEPS = 50, 60
 

@@ -23,8 +23,8 @@ from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import representative
 from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, search_phase, training_phase
 from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.scaled_start import quality
 from forgetfree.learning.single_task import SingleTask
+from forgetfree.learning.training import quality_of
 from forgetfree.ledger import Ledger, Record
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
@@ -264,4 +264,4 @@ class AutoComposition:
         """Return how well the model answers validation rows now."""
         strategy = self._strategy
         rows = task.validation.subset(representative(task.validation.targets, strategy.options.validation_rows))
-        return quality(strategy.model, task, rows, strategy.options)
+        return quality_of(strategy.model, task, rows, strategy.options)

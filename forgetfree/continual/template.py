@@ -279,14 +279,20 @@ class StrategyTemplate(SupervisedTemplate):
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
         batches = ((b[0].to(self.device), b[-1].to(self.device) if len(b) > 2 else 0) for b in self.dataloader)
         showing = self.monitor.phase(self.task.name, "evaluate", len(self.dataloader))
+        kind, rows = self.task.kind, self._rows
+        if rows is not None and len(self._order) < len(rows):
+            rows = rows.subset(sorted(self._order))
         with showing as self._on_evaluated, answer_for(self, self.task, batches) as self._answer:
             super().eval_epoch(**kwargs)
-        self.predictions[self.task.name] = answers_in_order(
-            self.task, self._rows, self._order, gathered(self._collected)
-        )
+            answers = answers_in_order(self.task, rows, self._order, gathered(self._collected))
+            if rows is not None:
+                how = {"batch_size": self.eval_mb_size, "precision": self.options.precision, "answer": self._answer}
+                answers = kind.with_texts(answers, self.task.definition, self.model, rows, **how)
+        self.predictions[self.task.name] = answers
 
     def _after_eval_iteration(self, **kwargs: Any) -> None:
-        self._collected.append((self.mb_output.cpu(), self.mb_y.cpu(), self.model.counts(self.mb_x).cpu()))
+        kept = self.task.kind.collected(self.mb_output, self.mb_y)
+        self._collected.append((kept.cpu(), self.mb_y.cpu(), self.model.counts(self.mb_x).cpu()))
         self._on_evaluated(len(self._collected), math.nan)
         super()._after_eval_iteration(**kwargs)
 
@@ -345,14 +351,13 @@ def answers_in_order(
 
     Args:
         task: the task.
-        rows: the rows; ``None`` where a plugin, or a user, put others together.
-        order: the numbers of the rows, as they were answered.
+        rows: those that were answered; ``None`` where a plugin, or a user, put others together.
+        order: their numbers among the task's rows, as they were answered.
         collected: of each batch its logits, its labels, and how many of both each row has.
     """
     logits, labels, counts = map(torch.cat, zip(*collected, strict=True))
     in_order = torch.argsort(torch.tensor(order).repeat_interleave(counts), stable=True)
-    answered = rows if rows is None or len(order) == len(rows) else rows.subset(sorted(order))
-    return task.kind.answers(task.definition, logits[in_order], labels[in_order], answered)
+    return task.kind.answers(task.definition, logits[in_order], labels[in_order], rows)
 
 
 def lengths_of(data: Any, model: nn.Module) -> list[int]:

@@ -18,8 +18,10 @@ from forgetfree.errors import TaskError
 from forgetfree.seeds import derive_seed
 
 #: ``classifier`` is a fine-tuned model's own head: no readout to choose, see `ClassifierModel`.
-ReadoutKind = Literal["linear", "mean", "prompt", "causal", "classifier"]
-READOUTS: tuple[ReadoutKind, ...] = ("linear", "mean", "prompt", "causal")
+ReadoutKind = Literal["linear", "mean", "prompt", "causal", "generate", "classifier"]
+READOUTS: tuple[ReadoutKind, ...] = ("linear", "mean", "prompt", "causal", "generate")
+#: Those that read the logits of label words; ``generate`` does where a task has labels.
+BY_WORDS: tuple[ReadoutKind, ...] = ("prompt", "causal", "generate")
 #: Those that are a linear layer of each task's own, on one hidden state or on their mean.
 LINEAR: tuple[ReadoutKind, ...] = ("linear", "mean")
 #: The precision of forward passes, see `autocast`.
@@ -40,7 +42,10 @@ class Current(Enum):
 
 @dataclass(frozen=True)
 class TaskHead:
-    """What a readout needs to know about a task: name, number of labels, ids of label words (none for ``linear``)."""
+    """What a readout needs to know about a task: name, number of labels, ids of label words.
+
+    There are no label words for ``linear``, and none where texts are the answers: all of the vocabulary is then read.
+    """
 
     name: str
     n_labels: int
@@ -54,7 +59,7 @@ class ReadoutModel(nn.Module):
 
     Args:
         backbone: maps inputs to features, or to the vocabulary's logits.
-        readout: ``linear`` and ``mean`` add a layer per task, ``prompt`` and ``causal`` add none.
+        readout: ``linear`` and ``mean`` add a layer per task, the others add none.
         dropout: the share dropped before the linear layer.
         graftable: regular expression; only tensors whose names it matches in are in `space`.
         shared_readout: use one linear layer for all tasks, as needed where the task is not known at inference.
@@ -227,7 +232,7 @@ class ReadoutModel(nn.Module):
             linear: Any = self.linears[self._key(task)]
             logits: Tensor = linear(self.dropout(features).to(linear.weight.dtype))  # a backbone may be narrower
             return logits
-        return features[:, list(head.label_words)]
+        return features[:, list(head.label_words)] if head.label_words else features
 
     def _head(self, task: int) -> TaskHead:
         if not 0 <= task < len(self.heads):

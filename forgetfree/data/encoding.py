@@ -71,7 +71,7 @@ class Encoder:
     def __init__(
         self, tokenizer: Any, template: str | None, max_length: int = MAX_LENGTH, *, closed: bool = True
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         probe = tokenizer.convert_tokens_to_ids(tokenizer.tokenize("a"))
         whole = tokenizer("a")["input_ids"]
         start = next((i for i in range(len(whole)) if whole[i : i + len(probe)] == probe), 0)
@@ -102,12 +102,12 @@ class Encoder:
             if not self.middle:  # without separator tokens (GPT-2), a space keeps the two texts' words apart
                 texts[1:] = [[f" {text}" for text in column] for column in texts[1:]]
             ids = [
-                token_ids(self._tokenizer, column, inside=bool(i and not self.middle)) for i, column in enumerate(texts)
+                token_ids(self.tokenizer, column, inside=bool(i and not self.middle)) for i, column in enumerate(texts)
             ]
             return [self._plain([column[i] for column in ids]) for i in range(len(rows))]
         slots = [part for part in self._parts if isinstance(part, Slot)]
         columns = [
-            token_ids(self._tokenizer, [slot.of(text) for text in texts[slot.column]], inside=slot.inside)
+            token_ids(self.tokenizer, [slot.of(text) for text in texts[slot.column]], inside=slot.inside)
             for slot in slots
         ]
         return [self._prompted([column[i] for column in columns]) for i in range(len(rows))]
@@ -172,15 +172,15 @@ class Encoder:
     def _part(self, piece: str | Slot, *, inside: bool) -> list[int] | Slot:
         """Return the ids of a piece of the prompt, or the slot of a text."""
         if isinstance(piece, str):
-            return token_ids(self._tokenizer, [piece], inside=inside)[0]
+            return token_ids(self.tokenizer, [piece], inside=inside)[0]
         if piece.name != "mask":
             return piece
-        if self._tokenizer.mask_token_id is None:
+        if self.tokenizer.mask_token_id is None:
             raise ModelError(
                 "The prompt readout needs a mask token, and this model's tokenizer has none. "
                 "Use --readout causal or --readout linear."
             )
-        return [self._tokenizer.mask_token_id]
+        return [self.tokenizer.mask_token_id]
 
 
 class WordEncoder(Encoder):
@@ -201,8 +201,8 @@ class WordEncoder(Encoder):
         # As they stand in a text: a space belongs to the word after it, as byte-level tokenizers see it.
         first = list({words[0] for words in sentences})
         later = list({word for words in sentences for word in words[1:]})
-        begin = dict(zip(first, token_ids(self._tokenizer, first), strict=True))
-        inside = token_ids(self._tokenizer, [f" {word}" for word in later], inside=True)
+        begin = dict(zip(first, token_ids(self.tokenizer, first), strict=True))
+        inside = token_ids(self.tokenizer, [f" {word}" for word in later], inside=True)
         after = dict(zip(later, inside, strict=True))
         found = []
         for words in sentences:

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ class EncodedRows:
     @classmethod
     def of(
         cls, rows: Sequence[Sequence[int]], labels: Sequence[Any], task: int, pad: int, kind: str = "single"
-    ) -> EncodedRows:
+    ) -> Self:
         """Pack rows of ids of any length; ``labels`` has one for each, or a sequence with one for each of its words."""
         lengths = torch.tensor([0, *map(len, rows)])
         tokens = torch.tensor([token for row in rows for token in row], dtype=torch.int32)

@@ -26,6 +26,7 @@ _UNREAD = (".arrow", ".feather", ".xls", ".xlsx")
 _KEYS = (
     *("label_names", "label_words", "template", "causal_template", "metric"),
     *("text_column", "label_column", "kind", "entities"),
+    *("instruction", "max_new_tokens", "stop"),
 )
 
 
@@ -132,13 +133,22 @@ def read_source(folder: Path) -> dict[str, Any]:
         if len(listed) > most or not all(isinstance(each, str) and each for each in listed):
             expected = "the name of a column" + ", or a list of two for pairs" * (most == 2)
             raise DataError(f"{path}: {key} must be {expected}, got {brief(names, 200)}.")
-    kinds = [*KIND_OF_FORM, *registry.kinds()]
+    kinds = list(dict.fromkeys([*KIND_OF_FORM, *registry.kinds()]))
     if source.get("kind", kinds[0]) not in kinds:
         raise DataError(f"{path}: kind must be {', '.join(kinds)}, got {brief(source['kind'], 200)}.")
+    stop = source.get("stop", "")
+    if not (isinstance(stop, str) or (isinstance(stop, list) and all(isinstance(each, str) for each in stop))):
+        raise DataError(f"{path}: stop must be a text, or a list of texts, got {brief(stop, 200)}.")
+    for key in ("instruction", "template"):
+        if not isinstance(source.get(key, ""), str):
+            raise DataError(f"{path}: {key} must be a text, got {brief(source[key], 200)}.")
+    if type(source.get("max_new_tokens", 1)) is not int:
+        raise DataError(f"{path}: max_new_tokens must be a whole number, got {brief(source['max_new_tokens'], 200)}.")
     entities = source.get("entities")
     if entities is not None and not (isinstance(entities, list) and entities and _are_names([*entities, "O"])):
         raise DataError(f"{path}: entities must be a list of kinds, all different, got {brief(entities, 200)}.")
-    if source.get("metric", "accuracy") not in (metrics := list(registry.metrics())):
+    if source.get("metric", "accuracy") not in registry.metrics():
+        metrics = registry.metrics_of(source.get("kind", kinds[0]))
         raise DataError(f"{path}: metric must be {' or '.join(map(repr, metrics))}, got {source['metric']!r}.")
     return source
 
@@ -188,7 +198,10 @@ def read_task(
             raise DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
     notes = "; ".join(filter(None, [note, *(table.note for table in tables.values())]))
     task = _task(name, tables, source, folder, columns, notes, skip_bad_rows)
-    return _kind(task).read(task)
+    rows = _kind(task).read(task)
+    if unknown := registry.unknown_names(rows.task):
+        raise DataError(f"{folder / 'source.json'}: {unknown[0]}.")
+    return rows
 
 
 def _task(

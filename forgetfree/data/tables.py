@@ -22,13 +22,11 @@ _SPLIT_NAMES = {
     "test": ("test",),
 }
 #: What is told and refused.
-NO_TASK = (
-    "several labels a row, a number to predict, a chat, answers or summaries to write, or parts of a text as in SQuAD"
-)
+NO_TASK = "several labels a row, or a number to predict"
 #: Said wherever data have another form.
 TASKS = (
-    "A task here has one label a row, for a text or a pair of texts, or a tag for each word of a sentence; see "
-    "'forgetfree list kinds'. "
+    "A task here has one label a row, for a text or a pair of texts, a tag for each word of a sentence, or a text that "
+    "answers a prompt or a chat; see 'forgetfree list kinds'. "
 )
 _REMEDY = "Make such rows, or name other columns."
 #: Keys of what stands in columns of other forms.
@@ -181,7 +179,7 @@ def form_of(value: Any) -> str:
 
 def refusal_of(form: str) -> str:
     """Return the sentences that refuse a form; nothing where there is none."""
-    return f"The column seems to hold {form}, which no task here reads. {TASKS}{_REMEDY}" if form else ""
+    return f"The column seems to hold {form}, which is no text and no label. {TASKS}{_REMEDY}" if form else ""
 
 
 def other_form(columns: Mapping[str, Sequence[Any]]) -> str:
@@ -189,7 +187,7 @@ def other_form(columns: Mapping[str, Sequence[Any]]) -> str:
     for name, cells in columns.items():
         value = plain(next((cell for cell in cells if cell is not None), None))
         if isinstance(value, Mapping) or (isinstance(value, list) and value and isinstance(value[0], Mapping)):
-            return f"Column {name!r} seems to hold {form_of(value)}, which no task here reads. {TASKS}{_REMEDY}"
+            return f"Column {name!r} seems to hold {form_of(value)}, which is no text and no label. {TASKS}{_REMEDY}"
     return ""
 
 

@@ -35,7 +35,7 @@ T = TypeVar("T", bound=Options)
 Seed = Annotated[int, Bounds(ge=0, lt=2**63)]
 Shots = Annotated[int, Bounds(ge=1)]
 Sparsity = Annotated[float, Bounds(gt=0, le=1)]
-Readout = Literal["auto", "prompt", "linear", "mean", "causal"]
+Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
 #: Where losses, rates and scores may be logged, too: see `forgetfree.jobs.running.loggers`.
 LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 #: Options of a job that ``--set`` could give, too.
@@ -137,7 +137,8 @@ class JobConfig:
     )
     skip_bad_rows: bool = option(False, "leave out rows that cannot be used, and say how many; else they are refused")
     readout: Readout = option(
-        "auto", "how logits are read; mean: by a linear layer on the mean of all tokens (default: auto)"
+        "auto",
+        "how answers are read; mean: by a linear layer on the mean of all tokens; generate: texts are written (default: auto)",
     )
     steps: int | None = option(None, "updates per task (default: the paper's 16·n·k)", at_least=1, group="How to learn")
     seeds: tuple[Seed, ...] = option(

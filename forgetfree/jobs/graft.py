@@ -40,7 +40,7 @@ from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Monitor, Stopwatch
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import predict
+from forgetfree.learning.training import answers_of
 from forgetfree.ledger.graft import Graft, find_graft
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
 from forgetfree.models.loading import load_model
@@ -96,9 +96,7 @@ class _Subject:
         if self.tuned is None:
             return self.bench.answers(fine_tuned, options=options)
         rows = self.bench.task.test
-        model = self.tuned.model.to(self.bench.device)
-        logits = predict(model, rows, batch_size=options.rows_at_once, precision=options.precision)
-        return self.bench.task.answers(logits, rows)
+        return answers_of(self.tuned.model.to(self.bench.device), self.bench.task, rows, options)
 
     def regions(self, fine_tuned: ModelState, all_options: Sequence[LocalizationOptions]) -> dict[float, Region]:
         """Return γ by sparsity, from the base of the graft that is given, or from a base of the options' kind."""

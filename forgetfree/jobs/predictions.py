@@ -1,6 +1,7 @@
 """The answers of a unit of a run on every task's test rows, in predictions.safetensors: logits and labels.
 
-Where words are labelled, those of all words, and the ``lengths`` of the sentences; a kind of a package may keep others.
+Where words are labelled, those of all words, and the ``lengths`` of the sentences; where texts are the answers, their token
+ids, their losses, and the texts. A kind of a package may keep others.
 """
 
 from __future__ import annotations
@@ -65,12 +66,16 @@ def _answers(task: TaskDefinition, tensors: Mapping[str, Tensor], rows: Mapping[
     """Return the answers on a task; raise ``ValueError`` where they are none of its kind, or not on its rows."""
     from forgetfree.kinds.kind import kind_of
 
-    if task.kind in KIND_OF_FORM:  # what others keep, they alone know
+    if task.kind in KIND_OF_FORM and not task.writes:  # what others keep, they alone know
         _check_labels(task, tensors, rows.get(task.name))
     try:
-        return kind_of(task).kept_answers(task, {part: tensor.numpy() for part, tensor in tensors.items()})
+        answers = kind_of(task).kept_answers(task, {part: tensor.numpy() for part, tensor in tensors.items()})
     except KeyError as error:
         raise ValueError(f"answers on {task.name!r} lack {error}") from error
+    if task.writes:
+        count = len(answers.right)  # type: ignore[attr-defined]
+        check(f"texts of {task.name!r}", count, rows.get(task.name, count) == count, f"{rows.get(task.name)} rows")
+    return answers
 
 
 def _check_labels(task: TaskDefinition, tensors: Mapping[str, Tensor], count: int | None) -> None:

@@ -161,7 +161,7 @@ class Classification(TaskKind):
 
     def check_readout(self, task: TaskDefinition, readout: str) -> None:
         """Raise ``UsageError`` if the task lacks what a readout by label words needs."""
-        if readout in ("prompt", "causal") and (faults := task.prompt_faults(readout)):
+        if readout in ("prompt", "causal", "generate") and (faults := task.prompt_faults(readout)):
             raise UsageError(
                 f"Task {task.name!r} cannot be read by the readout {readout!r}: {'; '.join(faults)}. Give them in its "
                 "definition, or use the readout 'linear'."
@@ -171,9 +171,10 @@ class Classification(TaskKind):
         """Return what makes token ids of texts: as they are, or in a prompt."""
         from forgetfree.data.encoding import Encoder
 
-        template = {"prompt": task.template, "causal": task.causal_template}.get(loaded.readout)
+        causal = loaded.readout in ("causal", "generate")
+        template = task.causal_template if causal else task.template if loaded.readout == "prompt" else None
         # A causal model is read where the label word would follow, so nothing may close the row.
-        return Encoder(loaded.tokenizer, template, loaded.max_length, closed=loaded.readout != "causal")
+        return Encoder(loaded.tokenizer, template, loaded.max_length, closed=not causal)
 
     def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> LabelAnswers:
         """Return the logits and labels of rows."""

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forgetfree import registry
-from forgetfree.data.rows import RowKind
+from forgetfree.data.rows import RowKind, Rows
+from forgetfree.results.answers import label_answers
 from forgetfree.tasks import Scenario, TaskDefinition
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from forgetfree.data.encoding import Encoder
-    from forgetfree.data.examples import Examples
+    from forgetfree.data.examples import EncodedRows, Examples
     from forgetfree.models.loading import LoadedModel
     from forgetfree.results.answers import Answers
     from forgetfree.results.metrics import Metric
@@ -32,7 +33,8 @@ class TaskKind(RowKind):
     """A kind of tasks: rows of one form with one question.
 
     Every kind is learned by cross-entropy. A row has one label or several, and each label is read from the logits at one
-    position. A kind that differs from another in a few things is a subclass of it.
+    position. Of a kind that is answered by texts, the labels are the tokens of a right one. A kind that differs from another
+    in a few things is a subclass of it.
     """
 
     #: What a user may write into ``kind`` of a ``source.json``, and what each is.
@@ -41,6 +43,8 @@ class TaskKind(RowKind):
     metrics: ClassVar[tuple[str, ...]]
     #: Whether answers can be read by a word for each label; else the readout is linear.
     has_label_words: ClassVar[bool] = True
+    #: The readout that ``auto`` is for its tasks; ``auto``: that which the model has.
+    readout: ClassVar[str] = "auto"
     #: Whether the training rows and the test rows need every label.
     needs_every_label: ClassVar[bool] = False
     #: How its tasks are asked and answered once they are learned: a name in `forgetfree.registry.SERVED`.
@@ -86,16 +90,80 @@ class TaskKind(RowKind):
         """Return the labels of rows as the readout numbers them: from ``first`` on."""
         return [label + first for label in labels]
 
+    def encode(
+        self, task: TaskDefinition, rows: Rows, encoder: Any, *, label: int, pad: int, first: int = 0
+    ) -> EncodedRows:
+        """Return rows as token ids with their labels.
+
+        Args:
+            task: whose rows.
+            rows: the rows.
+            encoder: what `encoder` returned.
+            label: the number of the task in mini-batches.
+            pad: the id that fills short rows.
+            first: the number of the task's first label.
+        """
+        from forgetfree.data.examples import EncodedRows
+
+        return EncodedRows.of(encoder(rows), self.numbered(rows.labels, first), label, pad, task.kind)
+
+    def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return what is kept of the logits of a batch ``(n, n_labels)``, a line for each label: by default all."""
+        return logits
+
     @abstractmethod
     def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> Answers:
         """Return a model's answers.
 
         Args:
             task: whose rows.
-            logits: one line for each label that was asked for, in the rows' order.
+            logits: what was `collected`, one line for each label that was asked for, in the rows' order.
             labels: those labels.
             rows: the rows; ``None`` where a plugin, or a user, put others together.
         """
+
+    def with_texts(self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, **how: Any) -> Answers:
+        """Return answers with what a model writes, where texts are the answers; by default they are complete.
+
+        Args:
+            answers: what was read of the logits.
+            task: whose rows.
+            model: the model.
+            rows: the rows.
+            how: see `forgetfree.models.generation.write`.
+        """
+        return answers
+
+    def quality(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> tuple[float, float]:
+        """Return how good answers are, larger is better: the score, and minus the loss, which decides between equal ones.
+
+        Args:
+            task: whose rows.
+            logits: what was `collected`, finite.
+            rows: the rows.
+
+        Raises:
+            MetricError: the answers are no labels.
+        """
+        import torch
+        from torch.nn import functional as F
+
+        answers = label_answers(self.answers(task, logits, rows.labels, rows))
+        loss = float(F.cross_entropy(torch.from_numpy(answers.logits), torch.from_numpy(answers.labels)))
+        score = answers.score(task.metric)
+        return score if self.metric(task.metric).higher_is_better else -score, -loss
+
+    def unanswered(self, task: TaskDefinition, rows: Examples, width: int) -> Answers:
+        """Return one and the same answer to all rows, for what depends on their labels alone.
+
+        Args:
+            task: whose rows.
+            rows: the rows.
+            width: how many labels are told apart, at least.
+        """
+        import torch
+
+        return self.answers(task, torch.zeros(sum(rows.counts), width), rows.labels, rows)
 
     @abstractmethod
     def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> Answers:
@@ -103,9 +171,9 @@ class TaskKind(RowKind):
 
 
 def readout_for(readout: str, tasks: Iterable[TaskDefinition]) -> str:
-    """Return the readout that was asked for; ``linear`` for ``auto`` where the answers to a task cannot be read by words."""
-    by_words = all(kind_of(task).has_label_words for task in tasks)
-    return readout if readout != "auto" or by_words else "linear"
+    """Return the readout that was asked for; for ``auto`` that of the first kind of tasks that needs one of its own."""
+    needed = [kind_of(task).readout for task in tasks]
+    return readout if readout != "auto" else next((each for each in needed if each != "auto"), "auto")
 
 
 def kind_of(task: TaskDefinition) -> TaskKind:

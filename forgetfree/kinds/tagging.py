@@ -82,6 +82,7 @@ class Tagging(TaskKind):
     metrics = ("f1",)
     has_label_words = False
     has_word_floor = False
+    readout = "linear"
     served_as = "tagging"
     #: Sentences without an entity.
     optional_group = 0

@@ -6,9 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
 from forgetfree.core.readout_model import LINEAR
 from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
@@ -58,16 +55,8 @@ class EncodedTask:
         return kind_of(self.definition)
 
     def full_steps(self, options: TrainingOptions) -> int:
-        """Return ``options.steps``, or the steps of the paper's rule."""
-        return options.steps or paper_steps(len(self.definition.labels), self.shots)
-
-    def answers(self, logits: Tensor, rows: Examples) -> Answers:
-        """Return a model's answers on ``rows`` from its logits of what it read."""
-        return self.kind.answers(self.definition, logits, rows.labels, rows)
-
-    def quality(self, answers: Answers) -> float:
-        """Return the `gain` of the score of answers by the task's metric."""
-        return self.gain(answers.score(self.definition.metric))
+        """Return ``options.steps``, or the steps of the paper's rule; texts count as one label."""
+        return options.steps or paper_steps(max(1, len(self.definition.labels)), self.shots)
 
     def gain(self, score: float) -> float:
         """Return a score of the task, or its negative where lower is better."""
@@ -76,8 +65,7 @@ class EncodedTask:
     @property
     def unanswered(self) -> Answers:
         """The test rows, all with the same answer: for what depends on their labels alone."""
-        width = 1 + max(*self.classes, 1)
-        return self.answers(torch.zeros(sum(self.test.counts), width), self.test)
+        return self.kind.unanswered(self.definition, self.test, 1 + max((*self.classes, 1)))
 
 
 @dataclass(frozen=True)
@@ -128,9 +116,7 @@ def encode_task(
 
     def encode(part: Rows) -> EncodedRows:
         task = label if labels.task_known else 0
-        return EncodedRows.of(
-            encoder(part), kind.numbered(part.labels, labels.first), task, loaded.pad, definition.kind
-        )
+        return kind.encode(definition, part, encoder, label=task, pad=loaded.pad, first=labels.first)
 
     test = rows.test.take(representative(kind.groups(rows.test.labels), test_limit))
     encoded = encode(train), encode(rows.validation), encode(test)

@@ -156,4 +156,5 @@ def _score(task: EncodedTask, predicted: Integers) -> float:
     """Return the score of the labels that a classifier gives to a task's test rows, or to the words of them that are read."""
     width = 1 + max(int(predicted.max()), int(task.test.labels.max()), *task.classes, 1)
     logits = torch.eye(width)[torch.as_tensor(predicted, dtype=torch.int64)]
-    return task.answers(logits, task.test).score(task.definition.metric)
+    answers = task.kind.answers(task.definition, logits, task.test.labels, task.test)
+    return answers.score(task.definition.metric)

@@ -6,24 +6,19 @@ than fine-tuning did; further along the same direction it may answer better befo
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from forgetfree.core.graft import grafted, interpolate
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
-from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import representative
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.training import predict
+from forgetfree.learning.training import quality_of
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
-from forgetfree.results.answers import label_answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,23 +74,6 @@ def choose_scale(
 
     def rank(scale: float) -> tuple[float, float, float]:
         with grafted(model.backbone, space, region, interpolate(pre, ft, scale)):
-            return *quality(model, task, asked, options), -scale
+            return *quality_of(model, task, asked, options), -scale
 
     return max(scales(largest), key=rank)
-
-
-def quality(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> tuple[float, float]:
-    """Return the score of a model on rows, and minus its loss, so that of two models the better one's are larger.
-
-    Args:
-        model: answers as it is.
-        task: the task.
-        rows: of the task.
-        options: precision and batch size of the forward passes.
-    """
-    logits = predict(model, rows, batch_size=options.rows_at_once, precision=options.precision)
-    if not bool(logits.isfinite().all()):  # moved too far
-        return -math.inf, -math.inf
-    answers = label_answers(task.answers(logits, rows))
-    loss = float(F.cross_entropy(torch.from_numpy(answers.logits), torch.from_numpy(answers.labels)))
-    return task.quality(answers), -loss

@@ -38,7 +38,7 @@ from forgetfree.learning.localization import (
 )
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.scaled_start import choose_scale
-from forgetfree.learning.training import fine_tune, fine_tuned_key, predict
+from forgetfree.learning.training import answers_of, fine_tune, fine_tuned_key, quality_of
 from forgetfree.learning.training_options import TrainingOptions, region_rate, scheduled_rate
 from forgetfree.ledger.binding import network_of
 from forgetfree.ledger.graft import Graft, GraftOrigin
@@ -198,8 +198,7 @@ class SingleTask:
         validation = self.task.validation.subset(representative(self.task.validation.targets, options.validation_rows))
 
         def score() -> float:
-            logits = predict(self.model, validation, batch_size=options.rows_at_once, precision=options.precision)
-            return self.task.quality(self.task.answers(logits, validation))
+            return quality_of(self.model, self.task, validation, options)[0]
 
         if base is None:
             base = self.base(options.base, fine_tuned, base_size(options, mask, count), options.fisher_rows)
@@ -403,10 +402,9 @@ class SingleTask:
         """
         rows, options = self.task.test if rows is None else rows, options or TrainingOptions()
         with self.holding(state):
-            logits = predict(self.model, rows, batch_size=options.rows_at_once, precision=options.precision)
-        return self.task.answers(logits, rows)
+            return answers_of(self.model, self.task, rows, options)
 
     def encode(self, rows: Rows) -> EncodedRows:
         """Encode rows of another data set as this task's rows, by its prompt and for its readout."""
-        encoder = self.loaded.encoder(self.task.definition)
-        return EncodedRows.of(encoder(rows), list(rows.labels), self.task.label, self.loaded.pad)
+        encoder, task = self.loaded.encoder(self.task.definition), self.task
+        return task.kind.encode(task.definition, rows, encoder, label=task.label, pad=self.loaded.pad)

@@ -39,6 +39,7 @@ from forgetfree.models.state import ModelState
 from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.parallel.exchange import every, gathered
 from forgetfree.parallel.parts import BatchSum, cut
+from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 
 
@@ -341,31 +342,77 @@ def _identity(function: Function) -> str:
     return name if name.startswith("torch.") else f"{name} {uuid.uuid4()}"  # torch's version is in the key
 
 
-def predict(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
+def answers_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> Answers:
+    """Return what a model answers to rows of a task, in batches and in the precision of the options."""
+    kind, size, precision = task.kind, options.rows_at_once, options.precision
+    logits = predict(model, rows, batch_size=size, precision=precision, collected=kind.collected)
+    answers = kind.answers(task.definition, logits, rows.labels, rows)
+    return kind.with_texts(answers, task.definition, model, rows, batch_size=size, precision=precision)
+
+
+def quality_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> tuple[float, float]:
+    """Return how well a model answers rows of a task, larger is better; of equal ones the second number decides.
+
+    Labels have their score by the task's metric, and minus their loss; texts minus their loss.
+
+    Args:
+        model: answers as it is.
+        task: the task.
+        rows: of the task.
+        options: precision and batch size of the forward passes.
+    """
+    kind = task.kind
+    logits = predict(
+        model, rows, batch_size=options.rows_at_once, precision=options.precision, collected=kind.collected
+    )
+    if not bool(logits.isfinite().all()):  # moved too far
+        return -math.inf, -math.inf
+    return kind.quality(task.definition, logits, rows)
+
+
+def predict(
+    model: ReadoutModel,
+    rows: Examples,
+    *,
+    batch_size: int = 64,
+    precision: str = "fp32",
+    collected: Callable[[Tensor, Tensor], Tensor] = lambda logits, labels: logits,
+) -> Tensor:
     """Return the logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode.
 
     Where words are labelled, those of all words that are read. Several processes answer different batches.
+
+    Args:
+        model: answers as it is.
+        rows: the rows.
+        batch_size: rows in a forward pass.
+        precision: of forward passes.
+        collected: what is returned in place of the logits of a batch, from these and its labels.
     """
-    return _of_all_rows(model, model, rows, batch_size, precision)
+    return _of_all_rows(model, lambda x, y, t: collected(model(x, t), y), rows, batch_size, precision)
 
 
 def features_of(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
     """Return what the readouts read of every row, as `predict` returns logits: float32 ``(n, H)``."""
-    return _of_all_rows(model, lambda x, t: model.features(x), rows, batch_size, precision)
+    return _of_all_rows(model, lambda x, y, t: model.features(x), rows, batch_size, precision)
 
 
 @torch.no_grad()
 def _of_all_rows(
-    model: ReadoutModel, read: Callable[[Tensor, Tensor], Tensor], rows: Examples, batch_size: int, precision: str
+    model: ReadoutModel,
+    read: Callable[[Tensor, Tensor, Tensor], Tensor],
+    rows: Examples,
+    batch_size: int,
+    precision: str,
 ) -> Tensor:
     device = next(model.parameters()).device
     mode = model.training
     model.eval()
     pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
     for batch in every(by_length(rows.lengths, batch_size)):
-        x, _, t = rows.batch(batch)
+        x, y, t = rows.batch(batch)
         with autocast(precision, device.type):
-            outputs = read(x.to(device), t.to(device)).float().cpu()
+            outputs = read(x.to(device), y.to(device), t.to(device)).float().cpu()
         pieces.append((outputs, torch.tensor(batch).repeat_interleave(model.counts(x))))
     model.train(mode)
     outputs, order = map(torch.cat, zip(*gathered(pieces), strict=True))

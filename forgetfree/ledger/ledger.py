@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout_model import BY_WORDS
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import not_finite
 from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, nearest
@@ -161,7 +162,7 @@ class Ledger:
         binding, space, cut = self.binding, self.space, 0
         if binding is None or record.definition is None or not binding.tokenizer:
             return {}
-        if binding.readout in ("prompt", "causal"):  # a language model, whose body is one of its attributes
+        if binding.readout in BY_WORDS:  # a language model, whose body is one of its attributes
             first = {spec.name.partition(".")[0] for spec in space.tensors}
             cut = len(min(first)) + 1
             if len(first) > 1:

@@ -13,8 +13,12 @@ from forgetfree.core.body import POOLER
 from forgetfree.core.tensors import persistent_buffers
 from forgetfree.errors import ModelError, UsageError
 
-#: The class that loads a language model, by its readout.
-LANGUAGE_MODELS = {"prompt": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM"}
+#: The class that loads a language model, by its readout; see `loader_of`.
+LANGUAGE_MODELS = {
+    "prompt": "AutoModelForMaskedLM",
+    "causal": "AutoModelForCausalLM",
+    "generate": "AutoModelForCausalLM",
+}
 #: The class that loads the encoder of an encoder-decoder.
 TEXT_ENCODER = "AutoModelForTextEncoding"
 #: What the names of causal language models, and of some others, contain.
@@ -43,6 +47,23 @@ def language_model(config: Any) -> Literal["prompt", "causal"] | None:
         ):
             return "causal"
     return None
+
+
+def writes_texts(config: Any) -> bool:
+    """Return whether an architecture's language model writes texts: a causal one, or an encoder-decoder with its head."""
+    named = any(re.search("ForConditionalGeneration|LMHeadModel", each) for each in config.architectures or ())
+    return language_model(config) == "causal" or (bool(config.is_encoder_decoder) and named)
+
+
+def loader_of(config: Any, readout: str, name: str) -> str:
+    """Return the class of ``transformers`` that loads what a readout reads.
+
+    Raises:
+        ModelError: it is an encoder-decoder of a type without a known place to read it.
+    """
+    if readout == "generate" and config.is_encoder_decoder:
+        return "AutoModelForSeq2SeqLM"
+    return LANGUAGE_MODELS.get(readout) or body_loader(config, name)
 
 
 #: What loads the part of an encoder-decoder that is read: all of BART, as its own classifier does; the encoder of T5.

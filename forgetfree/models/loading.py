@@ -6,7 +6,6 @@ import hashlib
 import importlib
 import inspect
 import re
-import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from torch import nn
 from forgetfree import recipes, registry
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import LINEAR, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
+from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.deferred import deferred
 from forgetfree.display import counted
@@ -28,10 +27,18 @@ from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
 from forgetfree.models import smollm2
-from forgetfree.models.architecture import CAUSAL_HEAD, LANGUAGE_MODELS, body_loader, language_model, reads_last
+from forgetfree.models.architecture import (
+    CAUSAL_HEAD,
+    LANGUAGE_MODELS,
+    language_model,
+    loader_of,
+    reads_last,
+    writes_texts,
+)
 from forgetfree.models.checkpoint import explained, quiet, read_config, read_tokenizer, read_weights
+from forgetfree.models.generation import plain_generation
 from forgetfree.models.module_model import refuse_frozen
-from forgetfree.models.task_model import TaskModel, TokenLayout
+from forgetfree.models.task_model import TaskModel, TokenLayout, positions_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 if TYPE_CHECKING:
@@ -88,15 +95,23 @@ class LoadedModel:
 
     def head(self, task: TaskDefinition) -> TaskHead:
         """Return the readout of ``task`` in this model's vocabulary."""
+        if task.writes:
+            backbone: Any = self.model.backbone
+            return TaskHead(task.name, int(backbone.config.vocab_size))
         words: list[int] = []
-        if self.readout in ("prompt", "causal"):
+        if self.readout in BY_WORDS:
             registry.kind(task.kind).check_readout(task, self.readout)
             words = label_word_ids(self.tokenizer, task.label_words, task.name)
         return TaskHead(task.name, len(task.labels), tuple(words))
 
+    @property
+    def writes_apart(self) -> bool:
+        """Whether texts are written by a decoder that stands apart from what reads prompts."""
+        return bool(getattr(self.model, "writes_apart", False))
+
     def check_words(self, tasks: Iterable[TaskDefinition]) -> None:
         """Raise ``ModelError``, with the faults of all tasks, unless every label word that is read is a token of its own."""
-        if self.readout in ("prompt", "causal"):
+        if self.readout in BY_WORDS:
             check_label_words(self.tokenizer, {task.name: _words(task) for task in tasks})
 
 
@@ -120,7 +135,7 @@ def load_model(
     Args:
         name: ``minilm``, ``smollm2``, a directory in Hugging Face layout, or a name on the hub; or a ``PreTrainedModel``, which
             is copied as ``save_pretrained`` writes it.
-        readout: ``linear``, ``mean``, ``prompt``, ``causal``, or ``auto``: by what the model has (masked LM →
+        readout: ``linear``, ``mean``, ``prompt``, ``causal``, ``generate``, or ``auto``: by what the model has (masked LM →
             ``prompt``, causal LM → ``causal``, none → ``linear``); ``linear`` where label words are not single tokens.
         tokenizer: that of a ``PreTrainedModel``.
         graftable: see `TaskModel`.
@@ -128,7 +143,7 @@ def load_model(
         tasks: whose label words ``auto`` looks at.
 
     Raises:
-        UsageError: the name is not known anywhere, or the readout is none of the four.
+        UsageError: the name is not known anywhere, or the readout is none of the five.
         ModelError: the model is damaged, or has no head for the readout; or a part of one in memory is frozen, and
             ``graftable`` does not say what to train.
     """
@@ -167,12 +182,11 @@ def _load(
     with deferred("scipy.optimize"):  # for losses of object detection alone
         from transformers import PreTrainedModel  # noqa: F401
     config = read_config(path, name)
-    body = body_loader(config, name)
     kind = _choose_readout(config, readout, name)
     tokenizer = read_tokenizer(path, name)
     if note := _words_note(tokenizer, readout, kind, tasks):
         kind = "linear"
-    loader = LANGUAGE_MODELS.get(kind, body)
+    loader = loader_of(config, kind, name)
     backbone, missing = read_weights(path, loader, name, **(_without_pooler(config) if kind in LINEAR else {}))
     _check_weights(backbone, missing, tokenizer, kind, name)
     fingerprint = fingerprint_of(backbone)
@@ -181,10 +195,12 @@ def _load(
         mask=tokenizer.mask_token_id,
         separator=tokenizer.sep_token_id if getattr(config, "type_vocab_size", 0) > 1 else None,
     )
+    if kind == "generate":
+        backbone.generation_config = plain_generation(tokenizer, tokens.pad, backbone.config)
     model = TaskModel(
         backbone, tokens, kind, read_last=reads_last(config), dropout=_head_dropout(config), graftable=graftable
     )
-    return LoadedModel(name, model, tokenizer, kind, fingerprint, min(max_length, _positions(backbone)), note)
+    return LoadedModel(name, model, tokenizer, kind, fingerprint, min(max_length, positions_of(backbone)), note)
 
 
 def sized(
@@ -205,11 +221,11 @@ def sized(
     import transformers
 
     config = read_config(path, name)
-    body, kind = body_loader(config, name), _choose_readout(config, readout, name)
+    kind = _choose_readout(config, readout, name)
     tasks = list(tasks)
     if tasks and _words_note(read_tokenizer(path, name), readout, kind, tasks):
         kind = "linear"
-    loader = getattr(transformers, LANGUAGE_MODELS.get(kind, body))
+    loader = getattr(transformers, loader_of(config, kind, name))
     with explained(name), quiet(transformers), torch.device("meta"):
         more = _without_pooler(config) if kind in LINEAR else {}
         network = loader.from_config(config, trust_remote_code=False, **more)
@@ -293,18 +309,20 @@ def _choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
     found = language_model(config)
     if readout == "mean":
         return "mean"
+    if readout == "generate" and writes_texts(config):
+        return "generate"
     if readout == "linear" or (readout == "auto" and found is None):
         return "linear"
     if readout in ("auto", found):
         assert found is not None
         return found
-    needed = "masked" if readout == "prompt" else "causal"
+    needed = "a masked" if readout == "prompt" else "a causal"
     architectures = " ".join(config.architectures or ()) or "without a head"
     if readout == "causal" and re.search(CAUSAL_HEAD, architectures):
         architectures += ", whose tokens see those after them"
     raise ModelError(
-        f"The readout {readout!r} needs a {needed} language model, and {name!r} is {architectures}. Give one, or another "
-        "readout."
+        f"The readout {readout!r} needs {needed} language model{' or an encoder-decoder' * (readout == 'generate')}, and "
+        f"{name!r} is {architectures}. Give one, or another readout."
     )
 
 
@@ -354,7 +372,7 @@ def _filler(tokenizer: Any, kind: ReadoutKind, name: str) -> int:
     """
     special = set(tokenizer.all_special_ids) - {tokenizer.mask_token_id}
     end = tokenizer("a")["input_ids"][-1]
-    ending = end if kind != "causal" and end in special else tokenizer.unk_token_id
+    ending = end if kind not in ("causal", "generate") and end in special else tokenizer.unk_token_id
     named = [i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None]
     found = [i for i in (*named, *sorted(special)) if i != ending]
     if not found and ending == tokenizer.unk_token_id:
@@ -382,18 +400,3 @@ def _head_dropout(config: Any) -> float:
         if value is not None:
             return float(value)
     return 0.1
-
-
-def _positions(backbone: nn.Module) -> int:
-    """Return the length of the longest row that a model can read, in tokens."""
-    names = ("max_position_embeddings", "max_seq_len")  # GPT-2 maps n_positions; MPT's ALiBi ends there
-    positions: int = next((size for name in names if (size := getattr(backbone.config, name, None))), -1)
-    if positions < 0:  # relative ones
-        return sys.maxsize
-    tables = [module for name, module in backbone.named_modules() if name.endswith("position_embeddings")]
-    # RoBERTa's kind of table begins after its padding index.
-    return positions - max((table.padding_idx + 1 for table in tables if _is_padded(table)), default=0)
-
-
-def _is_padded(table: nn.Module) -> bool:
-    return getattr(table, "padding_idx", None) is not None

@@ -1,9 +1,11 @@
 """A language model with readouts by task.
 
-Four readouts (paper, §3; what is frozen: A.1; prompts: A.2):
+Five readouts (paper, §3; what is frozen: A.1; prompts: A.2):
 
 - ``prompt``: the masked LM's logits of the label words at the mask token, through the frozen LM head;
 - ``causal``: the causal LM's logits of the label words after the last token;
+- ``generate``: the logits of all tokens, a causal LM's or those of an encoder-decoder's decoder, at the marked positions of a
+  row: see `forgetfree.data.prompts`. Texts are written by it, and labels are read as by ``causal``;
 - ``linear``: a linear layer per task on the first token's hidden state ([CLS]; the last token's for causal models and
   encoder-decoders: BART's decoder's, as in its own classifier, and T5's encoder's); where words are labelled, on that of
   each word's first token;
@@ -12,12 +14,13 @@ Four readouts (paper, §3; what is frozen: A.1; prompts: A.2):
 A model that was fine-tuned elsewhere may have one more, its own head: `ClassifierModel`. What a model needs besides token ids,
 such as the attention mask, follows from them: `TokenLayout`.
 
-``prompt`` and ``causal`` add no tensor. The linear layers belong to their tasks, and so to the ledger.
+``prompt``, ``causal`` and ``generate`` add no tensor. The linear layers belong to their tasks, and so to the ledger.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +30,8 @@ from torch import Tensor, nn
 
 from forgetfree.core.body import POOLER, body_of, body_prefix
 from forgetfree.core.parameters import at_least_float32
-from forgetfree.core.readout_model import ReadoutKind, ReadoutModel
+from forgetfree.core.readout_model import BY_WORDS, ReadoutKind, ReadoutModel
+from forgetfree.data.prompts import prompt_of
 from forgetfree.errors import ModelError
 
 
@@ -88,7 +92,7 @@ class TaskModel(ReadoutModel):
     Args:
         backbone: a Hugging Face model; for ``linear`` without a head, for the others with its LM head.
         tokens: the special ids of its tokenizer.
-        readout: one of the four.
+        readout: one of the five.
         read_last: whether ``linear`` reads the last token rather than the first.
         dropout: before the linear layer, as in the backbone's own classification head.
         graftable, shared_readout: see `ReadoutModel`.
@@ -107,9 +111,11 @@ class TaskModel(ReadoutModel):
     ) -> None:
         super().__init__(backbone, readout, dropout=dropout, graftable=graftable, shared_readout=shared_readout)
         self.tokens, self.read_last = tokens, read_last
-        self._position = tokens.last if read_last or readout == "causal" else lambda x: x.new_zeros(len(x))
+        last = read_last or readout in ("causal", "generate")
+        self._position = tokens.last if last else lambda x: x.new_zeros(len(x))
         if readout == "prompt":
             self._position = tokens.masked
+        self.writes_apart = readout == "generate" and bool(getattr(backbone.config, "is_encoder_decoder", False))
 
     @property
     def hidden_size(self) -> int:
@@ -141,14 +147,70 @@ class TaskModel(ReadoutModel):
 
     def pooled(self, x: Tensor, layer: int | None = None) -> Tensor:
         """Return the mean over a row's tokens of one hidden layer, 0 for the embeddings: ``(B, H)``."""
+        if self.readout in BY_WORDS and bool(
+            (x < 0).any()
+        ):  # what is written after a prompt does not tell what it is about
+            lengths = self.tokens.attention_mask(x).sum(1).tolist()
+            x, _ = self._padded([prompt_of(row[:length]).tolist() for row, length in zip(x, lengths, strict=True)])
         inputs: dict[str, Any] = self.inputs(x)
         body: Any = body_of(self)  # nothing asks for the LM head, or for a decoder above an encoder
         read = body.get_encoder() if body.config.is_encoder_decoder else body
         states = read(**inputs, output_hidden_states=True).hidden_states
         return mean_of_tokens(states[len(states) // 2 if layer is None else layer], inputs["attention_mask"])
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.parameters()).device
+
+    @property
+    def positions(self) -> int:
+        """The most tokens that a row and the text after it may have together."""
+        return sys.maxsize if self.writes_apart else positions_of(self.backbone)
+
+    def to_continue(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Tensor]:
+        """Return the arguments of ``generate`` of transformers: prompts, with the texts that were written so far.
+
+        An encoder-decoder reads the prompts padded on the right, and its decoder goes on with the texts; any other model reads
+        both as one row, padded on the left.
+        """
+        if self.writes_apart:
+            prompts = self._padded([prompt for prompt, _ in rows])
+            texts = self._padded([[self._decoder_start, *text] for _, text in rows], left=True)
+            named = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+            return dict(zip(named, (*prompts, *texts), strict=True))
+        ids, mask = self._padded([[*prompt, *text] for prompt, text in rows], left=True)
+        return {"input_ids": ids, "attention_mask": mask}
+
+    @property
+    def _decoder_start(self) -> int:
+        config: Any = self.backbone.config
+        return int(config.decoder_start_token_id)
+
+    def _padded(self, rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Tensor, Tensor]:
+        """Return rows of ids filled to one length, and 1 at their tokens, 0 at what fills them: int64 ``(B, L)`` each."""
+        longest = max(map(len, rows))
+        ids = torch.full((len(rows), longest), self.tokens.pad, device=self.device)
+        mask = torch.zeros_like(ids)
+        for i, row in enumerate(rows):
+            own = slice(longest - len(row), longest) if left else slice(0, len(row))
+            ids[i, own], mask[i, own] = torch.tensor(row, device=self.device), 1
+        return ids, mask
+
+    def _decoded(self, x: Tensor) -> Tensor:
+        """Return the decoder's logits at the marks ``(n, V)``: a row up to its first mark is the prompt, the rest the text."""
+        rows = [row[:length] for row, length in zip(x, self.tokens.attention_mask(x).sum(1).tolist(), strict=True)]
+        ids, mask = self._padded([prompt_of(row).tolist() for row in rows])
+        written, known = self._padded([[self._decoder_start, *(~row[row < 0]).tolist()[1:]] for row in rows])
+        logits: Tensor = self.backbone(
+            input_ids=ids, attention_mask=mask, decoder_input_ids=written, decoder_attention_mask=known
+        ).logits
+        return logits[known.bool()]
+
     def features(self, x: Tensor) -> Tensor:
         """Return what the readouts read: hidden states ``(n, H)``, or vocabulary logits ``(n, V)``."""
+        if self.writes_apart:
+            return self._decoded(x)
         inputs = self.inputs(x)
         if self.readout == "mean":
             return mean_of_tokens(self.backbone(**inputs).last_hidden_state, inputs["attention_mask"])
@@ -232,3 +294,18 @@ def head_names(model: nn.Module) -> list[str]:
     """Return the names of a Hugging Face model's tensors that lie outside its body, and of the body's pooler."""
     prefix = body_prefix(model)
     return [name for name in model.state_dict() if not name.startswith(prefix) or re.search(POOLER, name)]
+
+
+def positions_of(backbone: nn.Module) -> int:
+    """Return the length of the longest row that a model can read, in tokens."""
+    names = ("max_position_embeddings", "max_seq_len")  # GPT-2 maps n_positions; MPT's ALiBi ends there
+    positions: int = next((size for name in names if (size := getattr(backbone.config, name, None))), -1)
+    if positions < 0:  # relative ones
+        return sys.maxsize
+    tables = [module for name, module in backbone.named_modules() if name.endswith("position_embeddings")]
+    # RoBERTa's kind of table begins after its padding index.
+    return positions - max((table.padding_idx + 1 for table in tables if _is_padded(table)), default=0)
+
+
+def _is_padded(table: nn.Module) -> bool:
+    return getattr(table, "padding_idx", None) is not None

@@ -27,7 +27,7 @@ import numpy as np
 
 from forgetfree.display import brief, counted
 from forgetfree.errors import MetricError
-from forgetfree.results.metrics import Floats
+from forgetfree.results.metrics import Floats, Metric
 
 Texts = Sequence[str]
 #: For each row the texts that are right, at least one.
@@ -122,6 +122,21 @@ ROWS: dict[str, Callable[[Texts, Targets], Floats]] = {
 }
 #: The metrics of a corpus, by name.
 CORPUS: dict[str, Callable[[Texts, Targets], float]] = {"bleu": bleu, "chrf": chrf}
+
+
+def _of_rows(value: Callable[[Texts, Targets], Floats]) -> Metric:
+    return Metric(lambda answers: float(value(answers.texts, answers.right).mean()))
+
+
+def _of_all(value: Callable[[Texts, Targets], float]) -> Metric:
+    return Metric(lambda answers: value(answers.texts, answers.right))
+
+
+#: As they are registered: they score answers with ``texts`` and ``right``, the right texts of each row.
+EXACT_MATCH, TOKEN_F1 = _of_rows(exact_match), _of_rows(token_f1)
+ROUGE_1, ROUGE_2, ROUGE_L = _of_rows(rouge_1), _of_rows(rouge_2), _of_rows(rouge_l)
+NUMERIC_ANSWER, EDIT_SIMILARITY = _of_rows(numeric_answer), _of_rows(edit_similarity)
+BLEU, CHRF = _of_all(bleu), _of_all(chrf)
 
 
 # ---- words ----------------------------------------------------------------------------------------------

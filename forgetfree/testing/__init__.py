@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from forgetfree.errors import ConformanceError as ConformanceError
     from forgetfree.testing.strategies import check_strategy as check_strategy
     from forgetfree.testing.streams import check_stream as check_stream
-    from forgetfree.testing.tiny_streams import tiny_stream as tiny_stream
+    from forgetfree.testing.tiny import tiny_stream as tiny_stream
 
 _HOME = {
     "ConformanceError": "forgetfree.errors",
     "check_strategy": "forgetfree.testing.strategies",
     "check_stream": "forgetfree.testing.streams",
-    "tiny_stream": "forgetfree.testing.tiny_streams",
+    "tiny_stream": "forgetfree.testing.tiny",
 }
 __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: the tiny model's parts are wanted without Avalanche, too.
+    # On first use: the tiny model is wanted without Avalanche, too.
     if name not in _HOME:
         raise AttributeError(f"module 'forgetfree.testing' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

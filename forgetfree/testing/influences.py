@@ -12,7 +12,7 @@ from forgetfree.data.rows import TaskRows
 from forgetfree.tasks import SPLITS
 from forgetfree.testing.faults import Faults, listed
 from forgetfree.testing.runs import Run, learn
-from forgetfree.testing.tiny_streams import copies, other_rows, tiny_model, tiny_task
+from forgetfree.testing.tiny import copies, other_rows, tiny_model, tiny_task
 
 #: Labels are few, so that a memory of few rows has one for each.
 _LABELS = {"qnli": 2, "ag_news": 2, "sst2": 2}
@@ -85,7 +85,7 @@ def check_seed(cls: type[ContinualStrategy], options: Any, run: Run, faults: Fau
         other = learn(cls, options, three_tasks(), look_after=(3,), seed=1)
         same = [task for task in run.tasks if not run.last.differs(other.last, [task])]
         # A later task ends otherwise already where it starts otherwise: its own training must differ, too.
-        alike = [task for task, given in run.given.items() if given == other.given.get(task) and task not in same]
+        alike = [t for t, batches in run.batches.items() if batches == other.batches.get(t) and t not in same]
         for what, tasks in (("answers and tensors for", same), ("batches and draws in the training of", alike)):
             if tasks:
                 faults.add(

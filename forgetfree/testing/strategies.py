@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from forgetfree import registry
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.streams import Stream
-from forgetfree.errors import UsageError
+from forgetfree.errors import OptionError, UsageError
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
-from forgetfree.testing.classes import check_class, check_defaults
-from forgetfree.testing.faults import Faults, tensors
+from forgetfree.testing.faults import Faults, listed, tensors
 from forgetfree.testing.influences import (
     check_repeated,
     check_rows,
@@ -22,10 +25,9 @@ from forgetfree.testing.influences import (
     check_stream_rows,
     three_tasks,
 )
-from forgetfree.testing.kept import check_bytes
-from forgetfree.testing.observers import Observer, Recorder, Watch
 from forgetfree.testing.outcomes import (
     check_answers,
+    check_bytes,
     check_forgetting,
     check_ledger,
     check_loaded,
@@ -33,8 +35,8 @@ from forgetfree.testing.outcomes import (
     check_restored,
     check_stale,
 )
-from forgetfree.testing.runs import Run, learn, own_randomness
-from forgetfree.testing.tiny_streams import copies, tiny_stream
+from forgetfree.testing.runs import Observer, Recorder, Run, Watch, learn, own_randomness
+from forgetfree.testing.tiny import copies, tiny_stream
 
 #: Momentum and decay move what has no gradient, so frozen entries are tested by both.
 SMALL: dict[str, Any] = {"steps": 3, "batch_size": 4, "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.1}
@@ -69,12 +71,12 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
     """
     faults = Faults()
     subject = f"{getattr(cls, '__name__', repr(cls))} does not keep the contract of a strategy"
-    check_class(cls, faults)
+    _check_class(cls, faults)
     faults.raise_any(subject)  # nothing could be run
     chosen = build(cls.Options, SMALL | options, cls.__name__)
     if options:
         cls.check(chosen, three_tasks())  # the caller's choice, not the strategy's fault
-    check_defaults(cls, bool(options), faults)
+    _check_defaults(cls, bool(options), faults)
     with own_randomness(), TemporaryDirectory() as directory:
         finished = _check_runs(cls, chosen, faults, Path(directory))
         if finished and not faults.found:  # else they would say the same again
@@ -149,3 +151,64 @@ def _learned(
         check_answers(run, faults, f"{name}: ")
         return run
     return None
+
+
+# -- Before anything is run ------------------------------------------------------------------------------
+
+
+def _check_class(cls: Any, faults: Faults) -> None:
+    """Check that it is a final subclass of `ContinualStrategy` with options."""
+    if not (isinstance(cls, type) and issubclass(cls, ContinualStrategy)) or cls is ContinualStrategy:
+        faults.add(f"class: expected a subclass of forgetfree.continual.strategy.ContinualStrategy, got {cls!r}.")
+        return
+    constructor = inspect.unwrap(cls.__init__)  # Avalanche wraps that of every subclass
+    if constructor is not inspect.unwrap(ContinualStrategy.__init__):
+        faults.add(
+            f"__init__: expected ContinualStrategy's own, got {constructor.__qualname__}. Drop it: the runner makes every "
+            "strategy alike. What is to be prepared once belongs into setup(), what a user may choose into Options."
+        )
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        faults.add(
+            f"class: expected {listed(missing)}(), got none. Write begin(task), which says what is trained, "
+            "and answering(task), a context manager in which the model answers for the task."
+        )
+    targets = {entry.target: name for name, entry in registry.strategies().items()}
+    for base in cls.__mro__[1:]:
+        if name := targets.get(f"{base.__module__}:{base.__qualname__}"):
+            faults.add(
+                f"class: strategies are final, got a subclass of {base.__name__}, which is the strategy {name!r}. Inherit "
+                "from ContinualStrategy or another base, and share code as functions."
+            )
+    _check_options(cls, faults)
+
+
+def _check_options(cls: type[ContinualStrategy], faults: Faults) -> None:
+    options: Any = cls.Options
+    if not (isinstance(options, type) and issubclass(options, TrainingOptions)):
+        faults.add(f"Options: expected a subclass of TrainingOptions, got {options!r}.")
+        return
+    if "__dataclass_params__" not in vars(options):  # a dataclass that inherits from a frozen one is frozen
+        faults.add(
+            f"Options: expected a frozen dataclass, got {options.__name__}, which is none. Decorate it with "
+            "@dataclass(frozen=True, kw_only=True)."
+        )
+        return
+    silent = [field.name for field in dataclasses.fields(options) if not field.metadata.get("help")]
+    if silent:
+        faults.add(
+            f"Options: expected a help text for every field, got none for {listed(silent)}. Make it by "
+            'forgetfree.options.option(default, "what it means").'
+        )
+    with faults.catching("Options: constructed from their defaults", "Give every field a default within its bounds."):
+        options()
+
+
+def _check_defaults(cls: type[ContinualStrategy], chosen: bool, faults: Faults) -> None:
+    """Check that it can be made without options, unless the caller says that the defaults do not suit."""
+    remedy = "Look at check() and setup(): cls(stream=stream) must do."
+    with faults.catching("defaults: constructed without options", remedy):
+        try:
+            cls(stream=three_tasks(), device="cpu")
+        except OptionError:
+            if not chosen:  # else the caller says that the defaults do not suit so tiny a model
+                raise

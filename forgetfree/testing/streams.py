@@ -16,7 +16,7 @@ from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import default_data, load_tasks
 from forgetfree.tasks import SPLITS
 from forgetfree.testing.faults import Faults, differing, listed
-from forgetfree.testing.tiny_streams import tiny_model
+from forgetfree.testing.tiny import tiny_model
 
 #: Above this share of a task's test rows in its training rows, a score says little; of MPQA's short phrases it is 0.1.
 TOLERATED = 0.2

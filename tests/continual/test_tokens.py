@@ -22,7 +22,7 @@ from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.loading import load_model
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.testing.streams import check_stream
-from forgetfree.testing.tiny_streams import tiny_model, tiny_task
+from forgetfree.testing.tiny import tiny_model, tiny_task
 
 KEEPING = ("fine-tune", "grafting-continual", "graft-retrain", "packnet", "wsn", "bitfit", "lora")
 

@@ -515,12 +515,8 @@ CHAT = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant",
 @pytest.mark.parametrize(
     ("row", "columns", "form"),
     [
-        (SQUAD, (None, None), "Column 'answers' seems to hold answers that are parts of a text, as in SQuAD"),
-        (SQUAD, (["context", "question"], "answers"), "hold answers that are parts of a text, as in SQuAD"),
-        (CHAT, (None, None), "Column 'messages' seems to hold a chat"),
-        (CHAT, ("messages", None), "Column 'messages' seems to hold a chat"),
+        (SQUAD | {"label": 0}, ("answers", "label"), "The column seems to hold answers that are parts of a text"),
         (CHAT | {"label": 0}, ("messages", "label"), "The column seems to hold a chat"),
-        ({"conversations": [{"from": "human", "value": "Hello"}]}, (None, None), "seems to hold a chat"),
         ({"text": "a", "labels": ["drama", "comedy"]}, (None, None), "The column seems to hold several labels"),
         ({"text": "a", "labels": [0, 1, 1]}, (None, None), "The column seems to hold several labels"),
     ],

@@ -585,11 +585,11 @@ def test_a_file_of_no_rows_is_an_empty_split(tmp_path: Path) -> None:
         ('{"label_words": [["a"], "b"]}', "label_words must be a list of at least two names"),
         ('{"label_words": "ab"}', "label_words must be a list of at least two names"),
         ('{"label_words": ["a", "b", "c"]}', "one of label_words for each of the 2 labels, got 3"),
-        ('{"metric": "bleu"}', "metric must be 'accuracy' or 'f1', got 'bleu'"),
+        ('{"metric": "bleu"}', "metric must be one of accuracy, f1, got 'bleu'"),
         ('{"template": "{text} was"}', "template must hold each of {text}, {mask} once"),
         ('{"template": "{mask} {text} {text}"}', "template must hold each of {text}, {mask} once"),
         ('{"template": "{mask} {text:upper}"}', "no other slot, got '{mask} {text:upper}'"),
-        ('{"template": 3}', "template must hold"),
+        ('{"template": 3}', "template must be a text"),
         ('{"causal_template": "{text} {mask}"}', "causal_template must hold each of {text} once"),
     ],
 )

@@ -127,7 +127,7 @@ def test_what_no_model_can_learn_is_refused(tmp_path: Path) -> None:
         load_task("no", str(write(tmp_path / "no", [{"tokens": ["a"]}], {"kind": "tokens"})))
     with pytest.raises(DataError, match=r"unknown entity.*'B-LOC'"):
         load_task("few", str(write(tmp_path / "few", ROWS, {"entities": ["PER"]})))
-    with pytest.raises(DataError, match="kind must be single, pair, tokens, classification, tagging, got 'token'"):
+    with pytest.raises(DataError, match=r"kind must be single, pair, tokens, .* got 'token'"):
         load_task("odd", str(write(tmp_path / "odd", ROWS, {"kind": "token"})))
 
 

@@ -260,7 +260,7 @@ DAMAGE: dict[str, tuple[Callable[[dict], Any], str]] = {
     "a task of more": (of_task(colour="green"), "tasks[0]: colour is not known here"),
     "a kind that is none": (
         of_task(kind="triple"),
-        "tasks[0]: kind must be one of single, pair, tokens, classification, tagging, got 'triple'",
+        "tasks[0]: kind must be one of single, pair, tokens, generation, messages, classification, tagging, got 'triple'",
     ),
     "a kind of another type": (of_task(kind={}), "tasks[0]: kind must be a string, got {}"),
     "labels of another type": (of_task(labels=5), "tasks[0]: labels must be a list, got 5"),

@@ -26,6 +26,7 @@ from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.models import loading
 from forgetfree.models.loading import load_model
+from forgetfree.models.task_model import positions_of
 from forgetfree.tasks import TaskDefinition
 
 ModelDirectory = Callable[[str], Path]
@@ -186,7 +187,7 @@ def test_a_fingerprint_knows_names_shapes_dtypes_and_buffers() -> None:
 
 def test_an_unknown_readout_is_refused(model_directory: ModelDirectory) -> None:
     text = message(model_directory("bert"), "cls", UsageError)
-    assert text == "Unknown readout 'cls'. Known: auto, linear, mean, prompt, causal."
+    assert text == "Unknown readout 'cls'. Known: auto, linear, mean, prompt, causal, generate."
 
 
 @pytest.mark.parametrize(
@@ -413,7 +414,7 @@ def test_a_missing_minilm_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_model_without_positions_reads_rows_of_any_length() -> None:
     relative = torch.nn.Module()
     relative.config = types.SimpleNamespace(max_position_embeddings=-1)  # XLNet's
-    assert loading._positions(relative) > 10**6
+    assert positions_of(relative) > 10**6
 
 
 @pytest.mark.parametrize(("kind", "readout"), [("bert-mlm", "prompt"), ("gpt2-lm", "causal")])

@@ -10,7 +10,7 @@ import pytest
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.strategies.fine_tune import FineTune
-from forgetfree.testing.tiny_streams import tiny_stream
+from forgetfree.testing.tiny import tiny_stream
 
 
 def make(directory: Path, **more: Any) -> FineTune:

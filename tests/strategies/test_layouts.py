@@ -21,7 +21,7 @@ from forgetfree.core.trained import RegionParameters, WholeTensors
 from forgetfree.errors import UsageError
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.ledger.graft import Graft
-from forgetfree.testing.tiny_streams import tiny_model, tiny_task
+from forgetfree.testing.tiny import tiny_model, tiny_task
 
 TASKS = ("qnli", "ag_news", "sst2")
 FORGET_FREE = [name for name in registry.STRATEGIES if registry.strategy(name).forget_free]

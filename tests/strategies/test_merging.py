@@ -12,7 +12,7 @@ from forgetfree.core.graft import grafted
 from forgetfree.errors import OptionError
 from forgetfree.ledger import Ledger, merged_graft
 from forgetfree.options import build
-from forgetfree.testing.tiny_streams import tiny_stream
+from forgetfree.testing.tiny import tiny_stream
 
 SMALL = {"steps": 4, "batch_size": 4, "learning_rate": 0.3, "momentum": 0.9}
 TASKS = ("qnli", "ag_news", "sst2")

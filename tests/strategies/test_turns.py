@@ -15,7 +15,7 @@ from forgetfree import registry
 from forgetfree.continual.streams import make_stream
 from forgetfree.errors import RunError
 from forgetfree.options import build
-from forgetfree.testing.tiny_streams import tiny_model, tiny_stream, tiny_task
+from forgetfree.testing.tiny import tiny_model, tiny_stream, tiny_task
 
 SMALL: dict[str, Any] = {"steps": 3, "batch_size": 4, "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.1}
 OWN = {name: {"sparsity": 0.05, "mask_steps": 2} for name in ("grafting-continual", "graft-retrain")}

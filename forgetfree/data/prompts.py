@@ -1,0 +1,219 @@
+"""Prompts and the texts that answer them: from words to token ids, with the positions that are learned marked.
+
+A row is what stands before the answer (instruction, template, prompt), and then the answer. Its last token before the answer
+and every token of the answer are marked, ``~id``: at each of them the next token is learned, at the last one that which ends a
+text. So a row has as many labels as the answer has tokens, and one more.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forgetfree.data.encoding import Encoder, token_ids
+from forgetfree.data.examples import EncodedRows
+from forgetfree.data.rows import Rows
+from forgetfree.display import brief, counted
+from forgetfree.errors import DataError, ModelError
+from forgetfree.tasks import MAX_LENGTH, TaskDefinition
+
+#: What stands before an answer where neither the task has a template nor the tokenizer one for chats.
+PLAIN_TEMPLATE = "{instruction}\n\n{prompt}\n\n"
+#: Stands for the text of a turn while a chat is put together.
+_TURN = "<<turn {}>>"
+_TURNS = re.compile(r"( ?)<<turn \d+>>")
+#: How many rows that do not fit are named.
+_NAMED = 5
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EncodedTexts(EncodedRows):
+    """Rows whose answers are texts.
+
+    Attributes:
+        right: of each row the texts that are right; the first is learned.
+        tokenizer: turns token ids into texts.
+    """
+
+    right: Sequence[Sequence[str]] = ()
+    tokenizer: Any = None
+
+    @property
+    def targets(self) -> list[int]:
+        """0 for each row: all are of one group."""
+        return [0] * len(self)
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The token ids of each row before the answer."""
+        return [prompt_of(self[i][0]).tolist() for i in range(len(self))]
+
+    def subset(self, indices: Sequence[int]) -> EncodedTexts:
+        """Return the rows at ``indices``, in that order."""
+        rows = super().subset(indices)
+        fields = {name: getattr(rows, name) for name in ("tokens", "offsets", "labels", "words")}
+        return replace(self, **fields, right=[self.right[i] for i in indices])
+
+
+def prompt_of(x: Tensor) -> Tensor:
+    """Return the ids ``(n,)`` of a row up to the first that is marked; of a row without marks, all."""
+    marks = (x < 0).nonzero()
+    x = x if not len(marks) else x[: int(marks[0]) + 1]
+    return torch.where(x < 0, ~x, x)
+
+
+class PromptEncoder(Encoder):
+    """Converts prompts, and the texts that answer them, to token ids, within ``max_length`` tokens.
+
+    Prompts that are too long lose their beginning; the instruction and the template never lose a token.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        task: whose instruction, template and longest answer count.
+        max_length: the longest row in tokens, with its answer.
+        closed: whether the tokenizer's closing tokens stand between prompt and answer, as an encoder-decoder has them.
+
+    Raises:
+        ModelError: the tokenizer has no token that ends a text, or nothing is left for a prompt.
+    """
+
+    def __init__(
+        self, tokenizer: Any, task: TaskDefinition, max_length: int = MAX_LENGTH, *, closed: bool = False
+    ) -> None:
+        self._task, self._chat = task, bool(getattr(tokenizer, "chat_template", None)) and not task.template
+        super().__init__(tokenizer, None, max_length, closed=closed)
+        if self._chat:  # what a chat template puts at its beginning it says itself
+            self.opening = []
+        if tokenizer.eos_token_id is None:
+            raise ModelError(
+                "The tokenizer has no token that ends a text (eos_token), so no answer would ever end. Give it one, and save "
+                "it again."
+            )
+        self.end = int(tokenizer.eos_token_id)
+        one = [{"role": "user", "content": ""}]
+        #: What stands between prompt and answer, as a part of the latter.
+        self._space = "" if self._chat or self._around(one).endswith(("\n", "\t")) else " "
+        parts, _ = self._parts_of(one)
+        fixed = max_length - sum(map(len, parts))
+        if fixed < 2:
+            raise ModelError(
+                f"The instruction and the template of task {task.name!r} take {max_length - fixed} tokens, and a row has "
+                f"max_length={max_length}: nothing is left for a prompt and its answer. Set a higher max_length, or shorten "
+                "the instruction in source.json."
+            )
+
+    def __call__(self, rows: Rows) -> list[list[int]]:
+        """Return the token ids of every row, marked where its answer is learned."""
+        return self.learned(rows)[0]
+
+    def learned(self, rows: Rows) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the token ids of every row, and the ids that are learned at its marks.
+
+        Raises:
+            DataError: an answer does not fit; the message has the numbers of the rows.
+        """
+        answers = self._answers(rows)
+        whole, labels, long = list[list[int]](), list[list[int]](), list[int]()
+        for i, (prompt, answer) in enumerate(zip(rows.first, answers, strict=True)):
+            turns = self._turns(prompt)
+            parts, spaces = self._parts_of(turns)
+            room = self._max_length - sum(map(len, parts))
+            kept = max(len(answer), min(self._task.max_new_tokens, room // 2))
+            if len(answer) > room:
+                long.append(i)
+                continue
+            texts = [f"{space}{turn['content']}" for space, turn in zip(spaces, turns, strict=True)]
+            ids = self._before(parts, texts, room - kept)
+            whole.append([*ids[:-1], *(~token for token in (ids[-1], *answer))])
+            labels.append([*answer, self.end])
+        if long:
+            self._refuse(long, answers)
+        return whole, labels
+
+    def _answers(self, rows: Rows) -> list[list[int]]:
+        """Return the ids of the text that is learned of each row; none where there is none."""
+        texts = [f"{self._space}{right[0]}" if right else "" for right in rows.labels]
+        return token_ids(self.tokenizer, texts, inside=True)
+
+    def _turns(self, prompt: str) -> list[dict[str, str]]:
+        """Return a row as the turns of a chat."""
+        if self._task.form == "messages":
+            turns: list[dict[str, str]] = json.loads(prompt)
+            if self._task.instruction and turns[0]["role"] != "system":
+                turns.insert(0, {"role": "system", "content": self._task.instruction})
+            return turns
+        return [{"role": "user", "content": prompt}]
+
+    def _parts_of(self, turns: Sequence[dict[str, str]]) -> tuple[list[list[int]], list[str]]:
+        """Return the ids of what stands around the texts of the turns, and the space before each text, if there is one.
+
+        A space belongs to the word after it, as tokenizers see it: before a text, and before the answer.
+        """
+        around = _TURNS.split(self._around(turns))
+        pieces, spaces = around[::2], around[1::2]
+        if self._space:
+            pieces[-1] = pieces[-1].removesuffix(" ")
+        parts = [self._ids(piece) for piece in pieces]
+        return [[*self.opening, *parts[0]], *parts[1:-1], [*parts[-1], *self.closing]], spaces
+
+    def _around(self, turns: Sequence[dict[str, str]]) -> str:
+        """Return all turns put together, with a mark for the text of each."""
+        marked = [{**turn, "content": _TURN.format(i)} for i, turn in enumerate(turns)]
+        instruction = self._task.instruction if self._task.form != "messages" else ""
+        if self._chat:
+            if instruction:
+                marked[0]["content"] = f"{instruction}\n\n{marked[0]['content']}"
+            try:
+                whole = self.tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True)
+            except Exception as error:  # the template may raise anything, and is the tokenizer's own
+                raise ModelError(
+                    f"The tokenizer's chat template cannot put together a chat of {brief([t['role'] for t in turns], 200)}: "
+                    f"{brief(str(error), 200)}. Give turns that it knows."
+                ) from error
+            if len(_TURNS.findall(whole)) != len(turns):
+                raise ModelError(
+                    "The tokenizer's chat template leaves turns out or repeats them, so no answer can be learned by it. Give "
+                    "another, or a template in source.json."
+                )
+            return str(whole)
+        if self._task.form == "messages":
+            return "".join(f"{turn['role']}: {turn['content']}\n" for turn in marked) + "assistant: "
+        template = self._task.template or (PLAIN_TEMPLATE if instruction else "{prompt}\n\n")
+        before, after = template.split("{prompt}")
+        return (
+            before.replace("{instruction}", instruction)
+            + marked[0]["content"]
+            + after.replace("{instruction}", instruction)
+        )
+
+    def _ids(self, piece: str) -> list[int]:
+        """Return the ids of a piece of the template, in which special tokens are meant as such."""
+        ids: list[int] = self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"] if piece else []
+        return ids
+
+    def _before(self, parts: list[list[int]], turns: Sequence[str], room: int) -> list[int]:
+        """Return the ids before an answer; the longest text of a turn loses its beginning where there is no room."""
+        texts = token_ids(self.tokenizer, turns, inside=True)
+        over = sum(map(len, texts)) - room
+        self.count(over)
+        while over > 0:
+            longest = max(range(len(texts)), key=lambda i: len(texts[i]))
+            cut = min(over, len(texts[longest]))
+            texts[longest], over = texts[longest][cut:], over - cut
+        ids = [token for part, text in zip(parts, [*texts, []], strict=True) for token in (*part, *text)]
+        return ids or [self.blank]
+
+    def _refuse(self, rows: Sequence[int], answers: Sequence[Sequence[int]]) -> None:
+        named = ", ".join(f"{row} ({len(answers[row]):,} tokens)" for row in rows[:_NAMED])
+        more = f", and {len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
+        raise DataError(
+            f"Task {self._task.name!r} has {counted(len(rows), 'row')} whose answer does not fit into max_length="
+            f"{self._max_length} tokens beside the instruction and the template; rows, counted from 0: {named}{more}. Set a "
+            "higher max_length, or remove the rows."
+        )

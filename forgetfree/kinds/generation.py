@@ -1,0 +1,425 @@
+"""Generation: a text that answers a prompt, written by the language model itself.
+
+A row has ``prompt`` and ``target``, or columns of a common name; the target is a text, or a list of texts that are all right,
+of which the first is learned. Or it has ``messages``, a chat, whose last turn of the assistant is the target. ``source.json``
+may give ``instruction``, ``template``, ``metric``, ``max_new_tokens`` and ``stop``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from forgetfree import registry
+from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
+from forgetfree.data.rows import Rows, TaskRows, read_rows
+from forgetfree.data.tables import Table, TaskTables, plain
+from forgetfree.display import brief, is_text
+from forgetfree.errors import DataError, MetricError, UsageError
+from forgetfree.json_file import check, parse_json
+from forgetfree.kinds.kind import Form, TaskKind
+from forgetfree.tasks import Scenario, TaskDefinition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forgetfree.data.examples import Examples
+    from forgetfree.data.prompts import EncodedTexts, PromptEncoder
+    from forgetfree.models.loading import LoadedModel
+    from forgetfree.results.answers import Answers
+
+#: Columns of prompts and of the texts that answer them, by preference; several of a prompt stand one after another.
+_COLUMNS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("prompt",), "target"),
+    (("prompt",), "completion"),
+    (("prompt",), "response"),
+    (("instruction", "input"), "output"),
+    (("instruction",), "output"),
+    (("instruction",), "response"),
+    (("context", "question"), "answers"),
+    (("question",), "answer"),
+    (("question",), "answers"),
+    (("input",), "output"),
+    (("input",), "target"),
+    (("document",), "summary"),
+    (("article",), "highlights"),
+    (("article",), "summary"),
+    (("dialogue",), "summary"),
+    (("text",), "summary"),
+    (("source",), "translation"),
+    (("source",), "target"),
+)
+#: Columns of chats.
+_CHATS = ("messages", "conversations", "conversation")
+#: The names of turns in chats as ShareGPT writes them.
+_ROLES = {"human": "user", "gpt": "assistant"}
+#: How many of the commonest right texts are tried as an answer to all rows.
+_CONSTANTS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class TextAnswers:
+    """Texts that a model wrote, and its losses on the right ones.
+
+    Attributes:
+        ids: the token ids of all texts, one after another: int64 ``(n,)``.
+        lengths: how many of them each text has: int64 ``(rows,)``.
+        losses: the cross-entropy of each token of the right texts, with that which ends them, in nats: float32 ``(m,)``.
+        counts: how many of those each row has: int64 ``(rows,)``.
+        texts: what was written.
+        right: of each row the texts that are right.
+    """
+
+    ids: npt.NDArray[Any]
+    lengths: npt.NDArray[Any]
+    losses: npt.NDArray[Any]
+    counts: npt.NDArray[Any]
+    texts: Sequence[str]
+    right: Sequence[Sequence[str]]
+
+    #: A text has no probabilities of labels.
+    ece: ClassVar[float | None] = None
+
+    def score(self, metric: str) -> float:
+        """Return the score by a registered metric.
+
+        Raises:
+            MetricError: there are no texts, because a plugin put the rows together.
+        """
+        if len(self.texts) != len(self.right):
+            raise MetricError(f"The metric {metric!r} scores texts, and none were written for these rows.")
+        score: float = registry.metric(metric).score(self)
+        return score
+
+    def more_scores(self) -> dict[str, float]:
+        """Return the mean loss of a token of the right texts, in nats, and its exponential, the perplexity."""
+        loss = float(self.losses.astype(np.float64).mean())
+        return {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0)))}
+
+    def constant_score(self, metric: str) -> float:
+        """Return the best score of one text for all rows, among the commonest right ones; 20 are tried."""
+        known = registry.metric(metric)
+        if known.constant is not None:
+            return float(known.constant(self))
+        common = [text for text, _ in Counter(texts[0] for texts in self.right).most_common(_CONSTANTS)]
+        scores = [known.score(replace(self, texts=[text] * len(self.right))) for text in common]
+        return float(max(scores) if known.higher_is_better else min(scores))
+
+    def same_as(self, other: Self) -> bool:
+        """Return whether the token ids and the losses are equal, to the last bit."""
+        names = ("ids", "lengths", "losses", "counts")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    def agreement(self, other: Self) -> float:
+        """Return the share of rows with the same text."""
+        return float(np.mean([one == another for one, another in zip(self.texts, other.texts, strict=True)]))
+
+    def tensors(self) -> dict[str, npt.NDArray[Any]]:
+        """Return token ids, losses, and all texts as JSON in UTF-8."""
+        arrays = {name: getattr(self, name) for name in ("ids", "lengths", "losses", "counts")}
+        texts = json.dumps({"texts": list(self.texts), "right": [list(each) for each in self.right]})
+        return arrays | {"texts": np.frombuffer(texts.encode(), np.uint8)}
+
+    @classmethod
+    def of_tensors(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """Return answers from what `tensors` gave; raise ``ValueError`` where they do not belong together."""
+        texts = parse_json(arrays["texts"].astype(np.uint8).tobytes().decode())
+        ids, lengths, losses, counts = (arrays[name] for name in ("ids", "lengths", "losses", "counts"))
+        rows = {len(texts["texts"]), len(texts["right"]), len(lengths), len(counts)}
+        sound = len(rows) == 1 and (len(ids), len(losses)) == (lengths.sum(), counts.sum())
+        check("texts, token ids and losses", sorted(rows), sound, "those of the same rows")
+        return cls(ids, lengths, losses, counts, texts["texts"], texts["right"])
+
+
+class Generation(TaskKind):
+    """A text that answers a prompt."""
+
+    forms: ClassVar[Mapping[str, Form]] = {
+        "generation": ("a prompt, and the text that answers it, or several that are right", ("prompt", "target")),
+        "messages": ("a chat, whose last turn of the assistant is learned", ("messages",)),
+    }
+    metrics = (
+        "exact_match",
+        "token_f1",
+        "rouge_l",
+        "rouge_1",
+        "rouge_2",
+        "bleu",
+        "chrf",
+        "numeric_answer",
+        "edit_similarity",
+    )
+    has_label_words = False
+    has_word_floor = False
+    readout = "generate"
+
+    # -- Rows ------------------------------------------------------------------------------------------------
+
+    def recognises(self, task: TaskTables) -> bool:
+        """Return whether the columns are those of prompts and answers, or of chats, and no label stands beside them."""
+        names = set(task.train.columns)
+        return not names & {"label", "labels"} and (_chat_of(names) is not None or _pair_of(names) is not None)
+
+    def check_header(self, task: TaskTables) -> None:
+        """Raise ``DataError`` for columns that are missing."""
+        faults = DataFaults()
+        for head in task.tables.values():
+            faults.attempt(_reader, head, task)
+        faults.report()
+
+    def read(self, task: TaskTables) -> TaskRows:
+        """Return a task with its rows."""
+        faults, rows, form = DataFaults(), dict[str, Rows](), "generation"
+        for split, table in task.tables.items():
+            if reader := faults.attempt(_reader, table, task):
+                form, rows[split] = reader.form, reader.rows()
+                faults.add(table.bad, len(rows[split]), task.skip_bad_rows)
+        faults.report()
+        return read_rows(task, self._definition(task, form), rows)
+
+    def _definition(self, task: TaskTables, form: str) -> TaskDefinition:
+        source = task.source
+        known = task.registered or TaskDefinition(task.name, form, (), metric=self.metrics[0])
+        given = {key: source[key] for key in ("instruction", "template", "metric", "max_new_tokens") if key in source}
+        stop = source.get("stop", known.stop)
+        definition = replace(known, kind=form, stop=(stop,) if isinstance(stop, str) else tuple(stop), **given)
+        if faults := self.faults(definition):
+            raise DataError(f"{task.folder / 'source.json'}: {faults[0]}.")
+        return definition
+
+    def groups(self, labels: Sequence[Any]) -> list[int]:
+        """Return one group for all rows: ``--shots`` counts rows of a task."""
+        return [0] * len(labels)
+
+    def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
+        """Return the rows of a task."""
+        return "row" + "s" * (count > 1)
+
+    # -- Models ----------------------------------------------------------------------------------------------
+
+    def faults(self, task: TaskDefinition) -> list[str]:
+        """Return a phrase for each fault of a definition."""
+        return task.faults() or registry.unknown_names(task)
+
+    def check_readout(self, task: TaskDefinition, readout: str) -> None:
+        """Raise ``UsageError`` if the readout writes no texts."""
+        if readout != "generate":
+            raise UsageError(
+                f"Task {task.name!r} is answered by texts, and the readout {readout!r} gives labels. Use --readout generate, "
+                "with a causal language model or an encoder-decoder."
+            )
+
+    def check_scenario(self, tasks: Sequence[TaskDefinition], scenario: Scenario) -> None:
+        """Raise ``UsageError``: texts need the task."""
+        if scenario != "task":
+            first = next(task.name for task in tasks if task.writes)
+            raise UsageError(
+                f"scenario={scenario} numbers the labels of tasks, and {first!r} is answered by texts. Use scenario=task."
+            )
+
+    def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> PromptEncoder:
+        """Return what makes token ids of prompts, with the answers marked."""
+        from forgetfree.data.prompts import PromptEncoder
+
+        return PromptEncoder(loaded.tokenizer, task, loaded.max_length, closed=loaded.writes_apart)
+
+    def encode(
+        self, task: TaskDefinition, rows: Rows, encoder: Any, *, label: int, pad: int, first: int = 0
+    ) -> EncodedTexts:
+        """Return the rows as token ids, with their right texts."""
+        from forgetfree.data.prompts import EncodedTexts
+
+        ids, labels = encoder.learned(rows)
+        encoded = EncodedTexts.of(ids, labels, label, pad, task.kind)
+        return replace(encoded, right=rows.labels, tokenizer=encoder.tokenizer)
+
+    def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each token ``(n, 1)``: logits of all tokens of the vocabulary would fill the memory."""
+        from torch.nn import functional as F
+
+        return F.cross_entropy(logits.float(), labels.to(logits.device), reduction="none").unsqueeze(1)
+
+    def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> TextAnswers:
+        """Return the losses that `collected` gave; the texts are still to be written."""
+        texts: EncodedTexts | None = rows  # type: ignore[assignment]
+        counts = np.array([] if texts is None else texts.counts, np.int64)
+        losses = logits.reshape(-1).numpy().astype(np.float32)
+        none = np.array([], np.int64)
+        return TextAnswers(none, none, losses, counts, (), () if texts is None else texts.right)
+
+    def with_texts(self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, **how: Any) -> TextAnswers:
+        """Return answers with the text that a model writes after each prompt."""
+        from forgetfree.models.generation import write
+
+        assert isinstance(answers, TextAnswers)
+        return _filled(answers, write(task, model, rows, **how), rows.tokenizer, task.stop)
+
+    def quality(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> tuple[float, float]:
+        """Return minus the mean loss of a token, in nats: to write texts for every comparison would take too long."""
+        loss = float(logits.double().mean())
+        return -loss, -loss
+
+    def unanswered(self, task: TaskDefinition, rows: Examples, width: int) -> TextAnswers:
+        """Return answers without a word."""
+        import torch
+
+        answers = self.answers(task, torch.zeros(sum(rows.counts)), rows.labels, rows)
+        return _filled(answers, [[]] * len(rows), None)
+
+    def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> TextAnswers:
+        """Return answers from what `TextAnswers.tensors` gave."""
+        return TextAnswers.of_tensors(arrays)
+
+
+def _filled(
+    answers: TextAnswers, written: Sequence[Sequence[int]], tokenizer: Any, stop: Sequence[str] = ()
+) -> TextAnswers:
+    """Return answers with the token ids of their texts, and these as a tokenizer reads them."""
+    ids = np.array([token for each in written for token in each], np.int64)
+    texts = [text_of(tokenizer, each, stop) if each else "" for each in written]
+    return replace(answers, ids=ids, lengths=np.array([len(each) for each in written], np.int64), texts=texts)
+
+
+def text_of(tokenizer: Any, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
+    """Return token ids as a text, up to the first of the texts that end it."""
+    text: str = tokenizer.decode(list(ids), skip_special_tokens=True)
+    return text[: min((at for end in stop if (at := text.find(end)) >= 0), default=len(text))].strip()
+
+
+# -- Rows of tables ---------------------------------------------------------------------------------------
+
+
+def _chat_of(names: set[str]) -> str | None:
+    return next((name for name in _CHATS if name in names), None)
+
+
+def _pair_of(names: set[str]) -> tuple[tuple[str, ...], str] | None:
+    return next((pair for pair in _COLUMNS if names >= {*pair[0], pair[1]}), None)
+
+
+class _Reader:
+    """Reads the rows of one table.
+
+    Attributes:
+        form: ``generation`` or ``messages``.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        form: str,
+        columns: tuple[str, ...],
+        read: Callable[[_Reader, int], tuple[str, tuple[str, ...]]],
+    ) -> None:
+        self.table, self.form, self.columns, self._read = table, form, columns, read
+
+    def rows(self) -> Rows:
+        """Return the good rows; the others are added to the table's bad rows."""
+        found = [self.table.bad.attempt(self._read, self, i) for i in range(len(self.table.numbers))]
+        good = [row for row in found if row is not None]
+        return Rows(tuple(prompt for prompt, _ in good), (), tuple(right for _, right in good))
+
+    def cell(self, column: str, i: int) -> Any:
+        """Return a cell; a number of numpy as one of Python, an array as a list."""
+        return plain(self.table.columns[column][i])
+
+    def fault(self, column: str, i: int, what: str, expected: str, got: Any) -> BadRow:
+        """Return what is wrong with a cell."""
+        file, number = self.table.where, self.table.numbers[i]
+        text = brief(got)
+        message = f"{file}, row {number}, column {column!r}: expected {expected}, got {text}. Fix or remove the row."
+        return BadRow(file, number, column, what, text, message)
+
+
+def _reader(table: Table, task: TaskTables) -> _Reader:
+    """Return what reads a table.
+
+    Raises:
+        DataError: it has no column of prompts, or none of answers.
+    """
+    named, names = task.columns, set(table.columns)
+    for column in (*named.texts, *filter(None, [named.label])):
+        if column not in names:
+            raise DataError(_lacks(table, column))
+    chat = _chat_of(names) if not named.texts else None
+    if named.texts and named.label is None and len(named.texts) == 1:
+        cells = [plain(cell) for cell in table.columns[named.texts[0]][:1]]
+        chat = named.texts[0] if any(isinstance(cell, list) for cell in cells) else None
+    pair = (named.texts, named.label) if named.texts and named.label else _pair_of(names)
+    if task.source.get("kind") == "messages" or (chat and not (named.texts and named.label)):
+        if chat is None:
+            raise DataError(_lacks(table, "messages"))
+        return _Reader(table, "messages", (chat,), _chat)
+    if pair is None or pair[1] is None:
+        raise DataError(_lacks(table, "prompt" if "prompt" not in names else "target"))
+    return _Reader(table, "generation", (*pair[0], pair[1]), _prompt_and_targets)
+
+
+def _lacks(table: Table, column: str) -> str:
+    held = ", ".join(map(repr, table.columns)) or "none"
+    return (
+        f"{table.where} has no column {column!r}: expected prompt and target, or messages with a chat; found {held}. Rename or "
+        "add the column, or name others with --text-column and --label-column."
+    )
+
+
+def _prompt_and_targets(reader: _Reader, i: int) -> tuple[str, tuple[str, ...]]:
+    """Return the prompt of a row, and the texts that are right."""
+    *prompts, column = reader.columns
+    texts = []
+    for name in prompts:
+        cell = reader.cell(name, i)
+        if cell is None and len(prompts) > 1:
+            continue
+        if not is_text(cell):
+            raise refusal(reader.fault(name, i, "no prompt", "a text", cell))
+        texts.append(cell)
+    prompt = "\n\n".join(text for text in texts if text.strip() or len(prompts) == 1)
+    cell = reader.cell(column, i)
+    right = _texts(cell)
+    if not right or not all(is_text(text) and text.strip() for text in right):
+        raise refusal(reader.fault(column, i, "no target", "a text, or a list of texts, none of them empty", cell))
+    return prompt, right
+
+
+def _texts(cell: Any) -> tuple[Any, ...]:
+    """Return the right texts that a cell holds: one, a list, or those of SQuAD's answers."""
+    if isinstance(cell, Mapping):
+        cell = plain(cell.get("text", cell.get("answer")))
+    if isinstance(cell, list | tuple):
+        return tuple(dict.fromkeys(text for each in cell for text in _texts(plain(each))))
+    if isinstance(cell, int | float) and not isinstance(cell, bool):
+        return (f"{cell:g}" if isinstance(cell, float) and cell == cell else str(cell),)
+    return () if cell is None else (cell,)
+
+
+def _chat(reader: _Reader, i: int) -> tuple[str, tuple[str, ...]]:
+    """Return the turns of a chat before the last of the assistant, as JSON, and the text of that."""
+    (column,) = reader.columns
+    cell = reader.cell(column, i)
+    try:
+        turns = [_turn(plain(turn)) for turn in (json.loads(cell) if isinstance(cell, str) else cell)]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        expected = "a list of turns, each with role and content as texts"
+        raise refusal(reader.fault(column, i, "no chat", expected, cell)) from error
+    last = max((number for number, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
+    if not last:
+        raise refusal(
+            reader.fault(column, i, "no answer in a chat", "a turn of the assistant after another turn", cell)
+        )
+    if not turns[last]["content"].strip():
+        raise refusal(reader.fault(column, i, "no target", "a last turn of the assistant that is not empty", cell))
+    return json.dumps(turns[:last], ensure_ascii=False), (turns[last]["content"],)
+
+
+def _turn(turn: Mapping[str, Any]) -> dict[str, str]:
+    role, content = (turn["role"], turn["content"]) if "role" in turn else (turn["from"], turn["value"])
+    if not (isinstance(role, str) and is_text(content)):
+        raise TypeError
+    return {"role": _ROLES.get(role, role), "content": content}

@@ -1,0 +1,210 @@
+"""Texts that a language model writes: greedily, and the same for any batch, order and padding.
+
+Sums in another order round otherwise, so logits of a row that is read beside others differ in their last bits, and where the
+two largest nearly agree, the other may win. Hence a batch decides only where they are clearly apart; else the row is read
+alone, without padding and without a cache, and that decides. So a text depends on its row and on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from forgetfree.core.readout_model import autocast
+from forgetfree.data.prompts import EncodedTexts
+from forgetfree.data.sampling import by_length
+from forgetfree.parallel.exchange import every, gathered
+from forgetfree.tasks import TaskDefinition
+
+if TYPE_CHECKING:
+    from forgetfree.models.task_model import TaskModel
+
+#: How far logits of one row may differ between batches, as a share of the largest: far more than is measured.
+_FLOAT32, _HALF = 1e-3, 2**-4
+
+
+def write(
+    task: TaskDefinition,
+    model: TaskModel,
+    rows: EncodedTexts,
+    *,
+    batch_size: int,
+    precision: str,
+    answer: Callable[[Tensor, Any], Tensor] | None = None,
+) -> list[list[int]]:
+    """Return the token ids that a model writes after each prompt, in the rows' order; each process writes batches of its own.
+
+    Args:
+        task: whose rows; it says how long a text may be, and what ends it.
+        model: the model.
+        rows: the rows; what stands there after the prompts is not read.
+        batch_size: rows at once, at most.
+        precision: of forward passes.
+        answer: what answers in the model's place, if anything.
+    """
+    prompts, before = rows.prompts, (model.training, model.precision)
+    end = int(rows.tokenizer.eos_token_id)
+
+    def ends(ids: Sequence[int]) -> bool:
+        text = rows.tokenizer.decode(list(ids), skip_special_tokens=True) if task.stop else ""
+        return any(stop in text for stop in task.stop)
+
+    found: list[
+        tuple[Tensor, Tensor, Tensor]
+    ] = []  # the ids of a batch, how many each text has, and the number of each row
+    model.eval()
+    model.precision = precision
+    try:
+        for batch in every(by_length([len(prompt) for prompt in prompts], batch_size)):
+            texts = write_greedily(
+                model,
+                [prompts[i] for i in batch],
+                task=rows.task,
+                most=task.max_new_tokens,
+                ends=ends,
+                end=end,
+                answer=answer,
+            )
+            ids = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
+            found.append((ids, torch.tensor([len(text) for text in texts]), torch.tensor(batch)))
+    finally:
+        model.train(before[0])
+        model.precision = before[1]
+    written: list[list[int]] = [[] for _ in prompts]
+    for ids, lengths, numbers in gathered(found):
+        for number, text in zip(numbers.tolist(), torch.split(ids, lengths.tolist()), strict=True):
+            written[number] = text.tolist()
+    return written
+
+
+def plain_generation(tokenizer: Any, pad: int, config: Any) -> Any:
+    """Return transformers' configuration of what is written, without what a model's own says of temperature or repetition.
+
+    Args:
+        tokenizer: which token ends a text.
+        pad: the id that fills short rows.
+        config: the model's; of an encoder-decoder it says what its decoder begins with.
+    """
+    from transformers import GenerationConfig
+
+    start = getattr(config, "decoder_start_token_id", None)
+    return GenerationConfig(  # type: ignore[no-untyped-call]
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=pad,
+        decoder_start_token_id=start,
+    )
+
+
+@torch.no_grad()
+def write_greedily(
+    model: TaskModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    task: int,
+    most: int,
+    ends: Callable[[Sequence[int]], bool],
+    end: int,
+    answer: Callable[[Tensor, Any], Tensor] | None = None,
+    on_token: Callable[[int], object] = lambda count: None,
+) -> list[list[int]]:
+    """Return the ids that a model writes after each prompt, without the token that ends a text.
+
+    Args:
+        model: in evaluation mode.
+        prompts: token ids, of one batch.
+        task: the label of the prompts' task.
+        most: the most tokens of a text; fewer where the model has fewer positions.
+        ends: whether a text is at its end, by its ids.
+        end: the token that ends a text.
+        answer: from marked ids and task labels to logits, what answers in the model's place, if anything.
+        on_token: hears of tokens as they are decided.
+    """
+    read = answer or model
+    texts = [list[int]() for _ in prompts]
+    limits = [min(most, model.positions - len(prompt)) for prompt in prompts]
+    unfinished = [i for i in range(len(prompts)) if limits[i] > 0]
+    while unfinished:
+        before = sum(map(len, texts))
+        drafts: list[list[tuple[int, bool]]] = [[] for _ in unfinished]
+        if answer is None:
+            rows = [(prompts[i], texts[i]) for i in unfinished]
+            left = max(limits[i] - len(texts[i]) for i in unfinished)
+            drafts = _drafts(model, rows, min(left, model.positions - max(len(p) + len(t) for p, t in rows)), end)
+        still = list[int]()
+        for i, draft in zip(unfinished, drafts, strict=True):
+            alone = partial(_alone, read, model, prompts[i], task)
+            if not _settle(texts[i], draft, limits[i], alone, ends, end):
+                still.append(i)
+        on_token(sum(map(len, texts)) - before)
+        unfinished = still
+    return texts
+
+
+def _settle(
+    text: list[int],
+    draft: Sequence[tuple[int, bool]],
+    limit: int,
+    alone: Callable[[Sequence[int]], int],
+    ends: Callable[[Sequence[int]], bool],
+    end: int,
+) -> bool:
+    """Add the tokens of a draft to a text up to the first that turns out otherwise; return whether the text is at its end."""
+    for token, doubtful in draft or [(-1, True)]:
+        decided = alone(text) if doubtful else token
+        if decided == end:
+            return True
+        text.append(decided)
+        if len(text) == limit or ends(text):
+            return True
+        if decided != token:
+            return False
+    return False
+
+
+def _alone(
+    read: Callable[[Tensor, Any], Tensor], model: TaskModel, prompt: Sequence[int], task: int, text: Sequence[int]
+) -> int:
+    """Return the token that follows, by one row alone."""
+    ids = [*prompt[:-1], ~prompt[-1], *(~token for token in text)]
+    x = torch.tensor([ids], device=model.device)
+    labels = torch.full((len(text) + 1,), task, device=model.device)
+    return int(read(x, labels)[-1].argmax())
+
+
+def _drafts(
+    model: TaskModel, rows: Sequence[tuple[Sequence[int], Sequence[int]]], most: int, end: int
+) -> list[list[tuple[int, bool]]]:
+    """Return what a batch writes after prompts and the texts so far: each token, and whether another was nearly as likely."""
+    backbone: Any = model.backbone
+    steps = list[tuple[Tensor, Tensor]]()
+
+    def note(_: Tensor, logits: Tensor) -> Tensor:
+        largest, tokens = logits.float().topk(2, dim=-1)
+        steps.append((largest, tokens))
+        return logits
+
+    with autocast(model.precision, model.device.type):
+        backbone.generate(
+            **model.to_continue(rows),
+            max_new_tokens=most,
+            do_sample=False,
+            num_beams=1,
+            use_cache=True,
+            eos_token_id=end,
+            pad_token_id=model.tokens.pad,
+            logits_processor=[note],
+        )
+    largest = torch.stack([values for values, _ in steps], dim=1)  # (rows, new tokens, 2)
+    tokens = torch.stack([best[:, 0] for _, best in steps], dim=1)
+    share = _FLOAT32 if model.precision == "fp32" and backbone.dtype == torch.float32 else _HALF
+    doubtful = largest[..., 0] - largest[..., 1] <= share * largest[..., 0].abs().clamp(min=1)
+    drafts = []
+    for of_row, doubts in zip(tokens.tolist(), doubtful.tolist(), strict=True):
+        stop = of_row.index(end) + 1 if end in of_row else len(of_row)
+        drafts.append(list(zip(of_row[:stop], doubts[:stop], strict=True)))
+    return drafts

@@ -1,0 +1,145 @@
+"""Prompts and the texts that answer them become token ids, with the positions that are learned marked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+from forgetfree.data.prompts import EncodedTexts, PromptEncoder, prompt_of
+from forgetfree.data.rows import Rows
+from forgetfree.errors import DataError, ModelError
+from forgetfree.tasks import TaskDefinition
+
+CHAT = (
+    "{% for turn in messages %}<{{ turn['role'] }}>{{ turn['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def task(**fields: Any) -> TaskDefinition:
+    return TaskDefinition(
+        "own", **({"kind": "generation", "labels": (), "metric": "exact_match", "max_new_tokens": 4} | fields)
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tiny.byte_level(causal=True)
+
+
+def rows(*pairs: tuple[str, str]) -> Rows:
+    return Rows(tuple(prompt for prompt, _ in pairs), (), tuple((target,) if target else () for _, target in pairs))
+
+
+def read(tokenizer: Any, ids: list[int]) -> tuple[str, str]:
+    """The text before the answer, and the answer as the model sees it."""
+    marked = [i for i, token in enumerate(ids) if token < 0]
+    plain = [~token if token < 0 else token for token in ids]
+    return tokenizer.decode(plain[: marked[0] + 1]), tokenizer.decode(plain[marked[0] + 1 :])
+
+
+def test_the_last_token_before_the_answer_and_all_of_it_are_marked(tokenizer: Any) -> None:
+    encoder = PromptEncoder(tokenizer, task(template="Q: {prompt} A:"), 64)
+    ((ids,), (labels,)) = encoder.learned(rows(("the film", "great movie")))
+    assert read(tokenizer, ids) == ("Q: the film A:", " great movie")
+    assert tokenizer.decode(labels[:-1]) == " great movie"
+    assert labels[-1] == tokenizer.eos_token_id
+    marks = [i for i, token in enumerate(ids) if token < 0]
+    assert marks == list(range(len(ids) - len(labels), len(ids)))
+    assert [~ids[i + 1] for i in marks[:-1]] == labels[:-1]  # at each mark the next token is learned
+
+
+def test_without_an_answer_one_position_is_read(tokenizer: Any) -> None:
+    encoder = PromptEncoder(tokenizer, task(template="{prompt}:"), 64)
+    ((ids,), (labels,)) = encoder.learned(rows(("the film", "")))
+    assert [token < 0 for token in ids] == [False] * (len(ids) - 1) + [True]
+    assert labels == [tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize(
+    ("definition", "expected"),
+    [
+        (task(), "the film\n\n"),
+        (task(instruction="Say it."), "Say it.\n\nthe film\n\n"),
+        (task(instruction="Say it.", template="{instruction} | {prompt}\n"), "Say it. | the film\n"),
+        (task(template='{"text": "{prompt}"}\n'), '{"text": "the film"}\n'),
+    ],
+)
+def test_what_stands_before_an_answer(definition: TaskDefinition, expected: str, tokenizer: Any) -> None:
+    ((ids,), _) = PromptEncoder(tokenizer, definition, 64).learned(rows(("the film", "great")))
+    assert read(tokenizer, ids) == (expected, "great")
+
+
+def test_a_chat_template_puts_prompts_and_chats_together(tokenizer: Any) -> None:
+    chatting = tiny.byte_level(causal=True)
+    chatting.chat_template = CHAT
+    ((ids,), _) = PromptEncoder(chatting, task(instruction="Say it."), 64).learned(rows(("the film", "great")))
+    assert read(chatting, ids) == ("<user>Say it.\n\nthe film</s><assistant>", "great")
+    turns = [{"role": "user", "content": "the film"}, {"role": "assistant", "content": "fine"}]
+    chat = rows((json.dumps([*turns, {"role": "user", "content": "and now"}]), "great"))
+    definition = task(kind="messages", instruction="Say it.")
+    ((ids,), _) = PromptEncoder(chatting, definition, 128).learned(chat)
+    before = "<system>Say it.</s><user>the film</s><assistant>fine</s><user>and now</s><assistant>"
+    assert read(chatting, ids) == (before, "great")
+    ((ids,), _) = PromptEncoder(tokenizer, definition, 128).learned(chat)
+    before = "system: Say it.\nuser: the film\nassistant: fine\nuser: and now\nassistant:"
+    assert read(tokenizer, ids) == (before, " great")
+
+
+def test_text_of_a_user_is_never_a_special_token() -> None:
+    """Else a user could end the turn of another, or forge one."""
+    chatting = tiny.byte_level(causal=True)
+    chatting.chat_template = CHAT.replace("</s>", "<|endoftext|>")
+    ((ids,), _) = PromptEncoder(chatting, task(), 64).learned(rows(("the <|endoftext|> film", "great")))
+    assert [~token if token < 0 else token for token in ids].count(chatting.eos_token_id) == 1
+
+
+def test_a_long_prompt_loses_its_beginning_and_the_template_nothing(tokenizer: Any) -> None:
+    encoder = PromptEncoder(tokenizer, task(template="Q: {prompt} A:", max_new_tokens=3), 20)
+    words = " ".join(["film"] * 30 + ["movie"])
+    ((ids,), _) = encoder.learned(rows((words, "great")))
+    before, _ = read(tokenizer, ids)
+    assert before.startswith("Q:")
+    assert before.endswith("movie A:")
+    assert len(ids) + 2 <= 20  # what is left for three new tokens
+    assert encoder.cut_rows == 1
+    assert "  " not in before
+    assert encoder.cut_tokens == 31 - before.count("film") - 1
+
+
+def test_answers_that_do_not_fit_are_told_by_their_rows(tokenizer: Any) -> None:
+    encoder = PromptEncoder(tokenizer, task(template="{prompt} A:"), 16)
+    long = " ".join(["film"] * 40)
+    with pytest.raises(
+        DataError, match=r"2 rows whose answer does not fit .* rows, counted from 0: 1 \(\d+ tokens\), 2 "
+    ):
+        encoder.learned(rows(("a", "great"), ("b", long), ("c", long)))
+
+
+def test_what_leaves_no_room_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(ModelError, match="instruction and the template of task 'own' take"):
+        PromptEncoder(tokenizer, task(instruction="film " * 30), 16)
+    endless = tiny.byte_level(causal=True)
+    endless.eos_token = None
+    with pytest.raises(ModelError, match="no token that ends a text"):
+        PromptEncoder(endless, task(), 64)
+    broken = tiny.byte_level(causal=True)
+    broken.chat_template = "{{ raise_exception('no') }}"
+    with pytest.raises(ModelError, match="chat template cannot put together"):
+        PromptEncoder(broken, task(), 64)
+
+
+def test_encoded_rows_know_their_prompts_and_right_texts(tokenizer: Any) -> None:
+    encoder = PromptEncoder(tokenizer, task(template="{prompt}:"), 64)
+    pairs = rows(("the film", "great"), ("a movie", "terrible film"))
+    encoded = EncodedTexts.of(*encoder.learned(pairs), 0, 0)
+    encoded = EncodedTexts(**(vars(encoded) | {"right": pairs.labels, "tokenizer": tokenizer}))
+    assert [tokenizer.decode(ids) for ids in encoded.prompts] == ["the film:", "a movie:"]
+    second = encoded.subset([1])
+    assert (second.prompts, second.right) == (encoded.prompts[1:], [pairs.labels[1]])
+    assert encoded.targets == [0, 0]
+    assert prompt_of(torch.tensor([4, 5])).tolist() == [4, 5]

@@ -1,0 +1,241 @@
+"""Tasks that are answered by texts: how their rows are read, and how they are learned, answered and kept."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pandas
+import pytest
+import torch
+
+import forgetfree
+from forgetfree.data.sources import load_tasks
+from forgetfree.errors import DataError, ModelError, UsageError
+from forgetfree.kinds.generation import TextAnswers
+from forgetfree.tasks import TaskDefinition
+
+WORDS = ("great", "terrible", "film", "movie")
+
+
+def rows_of(prompt: str, target: Callable[[list[str]], Any], count: int, seed: int) -> list[dict[str, Any]]:
+    draw = random.Random(seed)
+    words = [[draw.choice(WORDS) for _ in range(draw.randint(3, 6))] for _ in range(count)]
+    return [{prompt: " ".join(each), "target": target(each)} for each in words]
+
+
+def write(directory: Path, task: str, rows: dict[str, list[dict[str, Any]]], **source: Any) -> Path:
+    folder = directory / task
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, each in rows.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in each))
+    (folder / "source.json").write_text(json.dumps(source))
+    return directory
+
+
+def in_all_splits(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    return {split: rows for split in ("train", "validation", "test")}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks: the first word of a text, and its last two."""
+    directory = tmp_path_factory.mktemp("texts")
+    for task, target in (("first", lambda words: words[0]), ("last", lambda words: [" ".join(words[-2:]), "x"])):
+        rows = {
+            split: rows_of("prompt", target, count, count)
+            for split, count in (("train", 24), ("validation", 9), ("test", 13))
+        }
+        write(directory, task, rows, max_new_tokens=5)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return families.write("Llama", tmp_path_factory.mktemp("llama"))
+
+
+def run(data: Path, model: Path, out: Path, *strategies: str, **options: Any) -> Any:
+    how = {"optimizer": "adamw", "learning_rate": 1e-2, "sparsity": 0.2, "steps": 6}
+    return forgetfree.run(
+        "first,last", strategies=strategies, data=str(data), model=str(model), out=str(out), **(how | options)
+    )
+
+
+# -- Rows -------------------------------------------------------------------------------------------------
+
+SQUAD = {
+    "context": "It is red.",
+    "question": "What?",
+    "answers": {"text": ["red", "a red", "red"], "answer_start": [6, 1, 6]},
+}
+CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "great"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "right"),
+    [
+        ({"prompt": "a", "target": "b"}, "a", ("b",)),
+        ({"prompt": "a", "target": ["b", "c", "b"]}, "a", ("b", "c")),
+        ({"question": "a", "answer": 42}, "a", ("42",)),
+        ({"instruction": "do", "input": "a", "output": "b"}, "do\n\na", ("b",)),
+        ({"instruction": "do", "input": "", "output": "b"}, "do", ("b",)),
+        ({"document": "a", "summary": "b", "id": 3}, "a", ("b",)),
+        ({"source": "a", "translation": "b"}, "a", ("b",)),
+        (SQUAD, "It is red.\n\nWhat?", ("red", "a red")),
+    ],
+)
+def test_columns_are_recognised(row: dict[str, Any], prompt: str, right: tuple[str, ...], tmp_path: Path) -> None:
+    write(tmp_path, "own", {"train": [row] * 3, "test": [row], "validation": [row]})
+    (task,) = load_tasks("own", str(tmp_path))
+    assert (task.task.kind, task.task.labels, task.task.metric) == ("generation", (), "exact_match")
+    assert (task.train.first[0], task.train.labels[0]) == (prompt, right)
+
+
+def test_the_last_turn_of_the_assistant_is_learned(tmp_path: Path) -> None:
+    shared = {"conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "great"}]}
+    for name, row in (("own", {"messages": CHAT}), ("text", {"messages": json.dumps(CHAT)}), ("shared", shared)):
+        write(tmp_path, name, in_all_splits([row]))
+        (task,) = load_tasks(name, str(tmp_path))
+        assert task.task.kind == "messages"
+        assert (json.loads(task.train.first[0]), task.train.labels[0]) == (CHAT[:1], ("great",))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"prompt": "a", "target": ""},
+            "column 'target': expected a text, or a list of texts, none of them empty, got ''",
+        ),
+        ({"prompt": "a", "target": []}, "none of them empty"),
+        ({"prompt": "a", "target": None}, "none of them empty"),
+        ({"prompt": None, "target": "b"}, "column 'prompt': expected a text, got None"),
+        ({"messages": CHAT[:1]}, "expected a turn of the assistant after another turn"),
+        ({"messages": CHAT[1:]}, "expected a turn of the assistant after another turn"),
+        ({"messages": [{"role": "user"}]}, "expected a list of turns, each with role and content"),
+        ({"messages": "hello"}, "expected a list of turns"),
+        ({"prompt": "a"}, "has no column 'target'"),
+    ],
+)
+def test_rows_that_cannot_be_learned_are_told(row: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write(tmp_path, "own", in_all_splits([row]), kind="generation")
+    with pytest.raises(DataError) as error:
+        load_tasks("own", str(tmp_path))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"template": "no slot"}, "template must hold {prompt} once"),
+        ({"metric": "accuracy"}, "metric must be one of exact_match, token_f1"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be from 1"),
+        ({"max_new_tokens": "many"}, "max_new_tokens must be a whole number"),
+        ({"stop": [""]}, "stop must hold no empty text"),
+        ({"stop": 3}, "stop must be a text"),
+        ({"instruction": 3}, "instruction must be a text"),
+    ],
+)
+def test_what_source_json_says_is_checked(source: dict[str, Any], message: str, tmp_path: Path) -> None:
+    row = {"prompt": "a", "target": "b"}
+    write(tmp_path, "own", in_all_splits([row]), **source)
+    with pytest.raises(DataError) as error:
+        load_tasks("own", str(tmp_path))
+    assert message in str(error.value)
+
+
+def test_rows_with_labels_stay_classification(tmp_path: Path) -> None:
+    rows = [{"question": "a", "answer": "b", "label": i % 2} for i in range(8)]
+    write(tmp_path, "own", in_all_splits(rows))
+    assert load_tasks("own", str(tmp_path))[0].task.kind == "pair"
+
+
+# -- Answers ----------------------------------------------------------------------------------------------
+
+
+def answers(texts: list[str], right: list[list[str]]) -> TextAnswers:
+    ids = np.arange(len(texts))
+    ones = np.ones(len(texts), np.int64)
+    return TextAnswers(ids, ones, np.full(len(texts), np.log(2), np.float32), ones, texts, right)
+
+
+def test_answers_are_scored_compared_and_kept() -> None:
+    found = answers(["red", "blue", "green"], [["red"], ["red", "Blue."], ["red"]])
+    assert found.score("exact_match") == pytest.approx(2 / 3)
+    assert found.constant_score("exact_match") == 1.0  # the commonest right text, red, is right for every row
+    assert found.more_scores() == pytest.approx({"loss": np.log(2), "perplexity": 2.0})
+    again = TextAnswers.of_tensors(found.tensors())
+    assert found.same_as(again)
+    assert (again.texts, again.right) == (found.texts, found.right)
+    other = answers(["red", "black", "green"], [["red"]] * 3)
+    assert found.agreement(other) == pytest.approx(2 / 3)
+    changed = TextAnswers.of_tensors(found.tensors() | {"losses": np.nextafter(found.losses, 9)})
+    assert not found.same_as(changed)
+    with pytest.raises(ValueError, match="those of the same rows"):
+        TextAnswers.of_tensors(found.tensors() | {"lengths": found.lengths[1:]})
+
+
+# -- Streams ----------------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, tmp_path: Path) -> None:
+    """Grafts are answered by the same ids and losses after a later task; continual fine-tuning is not."""
+    run(data, model, tmp_path / "out", "continual-ft", "grafting-continual", "fine-tune")
+    losses = {}
+    for name in ("continual-ft", "grafting-continual"):
+        scores = pandas.read_csv(tmp_path / "out" / name / "seed-0" / "scores.csv")
+        losses[name] = list(scores[(scores["task"] == "first") & (scores["metric"] == "loss")]["value"])
+    assert losses["grafting-continual"][1] == losses["grafting-continual"][2] < losses["grafting-continual"][0]
+    assert losses["continual-ft"][1] != losses["continual-ft"][2]
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "first" in report
+    assert "None" not in report
+
+
+def test_one_process_and_two_write_the_same(data: Path, model: Path, tmp_path: Path) -> None:
+    one = run(data, model, tmp_path / "one", "grafting-continual", processes=1)
+    two = run(data, model, tmp_path / "two", "grafting-continual", processes=2)
+    for name in ("predictions.safetensors", "ledger.safetensors"):
+        files = [tmp_path / out / "grafting-continual" / "seed-0" / name for out in ("one", "two")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    assert one.scores.equals(two.scores)
+
+
+def test_what_writes_no_texts_is_refused(data: Path, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="answered by texts, and the readout 'linear' gives labels"):
+        run(data, model, tmp_path / "out", "grafting-continual", readout="linear")
+    bert = families.write("Bert", tmp_path / "bert")
+    with pytest.raises(ModelError, match="'generate' needs a causal language model or an encoder-decoder"):
+        run(data, bert, tmp_path / "out", "grafting-continual")
+    with pytest.raises(UsageError, match="scenario=class numbers the labels of tasks"):
+        run(data, model, tmp_path / "out", "grafting-continual", scenario="class")
+
+
+def test_a_definition_of_texts_has_their_fields_alone() -> None:
+    labels = TaskDefinition("own", "single", ("a", "b"))
+    texts = TaskDefinition("own", "generation", (), instruction="Say it.", stop=("\n",))
+    assert not {"instruction", "max_new_tokens", "stop"} & labels.fields.keys()
+    assert TaskDefinition.of_fields(texts.fields | {"stop": ["\n"]}) == texts
+    assert set(texts.reading("generate")) == {"kind", "template", "instruction", "max_new_tokens", "stop"}
+
+
+def test_routing_sees_the_prompt_and_not_the_answer(data: Path, model: Path) -> None:
+    from forgetfree.learning.encoded_task import encode_task
+    from forgetfree.models.loading import load_model
+
+    loaded = load_model(str(model), "generate")
+    rows = load_tasks("first", str(data))[0]
+    task = encode_task(rows, loaded)
+    x, _, _ = task.test.batch([0, 1, 2])
+    alone = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(ids) for ids in task.test.prompts[:3]],
+        batch_first=True,
+        padding_value=loaded.pad,  # type: ignore[attr-defined]
+    )
+    assert torch.equal(loaded.model.pooled(x), loaded.model.pooled(alone))
