@@ -21,7 +21,7 @@ METRICS = {"when_is_it": exact_match, "who_and_where": exact_match, "in_one_line
 ROWS_SHA256 = {
     "when_is_it": "f66c791d6a60cd14068c0f8ba4e0b16189dc104e4685be1b51612cc317fb782a",
     "who_and_where": "2ca2f7067226656f52f6d37df31ecafa41303ad96e7dad92c034b9be1f328526",
-    "in_one_line": "9d8d13a15ed30cf1771d7435395267e146bc89ac41d2433b02f67b111f46fbd1",
+    "in_one_line": "3c28d1fc70e51df37826e77f6977ac9cb8dac5d5a983d2a86b5a087949b7f9af",
 }
 SIZES = {"train": 240, "validation": 48, "test": 48}
 
