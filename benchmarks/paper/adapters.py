@@ -29,10 +29,10 @@ from forgetfree.jobs.experiments import (
     Unit,
     distinct,
     mean,
+    percent,
     pivot,
     select,
     share_of,
-    shown,
     verdict,
 )
 from forgetfree.learning.localization import LocalizationOptions
@@ -137,7 +137,7 @@ class Adapters(Experiment):
                     Claim(
                         f"the smallest graft {text} than {method}",
                         paper,
-                        f"{shown(graft)} against {shown(other)}",
+                        f"{percent(graft)} against {percent(other)}",
                         verdict(better, graft, other),
                     )
                 )

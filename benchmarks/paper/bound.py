@@ -31,9 +31,9 @@ from forgetfree.jobs.experiments import (
     Unit,
     distinct,
     mean,
+    percent,
     pivot,
     select,
-    shown,
     sparsities_of,
     verdict,
 )
@@ -173,19 +173,19 @@ class Bound(Experiment):
                 Claim(
                     f"{task}: the gap between training and test error is smaller for a re-trained region",
                     "1 against 12 (QNLI)",
-                    f"{shown(gaps['re-trained'])} against {shown(gaps['fine-tuned'])}",
+                    f"{percent(gaps['re-trained'])} against {percent(gaps['fine-tuned'])}",
                     verdict(gaps["re-trained"] < gaps["fine-tuned"], *gaps.values()),
                 ),
                 Claim(
                     f"{task}: the bound as printed says nothing (above 100)",
                     "740 (computed for QNLI)",
-                    shown(printed),
+                    percent(printed),
                     verdict(printed > 1, printed),
                 ),
                 Claim(
                     f"{task}: a model with a short description is certified to err on less than half of all new rows",
                     "—",
-                    f"{shown(limit)} certified, {shown(test)} on test rows",
+                    f"{percent(limit)} certified, {percent(test)} on test rows",
                     verdict(limit < 0.5, limit),
                 ),
             ]

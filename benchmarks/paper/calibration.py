@@ -20,10 +20,10 @@ from forgetfree.jobs.experiments import (
     Unit,
     distinct,
     mean,
+    percent,
     pivot,
     ratio,
     select,
-    shown,
     verdict,
     with_constant,
 )
@@ -91,13 +91,13 @@ class Calibration(Experiment):
                 Claim(
                     f"{task}: the graft's ECE is at least 40 % lower",
                     "40 to 90",
-                    f"{shown(ece['fine-tuned'])} → {shown(ece['grafted'])}",
+                    f"{percent(ece['fine-tuned'])} → {percent(ece['grafted'])}",
                     verdict(fall >= 0.4, fall),
                 ),
                 Claim(
                     f"{task}: training the region again is as good as the graft (within half a point), or better",
                     "—",
-                    f"re-trained {shown(score['retrained'])}, graft {shown(score['grafted'])}",
+                    f"re-trained {percent(score['retrained'])}, graft {percent(score['grafted'])}",
                     verdict(score["retrained"] >= score["grafted"] - 0.005, score["retrained"], score["grafted"]),
                 ),
             ]

@@ -23,7 +23,6 @@ from forgetfree.jobs.experiments import (
     mean,
     pivot,
     select,
-    shown,
     verdict,
 )
 from forgetfree.jobs.run import RunJob
@@ -149,25 +148,25 @@ class Continual(Experiment):
         grafts = select(rows, strategy="grafting-continual")
         lost = max((abs(row["learned"] - row["score"]) for row in grafts), default=math.nan)
         fine_there, naive_there, graft_there = (
-            shown(PAPER_ACCURACY[name][0]) if first == STREAM[0] else NULL for name in DEFAULT_STRATEGIES
+            percent(PAPER_ACCURACY[name][0]) if first == STREAM[0] else NULL for name in DEFAULT_STRATEGIES
         )
         return [
             Claim(
                 f"{first}, the first task: grafting keeps what continual fine-tuning forgets",
                 f"{graft_there} against {naive_there}",
-                f"{shown(graft)} against {shown(naive)}",
+                f"{percent(graft)} against {percent(naive)}",
                 verdict(graft > naive, graft, naive),
             ),
             Claim(
                 f"{first}: grafting stays close to separate fine-tuning (at most 2 points below)",
                 f"{graft_there} against {fine_there}",
-                f"{shown(graft)} against {shown(fine)}",
+                f"{percent(graft)} against {percent(fine)}",
                 verdict(graft > fine - 0.02, graft, fine),
             ),
             Claim(
                 "grafting forgets nothing (the most that any task lost or gained)",
                 "0.0",
-                shown(lost),
+                percent(lost),
                 verdict(lost == 0, lost),
             ),
         ]

@@ -18,10 +18,10 @@ from forgetfree.jobs.experiments import (
     Row,
     Unit,
     mean,
+    percent,
     pivot,
     scores_over_sparsity,
     share_of,
-    shown,
     sparsities_of,
     verdict,
     with_constant,
@@ -77,13 +77,13 @@ class Fish(Experiment):
                 Claim(
                     f"at {share_of(sparsity)} the learned graft scores higher than the FISH graft",
                     "by about 10 points" if told else "—",
-                    f"{shown(learned)} against {shown(fisher)}",
+                    f"{percent(learned)} against {percent(fisher)}",
                     verdict(learned > fisher, learned, fisher),
                 ),
                 Claim(
                     f"at {share_of(sparsity)} the two regions share less than a tenth of their entries",
                     "1.1 to 11.4",
-                    shown(shared),
+                    percent(shared),
                     verdict(shared < 0.1, shared),
                 ),
             ]

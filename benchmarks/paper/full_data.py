@@ -9,7 +9,7 @@ from typing import ClassVar
 from forgetfree.benchmarks.paper.localization import Localization
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
 from forgetfree.benchmarks.paper.published import TABLE_5
-from forgetfree.jobs.experiments import Claim, Row, mean, share_of, shown, sparsities_of, verdict
+from forgetfree.jobs.experiments import Claim, Row, mean, percent, share_of, sparsities_of, verdict
 from forgetfree.results.report.page import Table
 
 SPARSITIES = (3e-4, 6e-4, 1.2e-3)
@@ -55,13 +55,13 @@ class FullData(Localization):
             Claim(
                 f"a graft of {share_of(sizes[-1])} is no better than one of {share_of(sizes[0])} (by less than a point)",
                 "89.30 against 89.05",
-                f"{shown(large)} against {shown(small)}",
+                f"{percent(large)} against {percent(small)}",
                 verdict(large - small < 0.01, large, small, whole),
             ),
             Claim(
                 f"a graft of {share_of(sizes[0])} is better calibrated than the fine-tuned model",
                 "1.5 against 6.5",
-                f"{shown(ece)} against {shown(full)}",
+                f"{percent(ece)} against {percent(full)}",
                 verdict(ece < full, ece, full),
             ),
         ]

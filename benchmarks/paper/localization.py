@@ -19,10 +19,10 @@ from forgetfree.jobs.experiments import (
     distinct,
     kept,
     mean,
+    percent,
     pivot,
     select,
     share_of,
-    shown,
     sparsities_of,
     values,
     verdict,
@@ -83,7 +83,7 @@ class Localization(Experiment):
             for sparsity in sparsities_of(rows, model="grafted"):
                 share = kept(those, {"model": "grafted", "sparsity": sparsity}, {"model": "fine-tuned"})
                 text = f"{shots} shots: a graft of {share_of(sparsity)} keeps > 95 % of the score, where fine-tuning learned"
-                found.append(Claim(text, "> 95", shown(share), verdict(share > 0.95, share)))
+                found.append(Claim(text, "> 95", percent(share), verdict(share > 0.95, share)))
         return found
 
     def draw(self, rows: Sequence[Row]) -> Figure:

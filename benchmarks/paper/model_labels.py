@@ -21,10 +21,10 @@ from forgetfree.jobs.experiments import (
     TunedTask,
     Unit,
     mean,
+    percent,
     pivot,
     scores_over_sparsity,
     share_of,
-    shown,
     sparsities_of,
     verdict,
     with_constant,
@@ -93,13 +93,13 @@ class ModelLabels(Experiment):
             Claim(
                 f"by its own labels a graft of {share_of(largest)} agrees with the model as often as by the true ones, or more",
                 "—",
-                f"{shown(own)} against {shown(true)}",
+                f"{percent(own)} against {percent(true)}",
                 verdict(own >= true, own, true),
             ),
             Claim(
                 "such a graft scores as the model does (within 2 points)",
                 "—",
-                f"{shown(score)} against {shown(full)}",
+                f"{percent(score)} against {percent(full)}",
                 verdict(abs(score - full) <= 0.02, score, full),
             ),
         ]

@@ -24,8 +24,8 @@ from forgetfree.jobs.experiments import (
     Unit,
     distinct,
     mean,
+    percent,
     pivot,
-    shown,
     values,
     verdict,
     with_constant,
@@ -131,12 +131,12 @@ class OutOfDistribution(Experiment):
                 full, graft = (mean(rows, "score", model=model, **which) for model in MODELS)
                 told = all("constant" in row for row in rows)  # results of older versions lack it
                 constant = mean(rows, "constant", **which) if told else math.nan
-                beside = f", {CONSTANT} {shown(constant)}" if told else ""
+                beside = f", {CONSTANT} {percent(constant)}" if told else ""
                 found.append(
                     Claim(
                         f"{task} → {target}: the graft answers better than the fine-tuned model",
                         "—",
-                        f"{shown(graft)} against {shown(full)}{beside}",
+                        f"{percent(graft)} against {percent(full)}{beside}",
                         None if max(full, graft) <= constant else verdict(graft > full, graft, full),
                     )
                 )

@@ -18,10 +18,10 @@ from forgetfree.jobs.experiments import (
     Row,
     Unit,
     kept,
+    percent,
     pivot,
     scores_over_sparsity,
     share_of,
-    shown,
     sparsities_of,
     verdict,
     with_constant,
@@ -77,13 +77,13 @@ class Optimizers(Experiment):
                 Claim(
                     f"{text} less of the fine-tuned score with AdamW than with SGD",
                     "—",
-                    f"{shown(adamw)} against {shown(sgd)}",
+                    f"{percent(adamw)} against {percent(sgd)}",
                     verdict(adamw < sgd, adamw, sgd),
                 ),
                 Claim(
                     f"{text} more of it with AdamW and ℓ1 than without ℓ1",
                     "—",
-                    f"{shown(l1)} against {shown(adamw)}",
+                    f"{percent(l1)} against {percent(adamw)}",
                     verdict(l1 > adamw, l1, adamw),
                 ),
             ]

@@ -20,10 +20,10 @@ from forgetfree.jobs.experiments import (
     Row,
     Unit,
     kept,
+    percent,
     pivot,
     scores_over_sparsity,
     share_of,
-    shown,
     sparsities_of,
     verdict,
     with_constant,
@@ -94,7 +94,7 @@ class PromptAgainstLinear(Experiment):
                 Claim(
                     f"a graft of {share_of(sparsity)} keeps as much of the score with either readout (within 5 points)",
                     "—",
-                    f"label words {shown(shares[0])}, linear {shown(shares[1])}",
+                    f"label words {percent(shares[0])}, linear {percent(shares[1])}",
                     verdict(abs(shares[0] - shares[1]) <= 0.05, *shares),
                 )
             )

@@ -17,10 +17,10 @@ from forgetfree.jobs.experiments import (
     Row,
     Unit,
     mean,
+    percent,
     pivot,
     scores_over_sparsity,
     share_of,
-    shown,
     verdict,
     with_constant,
 )
@@ -71,13 +71,13 @@ class SparsityCurve(Experiment):
         for sparsity in _sparsities(rows)[:2]:
             learned, moved = (mean(rows, "score", region=kind, sparsity=sparsity) for kind in ("learned", "movement"))
             text = f"learned ≫ most moved at {share_of(sparsity)} (by 2 points at least)"
-            ours = f"{shown(learned)} against {shown(moved)}"
+            ours = f"{percent(learned)} against {percent(moved)}"
             found.append(Claim(text, "—", ours, verdict(learned - moved > 0.02, learned, moved)))
         none, full = (mean(rows, "score", region=kind) for kind in ("none", "fine-tuned"))
         for sparsity in (s for s in _sparsities(rows) if s <= 1e-2):
             random = mean(rows, "score", region="random", sparsity=sparsity)
             text = f"random regions fail at {share_of(sparsity)} (close less than a quarter of the gap)"
-            ours = f"{shown(random)}; without a graft {shown(none)}, fine-tuned {shown(full)}"
+            ours = f"{percent(random)}; without a graft {percent(none)}, fine-tuned {percent(full)}"
             found.append(Claim(text, "—", ours, verdict(random - none < 0.25 * (full - none), random, none, full)))
         return found
 

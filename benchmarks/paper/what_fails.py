@@ -21,10 +21,10 @@ from forgetfree.jobs.experiments import (
     TunedTask,
     Unit,
     mean,
+    percent,
     pivot,
     scores_over_sparsity,
     share_of,
-    shown,
     sparsities_of,
     verdict,
     with_constant,
@@ -100,13 +100,13 @@ class WhatFails(Experiment):
             Claim(
                 "all biases together are worse than a learned graft of fewer entries (by 2 points at least)",
                 "—",
-                f"biases {shown(bias)}, graft {shown(grafted)}, fine-tuned {shown(full)}, no graft {shown(none)}",
+                f"biases {percent(bias)}, graft {percent(grafted)}, fine-tuned {percent(full)}, no graft {percent(none)}",
                 verdict(grafted - bias > 0.02, grafted, bias),
             ),
             Claim(
                 "a region fails once everything outside is set to 0 (closes less than a quarter of the gap)",
                 "—",
-                f"pruned {shown(ticket)}, graft {shown(grafted)}, no graft {shown(none)}",
+                f"pruned {percent(ticket)}, graft {percent(grafted)}, no graft {percent(none)}",
                 verdict(ticket < quarter, ticket, quarter),
             ),
         ]
@@ -116,7 +116,7 @@ class WhatFails(Experiment):
                 Claim(
                     f"a lottery ticket of {share_of(sparsity)} fails (closes less than a quarter of the gap)",
                     "—",
-                    f"pruned {shown(tenth)}, fine-tuned {shown(full)}, no graft {shown(none)}",
+                    f"pruned {percent(tenth)}, fine-tuned {percent(full)}, no graft {percent(none)}",
                     verdict(tenth < quarter, tenth, quarter),
                 )
             )

@@ -21,9 +21,9 @@ from forgetfree.jobs.experiments import (
     Unit,
     distinct,
     mean,
+    percent,
     pivot,
     ratio,
-    shown,
     verdict,
 )
 from forgetfree.results.report.figures import legend, panels, styles
@@ -92,13 +92,13 @@ class Where(Experiment):
             Claim(
                 "value, first feed-forward layer and LayerNorm hold most of the region, and more than their size",
                 "—",
-                f"{shown(held)} of the region, {shown(size)} of all graftable entries",
+                f"{percent(held)} of the region, {percent(size)} of all graftable entries",
                 verdict(held > 0.5 and held > size, held, size),
             ),
             Claim(
                 "the middle layers hold more than their size",
                 "—",
-                f"{shown(inside)} of the region in {len(middle)} of {len(layers)} layers",
+                f"{percent(inside)} of the region in {len(middle)} of {len(layers)} layers",
                 verdict(inside > ratio(len(middle), len(layers)), inside, ratio(len(middle), len(layers))),
             ),
         ]

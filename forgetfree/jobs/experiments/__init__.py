@@ -21,13 +21,13 @@ from forgetfree.jobs.experiments.rows import (
     scores_over_sparsity,
     select,
     share_of,
-    shown,
     sparsities_of,
     values,
     verdict,
     with_constant,
 )
 from forgetfree.jobs.running.workers import usual_jobs
+from forgetfree.results.report.page import percent
 
 __all__ = [
     "SCORE",
@@ -47,6 +47,7 @@ __all__ = [
     "load_experiment_results",
     "mean",
     "outcome",
+    "percent",
     "pivot",
     "ratio",
     "rows_of",
@@ -54,7 +55,6 @@ __all__ = [
     "scores_over_sparsity",
     "select",
     "share_of",
-    "shown",
     "sparsities_of",
     "usual_jobs",
     "values",

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from forgetfree.display import NULL
 from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.figures import curves, legend, look
 from forgetfree.results.report.page import Table, cell, percent
@@ -62,11 +61,6 @@ def verdict(holds: bool, *numbers: float) -> bool | None:
     return None if any(map(math.isnan, numbers)) else bool(holds)
 
 
-def shown(fraction: float) -> str:
-    """Return a fraction in percent; a dash where it is NaN."""
-    return NULL if math.isnan(fraction) else percent(fraction)
-
-
 def share_of(sparsity: float) -> str:
     """Return a sparsity in percent: 0.001 is ``0.1 %``."""
     return f"{100 * sparsity:g} %"
@@ -84,7 +78,7 @@ Columns = Mapping[str, tuple[str, Mapping[str, Any]]]
 def with_constant(rows: Sequence[Row], columns: Columns) -> Columns:
     """Put the score of a constant answer before columns of scores, unless the rows are older and lack it."""
     (_, wanted), *_ = columns.values()
-    if not all("constant" in row for row in rows):  # results of older versions
+    if not all("constant" in row for row in rows):  # published results of the experiment before it measured them
         return columns
     return {CONSTANT: ("constant", wanted), **columns}
 
