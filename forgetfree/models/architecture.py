@@ -114,13 +114,14 @@ def choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
     """Return the readout of a model: what was asked for, or for ``auto`` what the model has.
 
     Raises:
-        ModelError: it has no head for the readout that was asked for.
+        ModelError: it has no head for the readout that was asked for, or is an encoder-decoder that `body_loader` refuses.
     """
+    if readout == "generate" and writes_texts(config):
+        return "generate"
+    body_loader(config, name)  # refuses before tokenizer and weights are read
     own = language_model(config)
     if readout == "mean":
         return "mean"
-    if readout == "generate" and writes_texts(config):
-        return "generate"
     if readout == "linear" or (readout == "auto" and own is None):
         return "linear"
     if readout in ("auto", own):
