@@ -7,7 +7,6 @@ text. So a row has as many labels as the answer has tokens, and one more.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief, counted
 from forgetfree.errors import DataError, ModelError
+from forgetfree.json_file import parse_json
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 #: What stands before an answer where neither the task has a template nor the tokenizer one for chats.
@@ -144,7 +144,7 @@ class PromptEncoder(Encoder):
     def _turns(self, prompt: str) -> list[dict[str, str]]:
         """Return a row as the turns of a chat."""
         if self._task.form == "messages":
-            turns: list[dict[str, str]] = json.loads(prompt)
+            turns: list[dict[str, str]] = parse_json(prompt)
             if self._task.instruction and turns[0]["role"] != "system":
                 turns.insert(0, {"role": "system", "content": self._task.instruction})
             return turns

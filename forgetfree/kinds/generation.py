@@ -404,7 +404,7 @@ def _chat(reader: _Reader, i: int) -> tuple[str, tuple[str, ...]]:
     (column,) = reader.columns
     cell = reader.cell(column, i)
     try:
-        turns = [_turn(plain(turn)) for turn in (json.loads(cell) if isinstance(cell, str) else cell)]
+        turns = [_turn(plain(turn)) for turn in (parse_json(cell) if isinstance(cell, str) else cell)]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         expected = "a list of turns, each with role and content as texts"
         raise refusal(reader.fault(column, i, "no chat", expected, cell)) from error
