@@ -237,7 +237,7 @@ class Generation(TaskKind):
 
         ids, labels, longer = encoder.learned(rows)
         encoded = EncodedTexts.of(ids, labels, label, pad, task.kind)
-        return replace(encoded, right=rows.labels, tokenizer=encoder.tokenizer, longer=longer)
+        return replace(encoded, right=rows.labels, tokenizer=encoder.tokenizer, end=encoder.end, longer=longer)
 
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each token ``(n, 1)``: logits of all tokens of the vocabulary would fill the memory."""
