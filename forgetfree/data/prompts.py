@@ -7,10 +7,9 @@ text. So a row has as many labels as the answer has tokens, and one more.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief, counted
 from forgetfree.errors import DataError, ModelError
+from forgetfree.json_file import parse_json
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 #: What stands before an answer where neither the task has a template nor the tokenizer one for chats.
@@ -39,10 +39,12 @@ class EncodedTexts(EncodedRows):
     Attributes:
         right: of each row the texts that are right; the first is learned.
         tokenizer: turns token ids into texts.
+        longer: the token ids of prompts that are cut further where their answer is learned, by the number of the row.
     """
 
     right: Sequence[Sequence[str]] = ()
     tokenizer: Any = None
+    longer: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property
     def targets(self) -> list[int]:
@@ -51,14 +53,15 @@ class EncodedTexts(EncodedRows):
 
     @property
     def prompts(self) -> list[list[int]]:
-        """The token ids of each row before the answer."""
-        return [prompt_of(self[i][0]).tolist() for i in range(len(self))]
+        """The token ids that each row is asked with: they do not depend on the right answer."""
+        return [list(self.longer.get(i) or prompt_of(self[i][0]).tolist()) for i in range(len(self))]
 
     def subset(self, indices: Sequence[int]) -> EncodedTexts:
         """Return the rows at ``indices``, in that order."""
         rows = super().subset(indices)
         fields = {name: getattr(rows, name) for name in ("tokens", "offsets", "labels", "words")}
-        return replace(self, **fields, right=[self.right[i] for i in indices])
+        longer = {new: self.longer[i] for new, i in enumerate(indices) if i in self.longer}
+        return replace(self, **fields, right=[self.right[i] for i in indices], longer=longer)
 
 
 def prompt_of(x: Tensor) -> Tensor:
@@ -112,29 +115,34 @@ class PromptEncoder(Encoder):
         """Return the token ids of every row, marked where its answer is learned."""
         return self.learned(rows)[0]
 
-    def learned(self, rows: Rows) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the token ids of every row, and the ids that are learned at its marks.
+    def learned(self, rows: Rows) -> tuple[list[list[int]], list[list[int]], dict[int, list[int]]]:
+        """Return the token ids of every row, the ids that are learned at its marks, and prompts that lose less unanswered.
 
         Raises:
             DataError: an answer does not fit; the message has the rows.
         """
         answers = self._answers(rows)
-        whole, labels, long = list[list[int]](), list[list[int]](), list[int]()
+        whole, labels, longer, long = list[list[int]](), list[list[int]](), dict[int, list[int]](), list[int]()
         for i, (prompt, answer) in enumerate(zip(rows.first, answers, strict=True)):
             turns = self._turns(prompt)
             parts, spaces = self._parts_of(turns)
             room = self._max_length - sum(map(len, parts))
-            kept = max(len(answer), min(self._task.max_new_tokens, room // 2))
+            kept = min(self._task.max_new_tokens, room // 2)
             if len(answer) > room:
                 long.append(i)
                 continue
-            texts = [f"{space}{turn['content']}" for space, turn in zip(spaces, turns, strict=True)]
-            ids = self._before(parts, texts, room - kept)
+            written = [f"{space}{turn['content']}" for space, turn in zip(spaces, turns, strict=True)]
+            texts = token_ids(self.tokenizer, written, inside=True)
+            left = room - max(len(answer), kept)
+            self.count(sum(map(len, texts)) - left)
+            ids = self._before(parts, texts, left)
+            if len(answer) > kept:  # how long it is, what is asked must not tell
+                longer[i] = self._before(parts, texts, room - kept)
             whole.append([*ids[:-1], *(~token for token in (ids[-1], *answer))])
             labels.append([*answer, self.end])
         if long:
             self._refuse([(rows.first[i], len(answers[i])) for i in long])
-        return whole, labels
+        return whole, labels, longer
 
     def _answers(self, rows: Rows) -> list[list[int]]:
         """Return the ids of the text that is learned of each row; none where there is none."""
@@ -144,7 +152,7 @@ class PromptEncoder(Encoder):
     def _turns(self, prompt: str) -> list[dict[str, str]]:
         """Return a row as the turns of a chat."""
         if self._task.form == "messages":
-            turns: list[dict[str, str]] = json.loads(prompt)
+            turns: list[dict[str, str]] = parse_json(prompt)
             if self._task.instruction and turns[0]["role"] != "system":
                 turns.insert(0, {"role": "system", "content": self._task.instruction})
             return turns
@@ -197,11 +205,10 @@ class PromptEncoder(Encoder):
         ids: list[int] = self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"] if piece else []
         return ids
 
-    def _before(self, parts: list[list[int]], turns: Sequence[str], room: int) -> list[int]:
+    def _before(self, parts: list[list[int]], turns: Sequence[Sequence[int]], room: int) -> list[int]:
         """Return the ids before an answer; the longest text of a turn loses its beginning where there is no room."""
-        texts = token_ids(self.tokenizer, turns, inside=True)
+        texts = [list(turn) for turn in turns]
         over = sum(map(len, texts)) - room
-        self.count(over)
         while over > 0:
             longest = max(range(len(texts)), key=lambda i: len(texts[i]))
             cut = min(over, len(texts[longest]))
