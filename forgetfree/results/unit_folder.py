@@ -34,8 +34,8 @@ SECONDS_PER_TASK = "seconds-per-task.json"
 MADE_OF = "made_of"
 #: In the details of a unit: size and SHA-256 of the models that it answers with, where they lie outside its folder.
 MODELS = "models"
-#: How numpy and torch call the types of numbers in a file of answers.
-_TYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I64": "int64"}
+#: How numpy and torch call the types of numbers in a file of answers; texts are bytes.
+_TYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I64": "int64", "U8": "uint8"}
 _REMEDY = "Restore it from a copy, or run the stream again."
 _ADVICE = "Restore it from a copy, or go on with --resume, which makes it again."
 

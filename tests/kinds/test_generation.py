@@ -195,7 +195,7 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert losses["continual-ft"][1] != losses["continual-ft"][2]
     report = (tmp_path / "out" / "report.md").read_text()
     assert "first" in report
-    assert "None" not in report
+    assert not any(word in report for word in ("None", "left out"))  # the answers that were kept are read again
 
 
 def test_one_process_and_two_write_the_same(data: Path, model: Path, tmp_path: Path) -> None:
