@@ -254,7 +254,7 @@ class ContinualStrategy(StrategyTemplate):
         check_arguments(plugins, optimizer)
         self.device = device = torch.device(find_device("auto") if device == "auto" else device)
         self.options = for_device(options or recipe_options(type(self), stream.loaded.name), device)
-        self.check(self.options, stream)
+        self.check_all(self.options, stream)
         self.stream = stream
         self.set_aside: ModelState | None = None  # what it left in the model, while it is another's turn
         self.is_busy = False

@@ -8,13 +8,16 @@ labelled: on average over them); with ``lda``, the task to which θ_pre's featur
 (`forgetfree.learning.task_features`), and no other task answers. Since no row is then answered with labels of two tasks, a task
 is also learned among its own labels alone (`among_own_labels`). During training, the task in training is the last. Labels of
 no such task get the lowest logit there is; before any task, the untrained model answers.
+
+Where texts are the answers, there are no labels to tell apart: the last task's model writes, or by ``lda`` that of the task
+whose prompts are most like the row's.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +26,12 @@ import torch
 from torch import Tensor
 
 from forgetfree.continual.memory import Memory
+from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_training import Answer, Learner
 from forgetfree.core.readout_model import LOWEST, among
 from forgetfree.core.tensors import load_tensors_, tensors_of
-from forgetfree.data.sampling import representative
+from forgetfree.data.sampling import by_length, representative
+from forgetfree.errors import OptionError
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.task_features import TaskFeatures, share_of_entropy
 from forgetfree.learning.training_options import TrainingOptions
@@ -52,6 +57,16 @@ class TaskwiseOptions(TrainingOptions):
         at_least=0,
     )
     lda_rows: int = option(400, "training rows of a task that lda learns from, at most", at_least=1)
+
+
+def check_inference(options: TrainingOptions, stream: Stream) -> None:
+    """Raise ``OptionError`` where a task is to be found out by the entropy of answers that are texts."""
+    written = [task.name for task in stream.tasks if task.definition.writes]
+    if getattr(options, "task_inference", "") == "router" and written and stream.scenario != "task":
+        raise OptionError(
+            f"task_inference=router goes by the entropy of labels, and {written[0]!r} is answered by texts. Use "
+            "task_inference=lda, which goes by the prompt."
+        )
 
 
 def features_for(strategy: Learner) -> TaskFeatures | None:
@@ -84,7 +99,7 @@ def learn_features(strategy: Learner, task: EncodedTask) -> None:
 
 def among_own_labels(strategy: Learner, task: EncodedTask) -> AbstractContextManager[object]:
     """Return a context in which the model answers with a task's labels alone, if that is how the task is answered later."""
-    alone = strategy.stream.scenario == "class" and _infers_tasks(strategy)
+    alone = strategy.stream.scenario == "class" and _infers_tasks(strategy) and not task.definition.writes
     return strategy.model.answering_with(task.classes if alone else None)
 
 
@@ -120,6 +135,8 @@ def answer_for(
     """
     training = strategy.training
     if strategy.stream.scenario != "task" and strategy.taskwise:
+        if task.definition.writes:
+            return _texts(strategy)
         return _by_router(strategy, batches) if _infers_tasks(strategy) and strategy.learned else _by_last(strategy)
     if training is not None and (training.task is task or strategy.stream.scenario != "task"):
         return nullcontext(training.answer)
@@ -149,6 +166,75 @@ def _by_last(strategy: Learner) -> Iterator[Answer]:
             return logits
 
         yield read
+
+
+@contextmanager
+def _texts(strategy: Learner) -> Iterator[Answer | None]:
+    """Write texts with the last task's model, or each with that of the task which its prompt most likely belongs to."""
+    features = strategy.task_features
+    if features is None or not strategy.learned:
+        with _model_of(strategy, strategy.learned[-1:]) as answer:
+            yield None if answer is strategy.model else answer
+    else:
+        with ExitStack() as scope:
+            yield TaskByTask(strategy, features, scope)
+
+
+class TaskByTask:
+    """Answers each row by the task that its prompt looks like; the model is that of one task at a time.
+
+    Args:
+        strategy: has a model for each task.
+        features: tell the tasks apart.
+        scope: in which a task's model is in place; at its end the model is as it was.
+    """
+
+    def __init__(self, strategy: Learner, features: TaskFeatures, scope: ExitStack) -> None:
+        self._strategy, self._features, self._scope = strategy, features, scope
+        training = strategy.training
+        self._tasks = [*strategy.learned, *([] if training is None else [training.task])]
+        self._place: int | None = None  # of the task whose model is in place
+        self._answer: Answer | None = None
+
+    def __call__(self, x: Tensor, labels: Any) -> Tensor:
+        """Return the logits ``(n, V)`` of a batch's tokens."""
+        model = self._strategy.model
+        of_rows = self._nearest(x).to(x.device)
+        of_lines = of_rows.repeat_interleave(model.counts(x))
+        logits: Tensor | None = None
+        for number in sorted(set(of_rows.tolist())):
+            lines = of_lines == number
+            its_labels = labels[lines] if isinstance(labels, Tensor) else labels
+            part = (self._model_of(number) or model)(x[of_rows == number], its_labels)
+            logits = part.new_empty(len(lines), part.shape[1]) if logits is None else logits
+            logits[lines] = part
+        assert logits is not None
+        return logits
+
+    def turns(self, prompts: Sequence[Sequence[int]], batch_size: int) -> Iterator[tuple[list[int], Answer | None]]:
+        """Yield the numbers of the prompts of one task after another, with what answers them; see `Turns`."""
+        of_prompts = torch.empty(len(prompts), dtype=torch.int64)
+        for batch in by_length([len(prompt) for prompt in prompts], batch_size):
+            marked = [torch.tensor([*prompts[i][:-1], ~prompts[i][-1]]) for i in batch]
+            pad: Any = self._strategy.stream.loaded.pad
+            of_prompts[batch] = self._nearest(torch.nn.utils.rnn.pad_sequence(marked, True, pad))
+        for number in sorted(set(of_prompts.tolist())):
+            yield (of_prompts == number).nonzero().flatten().tolist(), self._model_of(number)
+
+    def _nearest(self, x: Tensor) -> Tensor:
+        return self._features.nearest(x, [task.name for task in self._tasks])
+
+    def _model_of(self, number: int) -> Answer | None:
+        """Put the model of a task in place, and return what answers in its stead, if anything."""
+        if number != self._place:
+            self._scope.close()
+            self._place, training = None, self._strategy.training
+            if training is not None and number == len(self._tasks) - 1:
+                self._answer = training.answer
+            else:
+                self._answer = self._scope.enter_context(self._strategy.answering(self._tasks[number]))
+            self._place = number
+        return self._answer
 
 
 @contextmanager

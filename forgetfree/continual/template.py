@@ -28,7 +28,14 @@ from torch.utils.data import DataLoader
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.continual.experiences import check_experiences, check_whole, part_of
 from forgetfree.continual.stream import Stream
-from forgetfree.continual.task_inference import among_labels_of_batch, among_own_labels, answer_for, learn_features
+from forgetfree.continual.task_inference import (
+    TaskByTask,
+    among_labels_of_batch,
+    among_own_labels,
+    answer_for,
+    check_inference,
+    learn_features,
+)
 from forgetfree.continual.task_training import Training, checked_training, training_of
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
@@ -50,6 +57,7 @@ class StrategyTemplate(SupervisedTemplate):
     online: ClassVar[bool] = False
     #: Whether its batches may be cut into numbered parts; not where Avalanche's own code sees them.
     cuts_batches: ClassVar[bool] = True
+    check: ClassVar[Any]
     options: Any
     stream: Stream
     seed: int
@@ -75,6 +83,12 @@ class StrategyTemplate(SupervisedTemplate):
                 return super().train(experiences, eval_streams, **kwargs)
         finally:
             self.training = self.model.current_task = None
+
+    @classmethod
+    def check_all(cls, options: Any, stream: Stream) -> None:
+        """Raise where options and stream do not go together, by what any strategy refuses and by `check`."""
+        check_inference(options, stream)
+        cls.check(options, stream)
 
     def avalanche_arguments(self) -> dict[str, Any]:
         """Return arguments of an Avalanche strategy that this one also inherits from: `TemplateStrategy` gives its own."""
@@ -287,7 +301,10 @@ class StrategyTemplate(SupervisedTemplate):
             super().eval_epoch(**kwargs)
             answers = answers_in_order(self.task, rows, self._order, gathered(self._collected))
             if rows is not None:
-                how = {"batch_size": self.eval_mb_size, "precision": self.options.precision, "answer": self._answer}
+                how = {"batch_size": self.eval_mb_size, "precision": self.options.precision}
+                how |= (
+                    {"turns": self._answer.turns} if isinstance(self._answer, TaskByTask) else {"answer": self._answer}
+                )
                 answers = kind.with_texts(answers, self.task.definition, self.model, rows, **how)
         self.predictions[self.task.name] = answers
 

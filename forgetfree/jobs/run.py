@@ -121,7 +121,7 @@ class RunJob(Job[RunConfig]):
             tell_shared_labels(self.learner.tasks)
         stream = self.learner.stream(self.config.seeds[0])
         for name, strategy in self.checked.classes.items():
-            strategy.check(self.checked.options[name], stream)
+            strategy.check_all(self.checked.options[name], stream)
         model, unanswered = self.config.model, [task.unanswered for task in stream.tasks]
         metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
         found, about = model_and_data(model, self.request()["model"], stream.loaded, stream.tasks)

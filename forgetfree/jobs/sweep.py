@@ -196,7 +196,7 @@ class SweepJob(Job[SweepConfig]):
         found = self.run.describe()
         stream = self.run.learner.stream(self.config.seeds[0])
         for options in self._options:
-            self.run.checked.classes[self.config.strategy].check(options, stream)
+            self.run.checked.classes[self.config.strategy].check_all(options, stream)
         about = {key: found["about"][key] for key in ("stream", "tasks", "evaluated_on", "model", "data")}
         about["data"]["steps"] = self.config.steps
         about["metric"] = [task.definition.metric for task in stream.tasks]

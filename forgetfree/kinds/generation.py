@@ -216,11 +216,13 @@ class Generation(TaskKind):
             )
 
     def check_scenario(self, tasks: Sequence[TaskDefinition], scenario: Scenario) -> None:
-        """Raise ``UsageError``: texts need the task."""
-        if scenario != "task":
+        """Raise ``UsageError`` where tasks with labels are to be told from such with texts by nobody."""
+        other = next((task.name for task in tasks if not task.writes), None)
+        if scenario != "task" and other is not None:
             first = next(task.name for task in tasks if task.writes)
             raise UsageError(
-                f"scenario={scenario} numbers the labels of tasks, and {first!r} is answered by texts. Use scenario=task."
+                f"scenario={scenario} withholds the task, and {first!r} is answered by texts, {other!r} by labels. Use "
+                "scenario=task, or tasks of one kind."
             )
 
     def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> PromptEncoder:

@@ -147,13 +147,16 @@ def label_spaces(
     """Return definitions and label numbers of each task for the scenario.
 
     Raises:
-        UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each.
+        UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each. Where texts are the
+            answers, there are no labels to number: the task alone is withheld.
     """
     sizes = [len(task.labels) for task in tasks]
     for kind in dict.fromkeys(map(kind_of, tasks)):
         kind.check_scenario(tasks, scenario)
     if scenario == "task":
         return list(tasks), [LabelSpace()] * len(tasks)
+    if all(task.writes for task in tasks):
+        return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
     if scenario == "class" and (again := [task.name for task in tasks if version_of(task.name)[1] > 1]):
         raise UsageError(
             f"scenario=class tells all tasks' labels apart, and those of {again[0]!r} are an earlier task's. Use scenario=task."

@@ -7,7 +7,7 @@ alone, without padding and without a cache, and that decides. So a text depends 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,11 @@ from forgetfree.tasks import TaskDefinition
 if TYPE_CHECKING:
     from forgetfree.models.task_model import TaskModel
 
+#: From marked ids and task labels to logits: what answers in the model's place.
+Answer = Callable[[Tensor, Any], Tensor]
+#: From prompts and a batch size to the numbers of those that are answered together, each time with what answers them, if it is
+#: not the model; the model may be another each time.
+Turns = Callable[[Sequence[Sequence[int]], int], Iterable[tuple[Sequence[int], Answer | None]]]
 #: How far logits of one row may differ between batches, as a share of the largest: far more than is measured.
 _FLOAT32, _HALF = 1e-3, 2**-4
 
@@ -34,7 +39,8 @@ def write(
     *,
     batch_size: int,
     precision: str,
-    answer: Callable[[Tensor, Any], Tensor] | None = None,
+    answer: Answer | None = None,
+    turns: Turns | None = None,
 ) -> list[list[int]]:
     """Return the token ids that a model writes after each prompt, in the rows' order; each process writes batches of its own.
 
@@ -45,6 +51,7 @@ def write(
         batch_size: rows at once, at most.
         precision: of forward passes.
         answer: what answers in the model's place, if anything.
+        turns: which rows are answered together, where not all are answered alike.
     """
     prompts, before = rows.prompts, (model.training, model.precision)
 
@@ -52,31 +59,32 @@ def write(
         text = rows.tokenizer.decode(list(ids), skip_special_tokens=True) if task.stop else ""
         return any(stop in text for stop in task.stop)
 
-    found: list[
-        tuple[Tensor, Tensor, Tensor]
-    ] = []  # the ids of a batch, how many each text has, and the number of each row
+    written: list[list[int]] = [[] for _ in prompts]
     model.eval()
     model.precision = precision
     try:
-        for batch in own_items(by_length([len(prompt) for prompt in prompts], batch_size)):
-            texts = write_greedily(
-                model,
-                [prompts[i] for i in batch],
-                task=rows.task,
-                most=task.max_new_tokens,
-                ends=ends,
-                end=rows.end,
-                answer=answer,
-            )
-            ids = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
-            found.append((ids, torch.tensor([len(text) for text in texts]), torch.tensor(batch)))
+        for together, answering in turns(prompts, batch_size) if turns else [(range(len(prompts)), answer)]:
+            # Of each batch the ids of all texts, how many each text has, and the number of each row.
+            found = list[tuple[Tensor, Tensor, Tensor]]()
+            for places in own_items(by_length([len(prompts[i]) for i in together], batch_size)):
+                batch = [together[place] for place in places]
+                texts = write_greedily(
+                    model,
+                    [prompts[i] for i in batch],
+                    task=rows.task,
+                    most=task.max_new_tokens,
+                    ends=ends,
+                    end=rows.end,
+                    answer=answering,
+                )
+                ids = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
+                found.append((ids, torch.tensor([len(text) for text in texts]), torch.tensor(batch)))
+            for ids, lengths, numbers in gathered(found):
+                for number, text in zip(numbers.tolist(), torch.split(ids, lengths.tolist()), strict=True):
+                    written[number] = text.tolist()
     finally:
         model.train(before[0])
         model.precision = before[1]
-    written: list[list[int]] = [[] for _ in prompts]
-    for ids, lengths, numbers in gathered(found):
-        for number, text in zip(numbers.tolist(), torch.split(ids, lengths.tolist()), strict=True):
-            written[number] = text.tolist()
     return written
 
 
@@ -108,7 +116,7 @@ def write_greedily(
     most: int,
     ends: Callable[[Sequence[int]], bool],
     end: int,
-    answer: Callable[[Tensor, Any], Tensor] | None = None,
+    answer: Answer | None = None,
     on_token: Callable[[int], object] = lambda count: None,
 ) -> list[list[int]]:
     """Return the ids that a model writes after each prompt, without the token that ends a text.

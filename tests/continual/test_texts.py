@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -12,6 +13,8 @@ from torch.nn import functional as F
 from forgetfree import registry
 from forgetfree.continual.streams import Stream, make_stream
 from forgetfree.errors import OptionError, UsageError
+from forgetfree.kinds.generation import TextAnswers
+from forgetfree.learning.training import answers_of
 from forgetfree.testing.tiny import copies, tiny_model, tiny_task, tiny_texts
 
 
@@ -75,3 +78,76 @@ def test_a_memory_has_a_row_of_each_label_and_of_each_task_of_texts() -> None:
     cls = registry.strategy("gdumb")
     with pytest.raises(OptionError, match="got mem_size=3 for 4 labels"):
         cls(stream=mixed(), options=cls.Options(mem_size=3))
+
+
+# -- The task is withheld ---------------------------------------------------------------------------------
+
+
+@copies
+def withheld(scenario: Any = "class") -> Stream:
+    tasks = [tiny_texts(name) for name in ("qnli", "sst2", "ag_news")]
+    return make_stream("withheld", tasks, tiny_model(readout="generate"), scenario=scenario)
+
+
+def learned(name: str, stream: Stream, **more: Any) -> Any:
+    options = registry.strategy(name).Options
+    chosen: dict[str, Any] = {"steps": 8, "batch_size": 8, "optimizer": "adamw", "learning_rate": 0.01} | more
+    if "sparsity" in options.__dataclass_fields__:
+        chosen |= {"sparsity": 0.2, "mask_steps": 2, "mask_batch_size": 8}
+    strategy = registry.strategy(name)(stream=stream, options=options(**chosen), device="cpu")
+    strategy.train(stream.benchmark.train_stream)
+    return strategy
+
+
+def row(answers: TextAnswers, i: int) -> tuple[Any, Any]:
+    """Return losses and ids of one row."""
+    losses, ids = (
+        np.split(a, np.cumsum(n)[:-1]) for a, n in ((answers.losses, answers.counts), (answers.ids, answers.lengths))
+    )
+    return losses[i], ids[i]
+
+
+@pytest.mark.parametrize(
+    ("name", "scenario"), [("grafting-continual", "class"), ("fine-tune", "domain"), ("lora", "class")]
+)
+def test_the_prompt_alone_tells_whose_model_answers(name: str, scenario: str) -> None:
+    """Beside a slow reference: each row alone, by the model of the task that its prompt is most like."""
+    strategy = learned(name, withheld(scenario), task_inference="lda", lda_layer=0)
+    tasks, found, right = strategy.stream.tasks, strategy.evaluate(), 0
+    for task in tasks:
+        for i in range(len(task.test)):
+            alone = task.test.subset([i])
+            other = replace(alone, tokens=torch.where(alone.tokens < 0, ~torch.tensor(7).int(), alone.tokens))
+            other.tokens[(alone.tokens < 0).nonzero()[0]] = alone.tokens[alone.tokens < 0][0]
+            of_row, of_other = (
+                strategy.task_features.nearest(rows.batch([0])[0], [each.name for each in tasks])
+                for rows in (alone, other)
+            )
+            assert of_row == of_other  # whatever the right answer is
+            right += int(of_row) == task.label
+            with strategy.answering(tasks[int(of_row)]):
+                expected = answers_of(strategy.model, task, alone, strategy.options)
+            losses, ids = row(found[task.name], i)
+            np.testing.assert_allclose(losses, expected.losses, atol=1e-4)
+            assert ids.tolist() == expected.ids.tolist()
+    assert right > 0.6 * sum(len(task.test) for task in tasks)
+
+
+def test_else_the_last_task_answers_all() -> None:
+    strategy = learned("grafting-continual", withheld())
+    found = strategy.evaluate()
+    with strategy.answering(strategy.stream.tasks[-1]):
+        for task in strategy.stream.tasks:
+            assert found[task.name].same_as(answers_of(strategy.model, task, task.test, strategy.options))
+
+
+def test_labels_and_texts_are_not_withheld_together_and_entropy_tells_nothing_of_texts() -> None:
+    labels = tiny_task("sst2")
+    labels = replace(labels, task=replace(labels.task, causal_template="{text} it was"))
+    for scenario in ("class", "domain"):
+        with pytest.raises(UsageError, match=f"scenario={scenario} .*'qnli' is answered by texts, 'sst2' by labels"):
+            make_stream("x", [tiny_texts("qnli"), labels], tiny_model(readout="generate"), scenario=scenario)  # type: ignore[arg-type]
+    with pytest.raises(
+        OptionError, match=r"entropy of labels, and 'qnli' is answered by texts. Use task_inference=lda"
+    ):
+        learned("grafting-continual", withheld(), task_inference="router")

@@ -213,8 +213,8 @@ def test_what_writes_no_texts_is_refused(data: Path, model: Path, tmp_path: Path
     bert = families.write("Bert", tmp_path / "bert")
     with pytest.raises(ModelError, match="'generate' needs a causal language model or an encoder-decoder"):
         run(data, bert, tmp_path / "out", "grafting-continual")
-    with pytest.raises(UsageError, match="scenario=class numbers the labels of tasks"):
-        run(data, model, tmp_path / "out", "grafting-continual", scenario="class")
+    with pytest.raises(UsageError, match="task_inference=router goes by the entropy of labels"):
+        run(data, model, tmp_path / "out", "grafting-continual", scenario="class", task_inference="router")
 
 
 def test_a_definition_of_texts_has_their_fields_alone() -> None:
