@@ -173,7 +173,7 @@ def merge(
     quiet_libraries()
     from forgetfree.jobs.audit import note
     from forgetfree.ledger import Ledger, joined_ledger
-    from forgetfree.results.unit_folder import described
+    from forgetfree.results.unit_folder import size_and_sha256
 
     files = {str(path): ledger_file(path) for path in ledgers}
     if data:
@@ -194,7 +194,7 @@ def merge(
     note(
         out,
         "merge",
-        *({str(path): described(path) for path in paths} for paths in (files.values(), [out])),
+        *({str(path): size_and_sha256(path) for path in paths} for paths in (files.values(), [out])),
         tasks=rows,
     )
     if as_json:

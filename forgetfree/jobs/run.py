@@ -43,8 +43,7 @@ from forgetfree.results.report.run_report import render
 from forgetfree.results.run_results import RunResults
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.results.stored import run_of_scores, with_timings
-from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK
-from forgetfree.results.unit_folder import described as described_file
+from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK, size_and_sha256
 from forgetfree.serve.source import run_binding
 from forgetfree.tasks import TaskDefinition
 
@@ -321,7 +320,7 @@ def models_of(directory: Path, store: Path) -> Json:
     except RunError:
         return {}
     files = [store / f"{key}.safetensors" for key in keys.values()]
-    return {MODELS: {path.name: described_file(path) for path in files if path.is_file()}}
+    return {MODELS: {path.name: size_and_sha256(path) for path in files if path.is_file()}}
 
 
 def _entry(unit: Unit, details: Json, tasks: Sequence[str], metrics: Mapping[str, str]) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Container
 from typing import Any, Literal
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from forgetfree.core.body import POOLER
+from forgetfree.core.readout_model import LINEAR, ReadoutKind
 from forgetfree.core.tensors import persistent_buffers
 from forgetfree.errors import ModelError, UsageError
 
@@ -106,6 +108,51 @@ def _masked_kinds() -> Container[str]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
     return MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+
+def choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
+    """Return the readout of a model: what was asked for, or for ``auto`` what the model has.
+
+    Raises:
+        ModelError: it has no head for the readout that was asked for, or is an encoder-decoder that `body_loader` refuses.
+    """
+    if readout == "generate" and writes_texts(config):
+        return "generate"
+    body_loader(config, name)  # refuses before tokenizer and weights are read
+    own = language_model(config)
+    if readout == "mean":
+        return "mean"
+    if readout == "linear" or (readout == "auto" and own is None):
+        return "linear"
+    if readout in ("auto", own):
+        assert own is not None
+        return own
+    needed = "a masked" if readout == "prompt" else "a causal"
+    architectures = " ".join(config.architectures or ()) or "without a head"
+    if readout == "causal" and re.search(CAUSAL_HEAD, architectures):
+        architectures += ", whose tokens see those after them"
+    raise ModelError(
+        f"The readout {readout!r} needs {needed} language model{' or an encoder-decoder' * (readout == 'generate')}, and "
+        f"{name!r} is {architectures}. Give one, or another readout."
+    )
+
+
+def loader_arguments(config: Any, readout: str) -> dict[str, Any]:
+    """Return what else `loader_of` is called with: a linear readout leaves the pooler out, which some checkpoints lack."""
+    from transformers import MODEL_MAPPING
+
+    network: Any = MODEL_MAPPING.get(type(config), None)
+    takes = inspect.signature(network).parameters if isinstance(network, type) else {}
+    return {"add_pooling_layer": False} if readout in LINEAR and "add_pooling_layer" in takes else {}
+
+
+def head_dropout(config: Any) -> float:
+    """Return the dropout before the architecture's own classification head."""
+    for name in ("classifier_dropout", "hidden_dropout_prob", "resid_pdrop"):
+        value = getattr(config, name, None)
+        if value is not None:
+            return float(value)
+    return 0.1
 
 
 def check_same_body(pre: nn.Module, other: nn.Module, model: str, directory: str) -> None:

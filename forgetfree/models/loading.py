@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import inspect
-import re
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,12 +26,12 @@ from forgetfree.files import is_place
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
 from forgetfree.models import smollm2
 from forgetfree.models.architecture import (
-    CAUSAL_HEAD,
     LANGUAGE_MODELS,
-    language_model,
+    choose_readout,
+    head_dropout,
+    loader_arguments,
     loader_of,
     reads_last,
-    writes_texts,
 )
 from forgetfree.models.checkpoint import explained, quiet, read_config, read_tokenizer, read_weights
 from forgetfree.models.generation import plain_generation
@@ -182,12 +180,12 @@ def _load(
     with deferred("scipy.optimize"):  # for losses of object detection alone
         from transformers import PreTrainedModel  # noqa: F401
     config = read_config(path, name)
-    kind = _choose_readout(config, readout, name)
+    kind = choose_readout(config, readout, name)
     tokenizer = read_tokenizer(path, name)
     if note := _words_note(tokenizer, readout, kind, tasks):
         kind = "linear"
     loader = loader_of(config, kind, name)
-    backbone, missing = read_weights(path, loader, name, **(_without_pooler(config) if kind in LINEAR else {}))
+    backbone, missing = read_weights(path, loader, name, **loader_arguments(config, kind))
     _check_weights(backbone, missing, tokenizer, kind, name)
     fingerprint = fingerprint_of(backbone)
     tokens = TokenLayout(
@@ -198,7 +196,7 @@ def _load(
     if kind == "generate":
         backbone.generation_config = plain_generation(tokenizer, tokens.pad, backbone.config)
     model = TaskModel(
-        backbone, tokens, kind, read_last=reads_last(config), dropout=_head_dropout(config), graftable=graftable
+        backbone, tokens, kind, read_last=reads_last(config), dropout=head_dropout(config), graftable=graftable
     )
     return LoadedModel(name, model, tokenizer, kind, fingerprint, min(max_length, positions_of(backbone)), note)
 
@@ -221,14 +219,13 @@ def sized(
     import transformers
 
     config = read_config(path, name)
-    kind = _choose_readout(config, readout, name)
+    kind = choose_readout(config, readout, name)
     tasks = list(tasks)
     if tasks and _words_note(read_tokenizer(path, name), readout, kind, tasks):
         kind = "linear"
     loader = getattr(transformers, loader_of(config, kind, name))
     with explained(name), quiet(transformers), torch.device("meta"):
-        more = _without_pooler(config) if kind in LINEAR else {}
-        network = loader.from_config(config, trust_remote_code=False, **more)
+        network = loader.from_config(config, trust_remote_code=False, **loader_arguments(config, kind))
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return kind, config, parameters, ParameterSpace.of(network, include=(graftable or ".",))
 
@@ -305,27 +302,6 @@ def _minilm_directory() -> Path:
     return directory
 
 
-def _choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
-    found = language_model(config)
-    if readout == "mean":
-        return "mean"
-    if readout == "generate" and writes_texts(config):
-        return "generate"
-    if readout == "linear" or (readout == "auto" and found is None):
-        return "linear"
-    if readout in ("auto", found):
-        assert found is not None
-        return found
-    needed = "a masked" if readout == "prompt" else "a causal"
-    architectures = " ".join(config.architectures or ()) or "without a head"
-    if readout == "causal" and re.search(CAUSAL_HEAD, architectures):
-        architectures += ", whose tokens see those after them"
-    raise ModelError(
-        f"The readout {readout!r} needs {needed} language model{' or an encoder-decoder' * (readout == 'generate')}, and "
-        f"{name!r} is {architectures}. Give one, or another readout."
-    )
-
-
 def _words_note(tokenizer: Any, readout: str, kind: ReadoutKind, tasks: Iterable[TaskDefinition]) -> str:
     """Say why ``auto`` falls back to ``linear``: label words are not single tokens; an empty text where it does not."""
     if readout != "auto" or kind not in LANGUAGE_MODELS:
@@ -383,20 +359,3 @@ def _filler(tokenizer: Any, kind: ReadoutKind, name: str) -> int:
             f"with, got {tokenizer.convert_ids_to_tokens(sorted(special))}. Give it a pad_token, and save it again."
         )
     return int(found[0])
-
-
-def _without_pooler(config: Any) -> dict[str, Any]:
-    """Return the arguments that leave the pooler out: it is never read, and some checkpoints lack it."""
-    from transformers import MODEL_MAPPING
-
-    network: Any = MODEL_MAPPING.get(type(config), None)
-    takes = inspect.signature(network).parameters if isinstance(network, type) else {}
-    return {"add_pooling_layer": False} if "add_pooling_layer" in takes else {}
-
-
-def _head_dropout(config: Any) -> float:
-    for name in ("classifier_dropout", "hidden_dropout_prob", "resid_pdrop"):
-        value = getattr(config, name, None)
-        if value is not None:
-            return float(value)
-    return 0.1

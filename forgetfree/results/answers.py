@@ -66,11 +66,11 @@ class LabelAnswers:
 
     def constant_score(self, metric: str) -> float:
         """Return the best score of one label for all rows."""
-        found = self._metric(metric)
-        if found.constant is not None:
-            return found.constant(self)
-        scores = [found.score(self.constant(int(label))) for label in np.unique(self.labels)]
-        return max(scores) if found.higher_is_better else min(scores)
+        registered = self._metric(metric)
+        if registered.constant is not None:
+            return registered.constant(self)
+        scores = [registered.score(self.constant(int(label))) for label in np.unique(self.labels)]
+        return max(scores) if registered.higher_is_better else min(scores)
 
     def constant(self, label: int) -> Self:
         """Return answers to the same rows that all have this label."""
@@ -99,8 +99,8 @@ class LabelAnswers:
         return replace(self, logits=self.logits.astype(np.float64) / temperature)
 
     def _metric(self, name: str) -> Metric:
-        found: Metric = registry.kind(self.kind).metric(name)
-        return found
+        registered: Metric = registry.kind(self.kind).metric(name)
+        return registered
 
 
 def label_answers(answers: Answers) -> LabelAnswers:
@@ -125,13 +125,13 @@ def constant_scores(answers: Sequence[Answers], metrics: Sequence[str], *, task_
         task_known: whether the answer may depend on the task. Else it is one for all of them, that of the best mean score; one
             of which lower is better counts as its negative. Answers that are no labels have none in common.
     """
-    held = [each for each in answers if isinstance(each, LabelAnswers)]
-    if task_known or len(held) < len(answers):
+    labelled = [each for each in answers if isinstance(each, LabelAnswers)]
+    if task_known or len(labelled) < len(answers):
         return [each.constant_score(metric) for each, metric in zip(answers, metrics, strict=True)]
     signs = [sign(metric) for metric in metrics]
     candidates = [
-        [each.constant(label).score(metric) for each, metric in zip(held, metrics, strict=True)]
-        for label in range(1 + max(int(each.labels.max()) for each in held))
+        [each.constant(label).score(metric) for each, metric in zip(labelled, metrics, strict=True)]
+        for label in range(1 + max(int(each.labels.max()) for each in labelled))
     ]
     return max(candidates, key=lambda scores: sum(map(operator.mul, signs, scores)))
 

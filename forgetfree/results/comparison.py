@@ -110,11 +110,11 @@ class Comparison:
         if self.constant is None:
             return []
         named = {CONSTANT: self.constant, **self.learned_floors}
-        found = []
+        floors = []
         for i, better in enumerate(self.signs):
             known = [(name, score) for name, scores in named.items() if (score := scores[i]) is not None]
-            found.append((max if better == 1 else min)(known, key=itemgetter(1)))
-        return found
+            floors.append((max if better == 1 else min)(known, key=itemgetter(1)))
+        return floors
 
 
 def _with_sources(parts: Iterable[Record]) -> list[Json]:
@@ -147,7 +147,7 @@ def merge(results: Sequence[RunResults]) -> Comparison:
     telling = _telling(results)
     results = [result.from_source(source) for result, source in zip(results, sources, strict=True)]
     # strategy → its options as JSON → seed → run
-    found: dict[str, dict[str, dict[int, Run]]] = {}
+    runs_of: dict[str, dict[str, dict[int, Run]]] = {}
     metric: tuple[list[str], str] | None = None
     for result in results:
         for run in result.runs:
@@ -157,7 +157,7 @@ def merge(results: Sequence[RunResults]) -> Comparison:
                 raise ReportError(_APART.format(ours=metric[1], theirs=run.source, difference=metrics))
             own = {key: _stated(result, key) for key in telling} | run.options
             options = json.dumps(own, sort_keys=True)
-            earlier = found.setdefault(run.strategy, {}).setdefault(options, {}).setdefault(run.seed, run)
+            earlier = runs_of.setdefault(run.strategy, {}).setdefault(options, {}).setdefault(run.seed, run)
             if run.outcome != earlier.outcome:
                 raise ReportError(
                     f"{run.strategy} with seed {run.seed} is in {earlier.source} and in {run.source}, with "
@@ -176,7 +176,7 @@ def merge(results: Sequence[RunResults]) -> Comparison:
                 label=_label(strategy, json.loads(options), [json.loads(other) for other in variants], telling),
                 runs=tuple(seeds[seed] for seed in sorted(seeds)),
             )
-            for strategy, variants in found.items()
+            for strategy, variants in runs_of.items()
             for options, seeds in variants.items()
         ),
         unfinished=tuple(run for result in results for run in result.unfinished),
@@ -205,23 +205,23 @@ def one_file(results: Sequence[RunResults]) -> str:
 
 def _learned_floors(results: Sequence[RunResults]) -> dict[str, tuple[float | None, ...]]:
     """Return the means over seeds of the floors that were fitted to training rows."""
-    found = {}
+    floors = {}
     for name, of_seeds in _floors_by_seed(results).items():
         columns = zip(*of_seeds.values(), strict=True)
-        found[LEARNED_FLOORS[name]] = tuple(
+        floors[LEARNED_FLOORS[name]] = tuple(
             None if None in scores else fmean(score for score in scores if score is not None) for scores in columns
         )
-    return {name: scores for name, scores in found.items() if any(score is not None for score in scores)}
+    return {name: scores for name, scores in floors.items() if any(score is not None for score in scores)}
 
 
 def _floors_by_seed(results: Sequence[RunResults]) -> dict[str, dict[str, list[float | None]]]:
     """Return the floors that were fitted to training rows: by name and seed, those of each task."""
-    found: dict[str, dict[str, list[float | None]]] = {}
+    floors: dict[str, dict[str, list[float | None]]] = {}
     for name in LEARNED_FLOORS:
         for result in results:
             if result.floors and (of_seeds := getattr(result.floors, name)):
-                found[name] = found.get(name, {}) | of_seeds
-    return found
+                floors[name] = floors.get(name, {}) | of_seeds
+    return floors
 
 
 # ---- merging --------------------------------------------------------------------------------------------
@@ -235,8 +235,8 @@ def same_rows(ours: RunResults, theirs: RunResults) -> bool:
 def differing(results: Sequence[RunResults]) -> list[str]:
     """List what keeps runs from being compared task by task; nothing where all of them can be."""
     first, metrics = results[0], {tuple(run.metric) for result in results for run in result.runs}
-    found = dict.fromkeys(key for result in results for key, _ in _differences(first, result))
-    return [*found, *(["metric"] if len(metrics) > 1 else [])]
+    keys = dict.fromkeys(key for result in results for key, _ in _differences(first, result))
+    return [*keys, *(["metric"] if len(metrics) > 1 else [])]
 
 
 def _differences(ours: RunResults, theirs: RunResults) -> Iterator[tuple[str, str]]:
@@ -248,12 +248,12 @@ def _differences(ours: RunResults, theirs: RunResults) -> Iterator[tuple[str, st
             yield key, f"{key.replace('_', ' ')}: {typed(a)} in one and {typed(b)} in the other"
     models = [ours.model, theirs.model]
     weights = [model.get("fingerprint") for model in models]
-    held = [_without(model, *_MAY_DIFFER, *(["name"] if all(weights) else [])) for model in models]
+    parts = [_without(model, *_MAY_DIFFER, *(["name"] if all(weights) else [])) for model in models]
     if weights[0] != weights[1]:
         names = " and ".join(str(model.get("name")) for model in models)
         yield "model", f"the weights of their models, {names}, are not the same"
-    elif held[0] != held[1]:
-        yield "model", f"of their models, {_unlike(*held)}"
+    elif parts[0] != parts[1]:
+        yield "model", f"of their models, {_unlike(*parts)}"
     readouts = [{"readout": each.get("readout")} for each in both]
     if readouts[0] != readouts[1]:
         yield "readout", _unlike(*readouts)
@@ -266,8 +266,8 @@ def _differences(ours: RunResults, theirs: RunResults) -> Iterator[tuple[str, st
         yield "data", f"of their data, {_unlike(*data)}"
 
 
-def _without(held: Json, *keys: str) -> Json:
-    return {key: value for key, value in held.items() if key not in keys}
+def _without(table: Json, *keys: str) -> Json:
+    return {key: value for key, value in table.items() if key not in keys}
 
 
 def _unlike(ours: Json, theirs: Json) -> str:

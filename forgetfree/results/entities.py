@@ -71,13 +71,14 @@ def constant_entity_f1(labels: npt.NDArray[Any], sentences: Sentences) -> float:
     ``O`` finds nothing. ``B-X`` finds the X of one word, ``I-X`` those that are whole sentences, each among as many guesses
     as there are words, or sentences.
     """
-    found, single, whole = 0, Counter[str](), Counter[str]()
+    entities, single, whole = 0, Counter[str](), Counter[str]()
     for tags in sentences.tags(labels):
         for kind, first, last in entities_of(tags):
-            found += 1
+            entities += 1
             single[kind] += first == last
             whole[kind] += last - first + 1 == len(tags)
     right = (max(counts.values(), default=0) for counts in (single, whole))
     return max(
-        2 * hits / (guesses + found) for hits, guesses in zip(right, (len(labels), len(sentences.lengths)), strict=True)
+        2 * hits / (guesses + entities)
+        for hits, guesses in zip(right, (len(labels), len(sentences.lengths)), strict=True)
     )

@@ -37,11 +37,11 @@ def student(values: Sequence[float] | npt.NDArray[np.float64]) -> tuple[float, f
     """
     from scipy.stats import t
 
-    found = np.asarray(values, dtype=float)
-    n, mean = len(found), float(found.mean())
-    if float(np.ptp(found)) <= 1e-12:  # equal decimals differ in their last bits
+    numbers = np.asarray(values, dtype=float)
+    n, mean = len(numbers), float(numbers.mean())
+    if float(np.ptp(numbers)) <= 1e-12:  # equal decimals differ in their last bits
         return mean, math.nan, math.nan
-    half = float(t.ppf(0.975, n - 1) * found.std(ddof=1) / math.sqrt(n))
+    half = float(t.ppf(0.975, n - 1) * numbers.std(ddof=1) / math.sqrt(n))
     return mean, mean - half, mean + half
 
 
@@ -69,8 +69,8 @@ def contributions(answers: LabelAnswers, metric: str) -> Floats:
     predicted, labels = answers.logits.argmax(axis=1), answers.labels
     if metric == "accuracy":
         return np.stack([predicted == labels, np.ones(len(labels))]).astype(np.float64)
-    found, there = predicted == 1, labels == 1
-    return np.stack([2.0 * (found & there), found.astype(np.float64) + there])
+    positive, there = predicted == 1, labels == 1
+    return np.stack([2.0 * (positive & there), positive.astype(np.float64) + there])
 
 
 def drawn_scores(rows: Floats, task: int, draws: int = DRAWS) -> Floats:
@@ -82,13 +82,13 @@ def drawn_scores(rows: Floats, task: int, draws: int = DRAWS) -> Floats:
         draws: how many.
     """
     runs, _, n = rows.shape
-    random, found = np.random.default_rng([task, n]), []
+    random, scores = np.random.default_rng([task, n]), []
     for start in range(0, draws, _TOGETHER):
         counts = random.multinomial(n, np.full(n, 1 / n), size=min(_TOGETHER, draws - start)).astype(np.float64)
         sums = (counts @ rows.reshape(2 * runs, n).T).reshape(len(counts), runs, 2)
         with np.errstate(invalid="ignore"):  # 0 / 0 where no row of label 1 is drawn
-            found.append(np.nan_to_num(sums[..., 0] / sums[..., 1]))
-    return np.concatenate(found)
+            scores.append(np.nan_to_num(sums[..., 0] / sums[..., 1]))
+    return np.concatenate(scores)
 
 
 class Evidence:

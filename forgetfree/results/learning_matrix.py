@@ -184,8 +184,8 @@ def _scores_and_signs(matrix: npt.ArrayLike, metrics: Sequence[str] | None) -> t
     scores = matrix_of(matrix, within=(-np.inf, np.inf))
     for column, name in zip(scores.T, metrics, strict=True):
         low, high = registry.metric(name).limits
-        held = column[~np.isnan(column)]
-        if outside := held[(held < low) | (held > high)].tolist():
+        known = column[~np.isnan(column)]
+        if outside := known[(known < low) | (known > high)].tolist():
             raise MetricError(
                 f"matrix must hold scores in [{low:g}, {high:g}], the bounds of their metric; got {outside[0]}."
             )

@@ -98,10 +98,10 @@ def checked_by(right: Callable[[Any, Context], bool], expected: str) -> AfterVal
 def check_version(results: Any) -> None:
     """Raise ``ValueError`` unless the results are an object of this schema."""
     check("the content", results, isinstance(results, dict), "an object")
-    found = results.get("schema")
-    if found != SCHEMA or isinstance(found, bool):
+    version = results.get("schema")
+    if version != SCHEMA or isinstance(version, bool):
         raise ValueError(
-            f"schema must be {SCHEMA}, got {brief(found)}: another version of forgetfree wrote it, and can report it"
+            f"schema must be {SCHEMA}, got {brief(version)}: another version of forgetfree wrote it, and can report it"
         )
 
 

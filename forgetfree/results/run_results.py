@@ -37,8 +37,8 @@ def _is_matrix(rows: Sequence[Sequence[float | None]], context: Context) -> bool
 
 
 def _has_such_columns(rows: Sequence[Sequence[float | None]], context: Context) -> bool:
-    held = [[0.0 if all(row[i : i + 1] == [None] for row in rows) else x for i, x in enumerate(row)] for row in rows]
-    return _is_matrix(held, context)
+    filled = [[0.0 if all(row[i : i + 1] == [None] for row in rows) else x for i, x in enumerate(row)] for row in rows]
+    return _is_matrix(filled, context)
 
 
 _MATRIX = (
@@ -267,12 +267,12 @@ class RunResults(_OfTasks):
         of: Mapping[str, str | int] = {"strategy": run.strategy, "seed": run.seed}
         for after, (scores, eces) in enumerate(zip(run.matrix, run.ece, strict=True)):
             for i, task in enumerate(self.tasks):
-                found = {run.metric[i]: scores[i], "ece": eces[i]} if scores[i] is not None else {}
+                values = {run.metric[i]: scores[i], "ece": eces[i]} if scores[i] is not None else {}
                 if after == len(self.tasks):
-                    found |= {"agreement": run.agreement[i]} if run.agreement else {}
+                    values |= {"agreement": run.agreement[i]} if run.agreement else {}
                     if run.union:
-                        found |= {f"{UNION}accuracy": run.union.accuracy[i], f"{UNION}ece": run.union.ece[i]}
-                for metric, value in found.items():
+                        values |= {f"{UNION}accuracy": run.union.accuracy[i], f"{UNION}ece": run.union.ece[i]}
+                for metric, value in values.items():
                     if value is not None:
                         yield Score(of, task, after, metric, value, self.test_rows.get(task, 0))
 

@@ -108,11 +108,11 @@ def typed(cells: Sequence[str]) -> list[Cell]:
     """Return a column of texts as whole numbers where all of them are, else as numbers, else as texts; empty is ``None``."""
     for kind in (int, float):
         try:
-            found: list[Cell] = [kind(cell) if cell else None for cell in cells]
+            column: list[Cell] = [kind(cell) if cell else None for cell in cells]
         except ValueError:
             continue
-        if all(math.isfinite(number) for number in found if isinstance(number, float)):
-            return found
+        if all(math.isfinite(number) for number in column if isinstance(number, float)):
+            return column
     return [cell or None for cell in cells]
 
 
@@ -127,37 +127,37 @@ def scores_of_rows(rows: Iterable[Mapping[str, Any]], measured: Collection[str])
             are known, else 0 and 1.
         measured: the columns that hold numbers, or lists of numbers, whose scores are called ``NAME[0]``, ``NAME[1]``, ….
     """
-    found = []
+    scores = []
     for row in rows:
         of = {key: value for key, value in row.items() if key not in (*measured, *_OWN)}
         for metric in (key for key in row if key in measured):
             value = row[metric]
             named = [(f"{metric}[{i}]", each) for i, each in enumerate(value)] if _is_list(value) else [(metric, value)]
-            found += [
+            scores += [
                 Score(of, row["task"], row.get("after", 1), name, float(number), row.get("test_rows", 0))
                 for name, number in named
             ]
-    return found
+    return scores
 
 
 def rows_of_scores(scores: Iterable[Score]) -> list[dict[str, Any]]:
     """Put scores of the same thing back together: undoes `scores_of_rows`, but that all numbers are floats."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     scores, last = list(scores), None
     timed = any(score.after != 1 for score in scores)
     for score in scores:
         name, _, place = score.metric.partition("[")
         what = (dict(score.of), score.task, score.after, score.rows)
-        if what != last or (not place and name in found[-1]):
+        if what != last or (not place and name in rows[-1]):
             last = what
-            found.append({"task": score.task, **score.of})
-            found[-1] |= {"after": score.after} if timed else {}
-            found[-1] |= {"test_rows": score.rows} if score.rows else {}
+            rows.append({"task": score.task, **score.of})
+            rows[-1] |= {"after": score.after} if timed else {}
+            rows[-1] |= {"test_rows": score.rows} if score.rows else {}
         if place:
-            found[-1].setdefault(name, []).append(score.value)
+            rows[-1].setdefault(name, []).append(score.value)
         else:
-            found[-1][name] = score.value
-    return found
+            rows[-1][name] = score.value
+    return rows
 
 
 #: Columns of a row that a score holds under a name of its own.

@@ -160,8 +160,8 @@ def command_of(path: Path) -> str:
 
 
 def _command(results: Any) -> str:
-    held = results if isinstance(results, dict) else {}
-    return next((command for command, entry in reversed(registry.JOBS.items()) if entry.mark in held), "run")
+    content = results if isinstance(results, dict) else {}
+    return next((command for command, entry in reversed(registry.JOBS.items()) if entry.mark in content), "run")
 
 
 # -- Scores of a run -------------------------------------------------------------------------------------
@@ -184,8 +184,8 @@ def run_of_scores(scores: Iterable[Score], tasks: Sequence[str], metrics: Mappin
     values: dict[tuple[str, int, str], Any] = {(s.metric, s.after, s.task): s.value for s in scores}
     last, measured = max((after for _, after, _ in values), default=-1), {metric for metric, *_ in values}
     scored = {(metric, task) for metric, _, task in values}
-    known, told = task_metrics(), metrics or {}
-    metric = [told.get(task) or next((name for name in known if (name, task) in scored), known[0]) for task in tasks]
+    known, of_task = task_metrics(), metrics or {}
+    metric = [of_task.get(task) or next((name for name in known if (name, task) in scored), known[0]) for task in tasks]
 
     def matrix(names: Sequence[str]) -> list[list[float | None]]:
         places = [(name, task, place) for place, (name, task) in enumerate(zip(names, tasks, strict=True))]
@@ -288,12 +288,12 @@ def rows_of_csv(text: str) -> tuple[list[Json], list[Json]]:
     table = csv.DictReader(io.StringIO(text, newline=""), strict=True, restkey="", restval="")
     rows = list(table)
     columns = {name: typed([row[name] for row in rows]) for name in table.fieldnames or []}
-    found: list[Json] = [{} for _ in rows]
+    filled: list[Json] = [{} for _ in rows]
     for name, cells in columns.items():
         key, _, place = name.partition("[")
-        for row, cell in zip(found, cells, strict=True):
+        for row, cell in zip(filled, cells, strict=True):
             if place and cell is not None:
                 row.setdefault(key, []).append(cell)
             elif cell is not None:
                 row[key] = cell
-    return header, found
+    return header, filled

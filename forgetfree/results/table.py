@@ -95,8 +95,8 @@ class ScoreTable:
         self._require_runs()
         if strategy not in self.strategies:
             raise UnknownNameError("strategy in these results:", strategy, self.strategies)
-        held = self._of(metric, strategy=strategy, seed=seed)
-        table = held.pivot(index="after", columns="task", values="value")
+        scores = self._of(metric, strategy=strategy, seed=seed)
+        table = scores.pivot(index="after", columns="task", values="value")
         stages = range(len(self.tasks) + 1)
         extra, table = set(table.index) - set(stages), table.reindex(index=stages, columns=self.tasks)
         missing = np.tril(table.isna().to_numpy(), -1)
@@ -192,9 +192,9 @@ class ScoreTable:
         scale = self._scale(metric)
         figure, (axes,) = panels(self.tasks)
         for ax, task in zip(axes, self.tasks, strict=True):
-            held = self._of(metric, task=task)
+            scores = self._of(metric, task=task)
             if self._are_runs:
-                of_strategies = held.groupby("strategy", sort=False)
+                of_strategies = scores.groupby("strategy", sort=False)
                 for (strategy, of), style in zip(of_strategies, styles(len(of_strategies)), strict=True):
                     spread = scale.factor * of.groupby("after")["value"].agg(["mean", "min", "max"])
                     ax.fill_between(
@@ -203,10 +203,10 @@ class ScoreTable:
                     ax.plot(spread.index, spread["mean"], label=str(strategy), **style)
                 ax.set(xlabel="tasks learned", xticks=range(len(self.tasks) + 1))
             else:
-                names = [name for name in self.units if name != "seed" and held[name].nunique(dropna=False) > 1]
-                rows = held[names].itertuples(index=False)
+                names = [name for name in self.units if name != "seed" and scores[name].nunique(dropna=False) > 1]
+                rows = scores[names].itertuples(index=False)
                 places = ["\n".join(str(value) for value in row if pd.notna(value)) for row in rows]
-                ax.plot(places, scale.factor * held["value"], "o")
+                ax.plot(places, scale.factor * scores["value"], "o")
                 ax.tick_params(axis="x", rotation=40)
         axes[0].set_ylabel(scale.titled(metric))
         if self._are_runs:
@@ -239,8 +239,8 @@ class ScoreTable:
 
     def _metrics(self, strategy: str, seed: int) -> list[str]:
         """Return what each task of a run is scored by."""
-        held = self._of(SCORE, strategy=strategy, seed=seed).drop_duplicates("task").set_index("task")["metric"]
-        return [str(held[task]) for task in self.tasks]
+        metrics = self._of(SCORE, strategy=strategy, seed=seed).drop_duplicates("task").set_index("task")["metric"]
+        return [str(metrics[task]) for task in self.tasks]
 
     def _runs(self) -> list[tuple[str, int]]:
         """Return strategy and seed of each run."""

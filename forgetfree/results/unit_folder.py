@@ -43,7 +43,7 @@ _ADVICE = "Restore it from a copy, or go on with --resume, which makes it again.
 # ---- unit.json ------------------------------------------------------------------------------------------
 
 
-def described(path: Path) -> Json:
+def size_and_sha256(path: Path) -> Json:
     """Return size and SHA-256 of a file."""
     return {"bytes": size_of(path), "sha256": sha256(path)}
 
@@ -115,13 +115,13 @@ def check_own(path: Path, error: type[ForgetfreeError] = RunError, unit: Path | 
     if record is None:
         return
     try:
-        got = described(path) if isinstance(expected, dict) and expected.get("bytes") == size_of(path) else None
+        got = size_and_sha256(path) if isinstance(expected, dict) and expected.get("bytes") == size_of(path) else None
         if got is None or got != expected:
             got = got or {"bytes": size_of(path)}
             where = f"{record.name} beside it" if record.parent == path.absolute().parent else record
             raise error(
-                f"{path} is not the file that its unit made: {where} expects {_shown(expected)}, got {_shown(got)}. It is that "
-                f"of another seed or run, or has changed since. {_REMEDY}"
+                f"{path} is not the file that its unit made: {where} expects {_in_words(expected)}, got "
+                f"{_in_words(got)}. It is that of another seed or run, or has changed since. {_REMEDY}"
             )
     except OSError as fault:
         raise error(f"{path} cannot be read: {first_line(fault)}. {_REMEDY}") from fault
@@ -172,11 +172,11 @@ def _other_unit(unit: Mapping[str, Any], folder: Path) -> str:
     return f"expected the {differ[0]} {places[differ[0]]}, got {brief(unit[differ[0]])}" if differ else ""
 
 
-def _shown(described: Any) -> str:
-    if not isinstance(described, dict):
+def _in_words(file: Any) -> str:
+    if not isinstance(file, dict):
         return "no such file"
-    text = f"{described.get('bytes'):,} bytes"
-    return f"{text} with the SHA-256 {str(described['sha256'])[:12]}" if "sha256" in described else text
+    text = f"{file.get('bytes'):,} bytes"
+    return f"{text} with the SHA-256 {str(file['sha256'])[:12]}" if "sha256" in file else text
 
 
 def _check_record(record: Any) -> None:

@@ -17,7 +17,7 @@ from forgetfree.jobs.loaded_results import Results
 from forgetfree.json_file import sign
 from forgetfree.results.scores import Score, write_scores
 from forgetfree.results.stored import load_run_results, to_csv
-from forgetfree.results.unit_folder import described
+from forgetfree.results.unit_folder import size_and_sha256
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parents[2]
@@ -214,7 +214,7 @@ def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_
         unit.mkdir(parents=True)
         of = {"strategy": "ewc", "seed": seed}
         write_scores(unit / "scores.csv", [score for score in held if score.of == of])
-        record = {"unit": of, "status": "done", "files": {"scores.csv": described(unit / "scores.csv")}}
+        record = {"unit": of, "status": "done", "files": {"scores.csv": size_and_sha256(unit / "scores.csv")}}
         (unit / "unit.json").write_text(json.dumps(sign(record)))
     one = forgetfree.load_results(tmp_path / "out" / "ewc" / "seed-1" / "scores.csv")
     assert one.matrix("ewc", seed=1).to_numpy().tolist() == [[0.5, 0.5], [0.8, 0.5], [0.7, 0.9]]

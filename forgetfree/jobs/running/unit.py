@@ -29,7 +29,7 @@ from forgetfree.jobs.running.environment import circumstances, environment
 from forgetfree.json_file import parse_json, sign
 from forgetfree.learning.monitor import Follower, Monitor, Phase, Relay
 from forgetfree.parallel.exchange import bytes_sent
-from forgetfree.results.unit_folder import RECORD, described, read_record
+from forgetfree.results.unit_folder import RECORD, read_record, size_and_sha256
 
 Json = dict[str, Any]
 #: Measures the unit of a key: writes its files into a folder, and returns what else results.json needs of it.
@@ -176,7 +176,7 @@ def named(key: Mapping[str, Any], separator: str) -> str:
 
 def described_files(directory: Path) -> Json:
     """Return size and SHA-256 of every file of a unit, by name, but of unit.json, temporary files and checkpoints."""
-    return {name: described(path) for name, path in _files(directory).items()}
+    return {name: size_and_sha256(path) for name, path in _files(directory).items()}
 
 
 def _files(directory: Path) -> dict[str, Path]:
@@ -192,7 +192,7 @@ def _is_as(path: Path, told: Any) -> bool:
     """Say whether a file has the size, and if it is not large the content, that unit.json tells of."""
     try:
         size = size_of(path)
-        return isinstance(told, dict) and told.get("bytes") == size and (size > _LARGE or described(path) == told)
+        return isinstance(told, dict) and told.get("bytes") == size and (size > _LARGE or size_and_sha256(path) == told)
     except OSError:
         return False
 

@@ -28,13 +28,13 @@ def evidence_tables(comparison: Comparison, units: Units) -> list[Table]:
     metrics = dict(zip(comparison.tasks, comparison.metric, strict=True))
     answers: dict[str, Answers] = {}
     for entry in comparison.strategies:
-        found = {run.seed: unit.answers for run, unit in zip(entry.runs, units[entry.label], strict=True)}
-        if found and all(found.values()) and all(_of_rows(each, metrics) for each in found.values()):
-            answers[entry.label] = found
-    if not answers or len({_rows(each) for found in answers.values() for each in found.values()}) > 1:
+        of_seeds = {run.seed: unit.answers for run, unit in zip(entry.runs, units[entry.label], strict=True)}
+        if of_seeds and all(of_seeds.values()) and all(_of_rows(each, metrics) for each in of_seeds.values()):
+            answers[entry.label] = of_seeds
+    if not answers or len({_rows(each) for of_seeds in answers.values() for each in of_seeds.values()}) > 1:
         return []
     calibration = _calibration(comparison, answers)
-    if any(set(each) != set(metrics) for found in answers.values() for each in found.values()):
+    if any(set(each) != set(metrics) for of_seeds in answers.values() for each in of_seeds.values()):
         return [calibration]
     evidence = Evidence(answers, metrics)
     return [
@@ -99,8 +99,8 @@ def _retention(comparison: Comparison, answers: dict[str, Answers], evidence: Ev
 
 def _label_of(comparison: Comparison, answers: dict[str, Answers], strategy: str) -> str | None:
     """Return the label of the first row of a strategy whose answers are known."""
-    found = (e.label for e in comparison.strategies if e.label in answers and e.runs[0].strategy == strategy)
-    return next(found, None)
+    labels = (e.label for e in comparison.strategies if e.label in answers and e.runs[0].strategy == strategy)
+    return next(labels, None)
 
 
 def _calibration(comparison: Comparison, answers: dict[str, Answers]) -> Table:
@@ -127,14 +127,14 @@ def _calibration(comparison: Comparison, answers: dict[str, Answers]) -> Table:
             label,
             *(
                 cell(
-                    (float(np.mean([measure(each) for each in of_task.values()])) for of_task in found.values()),
+                    (float(np.mean([measure(each) for each in of_task.values()])) for of_task in of_seeds.values()),
                     percent,
                 )
                 for measure in measures.values()
             ),
             *(cell(means(key, label), percent if key == "ece_scaled" else _number) for key in scaled.values()),
         )
-        for label, found in answers.items()
+        for label, of_seeds in answers.items()
     ]
     return Table(
         "Calibration beside chance (in percentage points; means over tasks)",

@@ -95,9 +95,9 @@ def look(name: str) -> dict[str, Any]:
 def styles(count: int) -> list[dict[str, Any]]:
     """Return styles of lines that differ in colour, mark and dashes."""
     shapes = "osD^vPX"
-    found = ({"color": c, "marker": m} for c, m in zip(cycle(LINES), cycle(shapes), strict=False))
+    looks = ({"color": c, "marker": m} for c, m in zip(cycle(LINES), cycle(shapes), strict=False))
     return [
-        style | {"linestyle": ("-", "--", ":")[i // len(LINES) % 3]} for i, style in enumerate(islice(found, count))
+        style | {"linestyle": ("-", "--", ":")[i // len(LINES) % 3]} for i, style in enumerate(islice(looks, count))
     ]
 
 
@@ -248,8 +248,8 @@ def _inlined(svg: str, name: str) -> str:
     for variable, (light, _) in COLOURS.items():
         svg = re.sub(light, f"var(--{variable})", svg, flags=re.I)
     used = set(re.findall(r"(?:url\(#|href=\"#)([\w-]+)", svg))
-    svg = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", svg)
-    svg = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), svg)
+    svg = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", svg)
+    svg = re.sub(r"-?\d+\.\d{3,}", lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), svg)
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert box is not None
     head = f'<svg role="img" aria-label="{html.escape(name)}" {box[0]} style="max-width:{1.5 * float(box[1]):.0f}px">'
@@ -265,15 +265,15 @@ def _inlined(svg: str, name: str) -> str:
 NAMED = 10
 
 
-def scale_of_costs(ax: Axes, found: Sequence[float], show: Callable[[float], str]) -> None:
+def scale_of_costs(ax: Axes, costs: Sequence[float], show: Callable[[float], str]) -> None:
     """Set a logarithmic scale where costs differ by more than ten times, else one from 0; with units."""
-    if max(found) > 10 * min(found):
+    if max(costs) > 10 * min(costs):
         ax.set_xscale("log")
-        ax.set_xlim(min(found) / 2, max(found) * 2)
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 3) if max(found) < 300 * min(found) else (1,), numticks=8))
+        ax.set_xlim(min(costs) / 2, max(costs) * 2)
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 3) if max(costs) < 300 * min(costs) else (1,), numticks=8))
         ax.xaxis.set_minor_formatter(NullFormatter())
     else:
-        ax.set_xlim(0, 1.15 * max(found))
+        ax.set_xlim(0, 1.15 * max(costs))
         ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
 

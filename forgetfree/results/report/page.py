@@ -149,8 +149,8 @@ def with_best(table: Table, better: Sequence[int]) -> Table:
 
 
 def _number(cell: str) -> float | None:
-    found = re.match(r"-?[\d,]*\.?\d+", cell)
-    return float(found[0].replace(",", "")) if found else None
+    match = re.match(r"-?[\d,]*\.?\d+", cell)
+    return float(match[0].replace(",", "")) if match else None
 
 
 def transposed(table: Table, corner: str) -> Table:
@@ -172,9 +172,9 @@ def cell(values: Iterable[float | None], show: Callable[[float], str]) -> str:
 
     A mean over some of the seeds would stand beside means over all of them and look like one.
     """
-    given = list(values)
-    known = [value for value in given if value is not None]
-    if not known or len(known) < len(given):
+    numbers = list(values)
+    known = [value for value in numbers if value is not None]
+    if not known or len(known) < len(numbers):
         return NULL
     mean = show(float(np.mean(known)))
     return mean if len(known) == 1 else f"{mean} ({show(float(np.std(known, ddof=1)))})"

@@ -57,11 +57,11 @@ def sections_of(comparison: Comparison, units: Units) -> list[Section]:
     """Return the figures of a comparison; a section without any is left out."""
     if not comparison.strategies:
         return []
-    found = (
+    sections = (
         *(_curves(comparison), _forgetting(comparison), _costs(comparison), _matrices(comparison)),
         *(_calibration(comparison, units), _places(comparison), _overlaps(comparison), _losses(comparison, units)),
     )
-    return [section for section in found if section.pictures]
+    return [section for section in sections if section.pictures]
 
 
 # ---- over the stream --------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def _costs(comparison: Comparison) -> Section:
     pictures = []
     for title, label, show, cost in costs:
         with canvas() as ax:
-            says, found = [], []
+            says, places = [], []
             for entry, style in zip(entries, styles(len(entries)), strict=True):
                 ends = np.array([scale.factor * run.learning_matrix[-1].mean() for run in entry.runs])
                 x = float(np.mean([cost(run) for run in entry.runs]))
@@ -244,15 +244,15 @@ def _costs(comparison: Comparison) -> Section:
                     continue
                 ax.plot([x, x], [ends.min(), ends.max()], color=style["color"], linewidth=1)
                 ax.plot(x, ends.mean(), marker=style["marker"], color=style["color"], markersize=7)
-                found.append(x)
+                places.append(x)
                 says.append(f"{entry.label} {scale.with_unit(ends.mean() / scale.factor)} at {show(x)}")
             if comparison.constant:
                 floor = scale.factor * float(np.mean(comparison.constant))
                 ax.axhline(floor, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
             ax.margins(0.12)
             ax.set(xlabel=label, ylabel=scale.titled("average score"))
-            if found:
-                scale_of_costs(ax, found, show)
+            if places:
+                scale_of_costs(ax, places, show)
         if says:
             pictures.append(picture(ax, title, ", ".join(says)))
     better = {1: "up and to the left", -1: "down and to the left", 0: "to the left"}[comparison.sign]
@@ -270,19 +270,19 @@ def _calibration(comparison: Comparison, units: Units) -> Section:
         answers = [unit.answers for unit in units[entry.label]]
         if not all(answers):
             continue
-        bins = [reliability(each.logits, each.labels) for found in answers for each in found.values()]
+        bins = [reliability(each.logits, each.labels) for of_tasks in answers for each in of_tasks.values()]
         counts = np.sum([each.counts for each in bins], axis=0)
         hits, sure = (
             np.sum([np.nan_to_num(getattr(each, of)) * each.counts for each in bins], axis=0)
             for of in ("accuracy", "confidence")
         )
-        held = counts > 0
-        ece = float(np.mean([each.ece for found in answers for each in found.values()]))
+        filled = counts > 0
+        ece = float(np.mean([each.ece for of_tasks in answers for each in of_tasks.values()]))
         with canvas(height=2.9) as ax:
             ax.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
-            x, y = 100 * sure[held] / counts[held], 100 * hits[held] / counts[held]
+            x, y = 100 * sure[filled] / counts[filled], 100 * hits[filled] / counts[filled]
             ax.plot(x, y, color=LINES[0], linewidth=1)
-            ax.scatter(x, y, s=12 + 150 * counts[held] / counts.sum(), color=LINES[0], alpha=0.75, linewidth=0)
+            ax.scatter(x, y, s=12 + 150 * counts[filled] / counts.sum(), color=LINES[0], alpha=0.75, linewidth=0)
             ax.set(xlim=(0, 102), ylim=(0, 102), xlabel="confidence (%)", ylabel="accuracy (%)")
         total = int(counts.sum())
         pictures.append(
@@ -326,8 +326,8 @@ def _places(comparison: Comparison) -> Section:
         of_layer = np.zeros((len(layers), len(comparison.tasks)))
         for place in chain(*every):
             row, column = layers.index(place.layer), kinds.index(place.kind)
-            held = max(place.owned) if alone else sum(place.owned)  # regions that stand alone may overlap
-            part = 100 * held / place.entries / len(ledgers)
+            owned = max(place.owned) if alone else sum(place.owned)  # regions that stand alone may overlap
+            part = 100 * owned / place.entries / len(ledgers)
             share[row, column] = np.nan_to_num(share[row, column]) + part
             of_layer[row] += np.array(place.owned) / len(ledgers)
         of_layer *= 100 / np.maximum(of_layer.sum(0), 1)
