@@ -200,8 +200,8 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
 
 
 def test_a_stream_is_planned_by_a_few_steps(data: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["run", "first,last", "--data", str(data), "--model", str(model), "--steps", "6", "--check"]
-    assert cli.main(words) == 0
+    words = ["run", "first,last", "--data", str(data), "--model", str(model), "--steps", "6"]
+    assert cli.main([*words, "--sparsity", "0.2", "--check"]) == 0
     told = capsys.readouterr().out
     assert "Task: first, 24 training, 9 validation, 13 test rows" in told
     assert "training steps of this model on this machine" in told
