@@ -33,6 +33,18 @@ STREAMS: dict[str, tuple[str, ...]] = {
     "ner-domains": ("ner_sec", "ner_btc", "ner_wnut17", "ner_gum"),
     # Texts as answers: three embedded tasks (--data demo) for a small chat model, such as smollm2.
     "generation-demo": ("when_is_it", "who_and_where", "in_one_line"),
+    # Zhao et al., "SAPT", 2024: fifteen tasks of Super-NaturalInstructions in two orders, here without samsum, whose licence
+    # forbids to pass it on.
+    "superni-1": (
+        *("ni_sst2", "ni_xsum", "ni_outcome", "ni_quoref", "ni_evalution", "ni_multi_woz", "ni_personachat"),
+        *("ni_commonsenseqa", "ni_diplomacy", "ni_glucose", "ni_tifu", "ni_sciq", "ni_sentiment140", "ni_emotion"),
+    ),
+    "superni-2": (
+        *("ni_glucose", "ni_commonsenseqa", "ni_diplomacy", "ni_multi_woz", "ni_sentiment140", "ni_sciq", "ni_sst2"),
+        *("ni_evalution", "ni_personachat", "ni_outcome", "ni_tifu", "ni_quoref", "ni_xsum", "ni_emotion"),
+    ),
+    # Ours: six of them with short prompts and answers.
+    "superni-short": ("ni_outcome", "ni_evalution", "ni_multi_woz", "ni_commonsenseqa", "ni_sciq", "ni_emotion"),
     # Ours: fourteen tasks, the paper's stream first.
     "long": (
         *("qnli", "ag_news", "sst2", "mnli", "snli", "qqp", "mrpc"),

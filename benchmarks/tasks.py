@@ -308,4 +308,19 @@ _WRITTEN = (
     ),
 )
 
-TASKS: dict[str, TaskDefinition] = {task.name: task for task in (*_ALL, *_NAMED, *_WRITTEN)}
+#: Tasks of Super-NaturalInstructions (Wang et al., 2022) that are answered by texts; ``source.json`` has their instructions.
+_INSTRUCTED = (
+    *(
+        TaskDefinition(f"ni_{name}", "generation", (), metric="exact_match")
+        for name in ("commonsenseqa", "emotion", "sentiment140", "sst2")
+    ),
+    *(
+        TaskDefinition(f"ni_{name}", "generation", (), metric="rouge_l")
+        for name in (
+            *("diplomacy", "evalution", "glucose", "multi_woz", "outcome"),
+            *("personachat", "quoref", "sciq", "tifu", "xsum"),
+        )
+    ),
+)
+
+TASKS: dict[str, TaskDefinition] = {task.name: task for task in (*_ALL, *_NAMED, *_WRITTEN, *_INSTRUCTED)}

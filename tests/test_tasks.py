@@ -15,7 +15,7 @@ from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, SPLITS, 
 
 TASKS = registry.tasks()
 EVERY_TASK = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-TEXT_TASKS = {name: task for name, task in TASKS.items() if task.kind != "tokens"}
+TEXT_TASKS = {name: task for name, task in TASKS.items() if task.kind in ("single", "pair")}
 EVERY_TEXT_TASK = pytest.mark.parametrize("task", TEXT_TASKS.values(), ids=TEXT_TASKS)
 SLOTS: dict[str, list[str]] = {"single": ["text"], "pair": ["text_a", "text_b"]}
 
@@ -113,6 +113,13 @@ def test_the_orders_of_a_stream_differ_in_order_only(orders: list[str], count: i
     assert len(streams[orders[0]]) == count
 
 
+def test_the_orders_of_instructed_tasks_differ_in_order_only() -> None:
+    one, two, short = (registry.streams()[f"superni-{order}"] for order in ("1", "2", "short"))
+    assert set(one) == set(two) > set(short)
+    assert one != two
+    assert len(one) == 14
+
+
 def test_the_long_streams_hold_the_standard_one() -> None:
     """De Masson d'Autume et al., 2019, in Razdaibiedina et al., 2023."""
     assert set(registry.streams()["standard-1"]) < set(registry.streams()["progressive-8"])
@@ -129,6 +136,14 @@ def test_the_long_stream_fits_the_real_data(name: str) -> None:
     assert rows.task == TASKS[name]
     assert names == list(TASKS[name].labels)
     assert bool(rows.train.second) == (TASKS[name].kind == "pair")
+
+
+@real_data.needs("ni_sciq")
+def test_an_instructed_task_takes_its_instruction_from_the_data() -> None:
+    (rows,) = load_tasks("ni_sciq", str(real_data.DIRECTORY))
+    assert rows.task == replace(TASKS["ni_sciq"], instruction=rows.task.instruction)
+    assert rows.task.instruction.startswith("Given a scientific question")
+    assert rows.train.labels[0] == ("muscle",)
 
 
 def test_a_definition_comes_back_from_its_fields_as_json() -> None:

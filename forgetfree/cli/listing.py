@@ -78,7 +78,7 @@ def _rows(what: str) -> dict[str, str]:
         return {name: " → ".join(tasks) for name, tasks in registry.streams().items()}
     if what == "tasks":
         return {
-            name: f"{task.kind}: {', '.join(task.labels) or task.instruction}"
+            name: f"{task.kind}: {', '.join(task.labels) or task.instruction or task.metric}"
             for name, task in registry.tasks().items()
         }
     if what == "kinds":

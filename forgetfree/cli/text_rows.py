@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.data.bad_rows import refuse
-from forgetfree.data.columns import PAIR, RECOGNISED, ColumnNames, choose_texts
+from forgetfree.data.columns import NO_COLUMN_NAMES, PAIR, ColumnNames, choose_texts
 from forgetfree.data.table_files import CONLL, csv_records, format_of, read_table, text_form
 from forgetfree.data.text_files import PACKED, lines_of
 from forgetfree.display import tell_note
@@ -69,7 +69,7 @@ def rows_of_stdin(size: int | None) -> Iterator[Row]:
 
 
 def rows_of_file(
-    path: Path, task: ServedTask | None, columns: ColumnNames = RECOGNISED, keep: Sequence[str] = ()
+    path: Path, task: ServedTask | None, columns: ColumnNames = NO_COLUMN_NAMES, keep: Sequence[str] = ()
 ) -> Iterator[TextRow]:
     """Yield the rows of a file: a table's by its columns, records by their keys, txt a text a line.
 

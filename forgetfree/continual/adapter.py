@@ -25,8 +25,9 @@ from avalanche.training.templates.base import BaseTemplate
 from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, Training, WholeModel
-from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.stream import Stream
 from forgetfree.errors import OptionError, UsageError
+from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.task_model import TokenLayout
 from forgetfree.options import option

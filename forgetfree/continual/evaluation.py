@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.continual.streams import EncodedTask
 from forgetfree.data.sampling import evenly
+from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.results.answers import Answers
 
 #: The rows of a learned task that are answered again, at most.

@@ -15,13 +15,14 @@ from functools import partial
 from typing import Literal
 
 from forgetfree.continual.regions import RegionOptions, RegionStrategy, check_region_rate
-from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_training import Skill, Training, skill_of
 from forgetfree.core.base_regions import budget
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import representative
 from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, search_phase, training_phase
+from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import quality_of
@@ -89,14 +90,14 @@ class TaskBenches:
     @contextmanager
     def fine_tuning(self, task: EncodedTask) -> Iterator[SingleTask]:
         """Inside, the model holds what θ_ft starts from: θ_pre; of a task that is met again, what its region is built on."""
-        met, model = self.versions(task), self._strategy.model
-        with self._strategy.regions.holding(union=bool(met) and not self.stands_alone(task)):
-            if not met:
+        earlier, model = self.versions(task), self._strategy.model
+        with self._strategy.regions.holding(union=bool(earlier) and not self.stands_alone(task)):
+            if not earlier:
                 yield self._strategy.bench(task)
                 return
             readout = model.readout_module(task.label)
             untrained = tensors_of(readout)
-            load_tensors_(readout, met[-1].readout)
+            load_tensors_(readout, earlier[-1].readout)
             try:
                 yield self._bench_on_model(task)
             finally:
@@ -120,8 +121,8 @@ class TaskBenches:
 
     def stands_alone(self, task: EncodedTask) -> bool:
         """Return whether ``task`` is to stand on θ_pre alone, whatever others have: all do, or its last version does."""
-        met = self.versions(task)
-        return self._strategy.regions.ledger.composition == "alone" or (bool(met) and met[-1].alone)
+        earlier = self.versions(task)
+        return self._strategy.regions.ledger.composition == "alone" or (bool(earlier) and earlier[-1].alone)
 
     def versions(self, task: EncodedTask) -> list[Record]:
         """Return the records of what is the same task by its name: ``sst2``, ``sst2@2``."""
@@ -168,11 +169,9 @@ class RegionTrainer:
         alone = self.benches.stands_alone(task) if alone is None else alone
         with self.benches.region(task, alone=alone) as bench:
             if options.region_start == "scaled":
-                free, stands_in = (
-                    regions.ledger.free(region, alone=alone),
-                    replace(bench.pre, readouts=fine_tuned.readouts),
-                )
-                scale = bench.scale(fine_tuned, free, options, options.largest_scale, stands_in)
+                free = regions.ledger.free(region, alone=alone)
+                before = replace(bench.pre, readouts=fine_tuned.readouts)
+                scale = bench.scale(fine_tuned, free, options, options.largest_scale, on=before)
             else:
                 scale = {"pre-trained": 0.0, "fine-tuned": 1.0}[options.region_start]
             start = bench.moved(fine_tuned, scale)
@@ -186,7 +185,7 @@ class RegionTrainer:
 
 @dataclass(frozen=True)
 class AloneResult:
-    """A task as it was trained on θ_pre alone: its record, its skill, and how well it answers, see `quality`."""
+    """A task as it was trained on θ_pre alone: its record, its skill, and how well it answers, see `quality_of`."""
 
     record: Record
     skill: Skill

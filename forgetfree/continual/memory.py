@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_training import Learner
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, read_json
+from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.ledger import Ledger, check_binding, check_definitions
 from forgetfree.models.state import ModelState
 

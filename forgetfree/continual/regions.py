@@ -16,13 +16,13 @@ from torch import nn
 
 from forgetfree.continual.memory import LedgerFile
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training, undo_on_error
-from forgetfree.continual.streams import EncodedTask
 from forgetfree.continual.task_training import Skill, skill_of
 from forgetfree.core.graft import grafted
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.errors import OptionError
+from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training_options import TrainingOptions, region_rate, sets_rates
 from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
 from forgetfree.ledger.graft import Graft

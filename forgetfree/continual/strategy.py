@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from forgetfree.continual.construction import check_arguments, check_final_names, recipe_options, silent_evaluator
 from forgetfree.continual.experiences import part_of
 from forgetfree.continual.memory import Memory, WholeModel
-from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_inference import TaskwiseOptions, all_kept, features_for, load_all
 from forgetfree.continual.task_training import Answer, Training, undo_on_error
 from forgetfree.continual.template import StrategyTemplate
@@ -29,6 +29,7 @@ from forgetfree.core.trained import WholeTensors
 from forgetfree.device import find_device
 from forgetfree.files import StrPath
 from forgetfree.learning.cost import Cost, TaskSize
+from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.monitor import Monitor, Phase, Stopwatch
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training_options import TrainingOptions, for_device

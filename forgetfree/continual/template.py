@@ -27,17 +27,18 @@ from torch.utils.data import DataLoader
 
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.continual.experiences import check_experiences, check_whole, part_of
-from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_inference import among_labels_of_batch, among_own_labels, answer_for, learn_features
 from forgetfree.continual.task_training import Training, checked_training, training_of
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length
+from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.lower_layers import lower_layer_cache
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.training import TrainingState, Update, plan, training_mode
-from forgetfree.parallel.exchange import every, gathered
+from forgetfree.parallel.exchange import gathered, own_items
 from forgetfree.parallel.parts import WHOLE, BatchSum, Part, cut
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
@@ -268,7 +269,7 @@ class StrategyTemplate(SupervisedTemplate):
         if self.choose_batches is not None:
             batches = self.choose_batches(self.task, batches)
         self._order = [row for batch in batches for row in batch]
-        self.dataloader = loader(data, every(batches), num_workers)
+        self.dataloader = loader(data, own_items(batches), num_workers)
 
     def _before_eval_exp(self, **kwargs: Any) -> None:
         self.model.current_task = self.task.label

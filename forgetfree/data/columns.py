@@ -63,8 +63,8 @@ class ColumnNames:
         return ColumnNames(self.texts or noted.texts, self.label or noted.label)
 
 
-#: Nothing is named: all is recognised.
-RECOGNISED = ColumnNames()
+#: No column is named: all are recognised.
+NO_COLUMN_NAMES = ColumnNames()
 
 
 def _listed_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -119,8 +119,8 @@ class ReadOptions:
         return ColumnNames.of(texts, *labels or (None,))
 
 
-#: Nothing is said.
-AS_FOUND = ReadOptions()
+#: Columns are recognised, and bad rows refused.
+READ_DEFAULTS = ReadOptions()
 
 
 def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | None) -> tuple[ColumnNames, str]:

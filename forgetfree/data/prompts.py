@@ -116,7 +116,7 @@ class PromptEncoder(Encoder):
         """Return the token ids of every row, and the ids that are learned at its marks.
 
         Raises:
-            DataError: an answer does not fit; the message has the numbers of the rows.
+            DataError: an answer does not fit; the message has the rows.
         """
         answers = self._answers(rows)
         whole, labels, long = list[list[int]](), list[list[int]](), list[int]()
@@ -133,7 +133,7 @@ class PromptEncoder(Encoder):
             whole.append([*ids[:-1], *(~token for token in (ids[-1], *answer))])
             labels.append([*answer, self.end])
         if long:
-            self._refuse(long, answers)
+            self._refuse([(rows.first[i], len(answers[i])) for i in long])
         return whole, labels
 
     def _answers(self, rows: Rows) -> list[list[int]]:
@@ -209,11 +209,12 @@ class PromptEncoder(Encoder):
         ids = [token for part, text in zip(parts, [*texts, []], strict=True) for token in (*part, *text)]
         return ids or [self.blank]
 
-    def _refuse(self, rows: Sequence[int], answers: Sequence[Sequence[int]]) -> None:
-        named = ", ".join(f"{row} ({len(answers[row]):,} tokens)" for row in rows[:_NAMED])
+    def _refuse(self, rows: Sequence[tuple[str, int]]) -> None:
+        """Raise ``DataError`` for rows, each with its prompt and the length of its answer, that do not fit."""
+        named = ", ".join(f"that of {brief(prompt)} has {count:,} tokens" for prompt, count in rows[:_NAMED])
         more = f", and {len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
         raise DataError(
             f"Task {self._task.name!r} has {counted(len(rows), 'row')} whose answer does not fit into max_length="
-            f"{self._max_length} tokens beside the instruction and the template; rows, counted from 0: {named}{more}. Set a "
-            "higher max_length, or remove the rows."
+            f"{self._max_length} tokens beside the instruction and the template: {named}{more}. Set a higher max_length, or "
+            "remove the rows."
         )

@@ -17,7 +17,7 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.columns import AS_FOUND, RECOGNISED, ReadOptions
+from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ReadOptions
 from forgetfree.data.library_tables import configurations, is_snapshot, read_hub, tables_of
 from forgetfree.data.reading import check_folder, check_header, holds_a_task, is_one_task, read_folder, read_task
 from forgetfree.data.rows import Rows, TaskRows, complete
@@ -48,7 +48,7 @@ def load_tasks(
     stream: str | Sequence[str] | None,
     data: Data | Mapping[str, Any],
     evaluate_on: EvaluatedOn = "test",
-    options: ReadOptions = AS_FOUND,
+    options: ReadOptions = READ_DEFAULTS,
 ) -> list[TaskRows]:
     """Load the tasks of a stream with their rows.
 
@@ -75,7 +75,7 @@ def read_tasks(
     stream: str | Sequence[str] | None,
     data: Any,
     evaluate_on: EvaluatedOn = "test",
-    options: ReadOptions = AS_FOUND,
+    options: ReadOptions = READ_DEFAULTS,
 ) -> tuple[list[TaskRows], DataFaults]:
     """Return the tasks of a stream that can be read, and what is wrong with the others; see `load_tasks`."""
     source, faults = _open_source(data, options), DataFaults()
@@ -141,7 +141,7 @@ def load_task(
     name: str,
     data: Data,
     evaluate_on: EvaluatedOn = "test",
-    options: ReadOptions = AS_FOUND,
+    options: ReadOptions = READ_DEFAULTS,
 ) -> TaskRows:
     """Load one task with its rows.
 
@@ -190,7 +190,7 @@ def check_headers(names: Sequence[str], data: Data, options: ReadOptions) -> Non
 
 def check_tasks(names: Sequence[str], data: Data) -> None:
     """Raise ``UsageError`` if several tasks would be read from the rows of one, or ``data`` are not there."""
-    _check_several(names, _open_source(data, AS_FOUND))
+    _check_several(names, _open_source(data, READ_DEFAULTS))
 
 
 def check_task(name: str, data: Data, streams: Collection[str] = ()) -> None:
@@ -198,7 +198,7 @@ def check_task(name: str, data: Data, streams: Collection[str] = ()) -> None:
 
     ``streams`` are names to suggest, too.
     """
-    _check_known(name, _open_source(data, AS_FOUND), streams)
+    _check_known(name, _open_source(data, READ_DEFAULTS), streams)
 
 
 def check_one(name: str, data: Data, options: ReadOptions) -> None:
@@ -353,7 +353,7 @@ class _Hub:
         task = registry.tasks()[name]
         if task.hub is None:
             raise NoDataError(f"The hub does not hold task {name!r}. {self.hint}")
-        return read_task(name, read_hub(task, task.hub), {}, Path(), RECOGNISED)
+        return read_task(name, read_hub(task, task.hub), {}, Path(), NO_COLUMN_NAMES)
 
 
 class _Embedded:

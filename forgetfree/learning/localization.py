@@ -123,7 +123,9 @@ def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> in
     return count if mask.steps == 0 else max(1, int(options.base_fraction * count + 1e-6))
 
 
-def searches(options: LocalizationOptions, sparsities: Sequence[float], base: Region | None, space_size: int) -> int:
+def search_count(
+    options: LocalizationOptions, sparsities: Sequence[float], base: Region | None, space_size: int
+) -> int:
     """Return how many searches for S the sparsities need: one, or one for each γ_base of its own size.
 
     Args:

@@ -34,7 +34,7 @@ from forgetfree.learning.localization import (
     mask_batches,
     mask_loss,
     mask_options,
-    searches,
+    search_count,
 )
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.scaled_start import choose_scale
@@ -166,7 +166,7 @@ class SingleTask:
         for sparsity in wanted:
             check_localization(replace(options, sparsity=sparsity), self.space)
         mask = mask_options(options, len(self.task.train), self.task.full_steps(options))
-        together = searches(options, wanted, base, len(self.space)) == 1
+        together = search_count(options, wanted, base, len(self.space)) == 1
         groups = [wanted] if together else [[sparsity] for sparsity in wanted]
         with self.monitor.phase(self.task.name, "localize", mask.steps * len(groups)) as on_step:
             self.monitor.learning_rate(lambda step: mask.learning_rate)

@@ -37,7 +37,7 @@ from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState
 from forgetfree.options import Function, name_of_function, recorded
-from forgetfree.parallel.exchange import every, gathered
+from forgetfree.parallel.exchange import gathered, own_items
 from forgetfree.parallel.parts import BatchSum, cut
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
@@ -409,7 +409,7 @@ def _of_all_rows(
     mode = model.training
     model.eval()
     pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
-    for batch in every(by_length(rows.lengths, batch_size)):
+    for batch in own_items(by_length(rows.lengths, batch_size)):
         x, y, t = rows.batch(batch)
         with autocast(precision, device.type):
             outputs = read(x.to(device), y.to(device), t.to(device)).float().cpu()

@@ -17,7 +17,7 @@ from torch import Tensor
 from forgetfree.core.readout_model import autocast
 from forgetfree.data.prompts import EncodedTexts
 from forgetfree.data.sampling import by_length
-from forgetfree.parallel.exchange import every, gathered
+from forgetfree.parallel.exchange import gathered, own_items
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def write(
     model.eval()
     model.precision = precision
     try:
-        for batch in every(by_length([len(prompt) for prompt in prompts], batch_size)):
+        for batch in own_items(by_length([len(prompt) for prompt in prompts], batch_size)):
             texts = write_greedily(
                 model,
                 [prompts[i] for i in batch],

@@ -108,7 +108,7 @@ def bytes_sent() -> int:
     return _group.sent
 
 
-def owned(parts: int) -> range:
+def own_parts(parts: int) -> range:
     """Return which of the numbered parts this process computes.
 
     Raises:
@@ -145,7 +145,7 @@ def summed(vector: Tensor) -> Tensor:
 
 
 def gathered(own: Sequence[T]) -> list[T]:
-    """Return what all processes give in turn, as `every` dealt it out.
+    """Return what all processes give in turn, as `own_items` dealt it out.
 
     They are pickled, as `multiprocessing` does it: between processes of one job, which trust each other, and never in a file.
     """
@@ -163,7 +163,7 @@ def gathered(own: Sequence[T]) -> list[T]:
     return [dealt[i % size()][i // size()] for i in range(sum(map(len, dealt)))]
 
 
-def every(items: Sequence[T]) -> Sequence[T]:
+def own_items(items: Sequence[T]) -> Sequence[T]:
     """Return the items that this process computes of a list: each process takes every P-th of them."""
     return items[rank() :: size()]
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy, check_loss
 from forgetfree.core.trained import TrainedParameters
 from forgetfree.errors import OptionError
-from forgetfree.parallel.exchange import owned, summed
+from forgetfree.parallel.exchange import own_parts, summed
 from forgetfree.seeds import derive_seed
 
 
@@ -64,7 +64,7 @@ def cut(batch: Sequence[int], options: BatchOptions, counts: Sequence[int] | Non
         yield from parts(batch, options.accumulation, counts)
         return
     labels = [1 if counts is None else counts[row] for row in batch]
-    mine = owned(options.parts)
+    mine = own_parts(options.parts)
     for i in mine:
         begin, end = len(batch) * i // options.parts, len(batch) * (i + 1) // options.parts
         share = sum(labels[begin:end]) / sum(labels)
@@ -148,7 +148,7 @@ class NumberedLoss:
     def __call__(self, batch: Sequence[Batch]) -> float:
         """Return the mean loss over all rows of the mini-batches, those of other processes too."""
         rows = sum(len(y) for _, y, _ in batch)
-        for i in owned(self._parts):
+        for i in own_parts(self._parts):
             part = batch[len(batch) * i // self._parts : len(batch) * (i + 1) // self._parts]
             self._sum.take(self._loss.share(part, rows))
         return float(self._sum.give())

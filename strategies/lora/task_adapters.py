@@ -149,7 +149,7 @@ class TaskAdapters:
         self.adapters.add(self.newest, config, derive_seed(strategy.seed, "adapters", task.name))
         readout = strategy.model.readout_module(task.label)
         self._untrained = readout, tensors_of(readout)
-        strategy.scope.enter_context(undo_on_error(self._withdraw))
+        strategy.scope.enter_context(undo_on_error(self._roll_back))
         if not self._together:
             load_tensors_(readout, strategy.pre_trained.readouts[task.name])
         self._become([*self.earlier, self.newest])
@@ -182,7 +182,7 @@ class TaskAdapters:
         self._untrained = None
         self._become([])
 
-    def _withdraw(self) -> None:
+    def _roll_back(self) -> None:
         """Take what is being trained out of the model, if anything is."""
         if self._untrained is not None:
             load_tensors_(*self._untrained)
@@ -194,7 +194,7 @@ class TaskAdapters:
     @contextmanager
     def answering(self, task: EncodedTask) -> Iterator[None]:
         """Inside, the model has the task's own adapters, or those of all tasks; θ_pre where there are none."""
-        with self._set_aside():
+        with self._suspended():
             own = [name for name, record in self.records.items() if record.task == task.name]
             self._become(self.earlier if self._together else own)
             try:
@@ -203,7 +203,7 @@ class TaskAdapters:
                 self._become([])
 
     @contextmanager
-    def _set_aside(self) -> Iterator[None]:
+    def _suspended(self) -> Iterator[None]:
         """Inside, what is being trained is out of the model, if anything is."""
         if (untrained := self._untrained) is None:
             yield
@@ -211,7 +211,7 @@ class TaskAdapters:
         readout, _ = untrained
         trained = tensors_of(readout)
         buffers = {name: buffer.clone() for name, buffer in persistent_buffers(self._original).items()}
-        self._withdraw()
+        self._roll_back()
         try:
             yield
         finally:

@@ -1030,8 +1030,8 @@ def test_the_list_of_kinds_is_the_table_of_the_readme(capsys) -> None:
     shown = capsys.readouterr().out
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     table = re.findall(r"^\| (.+) \| (.+) \|$", readme.partition("| a row of a task is |")[2], flags=re.M)
-    rows = [row for row in table if "`" in row[1]][:3]
-    assert [f"{row}; columns {columns.replace('`', '')}" in shown for row, columns in rows] == [True] * 3
+    rows = [row for row in table if "`" in row[1]][:5]
+    assert [f"{row}; columns {columns.replace('`', '')}" in shown for row, columns in rows] == [True] * 5
     assert all(part in readme for part in shown.splitlines()[-1].partition("refused: ")[2].split(", "))
 
 

@@ -115,7 +115,7 @@ def test_answers_that_do_not_fit_are_told_by_their_rows(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="{prompt} A:"), 16)
     long = " ".join(["film"] * 40)
     with pytest.raises(
-        DataError, match=r"2 rows whose answer does not fit .* rows, counted from 0: 1 \(\d+ tokens\), 2 "
+        DataError, match=r"2 rows whose answer does not fit .*: that of 'b' has \d+ tokens, that of 'c' has"
     ):
         encoder.learned(rows(("a", "great"), ("b", long), ("c", long)))
 

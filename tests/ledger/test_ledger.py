@@ -454,7 +454,7 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "a line that is no object": (put("records", compressed_text("[]\n\n")), "task 'one' cannot be read .the content must be"),
     "a line with something unknown": (told(1, more=1), "what it says of task 'two' cannot be read .more is not known"),
     "a sparsity that is a text": (told(0, sparsity="0.1"), "one' cannot be read .sparsity must be a number, got '0.1'"),
-    "a sparsity of NaN": (told(0, sparsity=float("nan")), "what it says of task 'one' cannot be read .NaN is no number"),
+    "a sparsity of NaN": (told(0, sparsity=float("nan")), "task 'one' cannot be read .NaN is not a finite number"),
     "a definition that is none": (told(0, definition={"name": "one"}, classes=[0, 1]), "definition.kind is missing"),
     "a definition of another task": (
         told(0, definition=replace(MOOD, name="two").fields, classes=[0, 1]), "definition must be that of task 'one'"),

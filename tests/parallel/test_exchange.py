@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from forgetfree.errors import OptionError
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.parallel import exchange, parts
-from forgetfree.parallel.exchange import every, owned, tree_sum
+from forgetfree.parallel.exchange import own_items, own_parts, tree_sum
 from forgetfree.parallel.parts import Part, PartSum, cut
 
 #: Of which (a + b) + c differs from a + (b + c) in float32, so that the order shows.
@@ -33,10 +33,10 @@ def test_parts_and_batches_are_dealt_out_completely(monkeypatch: pytest.MonkeyPa
         found = []
         for rank in range(size):
             as_rank(monkeypatch, rank, size)
-            found.append(list(owned(4)))
+            found.append(list(own_parts(4)))
         assert found == expected
     as_rank(monkeypatch, 1, 2)
-    assert every("abcde") == "bd"
+    assert own_items("abcde") == "bd"
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -49,7 +49,7 @@ def test_processes_add_up_to_the_same_bits(monkeypatch: pytest.MonkeyPatch, size
     for rank in range(size):
         as_rank(monkeypatch, rank, size)
         added = PartSum(parameters, 4)
-        for part in owned(4):
+        for part in own_parts(4):
             parameters[0].grad, parameters[1].grad = gradients[part, :6].view(2, 3).clone(), gradients[part, 6:].clone()
             added.take(0.5 + part)
             assert parameters[0].grad is None

@@ -12,7 +12,7 @@ from typing import Any
 
 from forgetfree.core.base_regions import BaseKind, budget
 from forgetfree.core.regions import Region, biases
-from forgetfree.data.columns import AS_FOUND, ReadOptions
+from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
 from forgetfree.data.rows import TaskRows, put_together
 from forgetfree.data.sampling import representative
 from forgetfree.data.sources import Data, load_task
@@ -54,7 +54,7 @@ class ExperimentContext:
         store: StateStore,
         cache: Path,
         monitor: Monitor | None = None,
-        read_options: ReadOptions = AS_FOUND,
+        read_options: ReadOptions = READ_DEFAULTS,
         merged: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         self.preset, self.data, self.device, self.cache = preset, data, device, cache
