@@ -12,7 +12,8 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from operator import attrgetter
 from typing import Any, Literal
 
-from forgetfree.errors import ForgetfreeError, UsageError
+from forgetfree.display import brief
+from forgetfree.errors import ForgetfreeError, UnknownNameError, UsageError, first_line
 
 #: What packages may add.
 Group = Literal["strategies", "streams", "kinds", "metrics"]
@@ -88,3 +89,41 @@ def plugins(group: Group, is_ours: Callable[[str], bool]) -> dict[str, Entry]:
             origin = f"The plug-in {point.name!r} of package {package_of(point)!r}"
             entries.setdefault(point.name, Entry(point.value, f"from {package_of(point)}", origin))
     return entries
+
+
+def class_of_module(name: str, check: Callable[[Any], Any]) -> Any:
+    """Return the strategy class of a name ``package.module:Class``, of what can be imported or lies in the working directory.
+
+    Args:
+        name: it.
+        check: returns the class, or raises ``UsageError`` if it is no strategy.
+
+    Raises:
+        UsageError: there is no such module, it is broken, or the class is no strategy.
+        UnknownNameError: the module has no such class.
+    """
+    module, _, attribute = name.partition(":")
+    if module.endswith(".py") or not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise UsageError(
+            f"A strategy of your own is named MODULE:CLASS, got {brief(name)}. Write my_strategy:MyStrategy for the class "
+            "MyStrategy in the file my_strategy.py of this directory."
+        )
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # last, so that no file there hides a library's module
+    try:
+        loaded = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # a module may do anything while it is imported
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise UsageError(
+                f"The strategy {name} is not found: no module {error.name} is installed or lies in {here}. Start forgetfree in "
+                "the directory of the module's file, or correct the name."
+            ) from error
+        reason = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
+        raise UsageError(f"The module of the strategy {name} cannot be imported: {reason}. Correct it.") from error
+    if not hasattr(loaded, attribute):
+        own = [each.__name__ for each in vars(loaded).values() if isinstance(each, type) and each.__module__ == module]
+        raise UnknownNameError(f"class of the module {module}:", attribute, own)
+    try:
+        return check(getattr(loaded, attribute))
+    except UsageError as error:
+        raise UsageError(f"{name} is no strategy: {first_line(error).rstrip('.')}. See docs/plug-in.md.") from error

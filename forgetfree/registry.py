@@ -24,17 +24,14 @@ A strategy that is not registered is named ``package.module:Class``, of what can
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.display import brief
-from forgetfree.errors import UnknownNameError, UsageError, first_line
-from forgetfree.plugins import Entry, Group, entry_points_of, package_of, places, plugins
+from forgetfree.errors import UnknownNameError, UsageError
+from forgetfree.plugins import Entry, Group, class_of_module, entry_points_of, package_of, places, plugins
 
 if TYPE_CHECKING:
     from forgetfree.tasks import TaskDefinition
@@ -230,40 +227,11 @@ def strategy(name: str) -> Any:
         UsageError: its package or module is broken, or has something else under the name.
     """
     if ":" in name:
-        return _class_of_module(name)
+        return class_of_module(name, strategy_class)
     known = strategies()
     if name not in known:
         raise UnknownNameError("strategy", name, known, "A class of your own is named MODULE:CLASS.")
     return known[name].load(strategy_class)
-
-
-def _class_of_module(name: str) -> Any:
-    """Return the strategy class that ``package.module:Class`` names."""
-    module, _, attribute = name.partition(":")
-    if module.endswith(".py") or not all(part.isidentifier() for part in (*module.split("."), attribute)):
-        raise UsageError(
-            f"A strategy of your own is named MODULE:CLASS, got {brief(name)}. Write my_strategy:MyStrategy for the class "
-            "MyStrategy in the file my_strategy.py of this directory."
-        )
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # last, so that no file there hides a library's module
-    try:
-        found = importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # a module may do anything while it is imported
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise UsageError(
-                f"The strategy {name} is not found: no module {error.name} is installed or lies in {here}. Start forgetfree in "
-                "the directory of the module's file, or correct the name."
-            ) from error
-        reason = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
-        raise UsageError(f"The module of the strategy {name} cannot be imported: {reason}. Correct it.") from error
-    if not hasattr(found, attribute):
-        own = [each.__name__ for each in vars(found).values() if isinstance(each, type) and each.__module__ == module]
-        raise UnknownNameError(f"class of the module {module}:", attribute, own)
-    try:
-        return strategy_class(getattr(found, attribute))
-    except UsageError as error:
-        raise UsageError(f"{name} is no strategy: {first_line(error).rstrip('.')}. See docs/plug-in.md.") from error
 
 
 def name_of(strategy: type) -> str | None:

@@ -7,10 +7,9 @@ text. So a row has as many labels as the answer has tokens, and one more.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief, counted
 from forgetfree.errors import DataError, ModelError
+from forgetfree.json_file import parse_json
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 #: What stands before an answer where neither the task has a template nor the tokenizer one for chats.
@@ -39,10 +39,14 @@ class EncodedTexts(EncodedRows):
     Attributes:
         right: of each row the texts that are right; the first is learned.
         tokenizer: turns token ids into texts.
+        end: the token id that ends a text.
+        longer: the token ids of prompts that are cut further where their answer is learned, by the number of the row.
     """
 
     right: Sequence[Sequence[str]] = ()
     tokenizer: Any = None
+    end: int = 0
+    longer: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property
     def targets(self) -> list[int]:
@@ -51,14 +55,15 @@ class EncodedTexts(EncodedRows):
 
     @property
     def prompts(self) -> list[list[int]]:
-        """The token ids of each row before the answer."""
-        return [prompt_of(self[i][0]).tolist() for i in range(len(self))]
+        """The token ids that each row is asked with: they do not depend on the right answer."""
+        return [list(self.longer.get(i) or prompt_of(self[i][0]).tolist()) for i in range(len(self))]
 
     def subset(self, indices: Sequence[int]) -> EncodedTexts:
         """Return the rows at ``indices``, in that order."""
         rows = super().subset(indices)
         fields = {name: getattr(rows, name) for name in ("tokens", "offsets", "labels", "words")}
-        return replace(self, **fields, right=[self.right[i] for i in indices])
+        longer = {new: self.longer[i] for new, i in enumerate(indices) if i in self.longer}
+        return replace(self, **fields, right=[self.right[i] for i in indices], longer=longer)
 
 
 def prompt_of(x: Tensor) -> Tensor:
@@ -90,17 +95,13 @@ class PromptEncoder(Encoder):
         super().__init__(tokenizer, None, max_length, closed=closed)
         if self._chat:  # what a chat template puts at its beginning it says itself
             self.opening = []
-        if tokenizer.eos_token_id is None:
-            raise ModelError(
-                "The tokenizer has no token that ends a text (eos_token), so no answer would ever end. Give it one, and save "
-                "it again."
-            )
-        self.end = int(tokenizer.eos_token_id)
         one = [{"role": "user", "content": ""}]
+        #: The token that ends an answer.
+        self.end = self._end(one)
         #: What stands between prompt and answer, as a part of the latter.
         self._space = "" if self._chat or self._around(one).endswith(("\n", "\t")) else " "
-        parts, _ = self._parts_of(one)
-        fixed = max_length - sum(map(len, parts))
+        self._usual = self._parts_of(one)
+        fixed = max_length - sum(map(len, self._usual[0]))
         if fixed < 2:
             raise ModelError(
                 f"The instruction and the template of task {task.name!r} take {max_length - fixed} tokens, and a row has "
@@ -112,29 +113,59 @@ class PromptEncoder(Encoder):
         """Return the token ids of every row, marked where its answer is learned."""
         return self.learned(rows)[0]
 
-    def learned(self, rows: Rows) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the token ids of every row, and the ids that are learned at its marks.
+    def learned(self, rows: Rows) -> tuple[list[list[int]], list[list[int]], dict[int, list[int]]]:
+        """Return the token ids of every row, the ids that are learned at its marks, and prompts that lose less unanswered.
 
         Raises:
             DataError: an answer does not fit; the message has the rows.
         """
         answers = self._answers(rows)
-        whole, labels, long = list[list[int]](), list[list[int]](), list[int]()
+        whole, labels, longer, long = list[list[int]](), list[list[int]](), dict[int, list[int]](), list[int]()
         for i, (prompt, answer) in enumerate(zip(rows.first, answers, strict=True)):
             turns = self._turns(prompt)
-            parts, spaces = self._parts_of(turns)
+            parts, spaces = self._parts_of(turns) if self._task.form == "messages" else self._usual
             room = self._max_length - sum(map(len, parts))
-            kept = max(len(answer), min(self._task.max_new_tokens, room // 2))
+            kept = min(self._task.max_new_tokens, room // 2)
             if len(answer) > room:
                 long.append(i)
                 continue
-            texts = [f"{space}{turn['content']}" for space, turn in zip(spaces, turns, strict=True)]
-            ids = self._before(parts, texts, room - kept)
+            written = [f"{space}{turn['content']}" for space, turn in zip(spaces, turns, strict=True)]
+            texts = token_ids(self.tokenizer, written, inside=True)
+            left = room - max(len(answer), kept)
+            self.count(sum(map(len, texts)) - left)
+            ids = self._before(parts, texts, left)
+            if len(answer) > kept:  # how long it is, what is asked must not tell
+                longer[i] = self._before(parts, texts, room - kept)
             whole.append([*ids[:-1], *(~token for token in (ids[-1], *answer))])
             labels.append([*answer, self.end])
         if long:
             self._refuse([(rows.first[i], len(answers[i])) for i in long])
-        return whole, labels
+        return whole, labels, longer
+
+    def _end(self, turns: Sequence[dict[str, str]]) -> int:
+        """Return the token that ends a text: that of the assistant's turn in a chat, if it has one, or the tokenizer's."""
+        if self._chat:
+            whole = self._put_together([*turns, {"role": "assistant", "content": _TURN.format(0)}], answered=True)
+            after = self._ids(_TURNS.split(whole)[-1])
+            if after and after[0] in {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}:
+                return after[0]
+        if self.tokenizer.eos_token_id is None:
+            raise ModelError(
+                "The tokenizer has no token that ends a text (eos_token), so no answer would ever end. Give it one, and save "
+                "it again."
+            )
+        return int(self.tokenizer.eos_token_id)
+
+    def _put_together(self, turns: Sequence[dict[str, str]], *, answered: bool = False) -> str:
+        """Return a chat by the tokenizer's template; unless it is answered, up to where the assistant begins."""
+        try:
+            whole = self.tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=not answered)
+        except Exception as error:  # the template may raise anything, and is the tokenizer's own
+            raise ModelError(
+                f"The tokenizer's chat template cannot put together a chat of {brief([t['role'] for t in turns], 200)}: "
+                f"{brief(str(error), 200)}. Give turns that it knows."
+            ) from error
+        return str(whole)
 
     def _answers(self, rows: Rows) -> list[list[int]]:
         """Return the ids of the text that is learned of each row; none where there is none."""
@@ -144,7 +175,7 @@ class PromptEncoder(Encoder):
     def _turns(self, prompt: str) -> list[dict[str, str]]:
         """Return a row as the turns of a chat."""
         if self._task.form == "messages":
-            turns: list[dict[str, str]] = json.loads(prompt)
+            turns: list[dict[str, str]] = parse_json(prompt)
             if self._task.instruction and turns[0]["role"] != "system":
                 turns.insert(0, {"role": "system", "content": self._task.instruction})
             return turns
@@ -169,19 +200,13 @@ class PromptEncoder(Encoder):
         if self._chat:
             if instruction:
                 marked[0]["content"] = f"{instruction}\n\n{marked[0]['content']}"
-            try:
-                whole = self.tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True)
-            except Exception as error:  # the template may raise anything, and is the tokenizer's own
-                raise ModelError(
-                    f"The tokenizer's chat template cannot put together a chat of {brief([t['role'] for t in turns], 200)}: "
-                    f"{brief(str(error), 200)}. Give turns that it knows."
-                ) from error
+            whole = self._put_together(marked)
             if len(_TURNS.findall(whole)) != len(turns):
                 raise ModelError(
                     "The tokenizer's chat template leaves turns out or repeats them, so no answer can be learned by it. Give "
                     "another, or a template in source.json."
                 )
-            return str(whole)
+            return whole
         if self._task.form == "messages":
             return "".join(f"{turn['role']}: {turn['content']}\n" for turn in marked) + "assistant: "
         template = self._task.template or (PLAIN_TEMPLATE if instruction else "{prompt}\n\n")
@@ -197,11 +222,10 @@ class PromptEncoder(Encoder):
         ids: list[int] = self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"] if piece else []
         return ids
 
-    def _before(self, parts: list[list[int]], turns: Sequence[str], room: int) -> list[int]:
+    def _before(self, parts: list[list[int]], turns: Sequence[Sequence[int]], room: int) -> list[int]:
         """Return the ids before an answer; the longest text of a turn loses its beginning where there is no room."""
-        texts = token_ids(self.tokenizer, turns, inside=True)
+        texts = [list(turn) for turn in turns]
         over = sum(map(len, texts)) - room
-        self.count(over)
         while over > 0:
             longest = max(range(len(texts)), key=lambda i: len(texts[i]))
             cut = min(over, len(texts[longest]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -235,9 +235,9 @@ class Generation(TaskKind):
         """Return the rows as token ids, with their right texts."""
         from forgetfree.data.prompts import EncodedTexts
 
-        ids, labels = encoder.learned(rows)
+        ids, labels, longer = encoder.learned(rows)
         encoded = EncodedTexts.of(ids, labels, label, pad, task.kind)
-        return replace(encoded, right=rows.labels, tokenizer=encoder.tokenizer)
+        return replace(encoded, right=rows.labels, tokenizer=encoder.tokenizer, end=encoder.end, longer=longer)
 
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each token ``(n, 1)``: logits of all tokens of the vocabulary would fill the memory."""
@@ -301,6 +301,19 @@ def _chat_of(names: set[str]) -> str | None:
 
 def _pair_of(names: set[str]) -> tuple[tuple[str, ...], str] | None:
     return next((pair for pair in _COLUMNS if names >= {*pair[0], pair[1]}), None)
+
+
+def prompt_columns(names: Collection[str], form: str) -> tuple[str, ...]:
+    """Return the columns that prompts, or chats, are read from, where answers may be missing; none where no name is known."""
+    if form == "messages":
+        return tuple(name for name in (_chat_of(set(names)),) if name)
+    pair = _pair_of(set(names)) or next((pair for pair in _COLUMNS if set(names) >= set(pair[0])), None)
+    return pair[0] if pair else ()
+
+
+def one_prompt(texts: Sequence[str]) -> str:
+    """Return the texts of a row as one prompt, one after another."""
+    return texts[0] if len(texts) == 1 else "\n\n".join(text for text in texts if text.strip())
 
 
 class _Reader:
@@ -380,7 +393,7 @@ def _prompt_and_targets(reader: _Reader, i: int) -> tuple[str, tuple[str, ...]]:
         if not is_text(cell):
             raise refusal(reader.fault(name, i, "no prompt", "a text", cell))
         texts.append(cell)
-    prompt = "\n\n".join(text for text in texts if text.strip() or len(prompts) == 1)
+    prompt = one_prompt(texts)
     cell = reader.cell(column, i)
     right = _texts(cell)
     if not right or not all(is_text(text) and text.strip() for text in right):
@@ -404,8 +417,8 @@ def _chat(reader: _Reader, i: int) -> tuple[str, tuple[str, ...]]:
     (column,) = reader.columns
     cell = reader.cell(column, i)
     try:
-        turns = [_turn(plain(turn)) for turn in (json.loads(cell) if isinstance(cell, str) else cell)]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        turns = turns_of(cell)
+    except ValueError as error:
         expected = "a list of turns, each with role and content as texts"
         raise refusal(reader.fault(column, i, "no chat", expected, cell)) from error
     last = max((number for number, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
@@ -416,6 +429,14 @@ def _chat(reader: _Reader, i: int) -> tuple[str, tuple[str, ...]]:
     if not turns[last]["content"].strip():
         raise refusal(reader.fault(column, i, "no target", "a last turn of the assistant that is not empty", cell))
     return json.dumps(turns[:last], ensure_ascii=False), (turns[last]["content"],)
+
+
+def turns_of(chat: Any) -> list[dict[str, str]]:
+    """Return the turns of a chat, which is a list or JSON of one; raise ``ValueError`` where it is none."""
+    try:
+        return [_turn(plain(turn)) for turn in (parse_json(chat) if isinstance(chat, str) else chat)]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError("no chat") from error
 
 
 def _turn(turn: Mapping[str, Any]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def read(tokenizer: Any, ids: list[int]) -> tuple[str, str]:
 
 def test_the_last_token_before_the_answer_and_all_of_it_are_marked(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="Q: {prompt} A:"), 64)
-    ((ids,), (labels,)) = encoder.learned(rows(("the film", "great movie")))
+    ((ids,), (labels,), _) = encoder.learned(rows(("the film", "great movie")))
     assert read(tokenizer, ids) == ("Q: the film A:", " great movie")
     assert tokenizer.decode(labels[:-1]) == " great movie"
     assert labels[-1] == tokenizer.eos_token_id
@@ -55,7 +56,7 @@ def test_the_last_token_before_the_answer_and_all_of_it_are_marked(tokenizer: An
 
 def test_without_an_answer_one_position_is_read(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="{prompt}:"), 64)
-    ((ids,), (labels,)) = encoder.learned(rows(("the film", "")))
+    ((ids,), (labels,), _) = encoder.learned(rows(("the film", "")))
     assert [token < 0 for token in ids] == [False] * (len(ids) - 1) + [True]
     assert labels == [tokenizer.eos_token_id]
 
@@ -70,38 +71,49 @@ def test_without_an_answer_one_position_is_read(tokenizer: Any) -> None:
     ],
 )
 def test_what_stands_before_an_answer(definition: TaskDefinition, expected: str, tokenizer: Any) -> None:
-    ((ids,), _) = PromptEncoder(tokenizer, definition, 64).learned(rows(("the film", "great")))
+    ((ids,), _, _) = PromptEncoder(tokenizer, definition, 64).learned(rows(("the film", "great")))
     assert read(tokenizer, ids) == (expected, "great")
 
 
 def test_a_chat_template_puts_prompts_and_chats_together(tokenizer: Any) -> None:
     chatting = tiny.byte_level(causal=True)
     chatting.chat_template = CHAT
-    ((ids,), _) = PromptEncoder(chatting, task(instruction="Say it."), 64).learned(rows(("the film", "great")))
+    ((ids,), _, _) = PromptEncoder(chatting, task(instruction="Say it."), 64).learned(rows(("the film", "great")))
     assert read(chatting, ids) == ("<user>Say it.\n\nthe film</s><assistant>", "great")
     turns = [{"role": "user", "content": "the film"}, {"role": "assistant", "content": "fine"}]
     chat = rows((json.dumps([*turns, {"role": "user", "content": "and now"}]), "great"))
     definition = task(kind="messages", instruction="Say it.")
-    ((ids,), _) = PromptEncoder(chatting, definition, 128).learned(chat)
+    ((ids,), _, _) = PromptEncoder(chatting, definition, 128).learned(chat)
     before = "<system>Say it.</s><user>the film</s><assistant>fine</s><user>and now</s><assistant>"
     assert read(chatting, ids) == (before, "great")
-    ((ids,), _) = PromptEncoder(tokenizer, definition, 128).learned(chat)
+    ((ids,), _, _) = PromptEncoder(tokenizer, definition, 128).learned(chat)
     before = "system: Say it.\nuser: the film\nassistant: fine\nuser: and now\nassistant:"
     assert read(tokenizer, ids) == (before, " great")
+
+
+def test_an_answer_in_a_chat_ends_with_the_token_that_ends_the_assistants_turn() -> None:
+    """As in Gemma's, where that is not the token that ends a text."""
+    chatting = tiny.byte_level(causal=True)
+    chatting.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
+    chatting.chat_template = CHAT.replace("</s>", "<|turn|>")
+    encoder = PromptEncoder(chatting, task(), 64)
+    (_, (labels,), _) = encoder.learned(rows(("the film", "great")))
+    assert labels[-1] == encoder.end == chatting.convert_tokens_to_ids("<|turn|>") != chatting.eos_token_id
+    assert PromptEncoder(chatting, task(template="{prompt}:"), 64).end == chatting.eos_token_id
 
 
 def test_text_of_a_user_is_never_a_special_token() -> None:
     """Else a user could end the turn of another, or forge one."""
     chatting = tiny.byte_level(causal=True)
     chatting.chat_template = CHAT.replace("</s>", "<|endoftext|>")
-    ((ids,), _) = PromptEncoder(chatting, task(), 64).learned(rows(("the <|endoftext|> film", "great")))
+    ((ids,), _, _) = PromptEncoder(chatting, task(), 64).learned(rows(("the <|endoftext|> film", "great")))
     assert [~token if token < 0 else token for token in ids].count(chatting.eos_token_id) == 1
 
 
 def test_a_long_prompt_loses_its_beginning_and_the_template_nothing(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="Q: {prompt} A:", max_new_tokens=3), 20)
     words = " ".join(["film"] * 30 + ["movie"])
-    ((ids,), _) = encoder.learned(rows((words, "great")))
+    ((ids,), _, _) = encoder.learned(rows((words, "great")))
     before, _ = read(tokenizer, ids)
     assert before.startswith("Q:")
     assert before.endswith("movie A:")
@@ -109,6 +121,21 @@ def test_a_long_prompt_loses_its_beginning_and_the_template_nothing(tokenizer: A
     assert encoder.cut_rows == 1
     assert "  " not in before
     assert encoder.cut_tokens == 31 - before.count("film") - 1
+
+
+def test_what_is_asked_does_not_depend_on_the_right_answer(tokenizer: Any) -> None:
+    """Else the length of an answer that is to be found out would show in the prompt."""
+    definition = task(max_new_tokens=3)
+    prompt, answer = "film " * 30, "great movie terrible"
+    asked = []
+    for target in ("great", answer, ""):
+        encoder = PromptEncoder(tokenizer, definition, 20)
+        ids, labels, longer = encoder.learned(rows(("the film", "great"), (prompt, target)))
+        encoded = replace(EncodedTexts.of(ids, labels, 0, 0), right=[["x"]] * 2, longer=longer)
+        asked.append(encoded.prompts)
+        assert encoded.subset([1]).prompts == encoded.prompts[1:]
+        assert len(ids[1]) <= 20
+    assert asked[0] == asked[1] == asked[2]
 
 
 def test_answers_that_do_not_fit_are_told_by_their_rows(tokenizer: Any) -> None:
@@ -136,7 +163,7 @@ def test_what_leaves_no_room_is_refused(tokenizer: Any) -> None:
 def test_encoded_rows_know_their_prompts_and_right_texts(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="{prompt}:"), 64)
     pairs = rows(("the film", "great"), ("a movie", "terrible film"))
-    encoded = EncodedTexts.of(*encoder.learned(pairs), 0, 0)
+    encoded = EncodedTexts.of(*encoder.learned(pairs)[:2], 0, 0)
     encoded = EncodedTexts(**(vars(encoded) | {"right": pairs.labels, "tokenizer": tokenizer}))
     assert [tokenizer.decode(ids) for ids in encoded.prompts] == ["the film:", "a movie:"]
     second = encoded.subset([1])
