@@ -11,12 +11,20 @@ from typing import Any
 from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
 
 from forgetfree import recipes, registry
+from forgetfree.continual.stream import Stream
+from forgetfree.continual.task_inference import check_inference
 from forgetfree.display import brief, escaped
 from forgetfree.errors import ConformanceError, OptionError
 from forgetfree.learning.training_options import TrainingOptions, check_optimizer
 
 #: Where no author of a strategy writes.
 _LIBRARIES = ("forgetfree.", "avalanche.", "builtins")
+
+
+def check_options(cls: Any, options: TrainingOptions, stream: Stream) -> None:
+    """Raise where options and stream do not go together, by what every strategy refuses and by the ``check`` of this one."""
+    check_inference(options, stream)
+    cls.check(options, stream)
 
 
 def check_final_names(cls: type) -> None:

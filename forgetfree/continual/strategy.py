@@ -16,7 +16,13 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from forgetfree.continual.construction import check_arguments, check_final_names, recipe_options, silent_evaluator
+from forgetfree.continual.construction import (
+    check_arguments,
+    check_final_names,
+    check_options,
+    recipe_options,
+    silent_evaluator,
+)
 from forgetfree.continual.experiences import part_of
 from forgetfree.continual.memory import Memory, WholeModel
 from forgetfree.continual.stream import Stream
@@ -254,7 +260,7 @@ class ContinualStrategy(StrategyTemplate):
         check_arguments(plugins, optimizer)
         self.device = device = torch.device(find_device("auto") if device == "auto" else device)
         self.options = for_device(options or recipe_options(type(self), stream.loaded.name), device)
-        self.check_all(self.options, stream)
+        check_options(type(self), self.options, stream)
         self.stream = stream
         self.set_aside: ModelState | None = None  # what it left in the model, while it is another's turn
         self.is_busy = False

@@ -33,7 +33,6 @@ from forgetfree.continual.task_inference import (
     among_labels_of_batch,
     among_own_labels,
     answer_for,
-    check_inference,
     learn_features,
 )
 from forgetfree.continual.task_training import Training, checked_training, training_of
@@ -57,7 +56,6 @@ class StrategyTemplate(SupervisedTemplate):
     online: ClassVar[bool] = False
     #: Whether its batches may be cut into numbered parts; not where Avalanche's own code sees them.
     cuts_batches: ClassVar[bool] = True
-    check: ClassVar[Any]
     options: Any
     stream: Stream
     seed: int
@@ -83,12 +81,6 @@ class StrategyTemplate(SupervisedTemplate):
                 return super().train(experiences, eval_streams, **kwargs)
         finally:
             self.training = self.model.current_task = None
-
-    @classmethod
-    def check_all(cls, options: Any, stream: Stream) -> None:
-        """Raise where options and stream do not go together, by what any strategy refuses and by `check`."""
-        check_inference(options, stream)
-        cls.check(options, stream)
 
     def avalanche_arguments(self) -> dict[str, Any]:
         """Return arguments of an Avalanche strategy that this one also inherits from: `TemplateStrategy` gives its own."""

@@ -116,12 +116,14 @@ class RunJob(Job[RunConfig]):
 
     def describe(self) -> Json:
         """Describe tasks, model and data, and check the options against the stream."""
+        from forgetfree.continual.construction import check_options  # with Avalanche
+
         tell_shared_rows(self.learner.tasks, self.common.evaluate_on)
         if self.common.scenario == "domain":
             tell_shared_labels(self.learner.tasks)
         stream = self.learner.stream(self.config.seeds[0])
         for name, strategy in self.checked.classes.items():
-            strategy.check_all(self.checked.options[name], stream)
+            check_options(strategy, self.checked.options[name], stream)
         model, unanswered = self.config.model, [task.unanswered for task in stream.tasks]
         metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
         found, about = model_and_data(model, self.request()["model"], stream.loaded, stream.tasks)

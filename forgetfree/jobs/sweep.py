@@ -193,10 +193,12 @@ class SweepJob(Job[SweepConfig]):
 
     def describe(self) -> Json:
         """Describe tasks, model and data, and check every setting against the stream."""
+        from forgetfree.continual.construction import check_options  # with Avalanche
+
         found = self.run.describe()
         stream = self.run.learner.stream(self.config.seeds[0])
         for options in self._options:
-            self.run.checked.classes[self.config.strategy].check_all(options, stream)
+            check_options(self.run.checked.classes[self.config.strategy], options, stream)
         about = {key: found["about"][key] for key in ("stream", "tasks", "evaluated_on", "model", "data")}
         about["data"]["steps"] = self.config.steps
         about["metric"] = [task.definition.metric for task in stream.tasks]
