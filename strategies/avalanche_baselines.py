@@ -122,7 +122,8 @@ class GEM(
 
 def _a_row_a_label(name: str, options: Any, stream: Stream) -> None:
     apart = stream.scenario == "task"
-    labels = len({(task.label if apart else 0, label) for task in stream.tasks for label in task.classes})
+    # Rows that are answered by texts have no labels: those of a task are one group.
+    labels = len({(task.label if apart else 0, label) for task in stream.tasks for label in task.classes or (0,)})
     if options.mem_size < labels:
         raise OptionError(
             f"{name} shares its memory out over the labels of all tasks, got mem_size={options.mem_size} for {labels} labels. "

@@ -7,7 +7,6 @@ text. So a row has as many labels as the answer has tokens, and one more.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief, counted
 from forgetfree.errors import DataError, ModelError
+from forgetfree.json_file import parse_json
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 #: What stands before an answer where neither the task has a template nor the tokenizer one for chats.
@@ -39,11 +39,13 @@ class EncodedTexts(EncodedRows):
     Attributes:
         right: of each row the texts that are right; the first is learned.
         tokenizer: turns token ids into texts.
+        end: the token id that ends a text.
         longer: the token ids of prompts that are cut further where their answer is learned, by the number of the row.
     """
 
     right: Sequence[Sequence[str]] = ()
     tokenizer: Any = None
+    end: int = 0
     longer: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property
@@ -93,17 +95,13 @@ class PromptEncoder(Encoder):
         super().__init__(tokenizer, None, max_length, closed=closed)
         if self._chat:  # what a chat template puts at its beginning it says itself
             self.opening = []
-        if tokenizer.eos_token_id is None:
-            raise ModelError(
-                "The tokenizer has no token that ends a text (eos_token), so no answer would ever end. Give it one, and save "
-                "it again."
-            )
-        self.end = int(tokenizer.eos_token_id)
         one = [{"role": "user", "content": ""}]
+        #: The token that ends an answer.
+        self.end = self._end(one)
         #: What stands between prompt and answer, as a part of the latter.
         self._space = "" if self._chat or self._around(one).endswith(("\n", "\t")) else " "
-        parts, _ = self._parts_of(one)
-        fixed = max_length - sum(map(len, parts))
+        self._usual = self._parts_of(one)
+        fixed = max_length - sum(map(len, self._usual[0]))
         if fixed < 2:
             raise ModelError(
                 f"The instruction and the template of task {task.name!r} take {max_length - fixed} tokens, and a row has "
@@ -125,7 +123,7 @@ class PromptEncoder(Encoder):
         whole, labels, longer, long = list[list[int]](), list[list[int]](), dict[int, list[int]](), list[int]()
         for i, (prompt, answer) in enumerate(zip(rows.first, answers, strict=True)):
             turns = self._turns(prompt)
-            parts, spaces = self._parts_of(turns)
+            parts, spaces = self._parts_of(turns) if self._task.form == "messages" else self._usual
             room = self._max_length - sum(map(len, parts))
             kept = min(self._task.max_new_tokens, room // 2)
             if len(answer) > room:
@@ -144,6 +142,31 @@ class PromptEncoder(Encoder):
             self._refuse([(rows.first[i], len(answers[i])) for i in long])
         return whole, labels, longer
 
+    def _end(self, turns: Sequence[dict[str, str]]) -> int:
+        """Return the token that ends a text: that of the assistant's turn in a chat, if it has one, or the tokenizer's."""
+        if self._chat:
+            whole = self._put_together([*turns, {"role": "assistant", "content": _TURN.format(0)}], answered=True)
+            after = self._ids(_TURNS.split(whole)[-1])
+            if after and after[0] in {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}:
+                return after[0]
+        if self.tokenizer.eos_token_id is None:
+            raise ModelError(
+                "The tokenizer has no token that ends a text (eos_token), so no answer would ever end. Give it one, and save "
+                "it again."
+            )
+        return int(self.tokenizer.eos_token_id)
+
+    def _put_together(self, turns: Sequence[dict[str, str]], *, answered: bool = False) -> str:
+        """Return a chat by the tokenizer's template; unless it is answered, up to where the assistant begins."""
+        try:
+            whole = self.tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=not answered)
+        except Exception as error:  # the template may raise anything, and is the tokenizer's own
+            raise ModelError(
+                f"The tokenizer's chat template cannot put together a chat of {brief([t['role'] for t in turns], 200)}: "
+                f"{brief(str(error), 200)}. Give turns that it knows."
+            ) from error
+        return str(whole)
+
     def _answers(self, rows: Rows) -> list[list[int]]:
         """Return the ids of the text that is learned of each row; none where there is none."""
         texts = [f"{self._space}{right[0]}" if right else "" for right in rows.labels]
@@ -152,7 +175,7 @@ class PromptEncoder(Encoder):
     def _turns(self, prompt: str) -> list[dict[str, str]]:
         """Return a row as the turns of a chat."""
         if self._task.form == "messages":
-            turns: list[dict[str, str]] = json.loads(prompt)
+            turns: list[dict[str, str]] = parse_json(prompt)
             if self._task.instruction and turns[0]["role"] != "system":
                 turns.insert(0, {"role": "system", "content": self._task.instruction})
             return turns
@@ -177,19 +200,13 @@ class PromptEncoder(Encoder):
         if self._chat:
             if instruction:
                 marked[0]["content"] = f"{instruction}\n\n{marked[0]['content']}"
-            try:
-                whole = self.tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True)
-            except Exception as error:  # the template may raise anything, and is the tokenizer's own
-                raise ModelError(
-                    f"The tokenizer's chat template cannot put together a chat of {brief([t['role'] for t in turns], 200)}: "
-                    f"{brief(str(error), 200)}. Give turns that it knows."
-                ) from error
+            whole = self._put_together(marked)
             if len(_TURNS.findall(whole)) != len(turns):
                 raise ModelError(
                     "The tokenizer's chat template leaves turns out or repeats them, so no answer can be learned by it. Give "
                     "another, or a template in source.json."
                 )
-            return str(whole)
+            return whole
         if self._task.form == "messages":
             return "".join(f"{turn['role']}: {turn['content']}\n" for turn in marked) + "assistant: "
         template = self._task.template or (PLAIN_TEMPLATE if instruction else "{prompt}\n\n")

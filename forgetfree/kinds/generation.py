@@ -238,7 +238,7 @@ class Generation(TaskKind):
 
         ids, labels, longer = encoder.learned(rows)
         encoded = EncodedTexts.of(ids, labels, label, pad, task.kind)
-        return replace(encoded, right=rows.labels, tokenizer=encoder.tokenizer, longer=longer)
+        return replace(encoded, right=rows.labels, tokenizer=encoder.tokenizer, end=encoder.end, longer=longer)
 
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each token ``(n, 1)``: logits of all tokens of the vocabulary would fill the memory."""
@@ -435,7 +435,7 @@ def _chat(reader: _Reader, i: int) -> tuple[str, tuple[str, ...]]:
 def turns_of(chat: Any) -> list[dict[str, str]]:
     """Return the turns of a chat, which is a list or JSON of one; raise ``ValueError`` where it is none."""
     try:
-        return [_turn(plain(turn)) for turn in (json.loads(chat) if isinstance(chat, str) else chat)]
+        return [_turn(plain(turn)) for turn in (parse_json(chat) if isinstance(chat, str) else chat)]
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError("no chat") from error
 

@@ -156,8 +156,8 @@ def _shown(content: Mapping[str, Any], key: str) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def tokenizer_digest(tokenizer: Any) -> str:
-    """Return the SHA-256 of what a Hugging Face tokenizer does.
+def tokenizer_digest(tokenizer: Any, *, chats: bool = False) -> str:
+    """Return the SHA-256 of what a Hugging Face tokenizer does, and of how it puts chats together if ``chats`` count.
 
     That is its vocabulary, its merges or scores, its special tokens, the rules that change and split texts, and the
     ids of texts that show how they work. Its files do not count: another version of a library may write them in another way.
@@ -177,6 +177,8 @@ def tokenizer_digest(tokenizer: Any) -> str:
             for text in _PROBES
         ],
     }
+    if chats:
+        content["chats"] = tokenizer.chat_template
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 

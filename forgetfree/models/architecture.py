@@ -131,9 +131,12 @@ def choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
     architectures = " ".join(config.architectures or ()) or "without a head"
     if readout == "causal" and re.search(CAUSAL_HEAD, architectures):
         architectures += ", whose tokens see those after them"
+    remedy = "Give one, or another readout."
+    if readout == "generate":
+        remedy = "Give one to --model, such as smollm2, which 'forgetfree fetch smollm2' gets."
     raise ModelError(
         f"The readout {readout!r} needs {needed} language model{' or an encoder-decoder' * (readout == 'generate')}, and "
-        f"{name!r} is {architectures}. Give one, or another readout."
+        f"{name!r} is {architectures}. {remedy}"
     )
 
 

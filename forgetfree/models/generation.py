@@ -47,7 +47,6 @@ def write(
         answer: what answers in the model's place, if anything.
     """
     prompts, before = rows.prompts, (model.training, model.precision)
-    end = int(rows.tokenizer.eos_token_id)
 
     def ends(ids: Sequence[int]) -> bool:
         text = rows.tokenizer.decode(list(ids), skip_special_tokens=True) if task.stop else ""
@@ -66,7 +65,7 @@ def write(
                 task=rows.task,
                 most=task.max_new_tokens,
                 ends=ends,
-                end=end,
+                end=rows.end,
                 answer=answer,
             )
             ids = torch.tensor([token for text in texts for token in text], dtype=torch.int64)

@@ -71,7 +71,7 @@ class LoadedModel:
     @cached_property
     def tokenizer_digest(self) -> str:
         """The SHA-256 of what the tokenizer does; empty if there is none."""
-        return "" if self.tokenizer is None else tokenizer_digest(self.tokenizer)
+        return "" if self.tokenizer is None else tokenizer_digest(self.tokenizer, chats=self.readout == "generate")
 
     def binding(self, precision: Precision) -> Binding:
         """Return what answers depend on besides weights, if they are computed in ``precision``."""

@@ -22,10 +22,10 @@ _COUNT_IT = "Count in kept.bytes_kept() what kept.save() writes and what the nex
 def check_answers(run: Run, faults: Faults, where: str = "") -> None:
     """Check that every test row of every task has a row of finite logits, and that something was learned."""
     stream: Stream = run.strategy.stream
-    widths = {task.name: stream.model.heads[task.label].n_labels for task in stream.tasks}
-    expected = {task.name: (len(task.test), widths[task.name]) for task in stream.tasks}
+    labelled = [task for task in stream.tasks if not task.definition.writes]
+    expected = {task.name: (len(task.test), stream.model.heads[task.label].n_labels) for task in labelled}
     for seen in run.looks.values():
-        shapes = {name: tuple(logits.shape) for name, logits in seen.logits.items()}
+        shapes = {name: tuple(seen.logits[name].shape) for name in expected if name in seen.logits}
         if shapes != expected:
             faults.add(
                 f"{where}evaluate: expected logits (n, n_labels) by task, {expected}, got {shapes}. Look at what "
@@ -53,7 +53,7 @@ def _steps(run: Run) -> Iterator[tuple[EncodedTask, Look, Look]]:
         yield task, run.looks[position], run.looks[position + 1]
 
 
-def check_forgetting(run: Run, faults: Faults) -> None:
+def check_forgetting(run: Run, faults: Faults, where: str = "") -> None:
     """Check `forget_free`, where it is claimed: each task is answered after any later one as right after it was learned."""
     if not run.strategy.forget_free:
         return
@@ -65,7 +65,7 @@ def check_forgetting(run: Run, faults: Faults) -> None:
         then.logits[task.name], then.models[task.name] = now.logits[task.name], now.models[task.name]
     if found:
         faults.add(
-            f"forget_free: claimed as True, but {'; '.join(found)}. Look at answering(), buffers and readouts included; "
+            f"{where}forget_free: claimed as True, but {'; '.join(found)}. Look at answering(), buffers and readouts included; "
             "or do not claim it."
         )
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.learning.monitor import PHASES, Monitor
+from forgetfree.results.answers import LabelAnswers
 from forgetfree.testing.faults import Faults, differing, listed, tensors
 
 Tensors = dict[str, Tensor]
@@ -25,7 +26,7 @@ class Look:
     """What a strategy answers at one moment.
 
     Attributes:
-        logits: of every task.
+        logits: of every task; where texts are the answers, the losses and the ids of their tokens.
         models: of every task, all tensors of the model that answered it.
     """
 
@@ -81,8 +82,15 @@ def look(strategy: Any, experiences: Sequence[Any] | None = None) -> Look:
             strategy.eval(experiences)
     finally:
         strategy.plugins.remove(models)
-    logits = {name: torch.from_numpy(np.array(answer.logits)) for name, answer in strategy.predictions.items()}
-    return Look(logits, models.seen)
+    return Look({name: _numbers(answers) for name, answers in strategy.predictions.items()}, models.seen)
+
+
+def _numbers(answers: Any) -> Tensor:
+    """Return the logits; where texts are the answers, the losses and the ids of their tokens, as one column."""
+    if isinstance(answers, LabelAnswers):
+        return torch.from_numpy(np.array(answers.logits))
+    numbers = [each for name, each in sorted(answers.tensors().items()) if name != "texts"]
+    return torch.from_numpy(np.concatenate(numbers, dtype=np.float64)).unsqueeze(1)
 
 
 class _Batches:

@@ -46,6 +46,7 @@ VARIANTS: dict[str, Callable[[], Stream]] = {
     "scenario=class": partial(two_tasks, ("qnli", "ag_news"), scenario="class"),
     "scenario=domain": partial(two_tasks, ("qnli", "sst2"), scenario="domain"),
     "readout=prompt": partial(two_tasks, ("qnli", "ag_news"), readout="prompt"),
+    "readout=generate": partial(two_tasks, ("qnli", "sst2"), readout="generate"),
 }
 
 
@@ -57,8 +58,8 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
     and whenever tasks are evaluated, and that another seed gives another in every task; that neither test rows nor rows
     of later tasks have a part in what is learned, and that no rows are written to; that the next strategy finds θ_pre;
     `save` and `load`; `changed_by`; ``forget_free`` and ``online`` where they are claimed. Then two tasks with
-    ``scenario="class"``, with ``scenario="domain"`` and read by prompts, unless `check` refuses them. All comparisons
-    are bit by bit. Takes a second or two.
+    ``scenario="class"``, with ``scenario="domain"``, read by prompts, and answered by texts, unless `check` refuses them.
+    All comparisons are bit by bit. Takes a second or two.
 
     Args:
         cls: the strategy.
@@ -143,12 +144,17 @@ def _learned(
 ) -> Run | None:
     """Learn another stream than the usual, or another way."""
     remedy = (
-        "The task may be withheld at inference, a prompt's readout has no tensors, and a task in parts is met again: look at "
-        "setup(), begin() and answering(), and whether the class is taskwise; or refuse the stream in check()."
+        "The task may be withheld at inference, a prompt's readout has no tensors, a text has a label a token, and a task in "
+        "parts is met again: look at setup(), begin() and answering(), and whether the class is taskwise; or refuse the "
+        "stream in check()."
     )
     with faults.catching(f"{name}: two tasks trained and evaluated", remedy):
-        run = learn(cls, options, stream, experiences=experiences, look_after=(0, len(experiences)), store=StateStore())
+        texts = stream.model.readout == "generate"  # whose forgetting no other stream tells
+        looks = range(3) if texts else (0, len(experiences))
+        run = learn(cls, options, stream, experiences=experiences, look_after=looks, store=StateStore())
         check_answers(run, faults, f"{name}: ")
+        if texts:
+            check_forgetting(run, faults, f"{name}: ")
         return run
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from forgetfree import registry
 from forgetfree.continual.streams import EncodedTask, Stream, load_stream, make_stream
 from forgetfree.data.examples import Examples
+from forgetfree.data.prompts import prompt_of
 from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import default_data, load_tasks
 from forgetfree.tasks import SPLITS
@@ -22,6 +24,8 @@ from forgetfree.testing.tiny import tiny_model
 TOLERATED = 0.2
 #: As long as any stream's rows are cut to.
 _POSITIONS = 128
+#: Longer, for answers that are texts: they are never cut, and many words fall into letters.
+_LONG = 2048
 
 
 def check_stream(
@@ -53,7 +57,10 @@ def check_stream(
         def load() -> Stream:
             if model is not None:
                 return load_stream(name, data=source, model=model, readout=readout, **arguments)
-            return make_stream(name, load_tasks(name, source), tiny_model(_POSITIONS), **arguments)
+            tasks = load_tasks(name, source)
+            written = any(rows.task.writes for rows in tasks)
+            own = replace(tiny_model(_LONG, "generate"), max_length=_LONG) if written else tiny_model(_POSITIONS)
+            return make_stream(name, tasks, own, **arguments)
 
         stream = load()
         _check_deterministic(stream, load(), faults)
@@ -88,6 +95,8 @@ def _check_splits(task: EncodedTask, faults: Faults) -> None:
         labels = set(getattr(task, split).labels.tolist())
         if not labels:
             faults.add(f"{task.name}: expected rows in the {split} split, got none. Add some, or raise test_limit.")
+            continue
+        if task.definition.writes:  # whose labels are tokens
             continue
         if beyond := sorted(labels - set(task.classes)):
             faults.add(f"{task.name}: expected labels of {task.classes} in the {split} split, got {beyond} too.")
@@ -132,8 +141,8 @@ def _check_rows(stream: Stream, task: EncodedTask, faults: Faults) -> None:
 
 def _check_repeated(task: EncodedTask, faults: Faults) -> None:
     """Check for test rows that are training rows too."""
-    known = {_key(x) for x in _inputs(task.train)}
-    repeated = sum(_key(x) in known for x in _inputs(task.test))
+    known = {_key(x) for x in _inputs(task, "train")}
+    repeated = sum(_key(x) in known for x in _inputs(task, "test"))
     _weigh(
         repeated,
         len(task.test),
@@ -189,12 +198,15 @@ def _check_deterministic(one: Stream, other: Stream, faults: Faults) -> None:
 # -- Rows ------------------------------------------------------------------------------------------------
 
 
-def _inputs(rows: Examples) -> Iterable[Tensor]:
-    return (rows.batch([i])[0][0] for i in range(len(rows)))
+def _inputs(task: EncodedTask, split: str) -> Iterable[Tensor]:
+    """Yield what is read of each row: of one that is answered by a text, what stands before that."""
+    rows: Examples = getattr(task, split)
+    read = (rows.batch([i])[0][0] for i in range(len(rows)))
+    return map(prompt_of, read) if task.definition.writes else read
 
 
 def _ids(rows: Examples, i: int) -> Sequence[int]:
-    ids: list[int] = rows.batch([i])[0][0].tolist()
+    ids: list[int] = [max(token, ~token) for token in rows.batch([i])[0][0].tolist()]  # unmarked
     return ids
 
 

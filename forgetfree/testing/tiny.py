@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer
+from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer, GPT2Config, GPT2LMHeadModel
 
 from forgetfree.core.body import fingerprint_of
 from forgetfree.data.rows import Rows, TaskRows
+from forgetfree.models.generation import plain_generation
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.task_model import TaskModel, TokenLayout
 from forgetfree.tasks import DEFAULT_TEMPLATE, Scenario, TaskDefinition
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=nn.Module)
 P = ParamSpec("P")
-Readout = Literal["linear", "prompt"]
+Readout = Literal["linear", "prompt", "generate"]
 
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 16, 2, 2, 32, 48
 #: Larger than the usual 0.02, so that so narrow a model tells its inputs apart.
@@ -81,6 +82,21 @@ def bert_config(vocabulary: int, **changes: Any) -> BertConfig:
         intermediate_size=INNER,
         initializer_range=SPREAD,
         **{"max_position_embeddings": POSITIONS} | changes,
+    )
+
+
+def gpt2_config(vocabulary: int, positions: int = POSITIONS) -> GPT2Config:
+    """Return the configuration of the tiny GPT-2."""
+    return GPT2Config(
+        vocab_size=vocabulary,
+        n_embd=HIDDEN,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_inner=INNER,
+        n_positions=positions,
+        bos_token_id=0,
+        eos_token_id=0,
+        initializer_range=SPREAD,
     )
 
 
@@ -145,20 +161,21 @@ def tiny_stream(
     seed: int = 0,
     shots: int | None = None,
 ) -> Stream:
-    """Return a fresh stream of tiny tasks with a fresh tiny BERT, the same at every call.
+    """Return a fresh stream of tiny tasks with a fresh tiny model, the same at every call.
 
-    Its model has two layers of width 16, and a BatchNorm, whose buffers move in training.
+    It is a BERT of two layers of width 16 with a BatchNorm, whose buffers move in training; or a GPT-2 of that size, which
+    answers by texts.
 
     Args:
         tasks: of ``qnli`` (pairs, two labels), ``ag_news`` (four labels), ``sst2`` (two labels).
         scenario: what is known at inference.
-        readout: ``linear``: a layer per task; ``prompt``: the label words' logits at a mask token.
+        readout: ``linear``: a layer per task; ``prompt``: the label words' logits at a mask token; ``generate``: a text.
         seed: of the sample and of the readouts' first weights.
         shots: training rows per label; default: all 24 rows.
     """
     from forgetfree.continual.streams import make_stream  # with Avalanche, which the model and the tasks do not need
 
-    rows = [tiny_task(task) for task in tasks]
+    rows = [(tiny_texts if readout == "generate" else tiny_task)(task) for task in tasks]
     return make_stream(",".join(tasks), rows, tiny_model(readout=readout), scenario=scenario, seed=seed, shots=shots)
 
 
@@ -175,6 +192,19 @@ def tiny_task(name: str, labels: int | None = None) -> TaskRows:
     prompt_words = PROMPT_WORDS[name][: len(names)]
     task = TaskDefinition(name, kind, names, template=DEFAULT_TEMPLATE[kind], label_words=prompt_words)
     return TaskRows(task, splits["train"], splits["validation"], splits["test"])
+
+
+def tiny_texts(name: str) -> TaskRows:
+    """Return one tiny task that asks for texts: of its first label a word, of the next two words, and so on."""
+    rows = tiny_task(name)
+
+    def texts(part: Rows) -> Rows:
+        prompts = tuple(map(" ".join, zip(part.first, part.second, strict=True))) if part.second else part.first
+        words = PROMPT_WORDS[name]
+        return Rows(prompts, (), tuple((" ".join([*words[:label], words[label]]).lower(),) for label in part.labels))
+
+    task = TaskDefinition(name, "generation", (), metric="exact_match", max_new_tokens=4)
+    return TaskRows(task, texts(rows.train), texts(rows.validation), texts(rows.test))
 
 
 def other_rows(rows: Rows, labels: int) -> Rows:
@@ -197,18 +227,27 @@ def other_rows(rows: Rows, labels: int) -> Rows:
 
 
 def tiny_model(positions: int = POSITIONS, readout: Readout = "linear") -> LoadedModel:
-    """Return a BERT as `forgetfree.models.loading.load_model` gives it, without a head or with its LM head; no tasks yet."""
+    """Return a model as `forgetfree.models.loading.load_model` gives it; no tasks yet.
+
+    It is a BERT, without a head or with its LM head; or a GPT-2, where texts are written.
+    """
     tokenizer = wordpiece()
 
     def build() -> nn.Module:
+        if readout == "generate":
+            tokenizer.eos_token = tokenizer.sep_token
+            return GPT2LMHeadModel(gpt2_config(len(tokenizer), positions))
         config = bert_config(len(tokenizer), max_position_embeddings=positions)
         backbone = BertModel(config, add_pooling_layer=False) if readout == "linear" else BertForMaskedLM(config)
         embeddings: Any = backbone.base_model.embeddings
         embeddings.LayerNorm = _Normalized(embeddings.LayerNorm)
         return backbone
 
-    backbone = pre_trained(build)
+    backbone: Any = pre_trained(build)
     tokens = TokenLayout(tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.sep_token_id)
+    if readout == "generate":
+        tokens = TokenLayout(tokenizer.pad_token_id)
+        backbone.generation_config = plain_generation(tokenizer, tokens.pad, backbone.config)
     return LoadedModel("tiny", TaskModel(backbone, tokens, readout), tokenizer, readout, fingerprint_of(backbone))
 
 

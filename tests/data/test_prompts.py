@@ -91,6 +91,17 @@ def test_a_chat_template_puts_prompts_and_chats_together(tokenizer: Any) -> None
     assert read(tokenizer, ids) == (before, " great")
 
 
+def test_an_answer_in_a_chat_ends_with_the_token_that_ends_the_assistants_turn() -> None:
+    """As in Gemma's, where that is not the token that ends a text."""
+    chatting = tiny.byte_level(causal=True)
+    chatting.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
+    chatting.chat_template = CHAT.replace("</s>", "<|turn|>")
+    encoder = PromptEncoder(chatting, task(), 64)
+    (_, (labels,), _) = encoder.learned(rows(("the film", "great")))
+    assert labels[-1] == encoder.end == chatting.convert_tokens_to_ids("<|turn|>") != chatting.eos_token_id
+    assert PromptEncoder(chatting, task(template="{prompt}:"), 64).end == chatting.eos_token_id
+
+
 def test_text_of_a_user_is_never_a_special_token() -> None:
     """Else a user could end the turn of another, or forge one."""
     chatting = tiny.byte_level(causal=True)

@@ -212,6 +212,13 @@ def test_a_body_with_a_pooler_fits(model_directory: Any, data_directory: Path) -
 # -- What a tokenizer does -------------------------------------------------------------------------------
 
 
+def test_where_texts_are_written_the_chat_template_counts() -> None:
+    one, other = tiny.byte_level(causal=True), tiny.byte_level(causal=True)
+    other.chat_template = "{{ messages[0]['content'] }}"
+    assert tokenizer_digest(one) == tokenizer_digest(other)
+    assert tokenizer_digest(one, chats=True) != tokenizer_digest(other, chats=True)
+
+
 def test_a_tokenizer_is_known_by_what_it_does_not_by_its_files(model: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -939,9 +939,9 @@ def test_the_public_names() -> None:
 # -- Streams ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scenario", ["task", "class"])
-def test_the_tiny_stream_passes(scenario: Any) -> None:
-    check_stream(tiny_stream(scenario=scenario))
+@pytest.mark.parametrize("how", [{}, {"scenario": "class"}, {"readout": "generate"}], ids=str)
+def test_the_tiny_stream_passes(how: Any) -> None:
+    check_stream(tiny_stream(**how))
 
 
 def test_named_streams_pass(data_directory: Path, model_directory: Any) -> None:
@@ -985,7 +985,7 @@ class Restless:
 
 
 def broken_streams() -> dict[str, tuple[Stream, str]]:
-    whole = tiny_stream()
+    whole, texts = tiny_stream(), tiny_stream(["qnli"], readout="generate")
     task = whole.tasks[1]
     definition = task.definition
     empty = task.test.subset([])
@@ -1028,6 +1028,10 @@ def broken_streams() -> dict[str, tuple[Stream, str]]:
         "repeated": (
             stream_with(test=task.train),
             "ag_news: expected no test row among the training rows, got 24 of 24. Drop them from the training rows.",
+        ),
+        "repeated prompts": (
+            replace(texts, tasks=(replace(texts.tasks[0], test=texts.tasks[0].train),)),
+            "qnli: expected no test row among the training rows, got 24 of 24. Drop them from the training rows.",
         ),
         "order": (
             replace(whole, benchmark=turned),
