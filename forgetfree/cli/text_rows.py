@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.data.bad_rows import refuse
-from forgetfree.data.columns import NO_COLUMN_NAMES, PAIR, ColumnNames, choose_texts
+from forgetfree.data.columns import NO_COLUMN_NAMES, ColumnNames, choose_texts
 from forgetfree.data.table_files import CONLL, csv_records, format_of, read_table, text_form
 from forgetfree.data.text_files import PACKED, lines_of
 from forgetfree.display import tell_note

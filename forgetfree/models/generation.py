@@ -48,10 +48,6 @@ def write(
     """
     prompts, before = rows.prompts, (model.training, model.precision)
 
-    def ends(ids: Sequence[int]) -> bool:
-        text = rows.tokenizer.decode(list(ids), skip_special_tokens=True) if task.stop else ""
-        return any(stop in text for stop in task.stop)
-
     found: list[
         tuple[Tensor, Tensor, Tensor]
     ] = []  # the ids of a batch, how many each text has, and the number of each row
@@ -64,7 +60,7 @@ def write(
                 [prompts[i] for i in batch],
                 task=rows.task,
                 most=task.max_new_tokens,
-                ends=ends,
+                ends=partial(stops, rows.tokenizer, stop=task.stop),
                 end=rows.end,
                 answer=answer,
             )
@@ -78,6 +74,12 @@ def write(
         for number, text in zip(numbers.tolist(), torch.split(ids, lengths.tolist()), strict=True):
             written[number] = text.tolist()
     return written
+
+
+def stops(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> bool:
+    """Return whether token ids hold one of the texts that end a text."""
+    text = tokenizer.decode(list(ids), skip_special_tokens=True) if stop else ""
+    return any(end in text for end in stop)
 
 
 def plain_generation(tokenizer: Any, pad: int, config: Any) -> Any:

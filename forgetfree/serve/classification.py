@@ -11,7 +11,6 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from forgetfree.core.body import body_of, body_prefix
-from forgetfree.data.columns import PAIR
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief, escaped, is_text
 from forgetfree.errors import GraftError, UsageError

@@ -16,7 +16,7 @@ from forgetfree.display import brief, escaped
 from forgetfree.errors import UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.generation import one_prompt, prompt_columns, text_of, turns_of
-from forgetfree.models.generation import write
+from forgetfree.models.generation import stops, write
 from forgetfree.serve.classification import text_rows
 from forgetfree.serve.network import Parts, TaskNetwork
 from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, refuse_one_text
