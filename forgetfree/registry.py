@@ -91,6 +91,7 @@ KINDS: dict[str, Entry] = {
 SERVED: dict[str, Entry] = {
     "classification": Entry("forgetfree.serve.classification:LabelTask"),
     "tagging": Entry("forgetfree.serve.tagging:TaggingTask"),
+    "generation": Entry("forgetfree.serve.generation:WritingTask"),
 }
 
 #: Those of answers that are labels.

@@ -29,7 +29,19 @@ AUTO = "auto"
 #: What the command line makes of a lone hyphen.
 STDIN = "/dev/stdin"
 #: What a line of --json or --csv holds itself.
-_OURS = {"text", *PAIR, "task", "label", "probability", "probabilities", "words", "tags", "cut_tokens", "entities"}
+_OURS = {
+    "text",
+    *PAIR,
+    "prompt",
+    "task",
+    "label",
+    "probability",
+    "probabilities",
+    "words",
+    "tags",
+    "cut_tokens",
+    "entities",
+}
 #: Rows that are answered together.
 _ROWS = 256
 #: What a spreadsheet takes for a formula begins with one of these.
@@ -46,7 +58,7 @@ def command(
     ],
     task: Annotated[
         str | None,
-        Parameter(metavar="NAME", help="what classifies the texts (default: the only task); auto: the router finds it"),
+        Parameter(metavar="NAME", help="what answers the texts (default: the only task); auto: the router finds it"),
     ] = None,
     file: Annotated[
         Path | None, Parameter(name="--file", metavar="FILE", help="texts of a csv, tsv, json, jsonl, parquet or txt")
@@ -66,7 +78,7 @@ def command(
     deterministic: Deterministic = False,
     debug: Debug = False,
 ) -> None:
-    """Print an answer a text; of a task that finds entities, a line for each entity in it."""
+    """Print an answer a text, which may be a prompt or a chat; of a task that finds entities, a line for each of them."""
     streaming = texts == (STDIN,)
     for text in texts:
         if not streaming and os.path.isfile(text):
@@ -150,7 +162,7 @@ def _as_json(served: ServedTask) -> Print:
 
 def _as_csv(tasks: Sequence[ServedTask], size: int | None, keep: Sequence[str]) -> Print:
     """Print the header, and return what prints a line: what is kept, texts, and what the tasks' answers have."""
-    texts = ("text",) if size == 1 else PAIR
+    texts = tasks[0].names if size == 1 else PAIR
     columns = list(dict.fromkeys(column for each in tasks for column in each.columns()))
     table = csv.writer(sys.stdout, lineterminator="\n")
     table.writerow(_as_text([*keep, *texts, *columns]))

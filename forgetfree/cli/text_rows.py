@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.data.bad_rows import refuse
-from forgetfree.data.columns import NO_COLUMN_NAMES, PAIR, ColumnNames, choose_texts
+from forgetfree.data.columns import NO_COLUMN_NAMES, ColumnNames, choose_texts
 from forgetfree.data.table_files import CONLL, csv_records, format_of, read_table, text_form
 from forgetfree.data.text_files import PACKED, lines_of
 from forgetfree.display import tell_note
@@ -113,7 +113,7 @@ def _read(path: Path, task: ServedTask | None, columns: ColumnNames, keep: Seque
                 f"{path}, row {number} has no column {lacking[0]!r}, which --keep names; it has "
                 f"{', '.join(map(repr, header))}. Name one of them."
             )
-        texts = tuple(_text(f"{path}, row {number}", name, record.get(name), task) for name in names)
+        texts = _texts(f"{path}, row {number}", {name: record.get(name) for name in names}, task)
         yield TextRow(texts, {name: _as_json(record[name]) for name in keep})
 
 
@@ -138,12 +138,13 @@ def _as_json(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def _text(where: str, name: str, value: Any, task: ServedTask | None) -> str:
-    text = task.written(value) if task else value
-    if not isinstance(text, str):
+def _texts(where: str, cells: Mapping[str, Any], task: ServedTask | None) -> tuple[str, ...]:
+    texts = task.texts_of([*cells.values()]) if task else tuple(cells.values())
+    if wrong := [cell for text, cell in zip(texts, cells.items(), strict=False) if not isinstance(text, str)]:
+        name, value = wrong[0]
         expected = task.cell if task else "a text"
         raise DataError(f"{where}: {name!r} must be {expected}, got {value!r}. Write one.")
-    return text
+    return tuple(map(str, texts))
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -182,9 +183,9 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _columns(where: str, header: list[str], task: ServedTask | None, columns: ColumnNames) -> tuple[str, ...]:
     """Return the columns of the texts: those named, of common names, or the only ones beside the label."""
-    if names := choose_texts(where, header, columns, task.task.form if task else None):
+    if names := task.columns_of_texts(where, header, columns) if task else choose_texts(where, header, columns, None):
         return names
-    ours = PAIR if task and task.size == 2 else ("text",)
+    ours = task.names if task else ("text",)
     texts = tuple(name for name in header if name != "label")
     if len(texts) == len(ours):
         return texts

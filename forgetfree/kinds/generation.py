@@ -158,6 +158,7 @@ class Generation(TaskKind):
     has_label_words = False
     has_word_floor = False
     readout = "generate"
+    served_as = "generation"
 
     # -- Rows ------------------------------------------------------------------------------------------------
 

@@ -55,10 +55,6 @@ def write(
     """
     prompts, before = rows.prompts, (model.training, model.precision)
 
-    def ends(ids: Sequence[int]) -> bool:
-        text = rows.tokenizer.decode(list(ids), skip_special_tokens=True) if task.stop else ""
-        return any(stop in text for stop in task.stop)
-
     written: list[list[int]] = [[] for _ in prompts]
     model.eval()
     model.precision = precision
@@ -73,7 +69,7 @@ def write(
                     [prompts[i] for i in batch],
                     task=rows.task,
                     most=task.max_new_tokens,
-                    ends=ends,
+                    ends=partial(stops, rows.tokenizer, stop=task.stop),
                     end=rows.end,
                     answer=answering,
                 )
@@ -86,6 +82,12 @@ def write(
         model.train(before[0])
         model.precision = before[1]
     return written
+
+
+def stops(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> bool:
+    """Return whether token ids hold one of the texts that end a text."""
+    text = tokenizer.decode(list(ids), skip_special_tokens=True) if stop else ""
+    return any(end in text for end in stop)
 
 
 def plain_generation(tokenizer: Any, pad: int, config: Any) -> Any:

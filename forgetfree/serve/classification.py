@@ -11,7 +11,6 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from forgetfree.core.body import body_of, body_prefix
-from forgetfree.data.columns import PAIR
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief, escaped, is_text
 from forgetfree.errors import GraftError, UsageError
@@ -60,9 +59,9 @@ class LabelTask(ServedTask):
         """Return texts as rows, see `text_rows`."""
         return text_rows(texts, self.size, f"Task {self.task.name!r}")
 
-    def answers(self, texts: Sequence[Text], logits: Iterable[Tensor], cut: Iterable[int]) -> list[Answer]:
+    def answers(self, texts: Sequence[Text], said: Iterable[Tensor], cut: Iterable[int]) -> list[Answer]:
         """Return the likeliest label of each text, with all probabilities."""
-        return [self.answer(row, lost) for row, lost in zip(logits, cut, strict=True)]
+        return [self.answer(logits, lost) for logits, lost in zip(said, cut, strict=True)]
 
     def answer(self, logits: Tensor, cut_tokens: int = 0) -> Answer:
         """Return the answer that logits ``(n_labels,)`` are."""
@@ -81,9 +80,7 @@ class LabelTask(ServedTask):
 
     def json(self, texts: tuple[str, ...], answer: Answer) -> dict[str, Any]:
         """Return texts, task, label, and all probabilities."""
-        return (
-            dict(zip(PAIR if len(texts) == 2 else ("text",), texts, strict=True)) | self.response(answer).model_dump()
-        )
+        return dict(zip(self.names, texts, strict=True)) | self.response(answer).model_dump()
 
     def response(self, answer: Answer) -> OneAnswer:
         """Return the answer as the server sends it."""

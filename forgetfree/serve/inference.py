@@ -25,7 +25,7 @@ from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.classification import Answer, text_rows
-from forgetfree.serve.served_task import ServedTask, Text, served
+from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, served
 from forgetfree.serve.source import Source, check_run_binding
 from forgetfree.serve.weights import LedgerWeights, TaskWeights, weights_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, chosen_version
@@ -172,41 +172,53 @@ class Predictor:
 
     def read(self, task: str, rows: Rows, *, batch_size: int = 64) -> tuple[Tensor, list[int]]:
         """Return `logits`, and how many tokens of each row are beyond the model's longest, and were not read."""
-        return self._read(self.definition(task), rows, batch_size)
+        task = self.definition(task).name
+        encoded, cut = self._encoded(task, rows)
+        with self.weights.answering(task):
+            logits = predict(self.loaded.model, encoded, **self._passes(batch_size))
+        return encoded.answered(logits), cut
 
-    def _read(self, definition: TaskDefinition, rows: Rows, batch_size: int = 64) -> tuple[Tensor, list[int]]:
-        model, label = self.loaded.model, self._label(definition.name)
-        encode = self.loaded.encoder(definition)
-        encoded = EncodedRows.of(encode(rows), rows.labels, label, self.loaded.pad)
-        with self.weights.answering(definition.name):
-            size = 1 if self.deterministic else batch_size
-            logits = predict(model, encoded, batch_size=size, precision=self.weights.precision)
-        return encoded.answered(logits), encode.cut
+    def _encoded(self, task: str, rows: Rows) -> tuple[Any, list[int]]:
+        """Return rows as the task's kind encodes them, and how many tokens of each are cut off."""
+        definition = self.tasks[task]
+        encoder = self.loaded.encoder(definition)
+        encoded = kind_of(definition).encode(definition, rows, encoder, label=self._label(task), pad=self.loaded.pad)
+        return encoded, encoder.cut
 
-    def score(self, task: str, rows: Rows) -> float:
+    def _passes(self, batch_size: int) -> dict[str, Any]:
+        """Return how rows are put through the model."""
+        return {"batch_size": 1 if self.deterministic else batch_size, "precision": self.weights.precision}
+
+    def score(self, task: str, rows: Rows, *, batch_size: int = 64) -> float:
         """Return how well a task's rows are answered, by its metric."""
-        definition = self.definition(task)
-        encoded = EncodedRows.of(
-            self.loaded.encoder(definition)(rows), rows.labels, 0, self.loaded.pad, definition.kind
-        )
-        answers = kind_of(definition).answers(definition, self.logits(task, rows), encoded.labels, encoded)
+        definition, model, passes = self.definition(task), self.loaded.model, self._passes(batch_size)
+        encoded, kind = self._encoded(definition.name, rows)[0], kind_of(definition)
+        with self.weights.answering(definition.name):
+            logits = predict(model, encoded, collected=kind.collected, **passes)
+            answers = kind.answers(definition, logits, encoded.labels, encoded)
+            answers = kind.with_texts(answers, definition, model, encoded, **passes)
         return answers.score(definition.metric)
 
-    def answer(self, task: str, texts: Sequence[Text], *, batch_size: int = 64) -> list[Any]:
-        """Return what a task says of texts: an `Answer` each; of a task that labels words, a `TaggedSentence`.
+    def answer(
+        self, task: str, texts: Sequence[Text], *, batch_size: int = 64, ending: Ending = UNTIL_THE_END
+    ) -> list[Any]:
+        """Return what a task says of texts, in the class of its kind's answers.
+
+        That is an `Answer`; of a task that labels words a `TaggedSentence`, of one that writes a `WrittenText`.
 
         Args:
             task: a task that was learned.
             texts: a tuple for each row, with one text, or two if the task is about pairs; a text alone is a tuple of one. The
-                words of a sentence may also be a list.
+                words of a sentence, or the turns of a chat, may also be a list.
             batch_size: rows in a forward pass.
+            ending: of a task that writes, where its texts end.
 
         Raises:
             UsageError: a single text for a task over pairs, or the other way round; or one that is no text.
         """
         task = self.definition(task).name
         rows = self._served[task].rows(texts)
-        return self._answers(task, texts, rows, batch_size) if len(rows) else []
+        return self._answers(task, texts, rows, batch_size, ending) if len(rows) else []
 
     def answer_mixed(self, tasks: Sequence[str], texts: Sequence[Text]) -> list[Any]:
         """Return what tasks say of texts, each of its own.
@@ -280,17 +292,18 @@ class Predictor:
         Raises:
             UsageError: the run was told the task of each row, so it has no router.
         """
+        for name, task in self._served.items():
+            if not task.is_routed:
+                raise UsageError(
+                    f"The router chooses among labels of whole texts, and {name} {task.deed}. Give --task, one of "
+                    f"{', '.join(self.tasks)}."
+                )
         if not self.routed:
             raise UsageError(
                 "The run has no router: nothing in it finds out which task a text belongs to. Give --task, one of "
                 f"{', '.join(self.tasks)}; or run a strategy with a model per task with --set scenario=class (or domain) --set "
                 "task_inference=router (or lda)."
             )
-        for name, task in self._served.items():
-            if not task.is_routed:
-                raise UsageError(
-                    f"The router answers whole texts, and {name} {task.deed}. Give --task, one of {', '.join(self.tasks)}."
-                )
         answers: dict[int, Answer] = {}
         for size in (1, 2):
             numbers = [n for n, text in enumerate(texts) if size == (1 if isinstance(text, str) else len(text))]
@@ -302,7 +315,7 @@ class Predictor:
     def _surest(self, texts: Sequence[Text], rows: Rows) -> list[Answer]:
         if self._features is not None:
             return self._by_features(self._features, texts, rows)
-        read = {task: self._read(definition, rows) for task, definition in self.tasks.items()}
+        read = {task: self.read(task, rows) for task in self.tasks}
         entropies = torch.stack([share_of_entropy(logits, logits.shape[1]) for logits, _ in read.values()])
         answers = [self._served[task].answers(texts, *each) for task, each in read.items()]
         return [answers[best][row] for row, best in enumerate(entropies.argmin(0).tolist())]
@@ -321,8 +334,13 @@ class Predictor:
                 answers |= zip(own, self._answers(name, [texts[row] for row in own], rows.take(own)), strict=True)
         return [answers[row] for row in range(len(rows))]
 
-    def _answers(self, task: str, texts: Sequence[Text], rows: Rows, batch_size: int = 64) -> list[Any]:
-        return self._served[task].answers(texts, *self._read(self.tasks[task], rows, batch_size))
+    def _answers(
+        self, task: str, texts: Sequence[Text], rows: Rows, batch_size: int = 64, ending: Ending = UNTIL_THE_END
+    ) -> list[Any]:
+        served, (encoded, cut) = self._served[task], self._encoded(task, rows)
+        with self.weights.answering(task):
+            said = served.read(self.loaded.model, encoded, ending=ending, **self._passes(batch_size))
+        return served.answers(texts, said, cut)
 
     def _label(self, task: str) -> int:
         """Return the model's label for a task, whose readout is added at its first use."""

@@ -4,21 +4,40 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
 from torch import Tensor
 
 from forgetfree import registry
+from forgetfree.data.columns import PAIR, ColumnNames, choose_texts
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import kind_of
+from forgetfree.learning.training import predict
 from forgetfree.serve.network import Parts, TaskNetwork
 from forgetfree.tasks import TaskDefinition
 
-#: A text, or the two of a pair; a tuple of one is a text, too. A list is the words of a sentence.
-Text = str | tuple[str, ...] | list[str]
+#: A text, or the two of a pair; a tuple of one is a text, too. A list is the words of a sentence, or the turns of a chat.
+Text = str | tuple[str, ...] | list[Any]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Where a text that answers is to end, beside where it ends by itself.
+
+    Attributes:
+        max_tokens: after how many tokens; default: the task's ``max_new_tokens``.
+        stop: before which texts, beside those of the task.
+    """
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+UNTIL_THE_END = Ending()
 
 
 def refuse_one_text(texts: object) -> None:
@@ -40,6 +59,8 @@ class ServedTask(ABC):
     of_words: ClassVar[bool] = False
     #: What the task does where it is not routed, for messages: ``labels words``.
     deed: ClassVar[str] = ""
+    #: Whether the answers are texts, which can be asked for by chats.
+    writes: ClassVar[bool] = False
     #: What a text may be in a file's row, for messages.
     cell: ClassVar[str] = "a text"
 
@@ -50,6 +71,23 @@ class ServedTask(ABC):
     def size(self) -> int:
         """How many texts a row has."""
         return len(self.task.text_columns)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the texts of a row are called beside its answer."""
+        return PAIR if self.size == 2 else ("text",)
+
+    def columns_of_texts(self, where: str, header: Sequence[str], named: ColumnNames) -> tuple[str, ...]:
+        """Return a file's columns of texts; none where no name is recognised.
+
+        Raises:
+            DataError: a column that was named is missing, or several may be meant.
+        """
+        return choose_texts(where, header, named, self.task.form)
+
+    def texts_of(self, cells: Sequence[object]) -> tuple[str | None, ...]:
+        """Return the texts of a file's row; nothing in place of a cell that holds none."""
+        return tuple(self.written(cell) for cell in cells)
 
     def written(self, value: object) -> str | None:
         """Return a cell of a file as a text; nothing where it is none."""
@@ -63,13 +101,34 @@ class ServedTask(ABC):
             UsageError: one is no text, or does not fit the task.
         """
 
+    def read(self, model: Any, rows: Any, *, batch_size: int, precision: str, ending: Ending = UNTIL_THE_END) -> Any:
+        """Return what a model says of rows, for `answers`: by default the logits of all their labels.
+
+        Args:
+            model: answers for the task.
+            rows: as its kind encodes them.
+            batch_size: rows in a forward pass.
+            precision: of forward passes.
+            ending: where texts end, for tasks that are answered by texts alone.
+
+        Raises:
+            UsageError: it is for texts.
+        """
+        if ending != UNTIL_THE_END:
+            raise UsageError(
+                f"Task {self.task.name!r} is answered by labels, which max_tokens and stop do not end. Leave them out."
+            )
+        logits: Tensor = rows.answered(predict(model, rows, batch_size=batch_size, precision=precision))
+        return logits
+
     @abstractmethod
-    def answers(self, texts: Sequence[Text], logits: Tensor, cut: Iterable[int]) -> list[Any]:
+    def answers(self, texts: Sequence[Text], said: Any, cut: Iterable[int]) -> list[Any]:
         """Return an answer for each text; each has ``cut_tokens``.
 
         Args:
             texts: the texts.
-            logits: of their rows, ``(n, n_labels)``; where a row is asked for several labels, these one after another.
+            said: what `read` returned of their rows: logits ``(n, n_labels)``, where a row is asked for several labels, these
+                one after another.
             cut: how many tokens of each text were not read.
         """
 

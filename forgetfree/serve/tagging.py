@@ -116,9 +116,9 @@ class TaggingTask(ServedTask):
         joined = tuple(" ".join(word.replace(" ", "\u00a0") for word in words) for words in sentences)
         return Rows(joined, (), tuple((0,) * len(words) for words in sentences))
 
-    def answers(self, texts: Sequence[Text], logits: Tensor, cut: Iterable[int]) -> list[TaggedSentence]:
-        """Return each sentence with its tags; logits are ``(n_words, n_labels)``."""
-        shares, numbers = logits.softmax(1).amax(1).tolist(), logits.argmax(1).tolist()
+    def answers(self, texts: Sequence[Text], said: Tensor, cut: Iterable[int]) -> list[TaggedSentence]:
+        """Return each sentence with its tags, by logits ``(n_words, n_labels)``."""
+        shares, numbers = said.softmax(1).amax(1).tolist(), said.argmax(1).tolist()
         sentences, begin = [], 0
         for words, lost in zip(map(_words, texts), cut, strict=True):
             end = begin + len(words)

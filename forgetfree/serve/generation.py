@@ -1,0 +1,192 @@
+"""Generation in use: how a task that is answered by texts is asked, what it writes, and the network that it is written as."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from forgetfree.data.columns import ColumnNames, choose_texts
+from forgetfree.data.rows import Rows
+from forgetfree.data.tables import plain
+from forgetfree.display import brief, escaped
+from forgetfree.errors import UsageError
+from forgetfree.json_file import parse_json
+from forgetfree.kinds.generation import one_prompt, prompt_columns, text_of, turns_of
+from forgetfree.models.generation import stops, write
+from forgetfree.serve.classification import text_rows
+from forgetfree.serve.network import Parts, TaskNetwork
+from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, refuse_one_text
+from forgetfree.tasks import MOST_NEW_TOKENS
+
+
+@dataclass(frozen=True)
+class WrittenText:
+    """What a task's model writes after one prompt.
+
+    Attributes:
+        text: the text.
+        task: the task.
+        cut_tokens: how many tokens of the prompt are beyond the longest row, and were not read.
+        prompt_tokens: how many tokens were read, with instruction and template.
+        tokens: how many were written, without that which ends a text.
+        ended: whether the text came to its end; else there was room for no further token.
+    """
+
+    text: str
+    task: str
+    cut_tokens: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    ended: bool = True
+
+
+class OneText(BaseModel):
+    """What a task writes after one prompt."""
+
+    task: str
+    text: str
+    cut_tokens: int = Field(description="tokens of the prompt that are beyond the model's longest, and were not read")
+
+
+class WritingTask(ServedTask):
+    """A task that is answered by a text, after a prompt or a chat."""
+
+    is_routed, writes = False, True
+    deed = "writes texts"
+
+    @property
+    def _reads_chats(self) -> bool:
+        return self.task.form == "messages"
+
+    @property
+    def cell(self) -> str:  # type: ignore[override]
+        """What a text may be in a file's row, for messages."""
+        return "a text or a chat" if self._reads_chats else "a text"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a prompt, or a chat, is called beside its answer."""
+        return ("prompt",)
+
+    def columns_of_texts(self, where: str, header: Sequence[str], named: ColumnNames) -> tuple[str, ...]:
+        """Return a file's columns of prompts or chats; none where no name is recognised."""
+        if named.texts:  # several are one prompt
+            return tuple(choose_texts(where, header, ColumnNames((name,)), "single")[0] for name in named.texts)
+        return prompt_columns(header, self.task.form)
+
+    def texts_of(self, cells: Sequence[object]) -> tuple[str | None, ...]:
+        """Return the prompt of a file's row: of several columns, those that are not empty one after another."""
+        texts = super().texts_of(cells if len(cells) == 1 else ["" if cell is None else cell for cell in cells])
+        return texts if None in texts else (one_prompt([text or "" for text in texts]),)
+
+    def written(self, value: object) -> str | None:
+        """Return a text, or a chat as JSON."""
+        value = plain(value)
+        if self._reads_chats and isinstance(value, list):
+            return json.dumps(value, ensure_ascii=False)
+        return super().written(value)
+
+    def rows(self, texts: Sequence[Text]) -> Rows:
+        """Return prompts as rows; raise ``UsageError`` where one is none, or a chat without a turn to answer."""
+        refuse_one_text(texts)
+        prompts = [self._prompt(text, number) for number, text in enumerate(texts, 1)]
+        rows = text_rows(prompts, 1, f"Task {self.task.name!r}")
+        return replace(rows, labels=((),) * len(rows))
+
+    def _prompt(self, text: Text, number: int) -> str | tuple[str, ...]:
+        if not self._reads_chats:
+            if isinstance(text, list):
+                raise UsageError(
+                    f"Task {self.task.name!r} reads prompts, got a list, {brief(text)}. Give a text; chats are for tasks "
+                    "that were trained on messages."
+                )
+            return text
+        alone = text[0] if isinstance(text, tuple) and len(text) == 1 else text
+        return alone if isinstance(alone, tuple) else json.dumps(chat_of(alone, number), ensure_ascii=False)
+
+    def read(
+        self, model: Any, rows: Any, *, batch_size: int, precision: str, ending: Ending = UNTIL_THE_END
+    ) -> list[WrittenText]:
+        """Return what a model writes after each prompt."""
+        most = self.task.max_new_tokens if ending.max_tokens is None else ending.max_tokens
+        if not 1 <= most <= MOST_NEW_TOKENS:
+            raise UsageError(f"max_tokens must be from 1 to {MOST_NEW_TOKENS:,}, got {most}.")
+        task = replace(self.task, max_new_tokens=most, stop=(*self.task.stop, *ending.stop))
+        found = []
+        written = write(task, model, rows, batch_size=batch_size, precision=precision)
+        for prompt, ids in zip(rows.prompts, written, strict=True):
+            text = text_of(rows.tokenizer, ids, task.stop)
+            ended = len(ids) < min(most, model.positions - len(prompt)) or stops(rows.tokenizer, ids, task.stop)
+            found.append(WrittenText(text, self.task.name, 0, len(prompt), len(ids), ended))
+        return found
+
+    def answers(self, texts: Sequence[Text], said: Iterable[WrittenText], cut: Iterable[int]) -> list[WrittenText]:
+        """Return what was written after each prompt."""
+        return [replace(written, cut_tokens=lost) for written, lost in zip(said, cut, strict=True)]
+
+    def network(self, parts: Parts) -> TaskNetwork:
+        """Return the language model."""
+        raise NotImplementedError
+
+    def lines(self, texts: tuple[str, ...], answer: WrittenText) -> list[str]:
+        """Return what was written, and the prompt."""
+        return [f"{escaped(answer.text)}\t{escaped(one_prompt(texts))}"]
+
+    def json(self, texts: tuple[str, ...], answer: WrittenText) -> dict[str, Any]:
+        """Return the prompt, what was written, and how much of the prompt was not read."""
+        return {"prompt": one_prompt(texts), **self.response(answer).model_dump()}
+
+    def response(self, answer: WrittenText) -> OneText:
+        """Return the answer as the server sends it."""
+        return OneText(task=answer.task, text=answer.text, cut_tokens=answer.cut_tokens)
+
+    def columns(self) -> tuple[str, ...]:
+        """Return task and text."""
+        return ("task", "text")
+
+    def cells(self, answer: WrittenText) -> Mapping[str, Any]:
+        """Return task and text."""
+        return {"task": answer.task, "text": answer.text}
+
+
+def chat_of(chat: str | list[Any], number: int = 1) -> list[dict[str, str]]:
+    """Return the turns of a chat up to the one that is to be answered; a text that is no JSON of a chat is a turn of the user.
+
+    A last turn of the assistant, as rows of training have it, is left out: it is what is asked for.
+
+    Args:
+        chat: a text, or turns with role and content.
+        number: of the chat, for messages.
+
+    Raises:
+        UsageError: it is no chat, or has no turn to answer.
+    """
+    if isinstance(chat, str):
+        given = _parsed(chat)
+        if not (isinstance(given, list) and given and all(isinstance(turn, dict) for turn in given)):
+            return [{"role": "user", "content": chat}]
+        chat = given
+    try:
+        turns = turns_of(chat)
+    except ValueError as error:
+        raise UsageError(
+            f"Chat {number}: expected a list of turns, each with role and content as texts, got {brief(chat)}. Give "
+            '[{"role": "user", "content": "…"}].'
+        ) from error
+    while turns and turns[-1]["role"] == "assistant":
+        turns.pop()
+    if not turns:
+        raise UsageError(f"Chat {number} has no turn to answer, got {brief(chat)}. Give one of the user.")
+    return turns
+
+
+def _parsed(text: str) -> Any:
+    """Return what a text is as JSON; nothing where it is none."""
+    try:
+        return parse_json(text) if text.lstrip().startswith("[") else None
+    except (ValueError, RecursionError):
+        return None

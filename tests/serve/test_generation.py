@@ -1,0 +1,162 @@
+"""Texts in use: what a run wrote is written again, byte for byte, by whatever answers from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import prompted
+import pytest
+
+from forgetfree import Predictor, cli
+from forgetfree.data.sources import load_tasks
+from forgetfree.errors import UsageError
+from forgetfree.serve.generation import chat_of
+from forgetfree.serve.served_task import Ending, served
+from forgetfree.tasks import TaskDefinition
+
+STRATEGIES = ("grafting-continual", "continual-ft", "fine-tune", "lora")
+PROMPTS = served(TaskDefinition("own", "generation", ()))
+CHATS = served(TaskDefinition("own", "messages", ()))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prompted.write_data(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a decoder with a template for chats."""
+    place = tmp_path_factory.mktemp("llama")
+    return prompted.run(data, prompted.write_model("Llama", place / "model", chats=True), place / "run", *STRATEGIES)
+
+
+@pytest.fixture(scope="module")
+def apart(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an encoder-decoder."""
+    place = tmp_path_factory.mktemp("t5")
+    return prompted.run(data, prompted.write_model("T5", place / "model"), place / "run", "grafting-continual")
+
+
+def asked(data: Path, task: str) -> list[str]:
+    """The prompts of the test rows."""
+    return list(load_tasks(task, str(data))[0].test.first)
+
+
+# -- What a run wrote -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "strategy"), [*(("run", name) for name in STRATEGIES), ("apart", "grafting-continual")]
+)
+def test_the_run_s_texts_are_written_again(source: str, strategy: str, data: Path, request: Any) -> None:
+    """For any size of batch, in any order of tasks and beside any other rows."""
+    run = request.getfixturevalue(source)
+    predictor, expected = Predictor.of_run(run, strategy=strategy), prompted.answers_of_run(run, strategy)
+    for task, size in (("last", 3), ("first", 64), ("chat", 1), ("first", 2), ("chat", 5)):
+        written = predictor.answer(task, asked(data, task), batch_size=size)
+        assert [each.text for each in written] == list(expected[task].texts)
+        assert [each.tokens for each in written] == expected[task].lengths.tolist()
+        assert written[-1].cut_tokens > 40
+        rows = load_tasks(task, str(data))[0].test
+        assert predictor.score(task, rows) == expected[task].score("exact_match")
+    tasks = ["chat", "first", "chat"]
+    mixed = predictor.answer_mixed(tasks, [asked(data, task)[2] for task in tasks])
+    assert [each.text for each in mixed] == [expected[task].texts[2] for task in tasks]
+    assert any(text for answers in expected.values() for text in answers.texts)
+
+
+def test_a_ledger_alone_writes_the_run_s_texts(run: Path, data: Path) -> None:
+    file = run / "grafting-continual" / "seed-0" / "ledger.safetensors"
+    predictor = Predictor.of_run(file, model=str(run.parent / "model"))
+    expected = prompted.answers_of_run(run, "grafting-continual")
+    for task in prompted.TASKS:
+        assert [each.text for each in predictor.answer(task, asked(data, task))] == list(expected[task].texts)
+
+
+def test_a_text_ends_where_it_is_asked_to(run: Path, data: Path) -> None:
+    predictor = Predictor.of_run(run, strategy="fine-tune")
+    prompt = asked(data, "last")[:1]
+    (whole,) = predictor.answer("last", prompt)
+    (short,) = predictor.answer("last", prompt, ending=Ending(max_tokens=2))
+    assert (short.tokens, short.ended) == (2, False)
+    assert whole.text.startswith(short.text)
+    (stopped,) = predictor.answer("last", prompt, ending=Ending(stop=(whole.text[1],)))
+    assert (stopped.text, stopped.ended) == (whole.text[:1].strip(), True)
+    with pytest.raises(UsageError, match="max_tokens must be from 1 to"):
+        predictor.answer("last", prompt, ending=Ending(max_tokens=0))
+
+
+# -- Prompts and chats ------------------------------------------------------------------------------------
+
+TURN = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("chat", "expected"),
+    [
+        ("hello", TURN),
+        (json.dumps(TURN), TURN),
+        (TURN, TURN),
+        ([{"from": "human", "value": "hello"}, {"from": "gpt", "value": "…"}], TURN),  # its answer is what is asked for
+        ("[sic] hello", [{"role": "user", "content": "[sic] hello"}]),
+        ('["hello"]', [{"role": "user", "content": '["hello"]'}]),
+    ],
+)
+def test_a_chat_is_a_list_of_turns_and_a_text_is_one_turn(chat: Any, expected: list[dict[str, str]]) -> None:
+    assert chat_of(chat) == expected
+    assert json.loads(CHATS.rows([chat]).first[0]) == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "message"),
+    [
+        (CHATS, [{"role": "user"}], r"Chat 1: expected a list of turns, each with role and content as texts, got"),
+        (CHATS, '[{"role": "user", "content": 3}]', "Chat 1: expected a list of turns"),
+        (CHATS, [{"role": "assistant", "content": "…"}], "Chat 1 has no turn to answer"),
+        (CHATS, [], "Chat 1 has no turn to answer"),
+        (CHATS, ("a", "b"), "reads one text, got 2"),
+        (PROMPTS, TURN, "reads prompts, got a list"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(task: Any, text: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        task.rows([text])
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompt"),
+    [
+        ([{"prompt": "great film", "target": "x"}], "great film"),
+        ([{"instruction": "great", "input": "film", "output": "x"}], "great\n\nfilm"),
+        ([{"instruction": "great film", "input": None}], "great film"),
+        ([{"question": "great film", "id": 3}], "great film"),
+    ],
+)
+def test_predict_reads_the_files_of_the_training(
+    run: Path, tmp_path: Path, rows: list[Any], prompt: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert cli.main(["predict", str(run), "--task", "first", "--file", str(file), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    (written,) = Predictor.of_run(run).answer("first", [prompt])
+    assert said == {"prompt": prompt, "task": "first", "text": written.text, "cut_tokens": 0}
+
+
+def test_predict_prints_texts_and_tables(run: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = list(prompted.answers_of_run(run, "grafting-continual")["chat"].texts)
+    file = str(data / "chat" / "test.jsonl")
+    words = ["predict", str(run), "--task", "chat"]
+    assert cli.main([*words, "--file", file, "--json"]) == 0
+    assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == expected
+    turns = json.dumps(prompted.chat(prompted.prompts(prompted.COUNTS["test"], prompted.COUNTS["test"])[0]))
+    assert cli.main([*words, turns, "film"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert second.endswith("\tfilm") and first.endswith(turns)
+    assert cli.main([*words, "--csv", "film"]) == 0
+    assert capsys.readouterr().out.startswith("prompt,task,text\nfilm,chat,")
+    assert cli.main(["predict", str(run), "--task", "auto", "film"]) == 2
+    assert "The router chooses among labels of whole texts, and first writes texts" in capsys.readouterr().err
