@@ -16,13 +16,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from forgetfree.continual.construction import (
-    check_arguments,
-    check_final_names,
-    check_options,
-    recipe_options,
-    silent_evaluator,
-)
+from forgetfree.continual import construction
 from forgetfree.continual.experiences import part_of
 from forgetfree.continual.memory import Memory, WholeModel
 from forgetfree.continual.stream import Stream
@@ -257,10 +251,10 @@ class ContinualStrategy(StrategyTemplate):
         peval_mode: str = "epoch",
         optimizer: Any = None,
     ) -> None:
-        check_arguments(plugins, optimizer)
+        construction.check_arguments(plugins, optimizer)
         self.device = device = torch.device(find_device("auto") if device == "auto" else device)
-        self.options = for_device(options or recipe_options(type(self), stream.loaded.name), device)
-        check_options(type(self), self.options, stream)
+        self.options = for_device(options or construction.recipe_options(type(self), stream.loaded.name), device)
+        construction.check_options(type(self), self.options, stream)
         self.stream = stream
         self.set_aside: ModelState | None = None  # what it left in the model, while it is another's turn
         self.is_busy = False
@@ -289,7 +283,7 @@ class ContinualStrategy(StrategyTemplate):
             eval_mb_size=self.options.rows_at_once,
             device=device,
             plugins=list(plugins or []),
-            evaluator=evaluator or silent_evaluator(),
+            evaluator=evaluator or construction.silent_evaluator(),
             eval_every=eval_every,
             peval_mode=peval_mode,
             **self.avalanche_arguments(),
@@ -299,7 +293,7 @@ class ContinualStrategy(StrategyTemplate):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        check_final_names(cls)
+        construction.check_final_names(cls)
         cls.taskwise = isinstance(cls.Options, type) and issubclass(cls.Options, TaskwiseOptions)
 
 

@@ -237,6 +237,11 @@ class TaskByTask:
         return self._answer
 
 
+def written_by(answer: Answer | None) -> dict[str, Any]:
+    """Return who writes texts, from what `answer_for` yields: an argument of `forgetfree.models.generation.write`."""
+    return {"turns": answer.turns} if isinstance(answer, TaskByTask) else {"answer": answer}
+
+
 @contextmanager
 def _by_router(strategy: Learner, batches: Iterable[tuple[Tensor, Any]]) -> Iterator[Answer]:
     """Answer each row by the task that it most likely belongs to."""

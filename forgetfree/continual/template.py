@@ -29,11 +29,11 @@ from forgetfree.checkpoint import Checkpoint
 from forgetfree.continual.experiences import check_experiences, check_whole, part_of
 from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_inference import (
-    TaskByTask,
     among_labels_of_batch,
     among_own_labels,
     answer_for,
     learn_features,
+    written_by,
 )
 from forgetfree.continual.task_training import Training, checked_training, training_of
 from forgetfree.core.tensors import tensors_of
@@ -293,10 +293,7 @@ class StrategyTemplate(SupervisedTemplate):
             super().eval_epoch(**kwargs)
             answers = answers_in_order(self.task, rows, self._order, gathered(self._collected))
             if rows is not None:
-                how = {"batch_size": self.eval_mb_size, "precision": self.options.precision}
-                how |= (
-                    {"turns": self._answer.turns} if isinstance(self._answer, TaskByTask) else {"answer": self._answer}
-                )
+                how = {"batch_size": self.eval_mb_size, "precision": self.options.precision} | written_by(self._answer)
                 answers = kind.with_texts(answers, self.task.definition, self.model, rows, **how)
         self.predictions[self.task.name] = answers
 
