@@ -90,9 +90,9 @@ class ChatRequest(BaseModel):
                 raise HTTPException(422, f"There is no option {brief(name)} here. Leave it out.")
             neutral = _NEUTRAL[name]
             if neutral and value is not None and value not in neutral:
+                only = json.dumps(neutral[0])
                 raise HTTPException(
-                    422,
-                    f"Texts are written greedily: {name} may be {json.dumps(neutral[0])} alone, got {brief(value)}. Leave it out.",
+                    422, f"Texts are written greedily: {name} may be {only} alone, got {brief(value)}. Leave it out."
                 )
         asked = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
         if asked is not None and asked > most:
