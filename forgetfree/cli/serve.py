@@ -27,6 +27,9 @@ def command(
     port: Annotated[int, Parameter(metavar="N", help="port to listen on; 0: a free one")] = 8000,
     most_texts: Annotated[int | None, Parameter(metavar="N", help="texts of a request (default: 256)")] = None,
     most_characters: Annotated[int | None, Parameter(metavar="N", help="of a text (default: 20000)")] = None,
+    most_tokens: Annotated[
+        int | None, Parameter(metavar="N", help="of a text that a chat asks for (default: 1024)")
+    ] = None,
     most_waiting: Annotated[int | None, Parameter(metavar="N", help="texts that wait (default: 2048)")] = None,
     most_bytes: Annotated[int | None, Parameter(metavar="N", help="of a request (default: 1048576)")] = None,
     allow_origin: Annotated[
@@ -54,6 +57,7 @@ def command(
     for flag, name, value in (
         ("--most-texts", "texts", most_texts),
         ("--most-characters", "characters", most_characters),
+        ("--most-tokens", "tokens", most_tokens),
         ("--most-waiting", "queue", most_waiting),
         ("--most-bytes", "body", most_bytes),
     ):

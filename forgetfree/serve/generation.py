@@ -44,7 +44,7 @@ class WrittenText:
     ended: bool = True
 
 
-class OneText(BaseModel):
+class OneWrittenText(BaseModel):
     """What a task writes after one prompt."""
 
     task: str
@@ -108,6 +108,20 @@ class WritingTask(ServedTask):
         alone = text[0] if isinstance(text, tuple) and len(text) == 1 else text
         return alone if isinstance(alone, tuple) else json.dumps(chat_of(alone, number), ensure_ascii=False)
 
+    def chat(self, turns: Sequence[Mapping[str, str]]) -> str:
+        """Return a chat as JSON; where prompts are read that are no chats, the text of the one turn."""
+        if turns[-1]["role"] == "assistant":
+            raise UsageError("The last message is the assistant's, and nothing is left to answer. End with the user's.")
+        if self._reads_chats:
+            return json.dumps(list(turns), ensure_ascii=False)
+        if len(turns) > 1 or turns[0]["role"] != "user":
+            raise UsageError(
+                f"Task {self.task.name!r} was trained on single prompts, got the messages of "
+                f"{brief([turn['role'] for turn in turns], 200)}. Give one message, of the user; the task's instruction is "
+                "put before it."
+            )
+        return turns[0]["content"]
+
     def read(
         self, model: Any, rows: Any, *, batch_size: int, precision: str, ending: Ending = UNTIL_THE_END
     ) -> list[WrittenText]:
@@ -140,9 +154,9 @@ class WritingTask(ServedTask):
         """Return the prompt, what was written, and how much of the prompt was not read."""
         return {"prompt": one_prompt(texts), **self.response(answer).model_dump()}
 
-    def response(self, answer: WrittenText) -> OneText:
+    def response(self, answer: WrittenText) -> OneWrittenText:
         """Return the answer as the server sends it."""
-        return OneText(task=answer.task, text=answer.text, cut_tokens=answer.cut_tokens)
+        return OneWrittenText(task=answer.task, text=answer.text, cut_tokens=answer.cut_tokens)
 
     def columns(self) -> tuple[str, ...]:
         """Return task and text."""

@@ -220,7 +220,7 @@ class Predictor:
         rows = self._served[task].rows(texts)
         return self._answers(task, texts, rows, batch_size, ending) if len(rows) else []
 
-    def answer_mixed(self, tasks: Sequence[str], texts: Sequence[Text]) -> list[Any]:
+    def answer_mixed(self, tasks: Sequence[str], texts: Sequence[Text], *, ending: Ending = UNTIL_THE_END) -> list[Any]:
         """Return what tasks say of texts, each of its own.
 
         From a ledger, answers that are labels of texts take about the time of as many texts of one task: see
@@ -229,6 +229,7 @@ class Predictor:
         Args:
             tasks: the task of each text.
             texts: as for `answer`.
+            ending: as for `answer`; then all tasks must be such that write.
 
         Raises:
             UsageError: there are more texts than tasks, or fewer; or a text does not fit its task.
@@ -242,11 +243,12 @@ class Predictor:
         groups = {task: [n for n, other in enumerate(tasks) if other == task] for task in dict.fromkeys(tasks)}
         own = {task: [texts[number] for number in numbers] for task, numbers in groups.items()}
         rows = {task: self._served[task].rows(own[task]) for task in groups}
-        alone = [task for task in groups if self._mixed is None or not self._served[task].is_routed]
+        apart = self._mixed is None or ending != UNTIL_THE_END
+        alone = [task for task in groups if apart or not self._served[task].is_routed]
         answers: dict[int, Any] = {}
         for task in alone:
-            answers |= zip(groups[task], self._answers(task, own[task], rows[task]), strict=True)
-        if self._mixed is not None:
+            answers |= zip(groups[task], self._answers(task, own[task], rows[task], ending=ending), strict=True)
+        if self._mixed is not None and not apart:
             inputs: dict[int, tuple[Tensor, int]] = {}
             for task in groups.keys() - {*alone}:
                 encode = self.loaded.encoder(self.tasks[task])

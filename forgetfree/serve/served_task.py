@@ -101,6 +101,14 @@ class ServedTask(ABC):
             UsageError: one is no text, or does not fit the task.
         """
 
+    def chat(self, turns: Sequence[Mapping[str, str]]) -> Text:
+        """Return the turns of a chat, each with role and content, as a text of the task.
+
+        Raises:
+            UsageError: the task does not answer chats, or not this one.
+        """
+        raise UsageError(f"Task {self.task.name!r} is answered by labels. Ask it by POST /predict.")
+
     def read(self, model: Any, rows: Any, *, batch_size: int, precision: str, ending: Ending = UNTIL_THE_END) -> Any:
         """Return what a model says of rows, for `answers`: by default the logits of all their labels.
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,9 +27,11 @@ from forgetfree import __version__
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, TaskError
 from forgetfree.json_file import parse_json
+from forgetfree.serve import chat
 from forgetfree.serve.classification import OneAnswer
+from forgetfree.serve.generation import OneWrittenText
 from forgetfree.serve.inference import Predictor
-from forgetfree.serve.served_task import Text
+from forgetfree.serve.served_task import UNTIL_THE_END, Ending, Text
 from forgetfree.serve.tagging import OneSentence
 
 OneText = str | tuple[str, str]
@@ -46,6 +49,7 @@ class Limits:
         batch: texts that are answered together, if they come in several requests.
         wait: how long the first of a batch waits for others, in seconds.
         seconds: how long the headers of a request may take to come, and as long its body.
+        tokens: the longest text that a request may ask for, in tokens.
     """
 
     body: int = 2**20
@@ -55,6 +59,7 @@ class Limits:
     batch: int = 64
     wait: float = 0.003
     seconds: float = 30.0
+    tokens: int = 1024
 
 
 class Question(BaseModel):
@@ -69,7 +74,7 @@ class Question(BaseModel):
 class Answers(BaseModel):
     """The answers, in the order of the texts."""
 
-    answers: list[OneAnswer | OneSentence]
+    answers: list[OneAnswer | OneSentence | OneWrittenText]
 
 
 class Fault(BaseModel):
@@ -94,6 +99,16 @@ class Health(BaseModel):
     waiting: int
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """Texts that wait: their task, where their answers end, and the answers to come."""
+
+    task: str
+    texts: Sequence[Text]
+    ending: Ending
+    future: asyncio.Future[list[Any]]
+
+
 class Batcher:
     """Answers what comes within a few milliseconds together, one batch after another, in a thread of its own.
 
@@ -104,12 +119,12 @@ class Batcher:
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         self._predictor, self._limits = predictor, limits
-        self._waiting: list[tuple[str, Sequence[Text], asyncio.Future[list[Any]]]] = []
+        self._waiting: list[_Asked] = []
         self._arrived = asyncio.Event()
         self.size = 0
 
-    async def answer(self, task: str, texts: Sequence[Text]) -> list[Any]:
-        """Return the answers of texts that fit their task.
+    def put(self, task: str, texts: Sequence[Text], ending: Ending = UNTIL_THE_END) -> asyncio.Future[list[Any]]:
+        """Return the answers to come, of texts that fit their task.
 
         Raises:
             HTTPException: 503 if too many wait.
@@ -118,10 +133,10 @@ class Batcher:
             detail = f"Too many texts wait: {self.size}, of at most {self._limits.queue}. Ask again in a second."
             raise HTTPException(503, detail, {"Retry-After": "1"})
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((task, texts, future))
+        self._waiting.append(_Asked(task, texts, ending, future))
         self.size += len(texts)
         self._arrived.set()
-        return await future
+        return future
 
     async def work(self) -> None:
         """Answer for ever."""
@@ -129,26 +144,30 @@ class Batcher:
             await self._arrived.wait()
             await asyncio.sleep(self._limits.wait)
             batch = self._next()
-            tasks = [task for task, texts, _ in batch for _ in texts]
-            texts = [text for _, texts, _ in batch for text in texts]
+            tasks = [each.task for each in batch for _ in each.texts]
+            texts = [text for each in batch for text in each.texts]
+            ask = partial(self._predictor.answer_mixed, tasks, texts, ending=batch[0].ending)
             try:
-                answers = await asyncio.to_thread(self._predictor.answer_mixed, tasks, texts)
+                answers = await asyncio.to_thread(ask)
             except Exception as error:  # the next batch may be answered
-                for _, _, future in batch:
-                    if not future.done():
-                        future.set_exception(error)
+                for each in batch:
+                    if not each.future.done():
+                        each.future.set_exception(error)
             else:
-                for _, own, future in batch:
-                    mine, answers = answers[: len(own)], answers[len(own) :]
-                    if not future.done():  # the client may have gone
-                        future.set_result(mine)
+                for each in batch:
+                    mine, answers = answers[: len(each.texts)], answers[len(each.texts) :]
+                    if not each.future.done():  # the client may have gone
+                        each.future.set_result(mine)
             self.size -= len(texts)
 
-    def _next(self) -> list[tuple[str, Sequence[Text], asyncio.Future[list[Any]]]]:
-        """Take the next requests that fit into a batch, at least one."""
-        count, size = 1, len(self._waiting[0][1])
-        while count < len(self._waiting) and size + len(self._waiting[count][1]) <= self._limits.batch:
-            size += len(self._waiting[count][1])
+    def _next(self) -> list[_Asked]:
+        """Take the next requests that fit into a batch, at least one: those whose texts end alike."""
+        first, *others = self._waiting
+        count, size = 1, len(first.texts)
+        for each in others:
+            size += len(each.texts)
+            if size > self._limits.batch or each.ending != first.ending:
+                break
             count += 1
         batch, self._waiting = self._waiting[:count], self._waiting[count:]
         if not self._waiting:
@@ -164,7 +183,7 @@ def application(
     origins: Collection[str] = (),
     ending: Callable[[], bool] = lambda: False,
 ) -> FastAPI:
-    """Return the application: ``/predict``, ``/tasks``, ``/health``, ``/docs``, ``/openapi.json``.
+    """Return the application: ``/predict``, ``/tasks``, ``/health``, ``/docs``, ``/openapi.json``, and those of `chat`.
 
     Args:
         predictor: answers.
@@ -197,10 +216,7 @@ def application(
     @app.post("/predict")
     async def predict(question: Question, request: Request) -> Answers:
         """Answer one text or many by a task, with the probabilities of all its labels; or of its words' tags."""
-        try:
-            parse_json((await request.body()).decode())
-        except ValueError as error:
-            raise HTTPException(422, f"The request is no JSON that can be read: {error}. Correct it.") from None
+        await _check_json(request)
         task = predictor.served(question.task)
         if (question.text is None) == (question.texts is None):
             raise HTTPException(422, "Expected one of text and texts. Give one text, or a list of them.")
@@ -213,7 +229,7 @@ def application(
                 "several texts as a list in texts.",
             )
         task.rows(texts)  # what does not fit its task is refused here, alone
-        answers = await batcher.answer(question.task, texts) if texts else []
+        answers = await batcher.put(question.task, texts) if texts else []
         return Answers.model_validate({"answers": [task.response(answer) for answer in answers]})
 
     @app.get("/tasks")
@@ -227,7 +243,21 @@ def application(
         """Say that the server answers."""
         return Health(status="ok", version=__version__, waiting=batcher.size)
 
+    def put(task: str, texts: list[Text], ending: Ending) -> asyncio.Future[list[Any]]:
+        _check(texts, limits)
+        return batcher.put(task, texts, ending)
+
+    if any(predictor.served(task).writes for task in predictor.tasks):
+        chat.add_routes(app, predictor, put, limits.tokens)
     return app
+
+
+async def _check_json(request: Request) -> None:
+    """Raise ``HTTPException`` 422 for a body that is no JSON, or that has a key twice."""
+    try:
+        parse_json((await request.body()).decode())
+    except ValueError as error:
+        raise HTTPException(422, f"The request is no JSON that can be read: {error}. Correct it.") from None
 
 
 def _check(texts: Sequence[Text], limits: Limits) -> None:
@@ -240,7 +270,7 @@ def _check(texts: Sequence[Text], limits: Limits) -> None:
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
-    """Return an error as JSON: ``{"error": …}``."""
+    """Return an error as JSON: ``{"error": …}``, with more in it where clients of OpenAI's API ask."""
     headers: Any = getattr(error, "headers", None)
     match error:
         case AnyHTTPException():
@@ -258,7 +288,8 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
             code, text = 422, str(error)
         case _:
             code, text = 500, f"The server failed ({type(error).__name__}). Its log says more."
-    return JSONResponse({"error": text}, code, headers)
+    content = chat.fault(code, text) if request.url.path.startswith(chat.PREFIX) else {"error": text}
+    return JSONResponse(content, code, headers)
 
 
 def _fault(fault: Any, body: Any) -> str:

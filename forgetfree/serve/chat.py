@@ -1,0 +1,196 @@
+"""Texts over HTTP as clients of OpenAI's API ask for them: ``/v1/models`` and ``/v1/chat/completions``, whole or as a stream.
+
+A model is a task that writes. A text is decoded whole in its turn, and a stream sends it word by word.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from asyncio import Future
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Literal
+
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from forgetfree.display import brief
+from forgetfree.errors import TaskError
+from forgetfree.serve.inference import Predictor
+from forgetfree.serve.served_task import Ending, ServedTask, Text
+
+#: Puts a text into the queue of a task, with where its answer ends.
+Put = Callable[[str, list[Text], Ending], "Future[list[Any]]"]
+#: What a request may say beside the fields of `ChatRequest`, and the values that change no greedily written text; none: any.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "temperature": (0,),
+    "n": (1,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "tools": ([],),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    **dict.fromkeys(("top_p", "seed", "user", "metadata", "store", "service_tier", "parallel_tool_calls"), ()),
+}
+#: Where errors have the form of that API.
+PREFIX = "/v1/"
+
+
+class Part(BaseModel):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """A turn of a chat."""
+
+    role: str
+    content: str | list[Part]
+
+    @property
+    def turn(self) -> dict[str, str]:
+        """The turn as rows of training have it."""
+        parts = self.content
+        return {"role": self.role, "content": parts if isinstance(parts, str) else "".join(part.text for part in parts)}
+
+
+class StreamOptions(BaseModel):
+    """What a stream ends with."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(BaseModel):
+    """A chat to be answered by one task."""
+
+    model_config = ConfigDict(extra="allow")
+    model: str = Field(description="a task of /v1/models")
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1, description="the longest text; default: the task's own")
+    max_completion_tokens: int | None = Field(None, ge=1, description="the same")
+    stop: str | list[str] | None = Field(None, description="texts before which the answer ends")
+    stream: bool | None = Field(False, description="send the text as server-sent events")
+    stream_options: StreamOptions | None = None
+
+    def ending(self, most: int) -> Ending:
+        """Return where the answer is to end.
+
+        Raises:
+            HTTPException: 422 for what is not done here, or more tokens than ``most``.
+        """
+        for name, value in (self.model_extra or {}).items():
+            if name not in _NEUTRAL:
+                raise HTTPException(422, f"There is no option {brief(name)} here. Leave it out.")
+            neutral = _NEUTRAL[name]
+            if neutral and value is not None and value not in neutral:
+                only = json.dumps(neutral[0])
+                raise HTTPException(
+                    422, f"Texts are written greedily: {name} may be {only} alone, got {brief(value)}. Leave it out."
+                )
+        asked = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        if asked is not None and asked > most:
+            raise HTTPException(
+                422,
+                f"Expected max_tokens of at most {most}, got {asked}. Ask for fewer, or start the server with --most-tokens.",
+            )
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if not all(stop):
+            raise HTTPException(422, "Expected no empty text in stop. Leave it out.")
+        return Ending(asked, tuple(stop))
+
+
+def add_routes(app: FastAPI, predictor: Predictor, put: Put, most: int) -> None:
+    """Add the routes for the tasks that write.
+
+    Args:
+        app: the application.
+        predictor: whose tasks.
+        put: puts a text into the queue.
+        most: the most tokens of a text that a request may ask for.
+    """
+
+    def served(name: str) -> ServedTask:
+        try:
+            return predictor.served(name)
+        except TaskError as error:
+            raise TaskError(f"There is no model {brief(name)}: a model is a task. {error}") from None
+
+    def model(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": 0, "owned_by": "forgetfree"}
+
+    @app.get("/v1/models")
+    def models() -> dict[str, Any]:
+        """List the tasks that write, as models."""
+        return {"object": "list", "data": [model(name) for name in predictor.tasks if predictor.served(name).writes]}
+
+    @app.get("/v1/models/{name}")
+    def one_model(name: str) -> dict[str, Any]:
+        """Return a task that writes, as a model."""
+        served(name)
+        return model(name)
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def complete(asked: ChatRequest) -> dict[str, Any] | StreamingResponse:
+        """Answer a chat by a task, greedily, whole or as server-sent events."""
+        task = served(asked.model)
+        text = task.chat([message.turn for message in asked.messages])
+        ending = asked.ending(most)
+        task.rows([text])  # what does not fit its task is refused here
+        answer = put(asked.model, [text], ending)
+        head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": asked.model}
+        if asked.stream:
+            with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+            return StreamingResponse(_events(head, answer, with_usage), media_type="text/event-stream")
+        (written,) = await answer
+        message = {"role": "assistant", "content": written.text, "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(written)}
+        return {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(written)}
+
+
+async def _events(head: dict[str, Any], answer: Future[list[Any]], with_usage: bool) -> AsyncIterator[str]:
+    """Yield the events of a stream: the role at once, then the words when they are there."""
+
+    def event(delta: dict[str, Any], reason: str | None = None) -> str:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return _event({**head, "object": "chat.completion.chunk", "choices": [choice]})
+
+    yield event({"role": "assistant", "content": ""})
+    try:
+        (written,) = await answer
+    except Exception as error:  # the status is sent already
+        yield _event(fault(500, f"The server failed ({type(error).__name__}). Its log says more."))
+        raise
+    for word in re.findall(r"\s*\S+", written.text):
+        yield event({"content": word})
+    yield event({}, _reason(written))
+    if with_usage:
+        yield _event({**head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(written)})
+    yield "data: [DONE]\n\n"
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+def _reason(written: Any) -> str:
+    return "stop" if written.ended else "length"
+
+
+def _usage(written: Any) -> dict[str, int]:
+    total = written.prompt_tokens + written.tokens
+    return {"prompt_tokens": written.prompt_tokens, "completion_tokens": written.tokens, "total_tokens": total}
+
+
+def fault(status: int, text: str) -> dict[str, Any]:
+    """Return an error as clients of that API read it."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {
+        "error": {"message": text, "type": kind, "param": None, "code": "model_not_found" if status == 404 else None}
+    }

@@ -1,0 +1,115 @@
+"""Texts over HTTP: what clients of OpenAI's API ask for, whole and as a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import prompted
+import pytest
+
+from forgetfree import Predictor
+
+pytest.importorskip("fastapi", reason="the server is not installed: pip install 'forgetfree[serve]'")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("llama")
+    model = prompted.write_model("Llama", place / "model", chats=True)
+    return prompted.run(prompted.write_data(place / "data"), model, place / "run", "fine-tune")
+
+
+@pytest.fixture(scope="module")
+def client(run: Path) -> Iterator[Any]:
+    from fastapi.testclient import TestClient
+
+    from forgetfree.serve.server import Limits, application
+
+    with TestClient(application(Predictor.of_run(run), Limits(tokens=20, characters=500))) as asking:
+        yield asking
+
+
+def ask(model: str = "chat", content: Any = "great film", **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": content}], **more}
+
+
+def test_tasks_are_models(client: Any) -> None:
+    assert [each["id"] for each in client.get("/v1/models").json()["data"]] == list(prompted.TASKS)
+    assert client.get("/v1/models/chat").json()["object"] == "model"
+
+
+@pytest.mark.parametrize("task", ["chat", "last"])
+def test_a_chat_is_answered_as_by_predict(run: Path, client: Any, task: str) -> None:
+    (written,) = Predictor.of_run(run).answer(task, ["great film"])
+    for content in ("great film", [{"type": "text", "text": "great "}, {"type": "text", "text": "film"}]):
+        said = client.post("/v1/chat/completions", json=ask(task, content, temperature=0, top_p=0.5, seed=3)).json()
+        (choice,) = said["choices"]
+        assert choice["message"]["content"] == written.text
+        assert (said["object"], said["model"]) == ("chat.completion", task)
+        assert said["usage"]["completion_tokens"] == written.tokens
+        assert choice["finish_reason"] == ("stop" if written.ended else "length")
+    said = client.post("/predict", json={"task": task, "text": "great film"}).json()
+    assert said == {"answers": [{"task": task, "text": written.text, "cut_tokens": 0}]}
+
+
+def test_a_stream_has_the_same_text(client: Any) -> None:
+    asked = ask("last", max_tokens=4)
+    whole = client.post("/v1/chat/completions", json=asked).json()
+    assert whole["usage"]["completion_tokens"] <= 4
+    with client.stream(
+        "POST", "/v1/chat/completions", json={**asked, "stream": True, "stream_options": {"include_usage": True}}
+    ) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    *chunks, last = map(json.loads, lines[:-1])
+    deltas = [chunk["choices"][0] for chunk in chunks]
+    assert deltas[0]["delta"]["role"] == "assistant"
+    assert "".join(each["delta"].get("content", "") for each in deltas) == whole["choices"][0]["message"]["content"]
+    assert [each["finish_reason"] for each in deltas if each["finish_reason"]] == [whole["choices"][0]["finish_reason"]]
+    assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
+
+
+def test_requests_that_wait_together_end_where_each_was_asked_to(run: Path, client: Any) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    predictor = Predictor.of_run(run)
+    (whole,) = predictor.answer("last", ["great film"])
+    asked = [ask("last", max_tokens=1 + number % 3) for number in range(9)] + [ask("last", stop=whole.text[1])]
+    with ThreadPoolExecutor(10) as clients:
+        said = list(clients.map(lambda each: client.post("/v1/chat/completions", json=each).json(), asked))
+    assert [each["usage"]["completion_tokens"] for each in said[:9]] == [1, 2, 3] * 3
+    assert said[9]["choices"][0]["message"]["content"] == whole.text[:1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "message"),
+    [
+        (ask("unknown"), 404, "There is no model 'unknown': a model is a task."),
+        (ask(temperature=0.7), 422, "Texts are written greedily: temperature may be 0 alone, got 0.7"),
+        (ask(n=2), 422, "n may be 1 alone"),
+        (ask(beams=2), 422, "There is no option 'beams' here"),
+        (ask(max_tokens=21), 422, "Expected max_tokens of at most 20, got 21"),
+        (ask(max_tokens=0), 422, "body.max_tokens: Input should be greater than or equal to 1"),
+        (ask(stop=[""]), 422, "no empty text in stop"),
+        (ask(content="film " * 200), 413, "Expected at most 500 characters a text"),
+        (ask(content=[{"type": "image_url"}]), 422, "The request is not as /docs says"),
+        ({"model": "chat", "messages": []}, 422, "The request is not as /docs says"),
+        ({"model": "chat", "messages": [{"role": "assistant", "content": "a"}]}, 422, "nothing is left to answer"),
+        ({"model": "last", "messages": prompted.chat("a")}, 422, "Task 'last' was trained on single prompts"),
+    ],
+)
+def test_what_is_not_done_is_told_as_clients_read_it(
+    client: Any, asked: dict[str, Any], code: int, message: str
+) -> None:
+    for stream in (False, True):  # a stream is refused before it begins
+        answer = client.post("/v1/chat/completions", json={**asked, "stream": stream})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (code, "invalid_request_error")
+        assert message in error["message"]
+        assert error["code"] == ("model_not_found" if code == 404 else None)
+    assert client.get("/v1/models/unknown").json()["error"]["code"] == "model_not_found"
