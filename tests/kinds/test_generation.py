@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import forgetfree
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, ModelError, UsageError
 from forgetfree.kinds.generation import TextAnswers
+from forgetfree.results import stored
 from forgetfree.tasks import TaskDefinition
 
 WORDS = ("great", "terrible", "film", "movie")
@@ -194,8 +196,15 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert losses["grafting-continual"][1] == losses["grafting-continual"][2] < losses["grafting-continual"][0]
     assert losses["continual-ft"][1] != losses["continual-ft"][2]
     report = (tmp_path / "out" / "report.md").read_text()
-    assert "first" in report
-    assert "None" not in report
+    assert "first (exact match)" in report
+    assert "Loss on right texts (nats a token; means over tasks, and at the end of each)" in report
+    assert not {"None", "ECE"} & {*re.findall(r"\w+", report)}
+    found = forgetfree.load_results(tmp_path / "out")
+    table = (tmp_path / "table.csv").resolve()
+    table.write_text(stored.to_csv(stored.load_run_results(tmp_path / "out")))
+    assert found.scores.equals(forgetfree.load_results(table).scores)
+    for name, values in losses.items():
+        assert list(found.matrix(name, metric="loss")["first"]) == values
 
 
 def test_one_process_and_two_write_the_same(data: Path, model: Path, tmp_path: Path) -> None:
