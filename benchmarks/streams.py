@@ -31,6 +31,8 @@ STREAMS: dict[str, tuple[str, ...]] = {
     # Named entities: two embedded tasks (--data demo), and four domains whose kinds of entities differ.
     "ner-demo": ("ner_people_places", "ner_products"),
     "ner-domains": ("ner_sec", "ner_btc", "ner_wnut17", "ner_gum"),
+    # Texts as answers: three embedded tasks (--data demo) for a small chat model, such as smollm2.
+    "generation-demo": ("when_is_it", "who_and_where", "in_one_line"),
     # Zhao et al., "SAPT", 2024: fifteen tasks of Super-NaturalInstructions in two orders, here without samsum, whose licence
     # forbids to pass it on.
     "superni-1": (

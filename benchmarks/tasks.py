@@ -277,6 +277,37 @@ _NAMED = (
     ),
 )
 
+#: Of the demo alone, answered by texts. One template for all, shorter than a chat's, so that rows have at most 48 tokens.
+_WRITTEN = (
+    TaskDefinition(
+        "when_is_it",
+        "generation",
+        (),
+        template="{instruction}\n{prompt}\n",
+        metric="exact_match",
+        instruction="Write the date in figures.",
+        max_new_tokens=16,
+    ),
+    TaskDefinition(
+        "who_and_where",
+        "generation",
+        (),
+        template="{instruction}\n{prompt}\n",
+        metric="exact_match",
+        instruction="Answer in a word or two.",
+        max_new_tokens=8,
+    ),
+    TaskDefinition(
+        "in_one_line",
+        "generation",
+        (),
+        template="{instruction}\n{prompt}\n",
+        metric="rouge_l",
+        instruction="Sum it up in one line.",
+        max_new_tokens=16,
+    ),
+)
+
 #: Tasks of Super-NaturalInstructions (Wang et al., 2022) that are answered by texts; ``source.json`` has their instructions.
 _INSTRUCTED = (
     *(
@@ -292,4 +323,4 @@ _INSTRUCTED = (
     ),
 )
 
-TASKS: dict[str, TaskDefinition] = {task.name: task for task in (*_ALL, *_NAMED, *_INSTRUCTED)}
+TASKS: dict[str, TaskDefinition] = {task.name: task for task in (*_ALL, *_NAMED, *_WRITTEN, *_INSTRUCTED)}

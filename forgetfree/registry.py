@@ -121,7 +121,7 @@ TEXT_METRICS: dict[str, Entry] = {
 METRICS = LABEL_METRICS | TEXT_METRICS
 
 SOURCES: dict[str, Entry] = {
-    "demo": Entry("forgetfree.benchmarks.demo:load", "seven small tasks, embedded"),
+    "demo": Entry("forgetfree.benchmarks.demo:load", "ten small tasks, embedded"),
 }
 
 

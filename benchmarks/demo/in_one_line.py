@@ -11,7 +11,6 @@ import random
 from forgetfree.benchmarks.demo.frames import SPLITS, Row, draw, fill, read_pools
 
 ROWS = {"train": 240, "validation": 48, "test": 48}
-INSTRUCTION = "Sum it up in one line."
 
 DAYS = "Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
 FRAMES = {

@@ -10,7 +10,6 @@ import random
 from forgetfree.benchmarks.demo.frames import SPLITS, Row, draw, fill, read_pools
 
 ROWS = {"train": 240, "validation": 48, "test": 48}
-INSTRUCTION = "Write the date in figures."
 
 MONTHS = """January|February|March|April|May|June|July|August|September|October|November|December"""
 

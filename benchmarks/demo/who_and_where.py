@@ -11,7 +11,6 @@ import random
 from forgetfree.benchmarks.demo.frames import SPLITS, Row, draw, read_pools
 
 ROWS = {"train": 240, "validation": 48, "test": 48}
-INSTRUCTION = "Answer in a word or two."
 
 #: How each thing stands in a record, and how it is asked for.
 RECORD = {"who": "led by {who}", "where": "in the {where}", "when": "at {when}", "what": "about {what}"}

@@ -77,7 +77,10 @@ def _rows(what: str) -> dict[str, str]:
     if what == "streams":
         return {name: " → ".join(tasks) for name, tasks in registry.streams().items()}
     if what == "tasks":
-        return {name: f"{task.kind}: {', '.join(task.labels)}" for name, task in registry.tasks().items()}
+        return {
+            name: f"{task.kind}: {', '.join(task.labels) or task.instruction or task.metric}"
+            for name, task in registry.tasks().items()
+        }
     if what == "kinds":
         return {name: f"{row}; columns {', '.join(columns)}" for name, (row, columns) in _forms().items()}
     if what == "metrics":

@@ -364,7 +364,10 @@ class _Embedded:
         self.hint = f"The source {name!r} holds {', '.join(self.names())}; for others give --data DIR."
 
     def names(self) -> list[str]:
-        return ["qnli", "ag_news", "sst2", "who_did_it", "was_it_kind", "ner_people_places", "ner_products"]
+        return [
+            *("qnli", "ag_news", "sst2", "who_did_it", "was_it_kind", "ner_people_places", "ner_products"),
+            *("when_is_it", "who_and_where", "in_one_line"),
+        ]
 
     def holds(self, name: str) -> bool:
         return name in self.names()

@@ -14,10 +14,10 @@ import pytest
 
 from forgetfree.benchmarks.demo import TEXTS, in_one_line, load, when_is_it, who_and_where
 from forgetfree.benchmarks.demo.frames import read_pools
-from forgetfree.results.text_metrics import exact_match, rouge_l
+from forgetfree.benchmarks.streams import STREAMS
+from forgetfree.benchmarks.tasks import TASKS as DEFINITIONS
+from forgetfree.results.text_metrics import ROWS
 
-MODULES = {"when_is_it": when_is_it, "who_and_where": who_and_where, "in_one_line": in_one_line}
-METRICS = {"when_is_it": exact_match, "who_and_where": exact_match, "in_one_line": rouge_l}
 ROWS_SHA256 = {
     "when_is_it": "f66c791d6a60cd14068c0f8ba4e0b16189dc104e4685be1b51612cc317fb782a",
     "who_and_where": "2ca2f7067226656f52f6d37df31ecafa41303ad96e7dad92c034b9be1f328526",
@@ -27,7 +27,8 @@ SIZES = {"train": 240, "validation": 48, "test": 48}
 
 
 def test_these_are_the_tasks() -> None:
-    assert tuple(MODULES) == TEXTS
+    assert STREAMS["generation-demo"] == TEXTS
+    assert all(DEFINITIONS[task].max_new_tokens <= 16 for task in TEXTS)
 
 
 @pytest.mark.parametrize("task", TEXTS)
@@ -53,7 +54,7 @@ def test_a_row_is_short(task: str) -> None:
     """With its instruction at most 40 words, digits and marks: at most 48 tokens, as SmolLM2 counts them."""
     for rows in load(task).values():
         for prompt, _, (target,) in rows:
-            whole = f"{MODULES[task].INSTRUCTION}\n{prompt}\n{target}"
+            whole = f"{DEFINITIONS[task].instruction}\n{prompt}\n{target}"
             assert len(re.findall(r"\d|[^\W\d]+|[^\w\s]", whole)) <= 40
 
 
@@ -130,7 +131,7 @@ def test_the_line_names_day_thing_and_place_of_the_note() -> None:
 @pytest.mark.parametrize(("task", "ceiling"), [("when_is_it", 0.03), ("who_and_where", 0.1), ("in_one_line", 0.4)])
 def test_one_answer_to_all_rows_stays_weak(task: str, ceiling: float) -> None:
     right = [row[2] for row in load(task)["test"]]
-    scores = [METRICS[task]([target] * len(right), right).mean() for (target,) in set(right)]
+    scores = [ROWS[DEFINITIONS[task].metric]([target] * len(right), right).mean() for (target,) in set(right)]
     assert max(scores) <= ceiling
 
 
@@ -144,4 +145,4 @@ def test_the_answer_of_the_most_similar_training_row_stays_weak(task: str, ceili
         return best[2][0]
 
     test = splits["test"]
-    assert METRICS[task]([nearest(row[0]) for row in test], [row[2] for row in test]).mean() <= ceiling
+    assert ROWS[DEFINITIONS[task].metric]([nearest(row[0]) for row in test], [row[2] for row in test]).mean() <= ceiling

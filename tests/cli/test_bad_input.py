@@ -230,7 +230,7 @@ CASES = [
     Case(
         "run trec --data demo",
         "There is no data for task 'trec'. The source 'demo' holds qnli, ag_news, sst2, who_did_it, was_it_kind, "
-        "ner_people_places, ner_products; for others give --data DIR.",
+        "ner_people_places, ner_products, when_is_it, who_and_where, in_one_line; for others give --data DIR.",
         1,
     ),
     Case("run sst2 --data ''", "--data needs a value, got an empty text."),

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import forgetfree
+from forgetfree import cli
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, ModelError, UsageError
 from forgetfree.kinds.generation import TextAnswers
@@ -205,6 +206,14 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert found.scores.equals(forgetfree.load_results(table).scores)
     for name, values in losses.items():
         assert list(found.matrix(name, metric="loss")["first"]) == values
+
+
+def test_a_stream_is_planned_by_a_few_steps(data: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "first,last", "--data", str(data), "--model", str(model), "--steps", "6"]
+    assert cli.main([*words, "--sparsity", "0.2", "--check"]) == 0
+    told = capsys.readouterr().out
+    assert "Task: first, 24 training, 9 validation, 13 test rows" in told
+    assert "training steps of this model on this machine" in told
 
 
 def test_one_process_and_two_write_the_same(data: Path, model: Path, tmp_path: Path) -> None:

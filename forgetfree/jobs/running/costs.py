@@ -16,7 +16,6 @@ import torch
 
 from forgetfree.core.base_regions import tiny_region_note
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.device import kind_of_device
 from forgetfree.display import tell_note
@@ -24,6 +23,7 @@ from forgetfree.errors import UsageError
 from forgetfree.jobs.config import CommonOptions
 from forgetfree.jobs.running.environment import existing
 from forgetfree.jobs.running.unit import Json
+from forgetfree.kinds.kind import kind_of
 from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, model_bytes, search_phase
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.training import fine_tune, predict
@@ -142,7 +142,8 @@ def timed_rates(
     """Return the rates of a model, by a few steps of fine-tuning on rows of a task; the model is not to be used afterwards."""
     options, model = for_device(options, device), loaded.model.to(device)
     label = model.add_task(loaded.head(definition))
-    sample = EncodedRows.of(loaded.encoder(definition)(rows), rows.labels, label, loaded.pad)
+    encoder = loaded.encoder(definition)
+    sample = kind_of(definition).encode(definition, rows, encoder, label=label, pad=loaded.pad)
     clock: list[float] = []
     steps = replace(options, schedule="constant", cache_lower_layers=False)
     fine_tune(model, sample, steps, steps=_TIMED, seed=0, on_step=lambda step, loss: clock.append(time.perf_counter()))

@@ -202,7 +202,7 @@ def test_what_cannot_be_is_refused(
 
 def test_each_process_takes_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "devices", lambda: ["cpu", "cuda:0", "cuda:1"])
-    monkeypatch.setattr(device, "_given", None)
+    monkeypatch.setattr(device, "_own_number", None)
     assert [find_device(name) for name in ("auto", "cuda", "cuda:*", "cuda:1", "cpu")] == [
         *("cuda", "cuda", "cuda", "cuda:1", "cpu")
     ]
