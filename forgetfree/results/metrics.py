@@ -33,6 +33,7 @@ class Metric:
         bounds: the lowest and the highest score there can be; ``None``: there is none.
         constant: returns the best score that one and the same answer to all rows can have; none: every label is tried.
         scale: how scores are shown; default: as percentages where the bounds lie in [0, 1], else as plain numbers.
+        title: what tables call it; default: its name, in capitals.
     """
 
     score: Callable[[Any], float]
@@ -40,6 +41,7 @@ class Metric:
     bounds: tuple[float | None, float | None] = (0.0, 1.0)
     constant: Callable[[Any], float] | None = None
     scale: Scale | None = None
+    title: str = ""
 
     @property
     def shown_as(self) -> Scale:
@@ -64,6 +66,11 @@ def scale_of(*metrics: str) -> Scale:
     """Return how scores by any of these metrics are shown, and means over them: as plain numbers where they differ in that."""
     scales = {registry.metric(name).shown_as for name in metrics}
     return scales.pop() if len(scales) == 1 else PLAIN
+
+
+def title_of(metric: str) -> str:
+    """Return what tables call a metric."""
+    return registry.metric(metric).title or metric.upper()
 
 
 # ---- metrics of predicted labels ------------------------------------------------------------------------

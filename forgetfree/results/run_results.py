@@ -48,6 +48,8 @@ _MATRIX = (
 Matrix = Annotated[list[list[float | None]], checked_by(_is_matrix, _MATRIX % "")]
 #: Of a task without probabilities all are null.
 MatrixOfShares = Annotated[list[list[Share | None]], checked_by(_has_such_columns, _MATRIX % " in [0, 1]")]
+#: Of a task without such scores all are null.
+MatrixOfSome = Annotated[list[list[float | None]], checked_by(_has_such_columns, _MATRIX % "")]
 Overlap = Annotated[
     list[list[Amount]],
     checked_by(lambda v, c: len(v) == c["n"] and all(len(row) == c["n"] for row in v), "{n} rows of {n} numbers"),
@@ -110,6 +112,7 @@ class Run(Record):
     metric: Annotated[list[str], checked_by(lambda v, c: len(v) == c["n"], "{n} names of metrics")]
     matrix: Matrix
     ece: MatrixOfShares
+    more_scores: dict[str, MatrixOfSome] = Field(default_factory=dict)
     summary: Summary
     seconds: dict[str, Amount]
     options: Json = Field(default_factory=dict)
@@ -268,6 +271,7 @@ class RunResults(_OfTasks):
         for after, (scores, eces) in enumerate(zip(run.matrix, run.ece, strict=True)):
             for i, task in enumerate(self.tasks):
                 values = {run.metric[i]: scores[i], "ece": eces[i]} if scores[i] is not None else {}
+                values |= {name: matrix[after][i] for name, matrix in run.more_scores.items()} if values else {}
                 if after == len(self.tasks):
                     values |= {"agreement": run.agreement[i]} if run.agreement else {}
                     if run.union:

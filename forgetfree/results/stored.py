@@ -26,6 +26,7 @@ from forgetfree.results.unit_folder import MADE_OF, SECONDS_PER_TASK, check_made
 
 _Results = TypeVar("_Results")
 Json = dict[str, Any]
+#: Metrics with a place of their own in an entry of ``runs``.
 _RUN = ("ece", "agreement", f"{UNION}accuracy", f"{UNION}ece")
 
 
@@ -168,7 +169,7 @@ def _command(results: Any) -> str:
 
 
 def run_of_scores(scores: Iterable[Score], tasks: Sequence[str], metrics: Mapping[str, str] | None = None) -> Json:
-    """Return ``metric``, ``matrix``, ``ece``, ``agreement`` and ``union`` of an entry of ``runs`` from its scores so far.
+    """Return ``metric``, ``matrix``, ``ece``, ``more_scores``, ``agreement`` and ``union`` of an entry of ``runs`` from scores.
 
     The matrices have a row before training and one after each task that was learned, and a column for each task; ``None``
     where a task was not evaluated before it was learned. Of a task without probabilities, all of ``ece`` is.
@@ -198,6 +199,13 @@ def run_of_scores(scores: Iterable[Score], tasks: Sequence[str], metrics: Mappin
     values |= {("", i, task): None for task in tasks for i in range(last + 1)}
 
     run: Json = {"metric": metric, "matrix": matrix(metric), "ece": matrix(ece)}
+    own = {*zip(metric, tasks, strict=True)}
+    more = dict.fromkeys(name for name, _, task in values if name and (name, task) not in own and name not in _RUN)
+    if more:
+        run["more_scores"] = {
+            name: matrix([name if (name, task) in scored and (name, task) not in own else "" for task in tasks])
+            for name in more
+        }
     if "agreement" in measured:
         run["agreement"] = [values["agreement", last, task] for task in tasks]
     if f"{UNION}ece" in measured:
@@ -218,9 +226,13 @@ def to_csv(results: RunResults | GraftResults | ExperimentResults) -> str:
         units = results.units
         header = {key: value for key, value in results.content.items() if key not in ("units", "claims")}
         return rows_to_csv(rows, [header | {"unit": list(units[0].unit) if units else []}])
-    scored = ("metric", "matrix", "ece", "agreement", "union")
+    scored = ("metric", "matrix", "ece", "more_scores", "agreement", "union")
     header = {key: value for key, value in results.content.items() if key != "runs"}
-    of_runs = [{key: value for key, value in run.content.items() if key not in scored} for run in results.runs]
+    of_runs = [
+        {key: value for key, value in run.content.items() if key not in scored}
+        | ({"more_scores": list(run.more_scores)} if run.more_scores else {})
+        for run in results.runs
+    ]
     return rows_to_csv(rows, [header, *of_runs])
 
 
@@ -234,9 +246,10 @@ def of_csv(text: str) -> Json:
     command = _command(results)
     if command == "run":
         check_version(results)
-        scores = scores_of_rows(rows, (*task_metrics(), *_RUN))
+        more = {name for fact in facts for name in fact.get("more_scores", ())}
+        scores = scores_of_rows(rows, {*task_metrics(), *_RUN, *more})
         results["runs"] = [
-            fact
+            {key: value for key, value in fact.items() if key != "more_scores"}
             | run_of_scores(
                 (score for score in scores if score.of == {key: fact[key] for key in ("strategy", "seed")}),
                 results["tasks"],

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from forgetfree.display import PERCENT, Scale
+from forgetfree.display import PERCENT, PLAIN, Scale
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
 from forgetfree.results.evidence import student
 from forgetfree.results.learning_matrix import summarize
@@ -81,7 +81,8 @@ class ScoreTable:
         Args:
             strategy: its name, with the options that tell it from others where it has several.
             seed: of the run.
-            metric: ``score`` (of the task's own metric, such as accuracy or F1), or ``ece``.
+            metric: ``score`` (of the task's own metric, such as accuracy or F1), ``ece``, or what else was measured, such as
+                the ``loss`` on right texts.
 
         Returns:
             Shape (T+1, T), fractions: a row `BEFORE` training and one ``after`` each task, by its name; a column for each
@@ -100,7 +101,7 @@ class ScoreTable:
         stages = range(len(self.tasks) + 1)
         extra, table = set(table.index) - set(stages), table.reindex(index=stages, columns=self.tasks)
         missing = np.tril(table.isna().to_numpy(), -1)
-        if metric == "ece":  # some answers have no probabilities
+        if metric != SCORE:  # some answers have no probabilities, or no losses
             missing &= table.notna().any().to_numpy()
         if extra or missing.any():
             seeds = sorted(self.scores.loc[self.scores["strategy"] == strategy, "seed"].unique())
@@ -233,9 +234,11 @@ class ScoreTable:
         return self.scores[right]
 
     def _scale(self, metric: str) -> Scale:
-        """Return how the numbers of a metric are shown; all that is no score of a task is a share."""
+        """Return how the numbers of a metric are shown; all that is no score of a task and no loss is a share."""
         known = self._of(metric)["metric"].unique()
-        return scale_of(*known) if set(known) <= set(task_metrics()) else PERCENT
+        if set(known) <= set(task_metrics()):
+            return scale_of(*known)
+        return PLAIN if {*known} & {"loss", "perplexity"} else PERCENT
 
     def _metrics(self, strategy: str, seed: int) -> list[str]:
         """Return what each task of a run is scored by."""

@@ -124,19 +124,20 @@ ROWS: dict[str, Callable[[Texts, Targets], Floats]] = {
 CORPUS: dict[str, Callable[[Texts, Targets], float]] = {"bleu": bleu, "chrf": chrf}
 
 
-def _of_rows(value: Callable[[Texts, Targets], Floats]) -> Metric:
-    return Metric(lambda answers: float(value(answers.texts, answers.right).mean()))
+def _of_rows(title: str, value: Callable[[Texts, Targets], Floats]) -> Metric:
+    return Metric(lambda answers: float(value(answers.texts, answers.right).mean()), title=title)
 
 
-def _of_all(value: Callable[[Texts, Targets], float]) -> Metric:
-    return Metric(lambda answers: value(answers.texts, answers.right))
+def _of_all(title: str, value: Callable[[Texts, Targets], float]) -> Metric:
+    return Metric(lambda answers: value(answers.texts, answers.right), title=title)
 
 
 #: As they are registered: they score answers with ``texts`` and ``right``, the right texts of each row.
-EXACT_MATCH, TOKEN_F1 = _of_rows(exact_match), _of_rows(token_f1)
-ROUGE_1, ROUGE_2, ROUGE_L = _of_rows(rouge_1), _of_rows(rouge_2), _of_rows(rouge_l)
-NUMERIC_ANSWER, EDIT_SIMILARITY = _of_rows(numeric_answer), _of_rows(edit_similarity)
-BLEU, CHRF = _of_all(bleu), _of_all(chrf)
+EXACT_MATCH, TOKEN_F1 = _of_rows("exact match", exact_match), _of_rows("token F1", token_f1)
+ROUGE_1, ROUGE_2 = _of_rows("ROUGE-1", rouge_1), _of_rows("ROUGE-2", rouge_2)
+ROUGE_L, NUMERIC_ANSWER = _of_rows("ROUGE-L", rouge_l), _of_rows("numeric answer", numeric_answer)
+EDIT_SIMILARITY = _of_rows("edit similarity", edit_similarity)
+BLEU, CHRF = _of_all("BLEU", bleu), _of_all("chrF", chrf)
 
 
 # ---- words ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from forgetfree import cli
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, ModelError, UsageError
 from forgetfree.kinds.generation import TextAnswers
+from forgetfree.results import stored
 from forgetfree.tasks import TaskDefinition
 
 WORDS = ("great", "terrible", "film", "movie")
@@ -195,8 +197,16 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert losses["grafting-continual"][1] == losses["grafting-continual"][2] < losses["grafting-continual"][0]
     assert losses["continual-ft"][1] != losses["continual-ft"][2]
     report = (tmp_path / "out" / "report.md").read_text()
-    assert "first" in report
-    assert not any(word in report for word in ("None", "left out"))  # the answers that were kept are read again
+    assert "first (exact match)" in report
+    assert "Loss on right texts (nats a token; means over tasks, and at the end of each)" in report
+    assert "left out" not in report  # the answers that were kept are read again
+    assert not {"None", "ECE"} & {*re.findall(r"\w+", report)}
+    found = forgetfree.load_results(tmp_path / "out")
+    table = (tmp_path / "table.csv").resolve()
+    table.write_text(stored.to_csv(stored.load_run_results(tmp_path / "out")))
+    assert found.scores.equals(forgetfree.load_results(table).scores)
+    for name, values in losses.items():
+        assert list(found.matrix(name, metric="loss")["first"]) == values
 
 
 def test_a_stream_is_planned_by_a_few_steps(data: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,9 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from forgetfree.display import PERCENT, Scale
+from forgetfree.display import PERCENT, PLAIN, Scale
 from forgetfree.results.comparison import Comparison, StrategyRuns
+from forgetfree.results.metrics import title_of
 from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.evidence_tables import evidence_tables
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best, without_columns
@@ -105,7 +106,9 @@ def tables_of(comparison: Comparison, units: Units) -> list[Table]:
         units: the files of its units; without them, tables that are made of answers are left out.
     """
     wide, single = len(comparison.tasks) > WIDE, len(comparison.tasks) == 1
+    more = dict.fromkeys(name for entry in comparison.strategies for run in entry.runs for name in run.more_scores)
     by_strategy = [_outcome(comparison), _transfer(comparison), _calibration(comparison)]
+    by_strategy += [_more(comparison, name) for name in more if name not in _FOLLOWS]
     others = [_readouts(comparison), _costs(comparison)]
     for grid in (_growth, _ledger, _course if wide else _matrix):
         others += [grid(comparison, entry) for entry in comparison.strategies]
@@ -138,16 +141,19 @@ def _summary(header: str, key: str, better: int, scale: Scale) -> Columns:
 def _outcome(comparison: Comparison) -> Grid:
     """Return table 4 of the paper: what each strategy still knows of each task at the end."""
     scale, shows = comparison.scale, _shows(comparison)
-    points = "forgetting, BWT and ECE" if scale == PERCENT else "ECE"
+    runs = [run for entry in comparison.strategies for run in entry.runs]
+    calibrated = not runs or any(run.summary.ece is not None for run in runs)
+    points = [*(["forgetting, BWT" if calibrated else "forgetting and BWT"] if scale == PERCENT else [])]
+    points += ["ECE"] if calibrated else []
     grid = Grid.of_runs(
-        (_OUTCOME, _unit_of_scores(comparison), f"{points} in percentage points"),
+        (_OUTCOME, _unit_of_scores(comparison), f"{' and '.join(points)} in percentage points" if points else ""),
         "strategy",
         _strategies(comparison),
         Columns(_task_headers(comparison), lambda run, _, i: run.matrix[-1][i], shows, comparison.signs, "a task"),
         _summary("average", "average", comparison.sign, scale),
         _summary("forgetting", "forgetting", -1, scale),
         _summary("BWT", "bwt", 1, scale),
-        _summary("ECE", "ece", -1, PERCENT),
+        *([_summary("ECE", "ece", -1, PERCENT)] if calibrated else []),
     )
     rows = []
     for entry, row in zip(comparison.strategies, grid.rows, strict=True):
@@ -156,10 +162,11 @@ def _outcome(comparison: Comparison) -> Grid:
             unions = [run.union for run in entry.runs if run.union]
             of_tasks = zip(*(union.accuracy for union in unions), strict=True)
             average, ece = [_mean(union.accuracy) for union in unions], [_mean(union.ece) for union in unions]
-            rows.append((f"{entry.label} (one final union)", [*of_tasks, average, [], [], ece]))
+            more = [ece] if calibrated else []
+            rows.append((f"{entry.label} (one final union)", [*of_tasks, average, [], [], *more]))
     floors = ({CONSTANT: comparison.constant} if comparison.constant else {}) | dict(comparison.learned_floors)
     for name, floor in floors.items():
-        rows.append((name, [*([score] for score in floor), [_mean(floor)], [], [], []]))
+        rows.append((name, [*([score] for score in floor), [_mean(floor)], [], [], *([[]] if calibrated else [])]))
     return replace(grid, rows=rows, legend=[*grid.legend, *floors, "bold"], of_tasks=True)
 
 
@@ -227,6 +234,40 @@ def _calibration(comparison: Comparison) -> Grid:
         ),
     )
     return replace(grid, of_tasks=True)
+
+
+def _more(comparison: Comparison, name: str) -> Grid:
+    """Return what a kind of task measures beside the score: before training, once learned and at the end."""
+    title, units, show, better = _MORE.get(name, (name.replace("_", " ").capitalize(), ("",), PLAIN.text, 0))
+    runs = [run for entry in comparison.strategies for run in entry.runs]
+    last = [run.more_scores[name][-1] for run in runs if name in run.more_scores]
+    known = [i for i in range(len(comparison.tasks)) if any(row[i] is not None for row in last)]
+
+    def at(run: Run, row: int, i: int) -> float | None:
+        return run.more_scores[name][row][i] if name in run.more_scores else None
+
+    def mean(row_of: Callable[[int], int]) -> Value:
+        return lambda run, *_: _mean([at(run, row_of(i), i) for i in known])
+
+    stages = [("before training", mean(lambda i: 0)), ("once learned", mean(lambda i: i + 1))]
+    grid = Grid.of_runs(
+        (title, *units, "means over tasks, and at the end of each"),
+        "strategy",
+        _strategies(comparison),
+        *(Columns([stage], value, show, better) for stage, value in stages),
+        Columns(["at the end"], mean(lambda i: -1), show, better),
+        Columns([comparison.tasks[i] for i in known], lambda run, _, i: at(run, -1, known[i]), show, better),
+    )
+    return replace(grid, legend=["once learned", *([name] if name in _MORE else [])], of_tasks=True)
+
+
+#: Scores beside a task's own: title, unit, how they are written, and whether more is better.
+_MORE: dict[str, tuple[str, Sequence[str], Show, int]] = {
+    "loss": ("Loss on right texts", ("nats a token",), PLAIN.text, -1),
+    "word_accuracy": ("Accuracy of words", ("in %",), percent, 1),
+}
+#: Those that follow from another.
+_FOLLOWS = ("perplexity",)
 
 
 def _readouts(comparison: Comparison) -> Grid:
@@ -378,7 +419,7 @@ def _unit_of_scores(comparison: Comparison, percent: str = "in %") -> str:
 def _task_headers(comparison: Comparison) -> list[str]:
     """Return task names, with the metric where it is not accuracy."""
     return [
-        task if metric == "accuracy" else f"{task} ({metric.upper()})"
+        task if metric == "accuracy" else f"{task} ({title_of(metric)})"
         for task, metric in zip(comparison.tasks, comparison.metric, strict=True)
     ]
 

@@ -253,6 +253,9 @@ MEANINGS = {
     "the model that answers for it at the end",
     "won by re-training": "that average minus the strategy's own: what the readout had forgotten, not the features",
     "once learned": "the score right after the task was learned",
+    "loss": "the mean cross-entropy of a token of the right texts, and of that which ends them; its exponential "
+    "is the perplexity",
+    "word_accuracy": "the share of words that are labelled rightly",
 }
 
 #: What is told in another way where a task has a metric of a plug-in, of which lower may be better.
