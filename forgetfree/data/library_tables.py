@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -134,33 +133,6 @@ def _check_once(where: str, names: Sequence[str]) -> None:
 
 
 # -- Folders ---------------------------------------------------------------------------------------------
-
-_SHARD = re.compile(
-    r"(train|training|validation|valid|val|dev|eval|test)[-._].*\.(parquet|csv|tsv|jsonl?|arrow)(\.\w+)?"
-)
-
-
-def is_saved(folder: Path) -> bool:
-    """Return whether ``datasets.save_to_disk`` wrote the folder."""
-    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
-
-
-def is_snapshot(folder: Path) -> bool:
-    """Return whether the folder is a data set of the hub as it is downloaded: files in parts, or a card that describes them."""
-    if is_saved(folder):
-        return False
-    places = [place for place in (folder, folder / "data") if place.is_dir() and os.access(place, os.R_OK | os.X_OK)]
-    return any(_SHARD.fullmatch(path.name.lower()) for place in places for path in place.iterdir()) or _has_card(folder)
-
-
-def _has_card(folder: Path) -> bool:
-    """Return whether a ``README.md`` describes the folder as a data set of the hub."""
-    card = folder / "README.md"
-    if not card.is_file():
-        return False
-    with card.open("rb") as file:
-        head = file.read(2**16)
-    return head.startswith(b"---") and bool(re.search(rb"^(configs|dataset_info):", head, re.MULTILINE))
 
 
 def read_saved(folder: Path) -> Tables:

@@ -1,9 +1,10 @@
-"""A task's rows from a folder or from tables, for every source: its files, its ``source.json``, and the kind that reads it."""
+"""A task's rows, for every source: what a folder is, its files, its ``source.json``, and the kind that reads its tables."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import ColumnNames
-from forgetfree.data.library_tables import is_saved, is_snapshot, read_saved, read_snapshot
+from forgetfree.data.library_tables import read_saved, read_snapshot
 from forgetfree.data.rows import RowKind, TaskRows
 from forgetfree.data.table_files import files_of, format_of, head_of, read_table
 from forgetfree.data.tables import Table, TaskTables, split_of
@@ -28,6 +29,13 @@ _KEYS = (
     *("text_column", "label_column", "kind", "entities"),
     *("instruction", "max_new_tokens", "stop"),
 )
+#: A file of a data set of the hub, which has its splits in parts.
+_SHARD = re.compile(
+    r"(train|training|validation|valid|val|dev|eval|test)[-._].*\.(parquet|csv|tsv|jsonl?|arrow)(\.\w+)?"
+)
+
+
+# -- What a folder is ------------------------------------------------------------------------------------
 
 
 def is_one_task(root: Path) -> bool:
@@ -50,6 +58,32 @@ def _has_files(folder: Path) -> bool:
         return False
     named = (format_of(path.name) for path in folder.iterdir() if path.is_file())
     return any(format and split_of(stem) for stem, format in named)
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether ``datasets.save_to_disk`` wrote the folder."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def is_snapshot(folder: Path) -> bool:
+    """Return whether the folder is a data set of the hub as it is downloaded: files in parts, or a card that describes them."""
+    if is_saved(folder):
+        return False
+    places = [place for place in (folder, folder / "data") if place.is_dir() and os.access(place, os.R_OK | os.X_OK)]
+    return any(_SHARD.fullmatch(path.name.lower()) for place in places for path in place.iterdir()) or _has_card(folder)
+
+
+def _has_card(folder: Path) -> bool:
+    """Return whether a ``README.md`` describes the folder as a data set of the hub."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return False
+    with card.open("rb") as file:
+        head = file.read(2**16)
+    return head.startswith(b"---") and bool(re.search(rb"^(configs|dataset_info):", head, re.MULTILINE))
+
+
+# -- Rows ------------------------------------------------------------------------------------------------
 
 
 def read_folder(name: str, folder: Path, columns: ColumnNames, skip_bad_rows: bool = False) -> TaskRows:

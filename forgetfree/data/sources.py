@@ -18,8 +18,16 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ReadOptions
-from forgetfree.data.library_tables import configurations, is_snapshot, read_hub, tables_of
-from forgetfree.data.reading import check_folder, check_header, holds_a_task, is_one_task, read_folder, read_task
+from forgetfree.data.library_tables import configurations, read_hub, tables_of
+from forgetfree.data.reading import (
+    check_folder,
+    check_header,
+    holds_a_task,
+    is_one_task,
+    is_snapshot,
+    read_folder,
+    read_task,
+)
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
 from forgetfree.display import brief, is_text
