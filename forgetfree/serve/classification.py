@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from forgetfree.core.body import body_of, body_prefix
+from forgetfree.data.columns import PAIR
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief, escaped, is_text
 from forgetfree.errors import GraftError, UsageError
@@ -80,7 +81,8 @@ class LabelTask(ServedTask):
 
     def json(self, texts: tuple[str, ...], answer: Answer) -> dict[str, Any]:
         """Return texts, task, label, and all probabilities."""
-        return dict(zip(self.names, texts, strict=True)) | self.response(answer).model_dump()
+        names = PAIR if len(texts) == 2 else ("text",)  # a router may ask a task about pairs for a single text
+        return dict(zip(names, texts, strict=True)) | self.response(answer).model_dump()
 
     def response(self, answer: Answer) -> OneAnswer:
         """Return the answer as the server sends it."""

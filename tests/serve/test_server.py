@@ -197,16 +197,16 @@ def test_a_queue_that_is_full_says_so_and_a_batch_that_fails_stops_nothing() -> 
         slow: Any = Slow()
         batcher = Batcher(slow, Limits(queue=6, batch=4))
         work = asyncio.create_task(batcher.work())
-        asked = [asyncio.create_task(batcher.answer("t", texts)) for texts in (["a", "b"], ["c"], ["d", "e"])]
+        asked = [batcher.put("t", texts) for texts in (["a", "b"], ["c"], ["d", "e"])]
         await asyncio.sleep(0)
         with pytest.raises(HTTPException, match=r"503: Too many texts wait: 5, of at most 6\. Ask again") as caught:
-            await batcher.answer("t", ["f", "g"])
+            await batcher.put("t", ["f", "g"])
         assert caught.value.headers == {"Retry-After": "1"}
         assert await asyncio.gather(*asked) == [["t: a", "t: b"], ["t: c"], ["t: d", "t: e"]]
         assert slow.batches == [["a", "b", "c"], ["d", "e"]]  # as many whole requests as go into four texts
         with pytest.raises(RuntimeError):
-            await batcher.answer("t", ["bad"])
-        assert await batcher.answer("u", ["good"]) == ["u: good"]
+            await batcher.put("t", ["bad"])
+        assert await batcher.put("u", ["good"]) == ["u: good"]
         assert batcher.size == 0
         work.cancel()
 
