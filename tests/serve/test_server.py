@@ -187,7 +187,7 @@ def test_a_queue_that_is_full_says_so_and_a_batch_that_fails_stops_nothing() -> 
     class Slow:
         batches: list[list[str]] = []  # noqa: RUF012
 
-        def answer_mixed(self, tasks: list[str], texts: list[str]) -> list[str]:
+        def answer_mixed(self, tasks: list[str], texts: list[str], ending: Any) -> list[str]:
             self.batches.append(texts)
             if "bad" in texts:
                 raise RuntimeError("out of memory")
