@@ -13,7 +13,7 @@ from forgetfree.data.columns import ColumnNames, choose_texts
 from forgetfree.data.rows import Rows
 from forgetfree.data.tables import plain
 from forgetfree.display import brief, escaped
-from forgetfree.errors import UsageError
+from forgetfree.errors import GraftError, UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.generation import one_prompt, prompt_columns, text_of, turns_of
 from forgetfree.models.generation import stops, write
@@ -143,8 +143,11 @@ class WritingTask(ServedTask):
         return [replace(written, cut_tokens=lost) for written, lost in zip(said, cut, strict=True)]
 
     def network(self, parts: Parts) -> TaskNetwork:
-        """Return the language model."""
-        raise NotImplementedError
+        """Raise ``GraftError``: the language model of a task is not written yet."""
+        raise GraftError(
+            f"Task {self.task.name!r} is answered by texts, and no model of its own is written for such a task yet. Ask it by "
+            "forgetfree predict or forgetfree serve."
+        )
 
     def lines(self, texts: tuple[str, ...], answer: WrittenText) -> list[str]:
         """Return what was written, and the prompt."""

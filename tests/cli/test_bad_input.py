@@ -736,6 +736,7 @@ CASES = [
     Case("serve run --threads 0", "--threads must be from 1 to "),
     Case("serve run --threads 100000", "the CPU cores of this machine, got 100000."),
     Case("serve run --most-characters -1", "--most-characters must be at least 1, got -1."),
+    Case("serve run --most-tokens 0", "--most-tokens must be at least 1, got 0."),
     Case("serve run --most-waiting 0", "--most-waiting must be at least 1, got 0."),
     Case("serve run --allow-origin my.site", "--allow-origin must be such as https://my.site or"),
     Case("serve run --most-bytes many", "--most-bytes must be a whole number, got 'many'."),

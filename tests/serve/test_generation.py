@@ -160,3 +160,12 @@ def test_predict_prints_texts_and_tables(run: Path, data: Path, capsys: pytest.C
     assert capsys.readouterr().out.startswith("prompt,task,text\nfilm,chat,")
     assert cli.main(["predict", str(run), "--task", "auto", "film"]) == 2
     assert "The router chooses among labels of whole texts, and first writes texts" in capsys.readouterr().err
+
+
+def test_no_model_of_its_own_is_written_yet(run: Path, tmp_path: Path, capsys: Any) -> None:
+    """The message names what answers instead; nothing is written."""
+    for way in ([], ["--format", "onnx"]):
+        words = ["export", str(run), "--strategy", "grafting-continual", "--task", "first", *way]
+        assert cli.main([*words, "--out", str(tmp_path / "model")]) == 1
+        assert "Ask it by forgetfree predict or forgetfree serve" in capsys.readouterr().err
+        assert not (tmp_path / "model").exists()
