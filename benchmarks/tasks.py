@@ -311,7 +311,7 @@ _WRITTEN = (
 #: Tasks of Super-NaturalInstructions (Wang et al., 2022) that are answered by texts; ``source.json`` has their instructions.
 _INSTRUCTED = (
     *(
-        TaskDefinition(f"ni_{name}", "generation", (), metric="exact_match")
+        TaskDefinition(f"ni_{name}", "generation", (), metric="exact_match", max_new_tokens=8)
         for name in ("commonsenseqa", "emotion", "sentiment140", "sst2")
     ),
     *(

@@ -218,6 +218,8 @@ class TaskDefinition:
             faults.append(f"labels must be none where answers are texts, got {brief(self.labels, 200)}")
         if self.template and self.template.count("{prompt}") != 1:
             faults.append(f"template must hold {{prompt}} once, got {brief(self.template, 200)}")
+        if self.instruction and self.template and "{instruction}" not in self.template:
+            faults.append(f"template must hold {{instruction}}, since there is one, got {brief(self.template, 200)}")
         if not 1 <= self.max_new_tokens <= MOST_NEW_TOKENS:
             faults.append(f"max_new_tokens must be from 1 to {MOST_NEW_TOKENS:,}, got {self.max_new_tokens}")
         if self.template and self.kind == "messages":

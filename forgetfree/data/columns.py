@@ -197,6 +197,19 @@ def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: s
     return texts
 
 
+def are_labelled_texts(names: Iterable[str], *, beside: Iterable[str] = ()) -> bool:
+    """Return whether columns of common names hold texts and a label.
+
+    Args:
+        names: of all columns.
+        beside: columns that are no label, whatever they are called.
+    """
+    plain = {bare_name(name) for name in names}
+    labels = plain & {bare_name(name) for name in _LABELS} - {bare_name(name) for name in beside}
+    paired = any({bare_name(one), bare_name(other)} <= plain for one, other in _PAIRS)
+    return bool(labels) and (paired or bool(plain & set(_SINGLES)))
+
+
 def _known(names: Iterable[str]) -> dict[str, str]:
     """Return a table's names by how they are compared; the first of several that are alike."""
     return {bare_name(name): name for name in reversed(list(names))}

@@ -28,6 +28,8 @@ PLAIN_TEMPLATE = "{instruction}\n\n{prompt}\n\n"
 #: Stands for the text of a turn while a chat is put together.
 _TURN = "<<turn {}>>"
 _TURNS = re.compile(r"( ?)<<turn \d+>>")
+#: Whose turns lose no text.
+_FIXED = ("system", "developer")
 #: How many rows that do not fit are named.
 _NAMED = 5
 
@@ -91,6 +93,7 @@ class PromptEncoder(Encoder):
     def __init__(
         self, tokenizer: Any, task: TaskDefinition, max_length: int = MAX_LENGTH, *, closed: bool = False
     ) -> None:
+        self._apart = closed
         self._task, self._chat = task, bool(getattr(tokenizer, "chat_template", None)) and not task.template
         super().__init__(tokenizer, None, max_length, closed=closed)
         if self._chat:  # what a chat template puts at its beginning it says itself
@@ -124,18 +127,19 @@ class PromptEncoder(Encoder):
         for i, (prompt, answer) in enumerate(zip(rows.first, answers, strict=True)):
             turns = self._turns(prompt)
             parts, spaces = self._parts_of(turns) if self._task.form == "messages" else self._usual
-            room = self._max_length - sum(map(len, parts))
+            written = [f"{space}{turn['content']}" for space, turn in zip(spaces, turns, strict=True)]
+            texts = self._texts(written, begin=not parts[0][len(self.opening) :])
+            fixed = [i for i, turn in enumerate(turns) if turn["role"] in _FIXED and len(turns) > 1]
+            room = self._max_length - sum(map(len, [*parts, *(texts[i] for i in fixed)]))
             kept = min(self._task.max_new_tokens, room // 2)
             if len(answer) > room:
                 long.append(i)
                 continue
-            written = [f"{space}{turn['content']}" for space, turn in zip(spaces, turns, strict=True)]
-            texts = token_ids(self.tokenizer, written, inside=True)
             left = room - max(len(answer), kept)
-            self.count(sum(map(len, texts)) - left)
-            ids = self._before(parts, texts, left)
+            ids = self._before(parts, texts, fixed, left)
+            self.count(sum(map(len, [*parts, *texts])) - len(ids))
             if len(answer) > kept:  # how long it is, what is asked must not tell
-                longer[i] = self._before(parts, texts, room - kept)
+                longer[i] = self._before(parts, texts, fixed, room - kept)
             whole.append([*ids[:-1], *(~token for token in (ids[-1], *answer))])
             labels.append([*answer, self.end])
         if long:
@@ -169,8 +173,14 @@ class PromptEncoder(Encoder):
 
     def _answers(self, rows: Rows) -> list[list[int]]:
         """Return the ids of the text that is learned of each row; none where there is none."""
-        texts = [f"{self._space}{right[0]}" if right else "" for right in rows.labels]
-        return token_ids(self.tokenizer, texts, inside=True)
+        space = "" if self._apart else self._space  # a decoder apart begins a text with it
+        texts = [f"{space}{right[0]}" if right else "" for right in rows.labels]
+        return token_ids(self.tokenizer, texts, inside=not self._apart)
+
+    def _texts(self, turns: Sequence[str], *, begin: bool) -> list[list[int]]:
+        """Return the ids of the texts of turns, of which the first may begin its row."""
+        first = token_ids(self.tokenizer, turns[:1], inside=not begin)
+        return [*first, *token_ids(self.tokenizer, turns[1:], inside=True)]
 
     def _turns(self, prompt: str) -> list[dict[str, str]]:
         """Return a row as the turns of a chat."""
@@ -222,23 +232,32 @@ class PromptEncoder(Encoder):
         ids: list[int] = self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"] if piece else []
         return ids
 
-    def _before(self, parts: list[list[int]], turns: Sequence[Sequence[int]], room: int) -> list[int]:
-        """Return the ids before an answer; the longest text of a turn loses its beginning where there is no room."""
+    def _before(
+        self, parts: list[list[int]], turns: Sequence[Sequence[int]], fixed: Sequence[int], room: int
+    ) -> list[int]:
+        """Return the ids before an answer; where there is no room, the oldest turns lose their texts from the beginning.
+
+        Args:
+            parts: the ids around the texts of turns.
+            turns: the ids of these texts.
+            fixed: the numbers of those that lose nothing.
+            room: tokens for the others.
+        """
         texts = [list(turn) for turn in turns]
-        over = sum(map(len, texts)) - room
-        while over > 0:
-            longest = max(range(len(texts)), key=lambda i: len(texts[i]))
-            cut = min(over, len(texts[longest]))
-            texts[longest], over = texts[longest][cut:], over - cut
+        over = sum(len(text) for i, text in enumerate(texts) if i not in fixed) - room
+        for i, text in enumerate(texts):
+            if i not in fixed and over > 0:
+                cut = min(over, len(text))
+                texts[i], over = text[cut:], over - cut
         ids = [token for part, text in zip(parts, [*texts, []], strict=True) for token in (*part, *text)]
         return ids or [self.blank]
 
     def _refuse(self, rows: Sequence[tuple[str, int]]) -> None:
         """Raise ``DataError`` for rows, each with its prompt and the length of its answer, that do not fit."""
-        named = ", ".join(f"that of {brief(prompt)} has {count:,} tokens" for prompt, count in rows[:_NAMED])
+        named = ", ".join(f"to {brief(prompt)} has {count:,} tokens" for prompt, count in rows[:_NAMED])
         more = f", and {len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
         raise DataError(
             f"Task {self._task.name!r} has {counted(len(rows), 'row')} whose answer does not fit into max_length="
-            f"{self._max_length} tokens beside the instruction and the template: {named}{more}. Set a higher max_length, or "
-            "remove the rows."
+            f"{self._max_length} tokens beside the instruction, the template and the marks of turns: the answer {named}{more}. "
+            "Set a higher max_length, or remove the rows."
         )

@@ -182,7 +182,7 @@ def read_source(folder: Path) -> dict[str, Any]:
     if entities is not None and not (isinstance(entities, list) and entities and _are_names([*entities, "O"])):
         raise DataError(f"{path}: entities must be a list of kinds, all different, got {brief(entities, 200)}.")
     if source.get("metric", "accuracy") not in registry.metrics():
-        metrics = registry.metrics_of(source.get("kind", kinds[0]))
+        metrics = registry.metrics_of(source["kind"]) if "kind" in source else list(registry.metrics())
         raise DataError(f"{path}: metric must be {' or '.join(map(repr, metrics))}, got {source['metric']!r}.")
     return source
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
+from forgetfree.data.columns import are_labelled_texts
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, plain
 from forgetfree.display import brief, is_text
@@ -40,9 +41,14 @@ _COLUMNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("prompt",), "completion"),
     (("prompt",), "response"),
     (("instruction", "input"), "output"),
+    (("instruction", "input"), "response"),
+    (("instruction", "context"), "output"),
+    (("instruction", "context"), "response"),
     (("instruction",), "output"),
     (("instruction",), "response"),
     (("context", "question"), "answers"),
+    (("context", "question"), "answer"),
+    (("passage", "question"), "answer"),
     (("question",), "answer"),
     (("question",), "answers"),
     (("input",), "output"),
@@ -59,6 +65,8 @@ _COLUMNS: tuple[tuple[tuple[str, ...], str], ...] = (
 _CHATS = ("messages", "conversations", "conversation")
 #: The names of turns in chats as ShareGPT writes them.
 _ROLES = {"human": "user", "gpt": "assistant"}
+#: Who may speak in a chat. A role stands in the chat template as it is, so any other text could forge turns.
+ROLES = ("system", "developer", "user", "assistant", "tool")
 #: How many of the commonest right texts are tried as an answer to all rows.
 _CONSTANTS = 20
 
@@ -163,9 +171,15 @@ class Generation(TaskKind):
     # -- Rows ------------------------------------------------------------------------------------------------
 
     def recognises(self, task: TaskTables) -> bool:
-        """Return whether the columns are those of prompts and answers, or of chats, and no label stands beside them."""
-        names = set(task.train.columns)
-        return not names & {"label", "labels"} and (_chat_of(names) is not None or _pair_of(names) is not None)
+        """Return whether the columns are those of prompts and answers, or of chats.
+
+        Texts with a label beside them, and rows whose label column the user names, are to be classified.
+        """
+        names, pair = set(task.train.columns), _pair_of(set(task.train.columns))
+        if task.columns.label or names & {"label", "labels"}:
+            return False
+        answer = [] if pair is None else [pair[1]]
+        return bool(_chat_of(names) or pair) and not are_labelled_texts(names, beside=answer)
 
     def check_header(self, task: TaskTables) -> None:
         """Raise ``DataError`` for columns that are missing."""
@@ -176,13 +190,19 @@ class Generation(TaskKind):
 
     def read(self, task: TaskTables) -> TaskRows:
         """Return a task with its rows."""
-        faults, rows, form = DataFaults(), dict[str, Rows](), "generation"
+        faults, rows, columns = DataFaults(), dict[str, Rows](), dict[tuple[str, ...], str]()
         for split, table in task.tables.items():
             if reader := faults.attempt(_reader, table, task):
-                form, rows[split] = reader.form, reader.rows()
+                columns[reader.columns], rows[split] = reader.form, reader.rows()
                 faults.add(table.bad, len(rows[split]), task.skip_bad_rows)
         faults.report()
-        return read_rows(task, self._definition(task, form), rows)
+        if len(set(columns.values())) > 1:
+            raise DataError(
+                f"Task {task.name!r} has chats in one split, and prompts with their answers in another. Write all alike."
+            )
+        used, form = next(iter(columns.items()))
+        said = [] if used in (("prompt", "target"), ("messages",)) else [_told(used, form)]
+        return read_rows(task, self._definition(task, form), rows, said)
 
     def _definition(self, task: TaskTables, form: str) -> TaskDefinition:
         source = task.source
@@ -368,13 +388,21 @@ def _reader(table: Table, task: TaskTables) -> _Reader:
         cells = [plain(cell) for cell in table.columns[named.texts[0]][:1]]
         chat = named.texts[0] if any(isinstance(cell, list) for cell in cells) else None
     pair = (named.texts, named.label) if named.texts and named.label else _pair_of(names)
-    if task.source.get("kind") == "messages" or (chat and not (named.texts and named.label)):
+    kind = task.source.get("kind")
+    if kind == "messages" or (chat and not (pair and (named.label or kind == "generation"))):
         if chat is None:
             raise DataError(_lacks(table, "messages"))
         return _Reader(table, "messages", (chat,), _chat)
     if pair is None or pair[1] is None:
         raise DataError(_lacks(table, "prompt" if "prompt" not in names else "target"))
     return _Reader(table, "generation", (*pair[0], pair[1]), _prompt_and_targets)
+
+
+def _told(columns: Sequence[str], form: str) -> str:
+    """Return from which columns prompts and answers, or chats, are read."""
+    if form == "messages":
+        return f"chats from {columns[0]!r}"
+    return f"prompts from {' and '.join(map(repr, columns[:-1]))}, answers from {columns[-1]!r}"
 
 
 def _lacks(table: Table, column: str) -> str:
@@ -411,7 +439,7 @@ def _texts(cell: Any) -> tuple[Any, ...]:
     if isinstance(cell, list | tuple):
         return tuple(dict.fromkeys(text for each in cell for text in _texts(plain(each))))
     if isinstance(cell, int | float) and not isinstance(cell, bool):
-        return (f"{cell:g}" if isinstance(cell, float) and cell == cell else str(cell),)
+        return () if cell != cell else (str(int(cell)) if cell == int(cell) else repr(cell),)
     return () if cell is None else (cell,)
 
 
@@ -422,7 +450,7 @@ def _chat(reader: _Reader, i: int) -> tuple[str, tuple[str, ...]]:
     try:
         turns = turns_of(cell)
     except ValueError as error:
-        expected = "a list of turns, each with role and content as texts"
+        expected = f"a list of turns, each with a content and a role, one of {', '.join(ROLES)}"
         raise refusal(reader.fault(column, i, "no chat", expected, cell)) from error
     last = max((number for number, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
     if not last:
@@ -444,6 +472,7 @@ def turns_of(chat: Any) -> list[dict[str, str]]:
 
 def _turn(turn: Mapping[str, Any]) -> dict[str, str]:
     role, content = (turn["role"], turn["content"]) if "role" in turn else (turn["from"], turn["value"])
-    if not (isinstance(role, str) and is_text(content)):
+    role = _ROLES.get(role, role)
+    if role not in ROLES or not is_text(content):
         raise TypeError
-    return {"role": _ROLES.get(role, role), "content": content}
+    return {"role": role, "content": content}

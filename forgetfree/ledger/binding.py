@@ -157,7 +157,7 @@ def _shown(content: Mapping[str, Any], key: str) -> str:
 
 
 def tokenizer_digest(tokenizer: Any, *, chats: bool = False) -> str:
-    """Return the SHA-256 of what a Hugging Face tokenizer does, and of how it puts chats together if ``chats`` count.
+    """Return the SHA-256 of what a Hugging Face tokenizer does, and of how it reads and writes chats if ``chats`` count.
 
     That is its vocabulary, its merges or scores, its special tokens, the rules that change and split texts, and the
     ids of texts that show how they work. Its files do not count: another version of a library may write them in another way.
@@ -178,7 +178,8 @@ def tokenizer_digest(tokenizer: Any, *, chats: bool = False) -> str:
         ],
     }
     if chats:
-        content["chats"] = tokenizer.chat_template
+        clean = getattr(tokenizer, "clean_up_tokenization_spaces", None)
+        content["texts"] = [tokenizer.chat_template, described.get("decoder"), clean]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -135,23 +135,31 @@ def write_greedily(
     """
     read = answer or model
     texts = [list[int]() for _ in prompts]
-    limits = [min(most, model.positions - len(prompt)) for prompt in prompts]
+    limits = [min(most, model.most_after(prompt)) for prompt in prompts]
     unfinished = [i for i in range(len(prompts)) if limits[i] > 0]
     while unfinished:
         before = sum(map(len, texts))
-        drafts: list[list[tuple[int, bool]]] = [[] for _ in unfinished]
-        if answer is None:
-            rows = [(prompts[i], texts[i]) for i in unfinished]
-            left = max(limits[i] - len(texts[i]) for i in unfinished)
-            drafts = _drafts(model, rows, min(left, model.positions - max(len(p) + len(t) for p, t in rows)), end)
         still = list[int]()
-        for i, draft in zip(unfinished, drafts, strict=True):
-            alone = partial(_alone, read, model, prompts[i], task)
-            if not _settle(texts[i], draft, limits[i], alone, ends, end):
-                still.append(i)
+        for batch in _together(model, unfinished, texts):
+            drafts: list[list[tuple[int, bool]]] = [[] for _ in batch]
+            if answer is None:
+                rows = [(prompts[i], texts[i]) for i in batch]
+                wanted = max(limits[i] - len(texts[i]) for i in batch)
+                room = min(model.most_after(prompt) - len(text) for prompt, text in rows)
+                drafts = _drafts(model, rows, min(wanted, room), end)
+            for i, draft in zip(batch, drafts, strict=True):
+                alone = partial(_alone, read, model, prompts[i], task)
+                if not _settle(texts[i], draft, limits[i], alone, ends, end):
+                    still.append(i)
         on_token(sum(map(len, texts)) - before)
         unfinished = still
     return texts
+
+
+def _together(model: TaskModel, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the rows that are drafted in one batch: all, or for a decoder apart those whose texts are equally long so far."""
+    lengths = {i: len(texts[i]) if model.writes_apart else 0 for i in rows}
+    return [[i for i in rows if lengths[i] == length] for length in sorted(set(lengths.values()))]
 
 
 def _settle(

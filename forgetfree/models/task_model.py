@@ -163,20 +163,19 @@ class TaskModel(ReadoutModel):
         """Where the model is."""
         return next(self.parameters()).device
 
-    @property
-    def positions(self) -> int:
-        """The most tokens that a row and the text after it may have together."""
-        return sys.maxsize if self.writes_apart else positions_of(self.backbone)
+    def most_after(self, prompt: Sequence[int]) -> int:
+        """Return the most tokens that may be written after a prompt; a decoder apart begins with a token of its own."""
+        return positions_of(self.backbone) - (1 if self.writes_apart else len(prompt))
 
     def to_continue(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Tensor]:
         """Return the arguments of ``generate`` of transformers: prompts, with the texts that were written so far.
 
-        An encoder-decoder reads the prompts padded on the right, and its decoder goes on with the texts; any other model reads
-        both as one row, padded on the left.
+        An encoder-decoder reads the prompts padded on the right, and its decoder goes on with the texts, which have one length:
+        BART's decoder would count what fills them as positions. Any other model reads both as one row, padded on the left.
         """
         if self.writes_apart:
             prompts = self._padded([prompt for prompt, _ in rows])
-            texts = self._padded([[self._decoder_start, *text] for _, text in rows], left=True)
+            texts = self._padded([[self._decoder_start, *text] for _, text in rows])
             named = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
             return dict(zip(named, (*prompts, *texts), strict=True))
         ids, mask = self._padded([[*prompt, *text] for prompt, text in rows], left=True)

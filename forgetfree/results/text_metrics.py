@@ -151,12 +151,14 @@ _WITHOUT_BLANKS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANM
 def normalized(text: str) -> str:
     """Return a text in lower case without punctuation and English articles, its words apart by one blank, as SQuAD does.
 
-    Beyond that, as MLQA extends it (Lewis et al., 2020): punctuation of every script is left out, and each character of a
-    script that is written without blanks is a word. Letters that Unicode writes in several ways are one (NFC).
+    Where articles are all there is, they stay: the answer "A" of five letters is no empty text. Beyond SQuAD, as MLQA extends
+    it (Lewis et al., 2020): punctuation of every script is left out, and each character of a script that is written without
+    blanks is a word. Letters that Unicode writes in several ways are one (NFC).
     """
     lower = _nfc(text).lower()
     bare = "".join(char for char in lower if char not in _PUNCTUATION and unicodedata.category(char)[0] != "P")
-    return " ".join(_spaced(_ARTICLES.sub(" ", bare)).split())
+    without = _ARTICLES.sub(" ", bare)
+    return " ".join(_spaced(without if without.strip() else bare).split())
 
 
 def words_of_any_script(text: str) -> list[str]:

@@ -51,7 +51,7 @@ class Part(BaseModel):
 class Message(BaseModel):
     """A turn of a chat."""
 
-    role: str
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part]
 
     @property

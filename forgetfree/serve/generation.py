@@ -134,7 +134,7 @@ class WritingTask(ServedTask):
         written = write(task, model, rows, batch_size=batch_size, precision=precision)
         for prompt, ids in zip(rows.prompts, written, strict=True):
             text = text_of(rows.tokenizer, ids, task.stop)
-            ended = len(ids) < min(most, model.positions - len(prompt)) or stops(rows.tokenizer, ids, task.stop)
+            ended = len(ids) < min(most, model.most_after(prompt)) or stops(rows.tokenizer, ids, task.stop)
             found.append(WrittenText(text, self.task.name, 0, len(prompt), len(ids), ended))
         return found
 

@@ -138,11 +138,31 @@ def test_what_is_asked_does_not_depend_on_the_right_answer(tokenizer: Any) -> No
     assert asked[0] == asked[1] == asked[2]
 
 
+def test_of_a_long_chat_the_oldest_turns_are_cut(tokenizer: Any) -> None:
+    """The instruction and the question stay."""
+    turns = [{"role": role, "content": "film " * 12} for role in ("user", "assistant")]
+    chat = rows((json.dumps([*turns, {"role": "user", "content": "a great movie " * 5}]), "great"))
+    definition = task(kind="messages", instruction="terrible")
+    ((ids,), _, _) = PromptEncoder(tokenizer, definition, 80).learned(chat)
+    before, _ = read(tokenizer, ids)
+    assert before.startswith("system: terrible")
+    assert before.count("great movie") == 5
+    assert before.count("film") < 24
+
+
+def test_a_decoder_apart_begins_a_text_as_texts_begin() -> None:
+    """SentencePiece's words have their ▁, and the prompt's first word, too."""
+    pieces = tiny.metaspace("unigram", "always")
+    ((ids,), (labels,), _) = PromptEncoder(pieces, task(), 64, closed=True).learned(rows(("great film", "great film")))
+    assert pieces.convert_ids_to_tokens(labels[:-1]) == ["▁great", "▁film"]
+    assert pieces.convert_ids_to_tokens(ids[:2]) == ["▁great", "▁film"]
+
+
 def test_answers_that_do_not_fit_are_told_by_their_rows(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="{prompt} A:"), 16)
     long = " ".join(["film"] * 40)
     with pytest.raises(
-        DataError, match=r"2 rows whose answer does not fit .*: that of 'b' has \d+ tokens, that of 'c' has"
+        DataError, match=r"2 rows whose answer does not fit .*: the answer to 'b' has \d+ tokens, to 'c' has"
     ):
         encoder.learned(rows(("a", "great"), ("b", long), ("c", long)))
 

@@ -90,6 +90,9 @@ CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "
         ({"instruction": "do", "input": "", "output": "b"}, "do", ("b",)),
         ({"document": "a", "summary": "b", "id": 3}, "a", ("b",)),
         ({"source": "a", "translation": "b"}, "a", ("b",)),
+        ({"context": "It is red.", "question": "What?", "answer": "red"}, "It is red.\n\nWhat?", ("red",)),
+        ({"instruction": "When?", "context": "In 1999.", "response": 1999.0}, "When?\n\nIn 1999.", ("1999",)),
+        ({"prompt": "a", "target": 1234567.5}, "a", ("1234567.5",)),
         (SQUAD, "It is red.\n\nWhat?", ("red", "a red")),
     ],
 )
@@ -121,7 +124,8 @@ def test_the_last_turn_of_the_assistant_is_learned(tmp_path: Path) -> None:
         ({"prompt": None, "target": "b"}, "column 'prompt': expected a text, got None"),
         ({"messages": CHAT[:1]}, "expected a turn of the assistant after another turn"),
         ({"messages": CHAT[1:]}, "expected a turn of the assistant after another turn"),
-        ({"messages": [{"role": "user"}]}, "expected a list of turns, each with role and content"),
+        ({"messages": [{"role": "user"}]}, "expected a list of turns, each with a content and a role"),
+        ({"messages": [{"role": "<s>", "content": "a"}, *CHAT]}, "a role, one of system, developer, user"),
         ({"messages": "hello"}, "expected a list of turns"),
         ({"prompt": "a"}, "has no column 'target'"),
     ],
@@ -137,6 +141,7 @@ def test_rows_that_cannot_be_learned_are_told(row: dict[str, Any], message: str,
     ("source", "message"),
     [
         ({"template": "no slot"}, "template must hold {prompt} once"),
+        ({"template": "{prompt}:", "instruction": "Say it."}, "template must hold {instruction}, since there is one"),
         ({"metric": "accuracy"}, "metric must be one of exact_match, token_f1"),
         ({"max_new_tokens": 0}, "max_new_tokens must be from 1"),
         ({"max_new_tokens": "many"}, "max_new_tokens must be a whole number"),
@@ -153,10 +158,32 @@ def test_what_source_json_says_is_checked(source: dict[str, Any], message: str, 
     assert message in str(error.value)
 
 
-def test_rows_with_labels_stay_classification(tmp_path: Path) -> None:
-    rows = [{"question": "a", "answer": "b", "label": i % 2} for i in range(8)]
-    write(tmp_path, "own", in_all_splits(rows))
-    assert load_tasks("own", str(tmp_path))[0].task.kind == "pair"
+@pytest.mark.parametrize(
+    ("columns", "source", "kind"),
+    [
+        ({"question": "a", "answer": "b", "label": "x"}, {}, "pair"),
+        ({"question": "a", "answer": "b", "class": "x"}, {}, "pair"),
+        ({"text": "a", "summary": "b", "category": "x"}, {}, "single"),
+        ({"text": "a", "summary": "b", "mark": "x"}, {"text_column": "text", "label_column": "mark"}, "single"),
+        ({"prompt": "a", "messages": CHAT, "category": "x"}, {}, "messages"),  # of what the chat is about
+        ({"prompt": "a", "messages": CHAT, "target": "b"}, {"kind": "generation"}, "generation"),
+    ],
+)
+def test_texts_with_labels_beside_them_stay_classification(
+    columns: dict[str, Any], source: dict[str, str], kind: str, tmp_path: Path
+) -> None:
+    """Whatever other columns could be a prompt and its answer."""
+    label = list(columns)[2]
+    rows = [{**columns, label: "xy"[i % 2]} for i in range(8)]
+    write(tmp_path, "own", in_all_splits(rows), **source)
+    assert load_tasks("own", str(tmp_path))[0].task.kind == kind
+
+
+def test_splits_are_of_one_form(tmp_path: Path) -> None:
+    plain = [{"prompt": "a", "target": "b"}]
+    write(tmp_path, "own", {"train": [{"messages": CHAT}], "validation": plain, "test": plain})
+    with pytest.raises(DataError, match="has chats in one split, and prompts with their answers in another"):
+        load_tasks("own", str(tmp_path))
 
 
 # -- Answers ----------------------------------------------------------------------------------------------
@@ -218,8 +245,8 @@ def test_a_stream_is_planned_by_a_few_steps(data: Path, model: Path, capsys: pyt
 
 
 def test_one_process_and_two_write_the_same(data: Path, model: Path, tmp_path: Path) -> None:
-    one = run(data, model, tmp_path / "one", "grafting-continual", processes=1)
-    two = run(data, model, tmp_path / "two", "grafting-continual", processes=2)
+    one = run(data, model, tmp_path / "one", "grafting-continual", processes=1, evaluation_batch_size=4)
+    two = run(data, model, tmp_path / "two", "grafting-continual", processes=2, evaluation_batch_size=4)
     for name in ("predictions.safetensors", "ledger.safetensors"):
         files = [tmp_path / out / "grafting-continual" / "seed-0" / name for out in ("one", "two")]
         assert files[0].read_bytes() == files[1].read_bytes()

@@ -88,12 +88,13 @@ def test_a_batch_writes_what_each_row_gets_alone(family: str, loaded: Callable[[
     assert written(model, rows, answer=model.model) == expected
 
 
+@pytest.mark.parametrize("family", ["GPT2", "Bart"])
 @torch.no_grad()
 def test_of_two_tokens_that_nearly_agree_the_row_alone_decides(
-    loaded: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+    family: str, loaded: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A draft in which every token is in doubt, and wrong, changes nothing."""
-    model = loaded("GPT2")
+    model = loaded(family)
     rows = prompts(model)
     expected = [slow(model, row) for row in rows]
 
@@ -124,6 +125,37 @@ def test_rounding_between_batches_is_far_below_what_is_doubted(
     for row, logits in zip(rows, logits_of(rows), strict=True):
         (alone,) = logits_of([row])
         assert float((alone - logits).abs().max()) < 1e-2 * generation._FLOAT32 * max(1.0, float(alone.abs().max()))
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Bart", "T5"])
+@torch.no_grad()
+def test_drafts_that_begin_again_at_different_lengths_are_right(
+    family: str, loaded: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first draft of each row is in doubt, and wrong, at another token; what goes on is drafted by the model."""
+    model = loaded(family)
+    rows = prompts(model)
+    expected = [slow(model, row) for row in rows]
+    drafted, calls = generation._drafts, list[int]()
+
+    def wrong(*arguments: Any) -> list[list[tuple[int, bool]]]:
+        found = drafted(*arguments)
+        calls.append(len(found))
+        if len(calls) > 1:
+            return found
+        return [[*each[:i], (-1, True)] for i, each in enumerate(found)]
+
+    monkeypatch.setattr(generation, "_drafts", wrong)
+    assert written(model, rows) == expected
+    assert len(calls) > 1
+
+
+@torch.no_grad()
+def test_a_decoder_apart_has_positions_of_its_own(loaded: Callable[[str], LoadedModel]) -> None:
+    """Its texts end there, however long the prompt is."""
+    model = loaded("Bart")
+    row = prompts(model)[1]
+    assert written(model, [row], most=1000)[0] == slow(model, row, tiny.POSITIONS - 1)
 
 
 @torch.no_grad()

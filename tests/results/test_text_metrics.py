@@ -65,13 +65,13 @@ def sentences(seed: int, rows: int = 40) -> tuple[list[str], list[list[str]]]:
 
 
 def test_exact_match_leaves_out_case_articles_and_punctuation() -> None:
-    texts = ["The  Cat!", "cats", "an apple, a day", "", "the"]
+    texts = ["The  Cat!", "cats", "an apple, a day", "", "!"]
     assert exact_match(texts, [["cat"], ["cat"], ["Apple day."], ["x"], [""]]).tolist() == [1, 0, 1, 0, 1]
 
 
 def test_token_f1_counts_words_as_often_as_both_have_them() -> None:
     # "big cat cat" has 3 words and "cat sat" 2, of which they share one: 2·1 / (3 + 2).
-    found = token_f1(["A big cat cat", "dog", "", "the", "x"], [["The cat sat."], ["cat"], ["cat"], ["!"], [""]])
+    found = token_f1(["A big cat cat", "dog", "", "?", "x"], [["The cat sat."], ["cat"], ["cat"], ["!"], [""]])
     assert found.tolist() == [0.4, 0, 0, 1, 0]
 
 
@@ -275,3 +275,9 @@ def test_what_is_no_table_of_texts_is_refused(name: str) -> None:
             metric(["a", "b"], [["a"], right])  # type: ignore[list-item]
     with pytest.raises(MetricError, match="texts must hold texts; row 0 has None"):
         metric([None], [["a"]])  # type: ignore[list-item]
+
+
+def test_an_article_that_is_the_answer_is_no_empty_text() -> None:
+    """As the letter A of five."""
+    assert exact_match(["A", "a.", "", "the", "B"], [["A"]] * 5).tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert token_f1([""], [["A"]]).tolist() == [0.0]
