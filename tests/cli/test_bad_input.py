@@ -267,7 +267,7 @@ CASES = [
     ),
     Case(
         "graft sst2 --set region_from=snap",
-        "region_from must be one of mask, midpoint, movement, taylor, gradient, snip,",
+        "region_from must be mask or midpoint or movement or taylor",
     ),
     Case("run sst2 --set gradient_rows=0", "gradient_rows must be at least 1"),
     Case("run sst2 --set readout_steps=-1", "readout_steps must be at least 0"),
