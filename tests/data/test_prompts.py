@@ -168,6 +168,16 @@ def test_a_text_after_a_line_that_the_tokenizer_drops_is_a_word_of_its_own() -> 
     assert tokenizer.convert_ids_to_tokens(row[:-1]) == ["▁terrible", "▁great", "▁film"]
 
 
+def test_right_texts_that_are_longer_than_those_that_are_written_are_told(tokenizer: Any) -> None:
+    encoder = PromptEncoder(tokenizer, task(template="{prompt}:", max_new_tokens=2), 64)
+    _, labels, _ = encoder.learned(rows(("the film", "great"), ("the film", "great great terrible")))
+    assert [len(ids) - 1 for ids in labels] == [1, 3]  # without that which ends a text
+    assert encoder.cut_note("row", 2) == (
+        "The right text of 1 of 2 rows is longer than max_new_tokens=2, up to 3 tokens, and no text that is written reaches "
+        "its end. Set max_new_tokens in source.json."
+    )
+
+
 def test_answers_that_do_not_fit_are_told_by_their_rows(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="{prompt} A:"), 16)
     long = " ".join(["film"] * 40)
