@@ -158,8 +158,12 @@ def for_device(options: AnyOptions, device: str | torch.device) -> AnyOptions:
     if "auto" not in options.precisions:
         return options
     native = native_precision(torch.device(device).type)
-    values = {name: getattr(options, name) for name in ("precision", "answer_precision")}
-    return replace(options, **{name: native for name, value in values.items() if value == "auto"})
+    training, answers = options.precision, options.answer_precision
+    return replace(
+        options,
+        precision=native if training == "auto" else training,
+        answer_precision=native if answers == "auto" else answers,
+    )
 
 
 #: The number of shots that determines the number of updates if there are thousands.
