@@ -29,7 +29,7 @@ from forgetfree.errors import (
 from forgetfree.json_file import read_json
 from forgetfree.options import Options, build, faults_in, name_of_function, option
 from forgetfree.results.config_file import PLACES, of_each, portable
-from forgetfree.tasks import MAX_LENGTH, EvaluatedOn
+from forgetfree.tasks import EvaluatedOn
 
 T = TypeVar("T", bound=Options)
 Seed = Annotated[int, Bounds(ge=0, lt=2**63)]
@@ -69,7 +69,12 @@ class CommonOptions(Options):
         at_least=1,
         group="How to run",
     )
-    max_length: int = option(MAX_LENGTH, "tokens a row is read at, at most; the longest text is cut", at_least=8)
+    max_length: int | None = option(
+        None,
+        "tokens a row is read at, at most; the longest text is cut; none: 128, or 1,024 where a task's answers are texts, as "
+        "far as the model reads",
+        at_least=8,
+    )
     graftable: str | None = option(None, "regular expression over names; only such tensors may be grafted and trained")
 
     def __post_init__(self) -> None:
