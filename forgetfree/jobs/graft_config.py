@@ -100,6 +100,11 @@ class GraftConfig(JobConfig):
             faults.attempt(build, GraftOptions, given | sparsity, "graft")
             for sparsity in [{"sparsity": each} for each in self.sparsities] or [{}]
         ]
+        for each in options[:1]:
+            if each is not None and each.region_from != "mask" and self.base is not None:
+                faults.add(
+                    f"--base {self.base} is of region_from=mask, got region_from={each.region_from}. Leave one out."
+                )
         common = faults.attempt(self.set_of, CommonOptions)
         if common is not None:
             faults.attempt(check_or_fewer, common, self.shots)
