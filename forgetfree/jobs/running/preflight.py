@@ -108,7 +108,7 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
             refuse_held, out, held, f"Give another directory, or --resume to continue that {config.command}."
         )
     device = faults.attempt(find_device, config.device) or "cpu"
-    faults.attempt(check_precision, [each.options.precision for each in workload.units], device)
+    faults.attempt(check_precision, [name for each in workload.units for name in each.options.precisions], device)
     rows = _rows(config, workload, in_memory, faults, notes)
     definitions = {name: each.task for name, each in rows.items()}
     definitions |= {name: task for name in workload.tasks if name not in rows and (task := registry.tasks().get(name))}
