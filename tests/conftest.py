@@ -1,8 +1,12 @@
-"""Fixtures that every test may use: tiny models and tiny data on disk, made once a session, of each worker its own."""
+"""Fixtures that every test may use: tiny models and tiny data on disk, made once a session, of each worker its own.
+
+Torch is imported within functions: the process that leads the workers of pytest-xdist reads this file first, and needs none.
+"""
 
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import random
 from collections.abc import Callable
@@ -19,14 +23,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.pop("COLUMNS", None)
 
 import pytest
-import tiny
-
-from forgetfree.results.report import figures
 
 ModelDirectory = Callable[[str], Path]
 #: What draws the cases of sampled tests: today, or what the user sets; workers of pytest-xdist inherit it.
 DAY = os.environ.setdefault("FORGETFREE_TESTS_DAY", datetime.datetime.now(datetime.UTC).date().isoformat())
-_drawn, _fsync = figures._drawn, os.fsync
+_fsync = os.fsync
 MakeStream = Callable[..., Any]
 
 
@@ -76,9 +77,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     laid out, and the page has empty pictures. Files are synced only in slow tests: what is lost when the power fails is no
     test's matter, and a busy machine mostly waits for its disk.
     """
+    from forgetfree.results.report import figures
+
+    drawn = _drawn()  # before it is replaced
     draws = item.path.parent.name == "results" or item.get_closest_marker("figures") is not None
-    figures._drawn = _drawn if draws else lambda figure: '<svg viewBox="0 0 252 180"></svg>'
+    figures._drawn = drawn if draws else lambda figure: '<svg viewBox="0 0 252 180"></svg>'
     os.fsync = _fsync if item.get_closest_marker("slow") is not None else _not_synced
+
+
+@functools.cache
+def _drawn() -> Callable[..., str]:
+    from forgetfree.results.report import figures
+
+    return figures._drawn
 
 
 def _not_synced(handle: Any) -> None:
@@ -89,6 +100,8 @@ def _not_synced(handle: Any) -> None:
 @pytest.fixture(scope="session")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> ModelDirectory:
     """The directory of a tiny model by its kind, see `tiny.KINDS`."""
+    import tiny
+
     made: dict[str, Path] = {}
 
     def directory(kind: str) -> Path:
@@ -102,16 +115,19 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> ModelDirectory:
 @pytest.fixture(scope="session")
 def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three tiny tasks, `tiny.STREAM`."""
+    import tiny
+
     return tiny.write_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")
 def tiny_stream(model_directory: ModelDirectory, data_directory: Path) -> MakeStream:
     """A fresh stream over the tiny tasks with a fresh tiny model: ``tiny_stream(kind, readout, **changes)``."""
+    import tiny
+
+    from forgetfree.continual.streams import load_stream
 
     def make(kind: str = "bert", readout: str = "auto", *, stream: str = tiny.STREAM, **changes: Any) -> Any:
-        from forgetfree.continual.streams import load_stream
-
         return load_stream(
             stream, data=str(data_directory), model=str(model_directory(kind)), readout=readout, **changes
         )

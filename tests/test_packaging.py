@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import os
@@ -87,23 +88,31 @@ BY_NAME = ("import_module", "resolve_name", "__import__")
 DECLARED = ("forgetfree.registry", "forgetfree")
 
 
-def imports(path: Path) -> set[str]:
-    """Every module that a file imports anywhere, for types alone or not; ``package.name`` where it may be one."""
+@functools.cache
+def imports(module: str) -> frozenset[str]:
+    """Every module that a module imports anywhere, for types alone or not, or names in a string to import it."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    named = set() if module in DECLARED else named_in_strings(tree)
+    return frozenset(imported(tree, module) | named)
+
+
+def imported(tree: ast.Module, module: str) -> set[str]:
+    """What import statements name; ``package.name`` where it may be a module."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
+            assert node.level == 0, f"{module}: relative import"
             found.add(str(node.module))
             found |= {name for alias in node.names if (name := f"{node.module}.{alias.name}") in MODULES}
     return found
 
 
-def named_in_strings(path: Path) -> set[str]:
-    """Every module of ours that a file names in a string to import it; of one that is put together, as far as it is said."""
+def named_in_strings(tree: ast.Module) -> set[str]:
+    """Every module of ours that a string names to import it; of one that is put together, as far as it is said."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and (target := TARGET.fullmatch(node.value)):
             found.add(target[1])
         elif isinstance(node, ast.JoinedStr) and isinstance(first := node.values[0], ast.Constant):
@@ -120,14 +129,8 @@ def within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
-IMPORTS = {
-    module: imports(path) | (named_in_strings(path) if module not in DECLARED else set())
-    for module, path in MODULES.items()
-}
-
-
 def importers(package: str) -> set[str]:
-    return {module for module, names in IMPORTS.items() if any(within(name, package) for name in names)}
+    return {module for module in MODULES if any(within(name, package) for name in imports(module))}
 
 
 #: From the bottom: a room imports from itself, from those before it, and from the files that all rooms use.
@@ -181,7 +184,7 @@ def test_what_all_rooms_use_imports_no_room(module: str) -> None:
 
 def test_no_file_imports_itself_through_others() -> None:
     """Wherever an import stands: one within a function, for types alone, or by a name in a string would hide a circle."""
-    graph = {module: {name for name in IMPORTS[module] if name in MODULES} - {module} for module in MODULES}
+    graph = {module: {name for name in imports(module) if name in MODULES} - {module} for module in MODULES}
     for module, named in graph.items():  # `from package import module` needs the module, not what else the package has
         inner = {name for name in named if any(other.startswith(f"{name}.") for other in named)}
         graph[module] = named - {name for name in inner if MODULES[name].name == "__init__.py"}
@@ -189,7 +192,7 @@ def test_no_file_imports_itself_through_others() -> None:
 
 
 def ours(module: str) -> set[str]:
-    return {name for name in IMPORTS[module] if within(name, "forgetfree") and name != "forgetfree"}
+    return {name for name in imports(module) if within(name, "forgetfree") and name != "forgetfree"}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +200,7 @@ def ours(module: str) -> set[str]:
     [("core", set()), ("parallel", set()), ("ledger", {"numpy", "pydantic", "zstandard"})],
 )
 def test_the_first_rooms_need_torch_and_little_else(name: str, others: set[str]) -> None:
-    found = {each.split(".")[0] for m in LIBRARY if room(m) == name for each in IMPORTS[m]}
+    found = {each.split(".")[0] for m in LIBRARY if room(m) == name for each in imports(m)}
     assert found - {*sys.stdlib_module_names, "forgetfree", "torch"} <= others
 
 
@@ -224,7 +227,7 @@ def test_strategies_and_benchmarks_never_import_each_other() -> None:
     siblings = [m for m in MODULES if m.startswith("forgetfree.strategies.")]
     for module in siblings:
         own = module.rpartition(".")[0] if within(module, "forgetfree.strategies.lora") else module
-        assert not {name for name in IMPORTS[module] if name in siblings and not within(name, own)}
+        assert not {name for name in imports(module) if name in siblings and not within(name, own)}
 
 
 def test_listing_and_help_import_nothing_heavy() -> None:
