@@ -45,7 +45,7 @@ def _holds(rows: Floats, answers: bool) -> bool:
     scores = [
         RowScore(each.mean(), _ROWS, float(each.var(ddof=1)), each - each.mean() if answers else None) for each in rows
     ]
-    found = interval(rows.mean(axis=1), max(0.0, float(shared_variance([scores])[0, 0])))
+    found = interval(rows.mean(axis=1), float(shared_variance([scores])[0, 0]))
     return found.low <= 0 <= found.high
 
 

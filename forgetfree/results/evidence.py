@@ -68,15 +68,15 @@ def interval(values: Sequence[float] | Floats, row_variance: float = 0.0) -> Int
 
     Args:
         values: one for each seed, taken as independent and nearly normal.
-        row_variance: what test rows that all seeds share add to the variance of the mean, c/n; without it, this is Student's
-            interval, and says what other seeds would give on the same rows.
+        row_variance: what test rows that all seeds share add to the variance of the mean, c/n, as estimated: below 0 is 0.
+            Without it, this is Student's interval, and says what other seeds would give on the same rows.
     """
-    numbers = np.asarray(values, dtype=float)
+    numbers, rows = np.asarray(values, dtype=float), max(0.0, row_variance)
     mean, seeds = float(numbers.mean()), _seed_variance(numbers)
-    half = _half(seeds, row_variance, len(numbers))
+    half = _half(seeds, rows, len(numbers))
 
     def p(threshold: float) -> float:
-        return _p_value(abs(mean - threshold), seeds, row_variance, len(numbers))
+        return _p_value(abs(mean - threshold), seeds, rows, len(numbers))
 
     return Interval(mean, mean - half, mean + half, p)
 
@@ -93,7 +93,7 @@ def ratio(numerator: Floats, denominator: Floats, rows: Floats | None = None) ->
     """
     shared = np.zeros((2, 2)) if rows is None else rows
     mean = float(numerator.mean() / denominator.mean()) if denominator.mean() > 0 else math.nan
-    certain = interval(denominator, shared[1, 1])
+    certain = interval(denominator, float(shared[1, 1]))
     if math.isnan(mean) or (len(denominator) > 1 and certain.low <= 0):
         return None
     if len(denominator) == 1:
@@ -308,14 +308,14 @@ class Evidence:
     def average(self, strategy: str, task: str | None = None) -> Interval:
         """Return the score of a strategy on a task, or the average over all, as a fraction."""
         values, rows = self._measured((strategy,), list(self.scores[strategy]), task)
-        return interval(values[0], rows[0, 0])
+        return interval(values[0], float(rows[0, 0]))
 
     def difference(self, strategy: str, other: str, task: str | None = None) -> Interval | None:
         """Return how much higher the score of a strategy is than that of another; ``None`` if they share no seed."""
         if not (seeds := self._seeds(strategy, other)):
             return None
         values, rows = self._measured((strategy, other), seeds, task)
-        return interval(values[0] - values[1], max(0.0, rows[0, 0] + rows[1, 1] - 2 * rows[0, 1]))
+        return interval(values[0] - values[1], float(rows[0, 0] + rows[1, 1] - 2 * rows[0, 1]))
 
     def retention(self, strategy: str, other: str, floor: float, task: str | None = None) -> Interval | None:
         """Return (score − floor) / (the other's − floor): the share of what the other learned above a floor.
@@ -346,9 +346,7 @@ class Evidence:
             values += np.array([[score.value for score in of_seeds] for of_seeds in scores]) / len(tasks)
             rows += shared_variance(scores) / len(tasks) ** 2
         places = [names.index(name) for name in strategies]
-        rows = rows[np.ix_(places, places)]
-        np.fill_diagonal(rows, np.maximum(rows.diagonal(), 0.0))
-        return values[places], rows
+        return values[places], rows[np.ix_(places, places)]
 
 
 def forgetting(entry: StrategyRuns, test_rows: Mapping[str, int], tasks: Sequence[str]) -> Interval:
