@@ -368,6 +368,11 @@ def quality_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: 
     return kind.quality(task.definition, logits, rows)
 
 
+def loss_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> float:
+    """Return the mean loss on rows of a task; infinite where it answers no numbers. Arguments as those of `quality_of`."""
+    return -quality_of(model, task, rows, options)[1]
+
+
 def predict(
     model: ReadoutModel,
     rows: Examples,
