@@ -189,6 +189,10 @@ class JobConfig:
             (section["label_column"],) = self.label_columns
         return {key: list(value) if isinstance(value, tuple) else value for key, value in section.items()}
 
+    def recipe(self) -> dict[str, Any]:
+        """Return the options that the model brings and that are not set otherwise; a job may take none from it."""
+        return {}
+
     def settings_in(self, config: Mapping[str, Any]) -> Any:
         """Return the settings that the config.json of such a job says; raise ``LookupError`` where it says none."""
         return config[self.command]["set"]
@@ -245,11 +249,12 @@ C = TypeVar("C", bound=JobConfig)
 
 
 def with_precision(config: C) -> C:
-    """Return the configuration with what ``precision=auto`` means: what it meant when ``out`` was begun, else on this device.
+    """Return the configuration with what a precision ``auto`` means: what it meant when ``out`` was begun, else on this device.
 
     config.json names what was taken, so that whoever goes on with it or repeats it computes alike.
     """
-    keys = [key for key, value in config.settings.items() if (key.rpartition(".")[2], value) == ("precision", "auto")]
+    settings = {**config.recipe(), **config.settings}
+    keys = [key for key, value in settings.items() if key.endswith("precision") and value == "auto"]
     if not keys:
         return config
     from forgetfree.core.readout_model import native_precision

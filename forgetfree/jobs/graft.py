@@ -115,7 +115,9 @@ class GraftJob(Job[GraftConfig]):
         if config.fine_tuned is not None:
             _check_readout(config.readout, config.fine_tuned)
         self.options, self.common = checked.options, checked.common
-        super().__init__(config, checked, self.common, [options.precision for options in self.options], in_memory)
+        super().__init__(
+            config, checked, self.common, [name for options in self.options for name in options.precisions], in_memory
+        )
         self._subjects: dict[int, _Subject] = {}
 
     @classmethod

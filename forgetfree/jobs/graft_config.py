@@ -79,7 +79,7 @@ class GraftConfig(JobConfig):
         faults = self.faults()
         own, known = set(CommonOptions.__dataclass_fields__), set(GraftOptions.__dataclass_fields__)
         # Steps and batch size say how many rows fine-tuning read, and so how many mask steps are the default.
-        still_read = {"steps", "batch_size", "precision", "evaluation_batch_size", "deterministic"}
+        still_read = {"steps", "batch_size", "precision", "answer_precision", "evaluation_batch_size", "deterministic"}
         training = TrainingOptions.__dataclass_fields__.keys() - still_read
         for key in self.settings:
             faults.attempt(check_known, key, own | known)

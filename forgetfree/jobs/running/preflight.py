@@ -45,6 +45,7 @@ from forgetfree.learning.cost import TaskSize
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
+from forgetfree.learning.scaled_start import ScaleOptions
 from forgetfree.learning.texts_aside import TextsAside
 from forgetfree.learning.training_options import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
@@ -108,7 +109,7 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
             refuse_held, out, held, f"Give another directory, or --resume to continue that {config.command}."
         )
     device = faults.attempt(find_device, config.device) or "cpu"
-    faults.attempt(check_precision, [each.options.precision for each in workload.units], device)
+    faults.attempt(check_precision, [name for each in workload.units for name in each.options.precisions], device)
     rows = _rows(config, workload, in_memory, faults, notes)
     definitions = {name: each.task for name, each in rows.items()}
     definitions |= {name: task for name in workload.tasks if name not in rows and (task := registry.tasks().get(name))}
@@ -363,8 +364,10 @@ def _phases(
             yield phase(each.phase, steps, (steps or 0) * each.rows * length) | shared
         if (held := rows.get(task)) is not None:
             answered = round(min(len(held.test), limit or len(held.test)) * unit.evaluations)
-            if isinstance(options, LocalizationOptions):
+            if isinstance(options, LocalizationOptions) and options.region_from in ("mask", "midpoint"):
                 answered += min(len(held.validation), options.validation_rows) * options.mask_evaluations
+            if isinstance(options, ScaleOptions):
+                answered += min(len(held.validation), options.choice_rows) * options.choices
             if getattr(workload.common, "temperature_scaling", False):
                 answered += min(len(held.validation), CALIBRATION_ROWS)
             mean = sum(tokens) / len(tokens)
