@@ -6,7 +6,7 @@ export TOKENIZERS_PARALLELISM = false
 # Modules are compiled once, when they are first imported: pip compiles all of them, which takes a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint types fast slow nightly kill install lock newest clean
+.PHONY: demo test check lint types fast slow nightly kill docs install lock newest clean
 
 # A stream on the embedded model and data: about three minutes on two cores.
 DEMO_OUT ?= runs/demo
@@ -50,6 +50,12 @@ nightly: $(BIN)/.installed
 MOMENTS ?= 100
 kill: $(BIN)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python tests/kill --moments $(MOMENTS)
+
+# The site, from docs/ and the code. Strict: a broken link or a page that the navigation lacks ends it.
+docs: $(BIN)/.installed
+	PYTHONPATH=. $(BIN)/python docs/pages.py
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The site: build/site/index.html"
 
 install: $(BIN)/.installed
 

@@ -59,6 +59,8 @@ _OF_TEXTS = ("instruction", "max_new_tokens", "stop")
 
 #: Longest row in tokens where nothing else is said (LM-BFF's default); the longest text is cut first.
 MAX_LENGTH = 128
+#: The same where texts are the answers: instructions and what is to be summarised are long.
+_MAX_LENGTH_OF_TEXTS = 1024
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,11 @@ class TaskDefinition:
                 f"hub.columns must be one for each text, {len(self.text_columns)}, got {brief(self.hub.columns, 200)}"
             )
         return faults
+
+
+def usual_max_length(tasks: Iterable[TaskDefinition]) -> int:
+    """Return the longest row of a model that learns these tasks, in tokens, where nothing else is said."""
+    return _MAX_LENGTH_OF_TEXTS if any(task.writes for task in tasks) else MAX_LENGTH
 
 
 def slots(template: str) -> list[str]:

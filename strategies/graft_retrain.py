@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from forgetfree.continual.grafting import RegionTrainer, SkillOptions, TaskBenches, check_grafting, region_cost
+from forgetfree.continual.grafting import RegionTrainer, SkillOptions, TaskBenches, check_grafting, region_cost, tuned
 from forgetfree.continual.regions import RegionStrategy, TaskRegions
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
@@ -56,9 +56,9 @@ class GraftRetrain(RegionStrategy):
         """Fine-tune θ_pre on the task alone, localize γ, and train it."""
         self.regions.ledger.check_new(task.name)
         bench = self.bench(task)
-        fine_tuned = bench.fine_tuned(self.options)
-        (learned,) = bench.localized(fine_tuned, self.options)
-        return self.trainer.training(task, learned.region, fine_tuned)
+        fine_tuned = tuned(bench, self.options)
+        (region,) = bench.regions(fine_tuned, self.options)
+        return self.trainer.training(task, region, fine_tuned)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record the region and its values."""

@@ -17,6 +17,7 @@ from forgetfree.continual.grafting import (
     check_grafting,
     region_cost,
     regions_on_theta_pre,
+    tuned,
 )
 from forgetfree.continual.regions import RegionStrategy, TaskRegions, scores_of_union
 from forgetfree.continual.strategy import Training
@@ -99,12 +100,13 @@ class GraftingContinual(RegionStrategy):
 
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
+        #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft.
         with self.benches.fine_tuning(task) as bench:  # on θ_pre, unless the task is met again
-            fine_tuned = bench.fine_tuned(self.options)
+            fine_tuned = tuned(bench, self.options)
         region = self.known_regions.get(task.name)
         if region is None:
             with self.benches.search(task) as bench:  # the same, unless the options say the union
-                region = bench.localized(fine_tuned, self.options)[0].region
+                (region,) = bench.regions(fine_tuned, self.options)
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
         return self.trainer.training(task, region, fine_tuned)

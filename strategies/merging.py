@@ -194,5 +194,5 @@ class MergeStitch(Merging):
 
     def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
         """Return the task's localized region."""
-        (learned,) = self.bench(task).localized(fine_tuned, self.options)
-        return Skill(learned.region, self.options.sparsity)
+        (region,) = self.bench(task).regions(fine_tuned, self.options)
+        return Skill(region, self.options.sparsity)

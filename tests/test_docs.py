@@ -103,6 +103,13 @@ def test_the_results_link_to_every_page(document: Path) -> None:
     assert f"](results/{document.name})" in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
+def test_the_navigation_of_the_site_has_every_page() -> None:
+    """Of docs/; `make docs` says so of those that are made from the code."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")]
+    assert [page for page in pages if not re.search(rf"(?<![\w/-]){re.escape(page)}$", navigation, re.M)] == []
+
+
 def test_every_dependency_is_justified() -> None:
     import tomllib
 

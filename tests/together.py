@@ -14,6 +14,7 @@ from forgetfree.core.batch_loss import CrossEntropy
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
+from forgetfree.core.saliency import mean_gradient, most_salient
 from forgetfree.core.trained import RegionParameters, in_training, trainable
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import RunError
@@ -111,14 +112,18 @@ def first_five(model: Any) -> Callable[..., torch.Tensor]:
     return forward
 
 
-def skill(model: Any, search: Any, tensors: list[Any], reset: Any, trained_of: Any) -> tuple[Any, ...]:
-    """Search for a mask, and train its region from θ_pre."""
+def drawn() -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Return two mini-batches of rows for `first_five`."""
     draw = torch.Generator().manual_seed(4)
-    batch = [
+    return [
         (torch.randint(10, 100, (3, 6), generator=draw), torch.randint(0, 5, (3,), generator=draw), torch.zeros(3))
         for _ in range(2)
     ]
 
+
+def skill(model: Any, search: Any, tensors: list[Any], reset: Any, trained_of: Any) -> tuple[Any, ...]:
+    """Search for a mask, and train its region from θ_pre."""
+    batch = drawn()
     with trainable(model, tensors):
         for tensor in tensors:
             tensor.grad = torch.ones_like(tensor)  # as an earlier backward pass may have left it
@@ -185,6 +190,7 @@ def sharded(directory: str, rank: int, size: int, store: Any, out: str) -> None:
     base, own_of = most_moved(theta_pre, theta_ft, 10), partial(RegionParameters, model, space)
     loss = CrossEntropy(first_five(model), torch.device("cpu"), "fp32")
     search, tensors = MaskSearch(model, space, theta_pre, theta_ft, base, how, loss), space.parameters(model)
+    mean, _ = mean_gradient(model, space, drawn(), loss)
     expected = skill(model, search, tensors, lambda: space.load_(model, theta_pre), own_of)
     assert answer(model).equal(whole[0]) and len(expected[2] - base) > 0 and not expected[3].equal(theta_pre[:40])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
@@ -213,6 +219,8 @@ def sharded(directory: str, rank: int, size: int, store: Any, out: str) -> None:
         assert len(at) < 0.6 * len(space) and torch.equal(shards.values(), theta_pre[at])
         pre, ft = theta_pre[at], theta_ft[at]
         assert shards.most_moved(pre, ft, 10) == base
+        assert torch.allclose(slope := shards.mean_gradient(drawn(), loss), mean[at], rtol=1e-4, atol=1e-7)
+        assert shards.most_salient(slope.abs(), 50) == most_salient(mean.abs(), 50)
         searched = ShardedMaskSearch(shards, pre, ft, base, how, loss)
         made = skill(
             model,

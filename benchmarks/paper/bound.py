@@ -52,7 +52,10 @@ LEVELS = (2, 4, 16)
 FLOAT32_LEVELS = 2.0**32
 #: What a described scale costs: it is a float16.
 SCALE_NATS = 16 * math.log(2)
-_RECIPE = {key: value for key, value in recipe_of("minilm").items() if key != "sparsity"}
+# In float32: bounds are small differences.
+_RECIPE = {
+    key: value for key, value in recipe_of("minilm").items() if key not in {"sparsity", "precision", "answer_precision"}
+}
 
 
 class Bound(Experiment):

@@ -3,7 +3,8 @@
 In C.3 a task is fine-tuned from θ_pre, γ is sought on θ_pre, and its region is trained on the union so far, from θ_ft. Beyond
 C.3, a task that is met again, such as ``sst2@2``, builds on what was learned since with its last version's readout;
 ``localize_at=union`` seeks γ on the union, among what is free; a task that stands alone has its region on θ_pre; and with
-``composition=auto`` a task is trained both ways, and what answers better is recorded.
+``composition=auto`` a task is trained both ways, and what answers better is recorded. Where γ is chosen at θ_pre alone, such as
+with ``region_from=gradient``, there is no θ_ft: the region is trained from θ_pre.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from forgetfree.core.base_regions import budget
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import representative
-from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, search_phase, training_phase
+from forgetfree.errors import OptionError
+from forgetfree.learning.cost import (
+    Cost,
+    PhaseCost,
+    TaskSize,
+    fine_tuning_phase,
+    ledger_bytes,
+    search_phase,
+    training_phase,
+)
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.single_task import SingleTask
@@ -41,15 +51,23 @@ class SkillOptions(RegionOptions, LocalizationOptions):
     region_start: Literal["fine-tuned", "pre-trained", "scaled"] = option(
         "fine-tuned",
         "values the region is trained from; scaled: θ_pre + c·(θ_ft − θ_pre), with the c of 0, 1, 2, 4, … that "
-        "answers training rows best",
+        "answers training rows best; always θ_pre where region_from needs no θ_ft",
     )
     largest_scale: float = option(32.0, "the largest c of region_start=scaled", at_least=1)
+    readout_steps: int = option(
+        100, "updates of a linear readout alone before γ is chosen, where region_from needs no θ_ft", at_least=0
+    )
 
 
 def check_grafting(options: SkillOptions, stream: Stream) -> None:
     """Raise ``OptionError`` unless the sparsity leaves an entry, something chooses the region, and its rate is its own."""
     check_region_rate(options)
     check_localization(options, stream.model.space())
+    if stream.starts and not options.needs_fine_tuned:
+        raise OptionError(
+            f"region_from={options.region_from} fine-tunes nothing, and --start {next(iter(stream.starts))} says where "
+            "fine-tuning starts. Leave one of them out."
+        )
 
 
 def region_cost(options: SkillOptions, tasks: Sequence[TaskSize], *, builds_on: bool = False) -> Cost:
@@ -60,13 +78,15 @@ def region_cost(options: SkillOptions, tasks: Sequence[TaskSize], *, builds_on: 
         tasks: of what sizes.
         builds_on: whether θ_ft of a task that is met again builds on what was learned since, so that no other unit has it.
     """
+
+    def tuning(task: TaskSize) -> PhaseCost:
+        if options.needs_fine_tuned:
+            return replace(fine_tuning_phase(options, task), shared=not (builds_on and task.again))
+        return PhaseCost("fine_tune", options.readout_steps, options.batch_size)
+
     return Cost(
         [
-            [
-                replace(fine_tuning_phase(options, task), shared=not (builds_on and task.again)),
-                search_phase(options, task),
-                training_phase(options, task, options.region_steps),
-            ]
+            [tuning(task), search_phase(options, task), training_phase(options, task, options.region_steps)]
             for task in tasks
         ],
         lambda space: ledger_bytes(space, *[int(options.sparsity * len(space))] * len(tasks)),
@@ -140,6 +160,11 @@ def regions_on_theta_pre(ledger: Ledger) -> dict[str, Region]:
     return {record.task: record.region for record in ledger.records if version_of(record.task)[1] == 1}
 
 
+def tuned(bench: SingleTask, options: SkillOptions) -> ModelState:
+    """Return what γ is chosen and trained from: θ_ft; θ_pre with a trained readout, where ``region_from`` needs no θ_ft."""
+    return bench.fine_tuned(options) if options.needs_fine_tuned else bench.with_readout(options, options.readout_steps)
+
+
 # -- Training the region --------------------------------------------------------------------------------
 
 
@@ -168,7 +193,9 @@ class RegionTrainer:
         regions, options = self.strategy.regions, self.strategy.options
         alone = self.benches.stands_alone(task) if alone is None else alone
         with self.benches.region(task, alone=alone) as bench:
-            if options.region_start == "scaled":
+            if not options.needs_fine_tuned:
+                scale = 0.0
+            elif options.region_start == "scaled":
                 free = regions.ledger.free(region, alone=alone)
                 before = replace(bench.pre, readouts=fine_tuned.readouts)
                 scale = bench.scale(fine_tuned, free, options, options.largest_scale, on=before)
@@ -237,7 +264,7 @@ class AutoComposition:
         strategy, regions = self._strategy, self._strategy.regions
         with regions.holding(union=False):
             if strategy.options.localize_at == "union":  # where it stands; alone, that is θ_pre
-                region = strategy.bench(task).localized(fine_tuned, strategy.options)[0].region
+                (region,) = strategy.bench(task).regions(fine_tuned, strategy.options)
             training = self._trainer.training(task, region, fine_tuned, alone=True)
             try:
                 strategy.bench(task).train_(

@@ -134,7 +134,7 @@ class LedgerFile:
                 f"{path} has composition {ledger.composition}, and {type(strategy).__name__.lower()} needs {composition}. "
                 "Load it by the strategy that wrote it."
             )
-        check_binding(ledger, strategy.stream.loaded.binding(strategy.options.precision), str(path))
+        check_binding(ledger, strategy.stream.loaded.binding(strategy.options.answering["precision"]), str(path))
         tasks = {task.name: task for task in strategy.stream.tasks}
         check_definitions(ledger, {name: task.definition for name, task in tasks.items()}, "the stream")
         for record in ledger.records:  # all of it, before anything is changed

@@ -109,7 +109,11 @@ class TaskRegions:
         loaded = strategy.stream.loaded
         self._strategy = strategy
         self._answering_all: str | None = None
-        self._set(Ledger(strategy.space, loaded.fingerprint, composition, loaded.binding(strategy.options.precision)))
+        self._set(
+            Ledger(
+                strategy.space, loaded.fingerprint, composition, loaded.binding(strategy.options.answering["precision"])
+            )
+        )
         strategy.kept = LedgerFile(strategy, self)
 
     def _set(self, ledger: Ledger) -> None:

@@ -29,7 +29,7 @@ from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.encoded_task import EncodedTask, encode_task, label_spaces
 from forgetfree.models.loading import LoadedModel, is_pretrained, load_model
 from forgetfree.models.state import ModelState
-from forgetfree.tasks import MAX_LENGTH, EvaluatedOn, Scenario
+from forgetfree.tasks import EvaluatedOn, Scenario
 
 
 def load_stream(
@@ -47,7 +47,7 @@ def load_stream(
     seed: int = 0,
     test_limit: int | None = None,
     graftable: str | None = None,
-    max_length: int = MAX_LENGTH,
+    max_length: int | None = None,
     scenario: Scenario = "task",
     evaluate_on: EvaluatedOn = "test",
 ) -> Stream:
@@ -72,7 +72,8 @@ def load_stream(
         seed: of the sample and of the readouts' first weights.
         test_limit: evaluate on at most this many test rows, spread evenly; default: all.
         graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
-        max_length: tokens a row is read at, at most.
+        max_length: tokens a row is read at, at most; default: 128, or 1,024 where a task's answers are texts, as far as the
+            model reads.
         scenario: what is known at inference: the ``task``; or not the task, and all tasks' labels are told apart by one
             readout (``class``) or are the same labels for all (``domain``).
         evaluate_on: ``validation`` puts the test rows away and scores validation rows, to choose options by.

@@ -77,7 +77,7 @@ class StrategyTemplate(SupervisedTemplate):
         """Train on one experience, or on several in turn; see Avalanche."""
         check_experiences(experiences)
         try:
-            with _at_work(self), self.scope:
+            with _at_work(self, self.options.precision), self.scope:
                 return super().train(experiences, eval_streams, **kwargs)
         finally:
             self.training = self.model.current_task = None
@@ -256,7 +256,7 @@ class StrategyTemplate(SupervisedTemplate):
         self.model.to(self.device)  # once: to look through all modules for every task takes longer with every readout
         self._grows = any(isinstance(module, DynamicModule) for module in self.model.modules())
         try:
-            with _at_work(self):
+            with _at_work(self, self.options.answering["precision"]):
                 return super().eval(experiences, **kwargs)
         finally:
             self.model.current_task = current
@@ -293,8 +293,8 @@ class StrategyTemplate(SupervisedTemplate):
             super().eval_epoch(**kwargs)
             answers = answers_in_order(self.task, rows, self._order, gathered(self._collected))
             if rows is not None:
-                how = {"batch_size": self.eval_mb_size, "precision": self.options.precision} | written_by(self._answer)
-                answers = kind.with_texts(answers, self.task.definition, self.model, rows, **how)
+                passes = {**self.options.answering, "batch_size": self.eval_mb_size} | written_by(self._answer)
+                answers = kind.with_texts(answers, self.task.definition, self.model, rows, **passes)
         self.predictions[self.task.name] = answers
 
     def _after_eval_iteration(self, **kwargs: Any) -> None:
@@ -305,11 +305,11 @@ class StrategyTemplate(SupervisedTemplate):
 
 
 @contextmanager
-def _at_work(strategy: StrategyTemplate) -> Iterator[None]:
+def _at_work(strategy: StrategyTemplate, precision: str) -> Iterator[None]:
     model = strategy.model
     before = model.precision, strategy.is_busy
     # Of every forward pass, those of Avalanche's plugins too.
-    model.precision, strategy.is_busy = strategy.options.precision, True
+    model.precision, strategy.is_busy = precision, True
     try:
         yield
     finally:

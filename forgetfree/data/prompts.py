@@ -101,6 +101,8 @@ class PromptEncoder(Encoder):
         one = [{"role": "user", "content": ""}]
         #: The token that ends an answer.
         self.end = self._end(one)
+        #: How long the texts are that are learned and longer than any that is written, in tokens.
+        self._unwritable: list[int] = []
         #: What stands between prompt and answer, as a part of the latter.
         self._space = "" if self._chat or self._around(one).endswith(("\n", "\t")) else " "
         self._usual = self._parts_of(one)
@@ -136,6 +138,8 @@ class PromptEncoder(Encoder):
                 long.append(i)
                 continue
             left = room - max(len(answer), kept)
+            if len(answer) > self._task.max_new_tokens:
+                self._unwritable.append(len(answer))
             ids = self._before(parts, texts, fixed, left)
             self.count(sum(map(len, [*parts, *texts])) - len(ids))
             if len(answer) > kept:  # how long it is, what is asked must not tell
@@ -145,6 +149,18 @@ class PromptEncoder(Encoder):
         if long:
             self._refuse([(rows.first[i], len(answers[i])) for i in long])
         return whole, labels, longer
+
+    def cut_note(self, what: str, count: int) -> str:
+        """Return what to say of rows that were cut, and of right texts that are longer than those that are written."""
+        notes = [super().cut_note(what, count)]
+        if self._unwritable:
+            longer, most = len(self._unwritable), self._task.max_new_tokens
+            notes.append(
+                f"The right text of {longer:,} of {counted(count, what)} is longer than max_new_tokens={most}, up to "
+                f"{max(self._unwritable):,} tokens, and no text that is written reaches its end. Set "
+                "max_new_tokens in source.json."
+            )
+        return " ".join(filter(None, notes))
 
     def _end(self, turns: Sequence[dict[str, str]]) -> int:
         """Return the token that ends a text: that of the assistant's turn in a chat, if it has one, or the tokenizer's."""

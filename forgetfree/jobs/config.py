@@ -29,7 +29,7 @@ from forgetfree.errors import (
 from forgetfree.json_file import read_json
 from forgetfree.options import Options, build, faults_in, name_of_function, option
 from forgetfree.results.config_file import PLACES, of_each, portable
-from forgetfree.tasks import MAX_LENGTH, EvaluatedOn
+from forgetfree.tasks import EvaluatedOn
 
 T = TypeVar("T", bound=Options)
 Seed = Annotated[int, Bounds(ge=0, lt=2**63)]
@@ -69,7 +69,12 @@ class CommonOptions(Options):
         at_least=1,
         group="How to run",
     )
-    max_length: int = option(MAX_LENGTH, "tokens a row is read at, at most; the longest text is cut", at_least=8)
+    max_length: int | None = option(
+        None,
+        "tokens a row is read at, at most; the longest text is cut; none: 128, or 1,024 where a task's answers are texts, as "
+        "far as the model reads",
+        at_least=8,
+    )
     graftable: str | None = option(None, "regular expression over names; only such tensors may be grafted and trained")
 
     def __post_init__(self) -> None:
@@ -184,6 +189,10 @@ class JobConfig:
             (section["label_column"],) = self.label_columns
         return {key: list(value) if isinstance(value, tuple) else value for key, value in section.items()}
 
+    def recipe(self) -> dict[str, Any]:
+        """Return the options that the model brings and that are not set otherwise; a job may take none from it."""
+        return {}
+
     def settings_in(self, config: Mapping[str, Any]) -> Any:
         """Return the settings that the config.json of such a job says; raise ``LookupError`` where it says none."""
         return config[self.command]["set"]
@@ -240,11 +249,12 @@ C = TypeVar("C", bound=JobConfig)
 
 
 def with_precision(config: C) -> C:
-    """Return the configuration with what ``precision=auto`` means: what it meant when ``out`` was begun, else on this device.
+    """Return the configuration with what a precision ``auto`` means: what it meant when ``out`` was begun, else on this device.
 
     config.json names what was taken, so that whoever goes on with it or repeats it computes alike.
     """
-    keys = [key for key, value in config.settings.items() if (key.rpartition(".")[2], value) == ("precision", "auto")]
+    settings = {**config.recipe(), **config.settings}
+    keys = [key for key, value in settings.items() if key.endswith("precision") and value == "auto"]
     if not keys:
         return config
     from forgetfree.core.readout_model import native_precision

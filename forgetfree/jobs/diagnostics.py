@@ -100,8 +100,7 @@ def readouts_again(strategy: ContinualStrategy) -> Numbers:
     for task in strategy.stream.tasks:
         with strategy.answering(task) as other:
             possible = other is None and not model.shared_readout
-            how: dict[str, Any] = {"batch_size": strategy.options.rows_at_once, "precision": strategy.options.precision}
-            found[task.name] = linear_probe([task], model, **how)[0] if possible else None
+            found[task.name] = linear_probe([task], model, **strategy.options.answering)[0] if possible else None
     return found
 
 

@@ -102,8 +102,8 @@ class _Subject:
         """Return γ by sparsity, from the base of the graft that is given, or from a base of the options' kind."""
         sparsities = [options.sparsity for options in all_options]
         base = None if self.base is None else self.base.region
-        learned = self.bench.localized(fine_tuned, all_options[0], sparsities, base)
-        return {sparsity: each.region for sparsity, each in zip(sparsities, learned, strict=True)}
+        regions = self.bench.regions(fine_tuned, all_options[0], sparsities, base)
+        return dict(zip(sparsities, regions, strict=True))
 
 
 class GraftJob(Job[GraftConfig]):
@@ -115,7 +115,9 @@ class GraftJob(Job[GraftConfig]):
         if config.fine_tuned is not None:
             _check_readout(config.readout, config.fine_tuned)
         self.options, self.common = checked.options, checked.common
-        super().__init__(config, checked, self.common, [options.precision for options in self.options], in_memory)
+        super().__init__(
+            config, checked, self.common, [name for options in self.options for name in options.precisions], in_memory
+        )
         self._subjects: dict[int, _Subject] = {}
 
     @classmethod
@@ -175,7 +177,7 @@ class GraftJob(Job[GraftConfig]):
                 },
                 "metric": metric,
                 "floors": {"constant": task.unanswered.constant_score(metric)},
-                "base": self.options[0].base if base_file is None else base_file.name,
+                "base": _chosen_by(self.options[0]) if base_file is None else base_file.name,
                 "fine_tuned": fine_tuned and fine_tuned | {"left_out": list(tuned.left_out) if tuned else []},
                 "space": _distributions(Region(torch.arange(len(bench.space))), bench),
                 "shared_rows": self.rows.shared,
@@ -317,6 +319,10 @@ class GraftJob(Job[GraftConfig]):
         """Write the tables."""
         if results["rows"]:
             write_atomically(out / "report.md", render_page(lay_out_graft(GraftResults.of(results)), "markdown"))
+
+
+def _chosen_by(options: LocalizationOptions) -> str:
+    return options.base if options.region_from == "mask" else options.region_from
 
 
 def _file(sparsity: float) -> str:

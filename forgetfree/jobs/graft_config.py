@@ -79,7 +79,7 @@ class GraftConfig(JobConfig):
         faults = self.faults()
         own, known = set(CommonOptions.__dataclass_fields__), set(GraftOptions.__dataclass_fields__)
         # Steps and batch size say how many rows fine-tuning read, and so how many mask steps are the default.
-        still_read = {"steps", "batch_size", "precision", "evaluation_batch_size", "deterministic"}
+        still_read = {"steps", "batch_size", "precision", "answer_precision", "evaluation_batch_size", "deterministic"}
         training = TrainingOptions.__dataclass_fields__.keys() - still_read
         for key in self.settings:
             faults.attempt(check_known, key, own | known)
@@ -100,6 +100,11 @@ class GraftConfig(JobConfig):
             faults.attempt(build, GraftOptions, given | sparsity, "graft")
             for sparsity in [{"sparsity": each} for each in self.sparsities] or [{}]
         ]
+        for each in options[:1]:
+            if each is not None and each.region_from != "mask" and self.base is not None:
+                faults.add(
+                    f"--base {self.base} is of region_from=mask, got region_from={each.region_from}. Leave one out."
+                )
         common = faults.attempt(self.set_of, CommonOptions)
         if common is not None:
             faults.attempt(check_or_fewer, common, self.shots)

@@ -42,7 +42,7 @@ from forgetfree.results.answers import label_answers
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score
 from forgetfree.serve.source import LEDGER
-from forgetfree.tasks import TaskDefinition, chosen_version, next_version, version_of
+from forgetfree.tasks import TaskDefinition, chosen_version, next_version, usual_max_length, version_of
 from forgetfree.tensor_file import metadata_of
 
 if TYPE_CHECKING:
@@ -198,6 +198,8 @@ class _Run:
         )
         if fallen or readout_for(section["readout"], left) != was:
             section["readout"] = "linear"  # the other tasks alone may be read out otherwise
+        if usual_max_length(left) != usual_max_length(definitions.values()):  # or read at another length
+            section["set"] = {"max_length": self.config["model"]["max_length"]} | section["set"]
         strategies = {unit.key["strategy"] for unit in self.units.values()}
         used = any(fine_tunes(registry.strategy(name)) for name in strategies)
         values = {

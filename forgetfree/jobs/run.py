@@ -92,7 +92,7 @@ class RunJob(Job[RunConfig]):
         config, in_memory = with_precision(config), in_memory or InMemory()
         checked = checked or config.checked(in_memory.strategies)
         self.common = checked.run
-        precisions = [each.precision for each in checked.options.values()]
+        precisions = [name for each in checked.options.values() for name in each.precisions]
         super().__init__(config, checked, self.common, precisions, in_memory)
         self.learner = StreamLearner(config, checked, self.in_memory, self.cache)
 
@@ -211,7 +211,7 @@ class RunJob(Job[RunConfig]):
     def _bound(self, key: Mapping[str, Any]) -> Json:
         """Return what the answers of a unit depend on besides what its strategy keeps."""
         stream, options = self.learner.stream(key["seed"]), self.checked.options[key["strategy"]]
-        binding = stream.loaded.binding(options.precision)
+        binding = stream.loaded.binding(options.answering["precision"])
         finding = "last" if stream.scenario == "task" else getattr(options, "task_inference", "last")
         return run_binding((task.definition for task in stream.tasks), binding, stream.scenario == "class", finding)
 

@@ -198,9 +198,9 @@ class StreamLearner:
         if name not in registry.STRATEGIES:
             return answers.before()
         options = self.checked.options[name]
-        how = options.precision, options.rows_at_once
-        self._first_rows[how] = answers.before(self._first_rows.get(how))
-        return dict(self._first_rows[how])
+        passes = options.answering["precision"], options.answering["batch_size"]
+        self._first_rows[passes] = answers.before(self._first_rows.get(passes))
+        return dict(self._first_rows[passes])
 
 
 # -- Checkpoints ---------------------------------------------------------------------------------------

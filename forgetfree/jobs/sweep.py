@@ -144,7 +144,7 @@ class SweepJob(Job[SweepConfig]):
     def __init__(self, config: SweepConfig, checked: CheckedSweep) -> None:
         self.settings = checked.settings
         self._options = [run.options[config.strategy] for run in checked.runs]
-        precisions = [options.precision for options in self._options]
+        precisions = [name for options in self._options for name in options.precisions]
         super().__init__(config, checked, checked.runs[0].run, precisions)
 
     @classmethod

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.saliency import is_saliency
 from forgetfree.learning.localization import LocalizationOptions, mask_options
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training_options import TrainingOptions
@@ -69,7 +70,10 @@ def fine_tuning_phase(options: TrainingOptions, task: TaskSize) -> PhaseCost:
 
 
 def search_phase(options: LocalizationOptions, task: TaskSize) -> PhaseCost:
-    """Return the phase that seeks γ."""
+    """Return the phase that chooses γ."""
+    if is_saliency(options.region_from):
+        reads = {"movement": 0, "random": 0, "fisher": options.fisher_rows}
+        return PhaseCost("localize", 1, reads.get(options.region_from, options.gradient_rows))
     if task.steps is None:
         return PhaseCost("localize", None, options.batch_size)
     mask = mask_options(options, task.rows or options.mask_batch_size, task.steps)

@@ -18,6 +18,7 @@ from forgetfree.core.mask import MaskOptions
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region, biases
+from forgetfree.core.saliency import RegionSource, Saliency, mean_gradient, saliency
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError
@@ -33,10 +34,17 @@ class LocalizationOptions(TrainingOptions):
     sparsity: float = option(
         1e-4, "share of the graftable entries a region may have; the paper: 1e-4", above=0, at_most=1
     )
+    region_from: RegionSource = option(
+        "mask",
+        "how γ is chosen: mask learns S from γ_base, as in the paper; midpoint learns S from 0, halfway from θ_pre to θ_ft. "
+        "The others take what scores highest, with Δ = θ_ft − θ_pre and g the mean gradient at θ_pre: movement |Δ|, taylor "
+        "|g·Δ|, gradient |g|, snip |g·θ|, gallop |g|/(|θ| + 0.001), fisher (FISH masks), random. The last five need no θ_ft",
+    )
+    gradient_rows: int = option(256, "training rows whose mean gradient region_from reads, at most", at_least=1)
     base: BaseKind = option(
         "movement",
-        "γ_base: the most moved entries (§2), none (§5.1), random ones, those of largest Fisher information at θ_pre (FISH "
-        "masks, Sung et al., 2021), or the most moved of the biases",
+        "γ_base of region_from=mask: the most moved entries (§2), none (§5.1), random ones, those of largest Fisher "
+        "information at θ_pre (FISH masks, Sung et al., 2021), or the most moved of the biases",
     )
     base_fraction: float = option(
         0.1,
@@ -45,7 +53,7 @@ class LocalizationOptions(TrainingOptions):
         above=0,
         at_most=1,
     )
-    fisher_rows: int = option(256, "training rows that base=fisher reads, at most", at_least=1)
+    fisher_rows: int = option(256, "training rows that fisher reads, at most, one by one", at_least=1)
     mask_steps: int | None = option(
         None,
         "SGD steps on the mask scores S, 0 to keep γ_base; none: as many as read the rows fine-tuning read, at "
@@ -63,12 +71,21 @@ class LocalizationOptions(TrainingOptions):
     mask_evaluations: int = option(4, "hard masks tried on validation rows while S is learned", at_least=1)
     validation_rows: int = option(512, "validation rows those are scored on, at most", at_least=1)
 
+    @property
+    def needs_fine_tuned(self) -> bool:
+        """Whether γ cannot be chosen without θ_ft."""
+        return self.region_from in ("mask", "midpoint", "movement", "taylor")
+
 
 def check_localization(options: LocalizationOptions, space: ParameterSpace) -> None:
     """Raise ``OptionError`` unless the sparsity allows an entry, and something chooses the region."""
     budget(len(space), options.sparsity)
-    if options.base == "empty" and options.mask_steps == 0:
-        raise OptionError("base=empty with mask_steps=0 leaves no region. Set mask_steps above 0, or base=movement.")
+    if options.mask_steps == 0 and options.region_from == "midpoint":
+        raise OptionError("region_from=midpoint with mask_steps=0 leaves no region. Set mask_steps above 0.")
+    if options.mask_steps == 0 and options.region_from == "mask" and options.base == "empty":
+        raise OptionError(
+            "base=empty with mask_steps=0 leaves no region. Set mask_steps above 0, or region_from=movement."
+        )
 
 
 def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int) -> MaskOptions:
@@ -80,7 +97,7 @@ def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int
     return MaskOptions(
         steps=steps,
         batch_size=size,
-        score_init=options.mask_score_init,
+        score_init=0.0 if options.region_from == "midpoint" else options.mask_score_init,  # σ(0) = 1/2
         learning_rate=options.mask_learning_rate,
         evaluate_every=max(1, -(-steps // options.mask_evaluations)),
         precision=options.precision,
@@ -149,10 +166,50 @@ def mask_batches(
     rows: Examples, mask: MaskOptions, seed: int, options: LocalizationOptions, device: torch.device
 ) -> Iterator[list[Batch]]:
     """Yield the mini-batches of each step on S, of as many rows and tokens as a forward pass takes."""
+    # Each step changes every score, so it must not depend on rows of one length alone.
+    for batch in plan_batches(rows.lengths, mask.batch_size, mask.steps, seed, group_by_length=False):
+        yield in_pieces(rows, batch, options, device)
+
+
+def in_pieces(rows: Examples, batch: Sequence[int], options: LocalizationOptions, device: torch.device) -> list[Batch]:
+    """Return rows, by their numbers, in mini-batches of as many rows and tokens as a pass with whole gradients takes."""
     piece = {"size": options.mask_micro_batch_size or 64}
     if options.mask_micro_batch_size is None and device.type == "cpu":
         piece["tokens"] = 240
-    # Each step changes every score, so it must not depend on rows of one length alone.
-    lengths = rows.lengths
-    for batch in plan_batches(lengths, mask.batch_size, mask.steps, seed, group_by_length=False):
-        yield [rows.batch(part) for part in micro_batches(batch, lengths, **piece)]
+    return [rows.batch(part) for part in micro_batches(batch, rows.lengths, **piece)]
+
+
+def score_entries(
+    kind: Saliency,
+    model: ReadoutModel,
+    rows: Examples,
+    theta_pre: Tensor,
+    theta_ft: Tensor,
+    options: LocalizationOptions,
+    seed: int,
+) -> Tensor:
+    """Return how much speaks for each entry ``(N,)``, see `saliency`; on the model's device.
+
+    Args:
+        kind: by what.
+        model: holds θ_pre and the task's readout, in evaluation mode.
+        rows: the task's training rows.
+        theta_pre: θ_pre ``(N,)``.
+        theta_ft: θ_ft ``(N,)``.
+        options: how many rows are read, spread evenly, and how.
+        seed: for ``random``.
+    """
+    space, gradient = model.space(), torch.empty(0)
+    if kind == "random":
+        generator = torch.Generator().manual_seed(seed)
+        # float32 has too few numbers: entries would be alike.
+        gradient = torch.rand(len(space), generator=generator, dtype=torch.float64).to(theta_pre.device)
+    elif kind == "fisher":
+        gradient = diagonal_fisher(
+            model, space, [rows.batch([row]) for row in representative(rows.targets, options.fisher_rows)]
+        )
+    elif kind != "movement":
+        read = representative(rows.targets, options.gradient_rows)
+        batches = in_pieces(rows, read, options, theta_pre.device)
+        gradient, _ = mean_gradient(model.backbone, space, batches, mask_loss(model, options))
+    return saliency(kind, gradient, theta_pre, theta_ft)

@@ -20,6 +20,8 @@ from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_sp
 from forgetfree.core.graft import graft_theta, interpolate
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
 from forgetfree.core.regions import Region
+from forgetfree.core.saliency import is_saliency, most_salient
+from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
@@ -34,6 +36,7 @@ from forgetfree.learning.localization import (
     mask_batches,
     mask_loss,
     mask_options,
+    score_entries,
     search_count,
 )
 from forgetfree.learning.monitor import Monitor, Phase
@@ -143,6 +146,47 @@ class SingleTask:
         """Return the key of θ_ft in the store."""
         return fine_tuned_key(self.loaded, self.task, self.pre, options, self.seed, self.device, self._adapter)
 
+    def with_readout(self, options: TrainingOptions, steps: int) -> ModelState:
+        """Return θ_pre with a readout that is trained alone: one drawn by the seed would say nothing of the rows' gradients.
+
+        Args:
+            options: how it is trained.
+            steps: updates.
+        """
+        readout = self.model.readout_module(self.task.label)
+        if not steps or not any(parameter.numel() for parameter in readout.parameters()):
+            return self.pre
+        nothing = RegionParameters(self.model.backbone, self.space, Region.empty())
+        options = replace(options, l1=0.0, cache_lower_layers=False)
+        with self.holding(self.pre):
+            self.train_(options, "fine_tune", nothing, steps, about=("readout",))
+            return replace(self.pre, readouts={self.task.name: tensors_of(readout)})
+
+    def regions(
+        self,
+        fine_tuned: ModelState,
+        options: LocalizationOptions,
+        sparsities: Sequence[float] | None = None,
+        base: Region | None = None,
+    ) -> list[Region]:
+        """Choose γ as ``region_from`` says: one for each sparsity, independent of the others.
+
+        Args:
+            fine_tuned: θ_ft; its readout counts alone where γ is chosen at θ_pre.
+            options: how to choose.
+            sparsities: the shares that the regions may have; default: that of the options.
+            base: γ_base of ``region_from=mask``, see `localized`.
+        """
+        if not is_saliency(kind := options.region_from):
+            return [each.region for each in self.localized(fine_tuned, options, sparsities, base)]
+        counts = [budget(len(self.space), share) for share in sparsities or [options.sparsity]]
+        theta_pre, theta_ft = self.pre.theta.to(self.device), fine_tuned.theta.to(self.device)
+        seed = derive_seed(self.seed_of("localize"), "base")
+        with self.monitor.phase(self.task.name, "localize", 1) as on_step, self._reading_as(fine_tuned):
+            scores = score_entries(kind, self.model, self.task.train, theta_pre, theta_ft, options, seed)
+            on_step(1, math.nan)
+            return [most_salient(scores, count, self._taken) for count in counts]
+
     def localized(
         self,
         fine_tuned: ModelState,
@@ -160,6 +204,8 @@ class SingleTask:
             sparsities: the shares that the regions may have; default: that of the options.
             base: γ_base, cut to its most moved entries if too large. Default: of the kind that the options name.
         """
+        if options.region_from == "midpoint":
+            base = Region.empty()
         if self._taken is not None:  # what did not move is never taken
             fine_tuned = replace(fine_tuned, theta=graft_theta(fine_tuned.theta, self.pre.theta, self._taken))
         wanted = [options.sparsity] if sparsities is None else list(sparsities)

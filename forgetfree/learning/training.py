@@ -343,11 +343,11 @@ def _identity(function: Function) -> str:
 
 
 def answers_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> Answers:
-    """Return what a model answers to rows of a task, in batches and in the precision of the options."""
-    kind, size, precision = task.kind, options.rows_at_once, options.precision
-    logits = predict(model, rows, batch_size=size, precision=precision, collected=kind.collected)
+    """Return what a model answers to rows of a task, in batches and in the precision that the options say."""
+    kind = task.kind
+    logits = predict(model, rows, **options.answering, collected=kind.collected)
     answers = kind.answers(task.definition, logits, rows.labels, rows)
-    return kind.with_texts(answers, task.definition, model, rows, batch_size=size, precision=precision)
+    return kind.with_texts(answers, task.definition, model, rows, **options.answering)
 
 
 def quality_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> tuple[float, float]:
@@ -362,9 +362,7 @@ def quality_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: 
         options: precision and batch size of the forward passes.
     """
     kind = task.kind
-    logits = predict(
-        model, rows, batch_size=options.rows_at_once, precision=options.precision, collected=kind.collected
-    )
+    logits = predict(model, rows, **options.answering, collected=kind.collected)
     if not bool(logits.isfinite().all()):  # moved too far
         return -math.inf, -math.inf
     return kind.quality(task.definition, logits, rows)
@@ -406,14 +404,16 @@ def _of_all_rows(
     precision: str,
 ) -> Tensor:
     device = next(model.parameters()).device
-    mode = model.training
+    before = model.training, model.precision
     model.eval()
+    model.precision = precision
     pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
     for batch in own_items(by_length(rows.lengths, batch_size)):
         x, y, t = rows.batch(batch)
         with autocast(precision, device.type):
             outputs = read(x.to(device), y.to(device), t.to(device)).float().cpu()
         pieces.append((outputs, torch.tensor(batch).repeat_interleave(model.counts(x))))
-    model.train(mode)
+    model.train(before[0])
+    model.precision = before[1]
     outputs, order = map(torch.cat, zip(*gathered(pieces), strict=True))
     return outputs[torch.argsort(order, stable=True)]

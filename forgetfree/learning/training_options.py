@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypedDict, TypeVar
 
 import torch
 
@@ -15,6 +15,13 @@ from forgetfree.errors import OptionError
 from forgetfree.options import Function, Options, build, name_of_function, option
 
 AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")
+
+
+class Passes(TypedDict):
+    """How forward passes without gradients are computed."""
+
+    batch_size: int
+    precision: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +78,11 @@ class TrainingOptions(Options):
         "of forward and backward passes; weights stay fp32. bf16 is up to twice as fast where the device has it; auto: bf16 "
         "where the device computes in it natively, else fp32",
     )
+    answer_precision: PrecisionChoice | None = option(
+        None,
+        "of the forward passes that answer, in evaluation, in validation, and when what came out is used; none: as precision. "
+        "Where training is in bf16, fp32 here lets an exported model answer as the run did, to the bit",
+    )
     evaluation_batch_size: int = option(64, "rows per forward pass in evaluation", at_least=1)
     deterministic: bool = option(
         False,
@@ -111,6 +123,16 @@ class TrainingOptions(Options):
         """The rows of a forward pass in evaluation. Kernels and their rounding depend on the shapes that they are given."""
         return 1 if self.deterministic else self.evaluation_batch_size
 
+    @property
+    def answering(self) -> Passes:
+        """How rows are answered: so many in a forward pass, in this precision."""
+        return {"batch_size": self.rows_at_once, "precision": self.answer_precision or self.precision}
+
+    @property
+    def precisions(self) -> set[str]:
+        """The precisions of training and of answers."""
+        return {self.precision, self.answering["precision"]}
+
     @classmethod
     def for_model(cls, model: str, *, strategy: str | None = None, **changes: Any) -> Self:
         """Return what the command line takes for a model: its recipe, if it is registered with one, else the defaults.
@@ -132,10 +154,16 @@ class TrainingOptions(Options):
 
 
 def for_device(options: AnyOptions, device: str | torch.device) -> AnyOptions:
-    """Return the options with what ``precision=auto`` means on a device."""
-    if options.precision != "auto":
+    """Return the options with what ``auto`` means on a device, as `precision` and as `answer_precision`."""
+    if "auto" not in options.precisions:
         return options
-    return replace(options, precision=native_precision(torch.device(device).type))
+    native = native_precision(torch.device(device).type)
+    training, answers = options.precision, options.answer_precision
+    return replace(
+        options,
+        precision=native if training == "auto" else training,
+        answer_precision=native if answers == "auto" else answers,
+    )
 
 
 #: The number of shots that determines the number of updates if there are thousands.

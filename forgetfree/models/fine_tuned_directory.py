@@ -39,7 +39,7 @@ from forgetfree.models.checkpoint import read_config, read_weights, weight_files
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.peft_adapter import READOUT, adapter_loader, is_adapter, merged_directory
 from forgetfree.models.task_model import ClassifierModel, head_names
-from forgetfree.tasks import MAX_LENGTH, TaskDefinition
+from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import TensorFile
 
 #: The part of an architecture's name that names its head, how that is read, and the class that loads it.
@@ -97,7 +97,7 @@ def load_fine_tuned(
     task: TaskDefinition,
     *,
     graftable: str | None = None,
-    max_length: int = MAX_LENGTH,
+    max_length: int | None = None,
 ) -> FineTunedModel:
     """Load a fine-tuned model, and the pre-trained one with the same readout.
 
@@ -127,7 +127,8 @@ def load_fine_tuned(
         else:
             names = read_config(directory, directory).id2label
         classes = label_order(names, task, directory)
-    loaded = load_model(model, "linear" if kind == "classifier" else kind, graftable=graftable, max_length=max_length)
+    readout = "linear" if kind == "classifier" else kind
+    loaded = load_model(model, readout, graftable=graftable, max_length=max_length, tasks=[task])
     backbone = _read_whole(directory, loader, pooled=not bare)
     architecture, fingerprint = type(backbone).__name__, fingerprint_of(backbone)
     pre, space = loaded.model.backbone, loaded.model.space()

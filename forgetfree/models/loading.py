@@ -37,7 +37,7 @@ from forgetfree.models.checkpoint import explained, quiet, read_config, read_tok
 from forgetfree.models.generation import plain_generation
 from forgetfree.models.module_model import refuse_frozen
 from forgetfree.models.task_model import TaskModel, TokenLayout, positions_of
-from forgetfree.tasks import MAX_LENGTH, TaskDefinition
+from forgetfree.tasks import MAX_LENGTH, TaskDefinition, usual_max_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -125,7 +125,7 @@ def load_model(
     *,
     tokenizer: Any = None,
     graftable: str | None = None,
-    max_length: int = MAX_LENGTH,
+    max_length: int | None = None,
     tasks: Iterable[TaskDefinition] = (),
 ) -> LoadedModel:
     """Load a pre-trained model.
@@ -137,8 +137,9 @@ def load_model(
             ``prompt``, causal LM → ``causal``, none → ``linear``); ``linear`` where label words are not single tokens.
         tokenizer: that of a ``PreTrainedModel``.
         graftable: see `TaskModel`.
-        max_length: the longest row it is given, in tokens; fewer where it has fewer positions.
-        tasks: whose label words ``auto`` looks at.
+        max_length: the longest row it is given, in tokens; fewer where it has fewer positions. Default: what is usual for
+            ``tasks``.
+        tasks: that it is to learn; ``auto`` looks at their label words.
 
     Raises:
         UsageError: the name is not known anywhere, or the readout is none of the five.
@@ -147,6 +148,9 @@ def load_model(
     """
     if readout not in ("auto", *READOUTS):
         raise UsageError(f"Unknown readout {readout!r}. Known: auto, {', '.join(READOUTS)}.")
+    tasks = list(tasks)
+    if max_length is None:
+        max_length = usual_max_length(tasks)
     if isinstance(name, str) and tokenizer is None:
         return _load(locate(name), name, readout, graftable, max_length, tasks)
     if isinstance(name, str) or tokenizer is None or not is_pretrained(name):

@@ -21,6 +21,7 @@ from forgetfree.core.batch_loss import Batch, BatchLoss
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.regions import Region
+from forgetfree.core.saliency import mean_gradient, most_salient
 from forgetfree.errors import RegionError
 
 
@@ -214,6 +215,15 @@ class Shards:
         own = most_moved(theta_pre, theta_ft, count)
         wide = at_least_float32(theta_ft.dtype)
         return self.highest(own, (theta_ft[own.indices].to(wide) - theta_pre[own.indices]).abs(), count)
+
+    def mean_gradient(self, batches: Sequence[Batch], loss: BatchLoss) -> Tensor:
+        """Return this process's part ``(n,)`` of the gradient of the mean loss, see `forgetfree.core.saliency`."""
+        return mean_gradient(self.module, self.space, batches, _ShardLoss(loss, self))[0]
+
+    def most_salient(self, scores: Tensor, count: int) -> Region:
+        """Return the ``count`` entries of the whole model that score highest, of which ``(n,)`` are here."""
+        own = most_salient(scores, count)
+        return self.highest(own, scores[own.indices.to(scores.device)], count)
 
 
 class _ShardLoss:

@@ -97,7 +97,7 @@ class Source:
             graftable=settings.get("graftable"),
             tasks=[TaskDefinition.of_fields(task) for task in config["tasks"]],
             shared_labels=config.get("scenario") == "class",
-            precision="bf16" if options.get("precision") == "bf16" else "fp32",
+            precision="bf16" if (options.get("answer_precision") or options.get("precision")) == "bf16" else "fp32",
             deterministic=options.get("deterministic") is True,
             stores=[file.parent, Path(settings.get("cache") or place / "fine-tuned")],
             task_inference=(

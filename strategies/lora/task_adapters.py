@@ -267,7 +267,7 @@ class TaskAdapters:
 
     def _belonging(self) -> dict[str, Any]:
         loaded = self._strategy.stream.loaded
-        binding = loaded.binding(self._strategy.options.precision)
+        binding = loaded.binding(self._strategy.options.answering["precision"])
         return {"together": self._together, "fingerprint": loaded.fingerprint, "binding": binding}
 
     def bytes_kept(self) -> int:

@@ -261,6 +261,20 @@ CASES = [
     Case("run sst2 --data data/sst2/train.jsonl --data nosuch.csv", "'nosuch.csv' is no file of rows"),
     Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "both would be the task 'train'"),
     Case("graft sst2 --text-column phrase", "no column 'phrase', which is named as text_column", 1),
+    Case(
+        "graft sst2 --base movement --set region_from=snip",
+        "--base movement is of region_from=mask, got region_from=snip.",
+    ),
+    Case(
+        "graft sst2 --set region_from=snap",
+        "region_from must be mask or midpoint or movement or taylor",
+    ),
+    Case("run sst2 --set gradient_rows=0", "gradient_rows must be at least 1"),
+    Case("run sst2 --set readout_steps=-1", "readout_steps must be at least 0"),
+    Case(
+        "run sst2 --set region_from=midpoint --set mask_steps=0",
+        "region_from=midpoint with mask_steps=0 leaves no region",
+    ),
     Case("graft sst2 --label-column class", "no column 'class', which is named as label_column", 1),
     Case("experiment localization --text-column phrase", "no column 'phrase', which is named as text_column", 1),
     Case("experiment localization --label-column class", "no column 'class', which is named as label_column", 1),

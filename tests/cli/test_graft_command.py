@@ -342,6 +342,18 @@ def test_without_mask_steps_the_base_itself_is_grafted(graft: GraftCommand, base
     assert results_of(out)["base"] == base
 
 
+def test_a_region_is_chosen_by_name(graft: GraftCommand) -> None:
+    """By gradients at θ_pre, and with the values of θ_ft, which is here to compare with."""
+    out = graft("--set", "region_from=snip", "--sparsity", "0.05", "--sparsity", "0.01")
+    bench, ft = fine_tuned_of(graft)
+    options = LocalizationOptions(region_from="snip")
+    for sparsity, region in zip((0.05, 0.01), bench.regions(ft, options, (0.05, 0.01)), strict=True):
+        made = Graft.load(out / f"graft-seed-0-sparsity-{sparsity}.safetensors")
+        assert made.region == region and len(region) == int(sparsity * len(bench.space))
+        assert torch.equal(made.values, ft.theta[region.indices])
+    assert results_of(out)["base"] == "snip"
+
+
 @pytest.mark.sampled("empty")
 @pytest.mark.parametrize("base", ["empty", "fisher", "bias"])
 def test_mask_steps_start_from_the_base(graft: GraftCommand, base: str) -> None:

@@ -158,6 +158,16 @@ def test_a_decoder_apart_begins_a_text_as_texts_begin() -> None:
     assert pieces.convert_ids_to_tokens(ids[:2]) == ["▁great", "▁film"]
 
 
+def test_right_texts_that_are_longer_than_those_that_are_written_are_told(tokenizer: Any) -> None:
+    encoder = PromptEncoder(tokenizer, task(template="{prompt}:", max_new_tokens=2), 64)
+    _, labels, _ = encoder.learned(rows(("the film", "great"), ("the film", "great great terrible")))
+    assert [len(ids) - 1 for ids in labels] == [1, 3]  # without that which ends a text
+    assert encoder.cut_note("row", 2) == (
+        "The right text of 1 of 2 rows is longer than max_new_tokens=2, up to 3 tokens, and no text that is written reaches "
+        "its end. Set max_new_tokens in source.json."
+    )
+
+
 def test_answers_that_do_not_fit_are_told_by_their_rows(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="{prompt} A:"), 16)
     long = " ".join(["film"] * 40)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from forgetfree.core import readout_model
 from forgetfree.core.readout_model import autocast, native_precision
 from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.run_config import RunConfig
+from forgetfree.learning.training import predict
 from forgetfree.learning.training_options import TrainingOptions, for_device
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
@@ -53,3 +57,34 @@ def test_what_was_taken_is_written_and_repeated(native: str, tmp_path: Path, mon
         assert with_precision(config).settings["precision"] == native
     given = RunConfig(stream="sst2", settings={"precision": "fp32"}, out=str(tmp_path))
     assert with_precision(given) is given and readout_model.native_precision("cpu") == native
+
+
+def test_the_recipe_of_a_model_may_say_auto(native: str, tmp_path: Path) -> None:
+    config = RunConfig(stream="sst2", model="minilm", strategies=("fine-tune",), device="cpu", out=str(tmp_path))
+    assert with_precision(config).settings == {"precision": native}
+    assert with_precision(replace(config, settings={"precision": "fp32"})).settings == {"precision": "fp32"}
+    assert with_precision(replace(config, model="bert-base-uncased")).settings == {}
+
+
+def test_training_in_bf16_may_answer_in_fp32() -> None:
+    def learned(**options: Any) -> tuple[Any, list[Tensor]]:
+        stream = tiny_stream()
+        made = cls(stream=stream, options=cls.Options(precision="bf16", sparsity=0.05, steps=4, **options))
+        for experience in stream.benchmark.train_stream:
+            made.train(experience)
+        made.eval(stream.benchmark.test_stream)
+        return made, [torch.as_tensor(made.predictions[task.name].logits) for task in stream.tasks]
+
+    cls = strategy("grafting-continual")
+    narrow, answers = learned()
+    wide, exact = learned(answer_precision="fp32")
+    assert narrow.ledger.binding.precision == "bf16" and wide.ledger.binding.precision == "fp32"
+    for one, other in zip(narrow.ledger.records, wide.ledger.records, strict=True):  # the same is learned
+        assert torch.equal(one.owned.values, other.owned.values)
+    for task, bf16, fp32 in zip(wide.stream.tasks, answers, exact, strict=True):
+        assert not torch.equal(bf16, fp32)
+        with wide.answering(task):
+            assert torch.equal(predict(wide.model, task.test, precision="fp32"), fp32)
+        with narrow.answering(narrow.stream.tasks[task.label]):
+            assert torch.equal(predict(narrow.model, task.test, precision="bf16"), bf16)
+    assert for_device(TrainingOptions(answer_precision="auto"), "cpu").answering["precision"] == native_precision("cpu")

@@ -16,10 +16,12 @@ import pytest
 import torch
 
 import forgetfree
-from forgetfree import cli
+from forgetfree import Ledger, cli
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, ModelError, UsageError
+from forgetfree.jobs.revision import remove
 from forgetfree.kinds.generation import TextAnswers
+from forgetfree.models.loading import load_model
 from forgetfree.results import stored
 from forgetfree.tasks import TaskDefinition
 
@@ -236,6 +238,22 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
         assert list(found.matrix(name, metric="loss")["first"]) == values
 
 
+def test_rows_of_texts_are_read_further_than_others(data: Path, tmp_path: Path) -> None:
+    """Also by a run that such a task is taken back from: what it keeps was learned of such rows."""
+    labels = [{"text": f"{word} {i}", "label": WORDS[i % 2]} for i, word in enumerate(WORDS * 2)]
+    both = write(tmp_path / "data", "labels", in_all_splits(labels))
+    (both / "last").symlink_to(data / "last")
+    bloom = families.write("Bloom", tmp_path / "bloom")  # reads rows of any length
+    how: dict[str, Any] = {"stream": "labels,last", "data": str(both), "model": str(bloom), "steps": 2, "sparsity": 0.2}
+    forgetfree.run(strategies=("grafting-continual",), out=str(tmp_path / "both"), **how)
+    remove(tmp_path / "both", "last", tmp_path / "one")
+    for out in ("both", "one"):
+        assert json.loads((tmp_path / out / "config.json").read_text())["model"]["max_length"] == 1024
+    binding = Ledger.load(tmp_path / "one" / "grafting-continual" / "seed-0" / "ledger.safetensors").binding
+    assert binding is not None and binding.max_length == 1024
+    assert load_model(str(bloom), "generate", tasks=[load_tasks("labels", str(both))[0].task]).max_length == 128
+
+
 def test_a_stream_is_planned_by_a_few_steps(data: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", "first,last", "--data", str(data), "--model", str(model), "--steps", "6"]
     assert cli.main([*words, "--sparsity", "0.2", "--check"]) == 0
@@ -273,7 +291,6 @@ def test_a_definition_of_texts_has_their_fields_alone() -> None:
 
 def test_routing_sees_the_prompt_and_not_the_answer(data: Path, model: Path) -> None:
     from forgetfree.learning.encoded_task import encode_task
-    from forgetfree.models.loading import load_model
 
     loaded = load_model(str(model), "generate")
     rows = load_tasks("first", str(data))[0]

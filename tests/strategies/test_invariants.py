@@ -438,6 +438,9 @@ WAYS: list[dict[str, Any]] = [
     {"region_start": "scaled", "region_dropout": False},
     {"region_start": "scaled", "localize_at": "union"},
     {"region_start": "scaled", "composition": "alone"},
+    {"region_from": "gradient"},
+    {"region_from": "gallop", "localize_at": "union"},
+    {"region_from": "midpoint", "region_start": "scaled"},
 ]
 
 

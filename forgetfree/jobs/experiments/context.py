@@ -243,8 +243,8 @@ class TunedTask:
         }
 
     def learned(self, *sparsities: float) -> list[Region]:
-        """Return γ by eqs. 3 and 4, one for each sparsity."""
-        return [each.region for each in self.bench.localized(self.fine_tuned, self.options, sparsities)]
+        """Return γ by eqs. 3 and 4, or as ``region_from`` says, one for each sparsity."""
+        return self.bench.regions(self.fine_tuned, self.options, sparsities)
 
     def base(self, kind: BaseKind, sparsity: float) -> Region:
         """Return a region that is not learned."""

@@ -151,7 +151,7 @@ def timed_rates(
     few, times = sample.subset(range(min(16, len(sample)))), list[float]()
     for _ in range(2):
         begin = time.perf_counter()
-        predict(model, few, batch_size=options.rows_at_once, precision=options.precision)
+        predict(model, few, **options.answering)
         times.append(time.perf_counter() - begin)
     length = padded(sample.lengths, options.batch_size)
     return Rates(

@@ -49,7 +49,7 @@ from forgetfree.learning.training_options import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.results.calibration import CALIBRATION_ROWS
-from forgetfree.tasks import TaskDefinition, version_of
+from forgetfree.tasks import TaskDefinition, usual_max_length, version_of
 
 #: The largest weights that are loaded, checked and timed beforehand, in bytes.
 _TIMED = 10**9
@@ -107,7 +107,7 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
             refuse_held, out, held, f"Give another directory, or --resume to continue that {config.command}."
         )
     device = faults.attempt(find_device, config.device) or "cpu"
-    faults.attempt(check_precision, [each.options.precision for each in workload.units], device)
+    faults.attempt(check_precision, [name for each in workload.units for name in each.options.precisions], device)
     rows = _rows(config, workload, in_memory, faults, notes)
     definitions = {name: each.task for name, each in rows.items()}
     definitions |= {name: task for name in workload.tasks if name not in rows and (task := registry.tasks().get(name))}
@@ -243,21 +243,20 @@ def _plan(config: JobConfig, found: _Found) -> Json:
     model, device, notes = found.model, found.device, found.notes
     set_threads(workload.common.threads)
     lengths = {name: _lengths(model, each, notes) for name, each in rows.items()}
+    limit = workload.common.max_length or usual_max_length(definitions.values())
     rates = _rates(workload, rows, model, device, notes)
     units, made, total = list[Json](), dict[Any, str](), Counter[Phase]()
     for unit in workload.units:
-        phases = list(_phases(unit, workload, rows, definitions, lengths, rates, made))
+        phases = list(_phases(unit, workload, rows, definitions, lengths, limit, rates, made))
         units.append({"unit": unit.name, "phases": phases})
         for phase in phases:
             total[phase["phase"]] += phase["steps"] or 0
         if any(phase["steps"] is None for phase in phases):
             notes.append("Without --steps or --shots, the steps depend on the rows, which are not here.")
     seconds = [phase["seconds"] for unit in units for phase in unit["phases"]]
-    longest = max((max(each) for each in lengths.values()), default=workload.common.max_length)
+    longest = max((max(each) for each in lengths.values()), default=limit)
     memory = [
-        costs.memory_bytes(
-            model.config, model.parameters, model.graftable, each.options, min(longest, workload.common.max_length)
-        )
+        costs.memory_bytes(model.config, model.parameters, model.graftable, each.options, min(longest, limit))
         for each in workload.units
     ]
     most, there = max(memory, default=0), costs.device_memory(device)
@@ -334,6 +333,7 @@ def _phases(
     rows: Mapping[str, TaskRows],
     definitions: Mapping[str, TaskDefinition],
     lengths: Mapping[str, list[int]],
+    max_length: int,
     rates: costs.Rates | None,
     made: dict[Any, str],
 ) -> Iterator[Json]:
@@ -345,8 +345,8 @@ def _phases(
         for number, (task, base) in enumerate(zip(unit.tasks, bases, strict=True))
     ]
     for task, phases in zip(unit.tasks, unit.cost(sizes).phases, strict=True):
-        tokens = lengths.get(task) or [workload.common.max_length // 2]
-        length = min(costs.padded(tokens, options.batch_size), workload.common.max_length)
+        tokens = lengths.get(task) or [max_length // 2]
+        length = min(costs.padded(tokens, options.batch_size), max_length)
         phase = partial(_phase, task, rates)
         for each in phases:
             steps, maker = each.steps, unit.name

@@ -1,0 +1,120 @@
+"""Regions of the entries that score highest by gradient g, value θ and move Δ = θ_ft − θ_pre, without a search.
+
+All but ``movement`` and ``taylor`` need θ_pre alone: what a model can afford that is too large to be fine-tuned as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from forgetfree.core.base_regions import top
+from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy, check_loss
+from forgetfree.core.parameters import ParameterSpace, at_least_float32
+from forgetfree.core.regions import Region
+from forgetfree.core.trained import trainable
+from forgetfree.errors import TrainingError
+
+#: By what an entry is scored, see `saliency`.
+Saliency = Literal["movement", "taylor", "gradient", "snip", "gallop", "fisher", "random"]
+#: How γ is chosen: by learning the mask, from γ_base or from S = 0, or by a saliency.
+RegionSource = Literal["mask", "midpoint"] | Saliency
+#: What ``gallop`` adds to |θ|: among weights far below it, the gradient alone decides.
+SMALL = 1e-3
+
+
+def saliency(kind: Saliency, gradient: Tensor, theta_pre: Tensor, theta_ft: Tensor) -> Tensor:
+    """Return the score of each entry, all arguments of one shape; its memory may be that of ``gradient``.
+
+    Args:
+        kind: ``movement``: |Δ| (paper, §2). ``taylor``: |g·Δ|, what the move changes the loss by, to first order.
+            ``gradient``: |g|, as in SPEFT (arXiv:2412.13488). ``snip``: |g·θ|, what the loss changes by, to first order, if the
+            entry becomes 0 (SNIP, arXiv:1810.02340). ``gallop``: |g| / (|θ| + 0.001), for large gradients of small weights:
+            the two criteria of GaLLoP (arXiv:2510.19778), this quotient of them is ours. ``fisher`` and ``random`` have their
+            score in the place of the gradient: the Fisher information, or numbers that were drawn.
+        gradient: g, in float32; nothing is read of it for ``movement``.
+        theta_pre: θ_pre, which is θ.
+        theta_ft: θ_ft, which is read for ``movement`` and ``taylor`` alone.
+    """
+    match kind:
+        case "movement":
+            return (theta_ft.to(at_least_float32(theta_ft.dtype)) - theta_pre).abs_()
+        case "taylor":
+            return gradient.mul_(theta_ft - theta_pre).abs_()
+        case "gradient":
+            return gradient.abs_()
+        case "snip":
+            return gradient.mul_(theta_pre).abs_()
+        case "gallop":
+            return gradient.abs_().div_(theta_pre.abs().add_(SMALL))
+        case "fisher" | "random":
+            return gradient
+
+
+def is_saliency(source: RegionSource) -> TypeGuard[Saliency]:
+    """Return whether γ is chosen without a search."""
+    return source not in ("mask", "midpoint")
+
+
+def mean_gradient(
+    model: nn.Module, space: ParameterSpace, batches: Sequence[Batch], loss: BatchLoss
+) -> tuple[Tensor, float]:
+    """Return the gradient of the mean loss over all rows, ``(N,)`` in float32 on the model's device, and that loss.
+
+    Mini-batch by mini-batch its parts are added up in float32, whatever the tensors' dtype, and freed. Only numbered parts,
+    which several processes share, are in the tensors all at once.
+
+    Args:
+        model: holds θ, in evaluation mode; the same afterwards.
+        space: its parameter space of N entries.
+        batches: the mini-batches.
+        loss: of them all, through ``model``.
+
+    Raises:
+        TrainingError: the loss or the gradient is not finite.
+    """
+    tensors = space.parameters(model)
+    total = torch.zeros(len(space), device=tensors[0].device)
+    views = {id(tensor): view for tensor, view in zip(tensors, space.views(total), strict=True)}
+
+    @torch.no_grad()
+    def take(tensor: Tensor) -> None:
+        if tensor.grad is not None:
+            views[id(tensor)].add_(tensor.grad)
+            tensor.grad = None
+
+    with trainable(model, tensors):
+        at_once = tensors if isinstance(loss, CrossEntropy) else []
+        hooks = [tensor.register_post_accumulate_grad_hook(take) for tensor in at_once]  # type: ignore[no-untyped-call]
+        try:
+            value = check_loss(loss(batches), 1)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for tensor in tensors:
+            take(tensor)
+    total /= loss.scale
+    if not math.isfinite(size := float(total.sum())):
+        raise TrainingError(
+            f"The gradients by which a region is chosen add up to {size}, expected finite ones. Choose it in fp32 (or bf16 "
+            "instead of fp16)."
+        )
+    return total, value
+
+
+def most_salient(scores: Tensor, count: int, taken: Region | None = None) -> Region:
+    """Return the ``count`` entries with the highest of the scores ``(N,)``; of equal ones, those with the lower index.
+
+    Args:
+        scores: see `saliency`; −∞ is written where an entry cannot be chosen. A score of 0 never is.
+        count: the most entries.
+        taken: entries that are left out.
+    """
+    scores.masked_fill_(scores == 0, -math.inf)
+    if taken is not None:
+        scores[taken.indices.to(scores.device)] = -math.inf
+    return top(scores, count)
