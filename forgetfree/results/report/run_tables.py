@@ -109,7 +109,7 @@ def tables_of(comparison: Comparison, units: Units) -> list[Table]:
     more = dict.fromkeys(name for entry in comparison.strategies for run in entry.runs for name in run.more_scores)
     by_strategy = [_outcome(comparison), _transfer(comparison), _calibration(comparison)]
     by_strategy += [_more(comparison, name) for name in more if name not in _FOLLOWS]
-    others = [_readouts(comparison), _costs(comparison)]
+    others = [_held_aside(comparison), _readouts(comparison), _costs(comparison)]
     for grid in (_growth, _ledger, _course if wide else _matrix):
         others += [grid(comparison, entry) for entry in comparison.strategies]
 
@@ -268,6 +268,25 @@ _MORE: dict[str, tuple[str, Sequence[str], Show, int]] = {
 }
 #: Those that follow from another.
 _FOLLOWS = ("perplexity",)
+
+
+def _held_aside(comparison: Comparison) -> Grid:
+    """Return the loss on texts that no task trains, of each strategy."""
+    entries = [entry for entry in comparison.strategies if all(run.held_aside for run in entry.runs)]
+
+    def loss(run: Run, _: int, column: int) -> float | None:
+        if run.held_aside is None:
+            return None
+        stages = run.held_aside.before, run.held_aside.after, _mean(run.held_aside.by_task or [None])
+        return stages[column]
+
+    stages = ["before training", "at the end, without a task", "at the end, as tasks are answered"]
+    return Grid.of_runs(
+        ("Loss on texts that no task trains", "nats a token"),
+        "strategy",
+        [(entry.label, entry.runs) for entry in entries],
+        Columns(stages, loss, PLAIN.text, [0, -1, 0], "held aside"),
+    )
 
 
 def _readouts(comparison: Comparison) -> Grid:
