@@ -400,6 +400,15 @@ def features_of(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, pr
     return _of_all_rows(model, lambda x, y, t: model.features(x), rows, batch_size, precision)
 
 
+def token_losses(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
+    """Return the cross-entropy of every token that is to be predicted, in nats: float32 ``(n,)``."""
+
+    def read(x: Tensor, y: Tensor, _: Tensor) -> Tensor:
+        return F.cross_entropy(model.features(x).float(), y, reduction="none")
+
+    return _of_all_rows(model, read, rows, batch_size, precision)
+
+
 @torch.no_grad()
 def _of_all_rows(
     model: ReadoutModel,

@@ -104,6 +104,16 @@ class FinalUnion(Record):
     ece: Shares
 
 
+class HeldAside(Record):
+    """The mean loss of a token of texts that no task trains, in nats, see `forgetfree.jobs.diagnostics.losses_after`."""
+
+    texts: Annotated[int, Field(ge=1)]
+    tokens: Annotated[int, Field(ge=1)]
+    before: Amount
+    after: Amount
+    by_task: Amounts | None = None
+
+
 class Run(Record):
     """One strategy with one seed; see docs/results-format.md for what its parts mean."""
 
@@ -124,6 +134,7 @@ class Run(Record):
     ece_scaled: ByTask | None = None
     readout_again: ScoresOrNone | None = None
     union: FinalUnion | None = None
+    held_aside: HeldAside | None = None
     broken_claims: list[str] = Field(default_factory=list)
     trials: int | None = None
     made: Json = Field(default_factory=dict)

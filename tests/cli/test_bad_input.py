@@ -306,6 +306,13 @@ CASES = [
         "run sst2 --start sst2=a --strategy continual-ft",
         "--start is given, but none of the strategies fine-tunes a task",
     ),
+    Case(
+        "run sst2 --held-aside sst2", "--held-aside sst2 is a task of the stream, which trains its texts. Give others."
+    ),
+    Case(
+        "run sst2 --held-aside qnli", "--held-aside tells the loss of a causal language model on each next token, and"
+    ),
+    Case("run sst2 --held-aside ''", "--held-aside needs a value, got an empty text."),
     Case("run sst2 --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'? Known: auto, "),
     Case("run sst2 --device cuda:99", "--device cuda:99 is asked for, and torch finds here: cpu"),
     Case("run sst2 --device meta", "--device meta is asked for, and torch finds here: cpu"),

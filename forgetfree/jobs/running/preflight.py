@@ -46,6 +46,7 @@ from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.scaled_start import ScaleOptions
+from forgetfree.learning.texts_aside import TextsAside
 from forgetfree.learning.training_options import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
 from forgetfree.models.module_model import ModuleModel
@@ -117,6 +118,10 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
         faults.attempt(model.loaded.check_words, definitions.values())
         for task in definitions.values():
             faults.attempt(model.loaded.encoder, task)
+        if workload.held_aside is not None:
+            data = in_memory.data_or(config.data)
+            aside = faults.attempt(TextsAside.of, workload.held_aside, data, model.loaded, workload.common.test_limit)
+            notes += filter(None, [aside and aside.note])
         for unit in workload.units:
             with suppress(AttributeError):  # of a stream there is no more than its model
                 faults.attempt(unit.check, unit.options, SimpleNamespace(model=model.loaded.model))
