@@ -10,6 +10,7 @@ import numpy as np
 
 from forgetfree.display import PERCENT, PLAIN, Scale
 from forgetfree.results.comparison import Comparison, StrategyRuns
+from forgetfree.results.evidence import Evidence
 from forgetfree.results.metrics import title_of
 from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.evidence_tables import evidence_tables
@@ -98,12 +99,13 @@ class Grid:
         )
 
 
-def tables_of(comparison: Comparison, units: Units) -> list[Table]:
+def tables_of(comparison: Comparison, units: Units, evidence: Evidence) -> list[Table]:
     """Return all tables of a report, in the order in which they are read.
 
     Args:
         comparison: what `merge` returned.
         units: the files of its units; without them, tables that are made of answers are left out.
+        evidence: of the comparison.
     """
     wide, single = len(comparison.tasks) > WIDE, len(comparison.tasks) == 1
     more = dict.fromkeys(name for entry in comparison.strategies for run in entry.runs for name in run.more_scores)
@@ -125,7 +127,7 @@ def tables_of(comparison: Comparison, units: Units) -> list[Table]:
         by_task[:2] = [without_columns(by_task[0], "average", "forgetting", "BWT", title=title)]
     return [
         *by_task,
-        *(evidence_tables(comparison, units) if units else ()),
+        *evidence_tables(comparison, units, evidence),
         *(written(grid) for grid in others if grid.rows),
     ]
 
