@@ -202,7 +202,15 @@ class Failed(Record):
 
 
 #: Floors that are fitted to training rows: their names in results.json, and in tables.
-LEARNED_FLOORS = {"bag_of_words": "a bag of words", "linear_probe": "a linear probe"}
+LEARNED_FLOORS = {
+    "bag_of_words": "a bag of words",
+    "nearest_row": "the most similar training row",
+    "linear_probe": "a linear probe",
+}
+
+
+#: What tables call the floor of a language model that answers before training.
+UNTRAINED = "the model before training"
 
 
 class RunFloors(Record):
@@ -210,11 +218,12 @@ class RunFloors(Record):
 
     constant: Scores
     bag_of_words: dict[str, ScoresOrNone] = Field(default_factory=dict)
+    nearest_row: dict[str, ScoresOrNone] = Field(default_factory=dict)
     linear_probe: dict[str, ScoresOrNone] = Field(default_factory=dict)
 
     def by_place(self) -> dict[str, Sequence[float | None]]:
         """Return all of them by their places in the file."""
-        learned = {"bag_of_words": self.bag_of_words, "linear_probe": self.linear_probe}
+        learned: dict[str, dict[str, Any]] = {name: getattr(self, name) for name in LEARNED_FLOORS}
         return {
             "constant": self.constant,
             **{f"{name}.{seed}": scores for name, of_seeds in learned.items() for seed, scores in of_seeds.items()},
