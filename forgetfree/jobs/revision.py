@@ -305,11 +305,11 @@ class _RevisedLearner(StreamLearner):
 
         data, place = self.config.data, self.checked.run.evaluate_on
         if self._rows is None:
-            return load_tasks(self.config.stream, data, place, self.config.read_options)
+            return self.decoded(load_tasks(self.config.stream, data, place, self.config.read_options))
         old = load_tasks(list(self._of.tasks), data, place, self.config.read_options)
         (new,) = load_tasks([self._task], self._rows, place, self.config.read_options)
         check_versions([rows.task for rows in (*old, new)])
-        return [*old, new]
+        return self.decoded([*old, new])
 
     def prefix(self, key: Mapping[str, Any]) -> StreamPrefix:
         """Return what is carried over from a unit."""

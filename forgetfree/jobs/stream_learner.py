@@ -92,7 +92,15 @@ class StreamLearner:
         if self.in_memory.reads_tensors:
             return []
         data = self.in_memory.data_or(self.config.data)
-        return load_tasks(self.config.stream, data, self.checked.run.evaluate_on, self.config.read_options)
+        how = self.checked.run.evaluate_on, self.config.read_options
+        return self.decoded(load_tasks(self.config.stream, data, *how))
+
+    def decoded(self, tasks: Sequence[TaskRows]) -> list[TaskRows]:
+        """Return tasks whose texts are written as the run asks for."""
+        decoding = self.checked.run.decoding
+        return [
+            replace(rows, task=replace(rows.task, decoding=decoding)) if rows.task.writes else rows for rows in tasks
+        ]
 
     def stream(self, seed: int) -> Stream:
         """Return the stream of a seed, on its own model; the last stream that was asked for is kept."""
