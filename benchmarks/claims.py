@@ -1,4 +1,4 @@
-"""Judge the claims of claims.md: ``python -m forgetfree.benchmarks.claims NAME RUN...``.
+"""Judge the claims of claims.md: ``python -m forgetfree.benchmarks.claims [NAME [RUN ...]]``.
 
 The thresholds stand in claims.md alone; here stands how each quantity is measured.
 """
@@ -6,6 +6,7 @@ The thresholds stand in claims.md alone; here stands how each quantity is measur
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +18,15 @@ import numpy as np
 
 from forgetfree.display import NULL
 from forgetfree.errors import ReportError
-from forgetfree.results.calibration import reliability
 from forgetfree.results.comparison import StrategyRuns, merge
-from forgetfree.results.evidence import Answers, Evidence, Interval
+from forgetfree.results.evidence import ALPHA, Answers, Evidence, Interval, RowScore, holm, interval
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.stored import load_run_results
 from forgetfree.results.unit_folder import read_unit_files
 
 CLAIMS = Path(__file__).resolve().with_name("claims.md")
-#: Draws of rows and seeds for calibration, which is slower to compute than accuracy.
-_CALIBRATION_DRAWS = 200
+#: The runs that were published.
+RESULTS = CLAIMS.with_name("results")
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,26 @@ def claims(name: str) -> list[Claim]:
     return [Claim(claim, compared, float(number) / 100) for claim, compared, number in lines]
 
 
+def tables() -> list[str]:
+    """Return the names of the tables of claims.md whose runs are there."""
+    names = re.findall(r"^## (\S+)$", CLAIMS.read_text(encoding="utf-8"), re.MULTILINE)
+    return [name for name in names if "files" in set_up(name)]
+
+
+def published(name: str) -> list[str]:
+    """Return the files with the runs that judge the claims of a table.
+
+    Raises:
+        ReportError: there are none yet.
+    """
+    files = set_up(name).get("files")
+    if files is None:
+        raise ReportError(f"No runs of {name} are published yet. Name run directories or CSV files after it.")
+    return [str(RESULTS / f"{file}.csv") for file in files.split(",")]
+
+
 def set_up(name: str) -> dict[str, str]:
-    """Return what claims.md says of the runs that judge the claims of a table: ``shots``, ``steps``, ``seeds`` and so on."""
+    """Return what claims.md says of the runs that judge the claims of a table: ``shots``, ``seeds``, ``files`` and so on."""
     (line,) = re.findall(r"^`(stream=.*)`$", _section(name), re.MULTILINE)
     return dict(pair.split("=") for pair in line.split())
 
@@ -78,38 +96,47 @@ def _section(name: str) -> str:
 
 
 class Runs:
-    """The runs that judge: their answers on the test rows, and what they cost.
+    """The runs that judge: their scores, their answers on the test rows where they are kept, and what they cost.
 
     Args:
-        directories: of `forgetfree run`, on the same rows. The task may be given or withheld (``scenario=class``).
+        paths: of directories or CSV files of `forgetfree run`, on the same rows. The task may be given or withheld
+            (``scenario=class``).
 
     Raises:
-        ReportError: as `merge`; or the answers of a run are missing.
+        ReportError: as `merge`.
     """
 
-    def __init__(self, directories: Sequence[str]) -> None:
-        read = [load_run_results(directory) for directory in directories]
+    def __init__(self, paths: Sequence[str]) -> None:
+        read = [load_run_results(path) for path in paths]
         withheld = [result.content.get("scenario", "task") != "task" for result in read]
         # Runs that know the task of a row are not merged with runs that do not.
         self._comparisons = {
             hidden: merge([result for result, its in zip(read, withheld, strict=True) if its == hidden])
             for hidden in sorted(set(withheld))
         }
-        comparison = next(iter(self._comparisons.values()))
-        self.metrics = dict(zip(comparison.tasks, comparison.metric, strict=True))
-        entries = [(hidden, entry) for hidden, each in self._comparisons.items() for entry in each.strategies]
-        self.entries = {"withheld" if hidden else _role(entry): entry for hidden, entry in entries}
-        if len(self.entries) < len(entries):
-            labels = ", ".join(entry.label for _, entry in entries)
-            raise ReportError(f"Each strategy is judged in one configuration, got {labels}. Leave some runs out.")
-        self.answers: dict[str, Answers] = {
-            role: {run.seed: read_unit_files(run, comparison.tasks).answers for run in entry.runs}
-            for role, entry in self.entries.items()
-        }
-        self._evidence: dict[tuple[str, ...], Evidence] = {}
-        for role, found in self.answers.items():
-            if not all(found.values()):
-                raise ReportError(f"The answers of {role} are missing. Give directories with predictions.safetensors.")
+        self.tasks = next(iter(self._comparisons.values())).tasks
+        self.test_rows = next(iter(self._comparisons.values())).test_rows
+        self.entries: dict[str, StrategyRuns] = {}
+        self.answers: dict[str, Answers] = {}
+        scores: dict[str | None, dict[str, Any]] = {None: {}, "ece": {}}
+        for hidden, comparison in self._comparisons.items():
+            units = {
+                entry.label: [read_unit_files(run, comparison.tasks) for run in entry.runs]
+                for entry in comparison.strategies
+            }
+            for entry in comparison.strategies:
+                role = "withheld" if hidden else _role(entry)
+                if role in self.entries:
+                    labels = ", ".join(each.label for each in comparison.strategies)
+                    raise ReportError(
+                        f"Each strategy is judged in one configuration, got {labels}. Leave some runs out."
+                    )
+                self.entries[role] = entry
+                files = zip(entry.runs, units[entry.label], strict=True)
+                self.answers[role] = {run.seed: unit.answers for run, unit in files}
+                for metric, of_roles in scores.items():
+                    of_roles[role] = Evidence.of(comparison, units, metric).scores[entry.label]
+        self.evidence, self.calibration = (Evidence(of_roles) for of_roles in scores.values())
 
     def unlike(self, wanted: Mapping[str, str]) -> list[str]:
         """Return what of the set-up is not as it is ``wanted``, for each strategy its seeds."""
@@ -119,19 +146,12 @@ class Runs:
             found += [
                 f"{key} is {there.get(key)} and not {value}"
                 for key, value in wanted.items()
-                if key != "seeds" and str(there.get(key)) != value
+                if key not in ("seeds", "files") and str(there.get(key)) != value
             ]
         for role, answers in self.answers.items():
             if (seeds := ",".join(map(str, sorted(answers)))) != wanted["seeds"]:
                 found.append(f"seeds of {role} are {seeds} and not {wanted['seeds']}")
         return list(dict.fromkeys(found))  # what both kinds of runs have otherwise, once
-
-    def evidence(self, task: str | None = None) -> Evidence:
-        """Return the evidence on one task, or on all."""
-        chosen = (task,) if task else tuple(self.metrics)
-        if chosen not in self._evidence:
-            self._evidence[chosen] = Evidence(self.answers, {task: self.metrics[task] for task in chosen})
-        return self._evidence[chosen]
 
 
 def _role(entry: StrategyRuns) -> str:
@@ -153,16 +173,16 @@ def changed(role: str, runs: Runs) -> Interval:
 
 def share(role: str, other: str, runs: Runs, *, task: str | None = None) -> Interval | None:
     """Return the score on a task, or the average of all, divided by that of another strategy."""
-    return runs.evidence(task).retention(role, other, 0.0)
+    return runs.evidence.retention(role, other, 0.0, task)
 
 
 def above(role: str, other: str, runs: Runs, *, task: str | None = None) -> Interval | None:
     """Return how far the score on a task, or the average of all, is above that of another strategy."""
-    return runs.evidence(task).difference(role, other)
+    return runs.evidence.difference(role, other, task)
 
 
 def final_union(runs: Runs) -> Interval | None:
-    """Return the average under the one final union minus that under the union of each task; the range over seeds.
+    """Return the average under the one final union minus that under the union of each task.
 
     ``None`` where a run did not ask for it (``final_union``).
     """
@@ -171,37 +191,23 @@ def final_union(runs: Runs) -> Interval | None:
     if len(unions) < len(those):
         return None
     own = [run.learning_matrix[-1] for run in those]
-    return _range(float(np.mean(a) - np.mean(b)) for a, b in zip(unions, own, strict=True))
+    # Answers under the final union are not kept: rows count as independent.
+    scores = [
+        [RowScore.of_value(float(s), "accuracy", 1).variance for s in (*a, *b)]
+        for a, b in zip(unions, own, strict=True)
+    ]
+    rows = np.tile([runs.test_rows.get(task, 0) or np.inf for task in runs.tasks], 2)
+    variance = float((np.mean(scores, axis=0) / rows).sum()) / len(runs.tasks) ** 2
+    return interval([float(np.mean(a) - np.mean(b)) for a, b in zip(unions, own, strict=True)], variance)
 
 
-def calibration(runs: Runs) -> Interval:
-    """Return the mean ECE of ``union`` minus the fine-tuned one, over rows and seeds drawn together."""
-    ours, theirs = runs.answers["union"], runs.answers["fine-tune"]
-    seeds = sorted(set(ours) & set(theirs))
-    random = np.random.default_rng(len(seeds))
-
-    def gap(task: str, chosen: Sequence[int], rows: Any) -> float:
-        return float(
-            np.mean(
-                [
-                    reliability(a.logits[rows], a.labels[rows]).ece - reliability(b.logits[rows], b.labels[rows]).ece
-                    for a, b in ((ours[seed][task], theirs[seed][task]) for seed in chosen)
-                ]
-            )
-        )
-
-    everything = slice(None)
-    drawn = []
-    for _ in range(_CALIBRATION_DRAWS):
-        chosen = random.choice(seeds, len(seeds)).tolist()
-        sizes = {task: len(ours[seeds[0]][task].labels) for task in runs.metrics}
-        drawn.append(np.mean([gap(task, chosen, random.integers(n, size=n)) for task, n in sizes.items()]))
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Interval(float(np.mean([gap(task, seeds, everything) for task in runs.metrics])), float(low), float(high))
+def calibration(runs: Runs) -> Interval | None:
+    """Return the mean ECE of ``union`` minus the fine-tuned one."""
+    return runs.calibration.difference("union", "fine-tune")
 
 
 def cost(runs: Runs) -> Interval:
-    """Return the seconds of localizing and training a region, divided by those of fine-tuning; the range over seeds.
+    """Return the seconds of localizing and training a region, divided by those of fine-tuning.
 
     A fine-tuned model that runs share is made by one of them: the others took no time for it.
     """
@@ -209,22 +215,25 @@ def cost(runs: Runs) -> Interval:
     for entry in runs.entries.values():
         for run in entry.runs:
             fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), run.seconds["fine_tune"])
-    return _range(
-        (run.seconds["localize"] + run.seconds["train"]) / fine_tuning[run.seed] for run in runs.entries["union"].runs
-    )
+    seconds = [(run.seconds["localize"] + run.seconds["train"], run.seed) for run in runs.entries["union"].runs]
+    return interval([own / fine_tuning[seed] for own, seed in seconds])
 
 
-def told_apart(runs: Runs) -> Interval:
-    """Return the share of rows whose answer is a label of their own task, the mean of the tasks; the range over seeds."""
-    return _range(
-        np.mean([np.isin(each.logits.argmax(axis=1), np.unique(each.labels)).mean() for each in of_task.values()])
-        for of_task in runs.answers["withheld"].values()
-    )
+def told_apart(runs: Runs) -> Interval | None:
+    """Return the share of rows whose answer is a label of their own task, the mean of the tasks.
 
-
-def _range(values: Any) -> Interval:
-    found = list(values)
-    return Interval(float(np.median(found)), min(found), max(found))
+    ``None`` where the answers are not kept, as in a CSV file.
+    """
+    scores: dict[int, dict[str, RowScore]] = {}
+    for seed, of_tasks in runs.answers["withheld"].items():
+        if not of_tasks:
+            return None
+        for task, each in of_tasks.items():
+            right = np.isin(each.logits.argmax(axis=1), np.unique(each.labels)).astype(float)
+            scores.setdefault(seed, {})[task] = RowScore(
+                float(right.mean()), len(right), float(right.var()), right - right.mean()
+            )
+    return Evidence({"withheld": scores}).average("withheld")
 
 
 _TASKS = {"QNLI": "qnli", "AG News": "ag_news", "SST-2": "sst2"}
@@ -251,24 +260,40 @@ MEASURED: dict[str, Callable[[Runs], Interval | None]] = {
 }
 
 
-def judged(name: str, directories: Sequence[str]) -> Page:
+def judged(name: str, paths: Sequence[str] = ()) -> Page:
     """Return the claims of a table with what the runs say of each, and with a note where these are other runs.
+
+    Beside the verdict of each claim stands that of all of them together: what still holds, or does not, when p-values are
+    adjusted by `holm`. Claims that something is exactly so have no p-value.
+
+    Args:
+        name: of the table.
+        paths: of runs; default: those that are `published`.
 
     Raises:
         ReportError: there is no such table, or the runs cannot be judged together.
     """
-    runs, rows = Runs(directories), []
+    runs, found = Runs(paths or published(name)), list[tuple[Claim, Interval | None, str]]()
     for claim in claims(name):
         try:
-            found = MEASURED[claim.name](runs)
+            measured = MEASURED[claim.name](runs)
         except KeyError as missing:  # a strategy that none of the runs has
-            measured, verdict = f"no {missing.args[0]} among the runs", NULL
+            found.append((claim, None, f"no {missing.args[0]} among the runs"))
         else:
-            measured, verdict = (NULL, NULL) if found is None else (_shown(found), claim.verdict(found))
-        rows.append((claim.name, f"{claim.compared} {100 * claim.threshold:g}", measured, verdict))
+            found.append((claim, measured, NULL if measured is None else _shown(measured)))
+    counted = [each is not None and claim.compared != "=" for claim, each, _ in found]
+    thresholds = zip(found, counted, strict=True)
+    adjusted = holm(
+        [each.p(claim.threshold) if each and counts else math.nan for (claim, each, _), counts in thresholds]
+    )
+    rows = []
+    for (claim, each, shown), p, counts in zip(found, adjusted, counted, strict=True):
+        verdict = claim.verdict(each) if each else NULL
+        together = verdict if not counts or p < ALPHA else "undecided"
+        rows.append((claim.name, f"{claim.compared} {100 * claim.threshold:g}", shown, verdict, together))
     table = Table(
         f"Claims of {name}, judged (in % or percentage points, as claims.md says)",
-        ("claim", "threshold", "measured", "verdict"),
+        ("claim", "threshold", "measured", "verdict", "together (Holm)"),
         tuple(rows),
     )
     unlike = runs.unlike(set_up(name))
@@ -277,20 +302,23 @@ def judged(name: str, directories: Sequence[str]) -> Page:
 
 
 def _shown(found: Interval) -> str:
-    return f"{100 * found.value:.2f} [{100 * found.low:.2f}, {100 * found.high:.2f}]"
+    value = f"{100 * found.value:.2f}"
+    return value if math.isnan(found.low) else f"{value} [{100 * found.low:.2f}, {100 * found.high:.2f}]"
 
 
 def main() -> None:
     """Print the verdicts as markdown."""
     parser = argparse.ArgumentParser(prog="python -m forgetfree.benchmarks.claims", description=__doc__)
-    parser.add_argument("name", help="a table of claims.md, such as main-job")
-    parser.add_argument("runs", nargs="+", help="run directories")
+    parser.add_argument(
+        "name", nargs="?", help="a table of claims.md, such as main-job; default: all whose runs are published"
+    )
+    parser.add_argument("runs", nargs="*", help="run directories or CSV files; default: those that are published")
     arguments = parser.parse_args()
     try:
-        page = judged(arguments.name, arguments.runs)
+        pages = [judged(name, arguments.runs) for name in ([arguments.name] if arguments.name else tables())]
     except ReportError as error:
         parser.exit(2, f"forgetfree: error: {error}\n")
-    print(render_page(page, "markdown"))
+    print("\n".join(render_page(page, "markdown") for page in pages))
 
 
 if __name__ == "__main__":

@@ -38,13 +38,18 @@ class GraftingOptions(SkillOptions):
     composition: Literal["union", "alone", "auto"] = option(
         "union",
         "what a task stands on: the union of the earlier tasks' regions, as in the paper; θ_pre alone, so that regions may "
-        "overlap and no task depends on the order; or auto: for each task what answers its validation rows better, for which "
-        "its region is trained twice",
+        "overlap and no task depends on the order; or auto: for each task what has the lower loss on its validation rows, "
+        "for which its region is trained twice",
     )
     localize_at: LocalizeAt = option(
         "pretrained", "where γ is searched for: on θ_pre, as in the paper; or on the union so far, among what is free"
     )
     final_union: bool = option(False, "evaluate the one final union on all tasks too")
+
+    @property
+    def choices(self) -> int:
+        """Those of a scaled start, and one for each way to train a task."""
+        return 2 * super().choices + 2 if self.composition == "auto" else super().choices
 
 
 class GraftingContinual(RegionStrategy):
@@ -52,8 +57,8 @@ class GraftingContinual(RegionStrategy):
 
     Each task is inferred with θ_pre under the union of the regions up to its own, so what later tasks do cannot reach it.
     With ``composition=alone`` each task has its own region on θ_pre instead. With ``auto``, each task after the first is
-    trained both ways, from one θ_ft (and one γ, unless ``localize_at=union``), and what answers validation rows better is
-    recorded: by score, then by loss; of equal ones, the union. A task that stands alone leaves the union as it was. Plugins
+    trained both ways, from one θ_ft (and one γ, unless ``localize_at=union``), and what has the lower loss on validation rows
+    is recorded; of equal ones, the union. A task that stands alone leaves the union as it was. Plugins
     meet the training on the union only.
 
     Where the paper is silent: the entries of γ_n that earlier tasks own keep those tasks' values; the linear readout

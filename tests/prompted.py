@@ -67,7 +67,7 @@ def write_model(family: str, directory: Path, *, chats: bool = False) -> Path:
 
 def run(data: Path, model: Path, out: Path, *strategies: str, **options: Any) -> Path:
     """Learn the three tasks, and return the run's directory."""
-    how = {"optimizer": "adamw", "learning_rate": 2e-2, "sparsity": 0.2, "steps": 8, "mask_steps": 1}
+    how = {"optimizer": "adamw", "learning_rate": 2e-2, "sparsity": 0.2, "steps": 8, "mask_steps": 1, "max_length": 128}
     if "grafting-continual" not in strategies:
         how = {name: value for name, value in how.items() if name not in ("sparsity", "mask_steps")}
     forgetfree.run(

@@ -23,7 +23,8 @@ needs_minilm = pytest.mark.skipif(
 
 
 def blocks(document: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return [code for name, code in fenced if re.fullmatch(language, name)]
 
 
 def anchors(document: Path) -> set[str]:
@@ -82,7 +83,7 @@ def test_commands_parse(command: str) -> None:
         re.split(r"\|", re.search(r"\S*\|\S*$", command).group()) if re.search(r"\S*\|\S*$", command) else [""]
     ):
         words = shlex.split(re.sub(r"\S*\|\S*$", alternative, command))[1:]
-        cli.app.parse_args(["x" if word == "…" else word for word in words])
+        cli.app.parse_args(["x" if word in ("…", "-") else word for word in words])
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -46,6 +46,7 @@ def run(
     steps: int | None = None,
     sparsity: float | None = None,
     starts: Mapping[str, Any] | None = None,
+    held_aside: Any = None,
     readout: str = "auto",
     device: str = "auto",
     out: Any = None,
@@ -74,6 +75,7 @@ def run(
         steps: updates per task; default: the paper's rule.
         sparsity: share of the parameters that a region may have.
         starts: by task, the directory of an adapter of PEFT on ``model`` that its fine-tuning starts from.
+        held_aside: texts that no task trains, to tell their loss before and after the stream: a file, or a task of ``data``.
         readout: ``auto``, ``linear``, ``mean``, ``prompt`` or ``causal``.
         device: where to train; ``auto``: on a GPU, if there is one.
         out: directory to write; default: none, and all is kept in memory.
@@ -110,6 +112,7 @@ def run(
         "shots": shots,
         "sparsity": sparsity,
         "starts": {task: str(place) for task, place in (starts or {}).items()},
+        "held_aside": None if held_aside is None else str(held_aside),
         **_common(model, data, readout, steps, seeds, device),
     }
     values |= _settings(RunConfig, values, _parts(processes) | settings | given)

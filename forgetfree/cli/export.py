@@ -26,6 +26,12 @@ Model = Annotated[
     str | None, Parameter(metavar="NAME|DIR", help="the base model (default: by the name the graft has for it)")
 ]
 Task = Annotated[str, Parameter(metavar="NAME", help="the task to export")]
+#: How a pipeline of transformers is made of what is written, by the class that loads it.
+_PIPELINES = {
+    "AutoModelForSequenceClassification": '"text-classification", model={}, truncation=True',
+    "AutoModelForTokenClassification": '"token-classification", model={}, aggregation_strategy="first"',
+    "AutoModelForCausalLM": '"text-generation", model={}',
+}
 Out = Annotated[Path, Parameter(metavar="DIR", help="where to write the model; must be new or empty")]
 
 
@@ -48,12 +54,14 @@ def export(
     from forgetfree.serve.apply import check_free, export_task
 
     if format == "onnx":
-        from forgetfree.serve.onnx_model import FILE, TOLERANCE, export_onnx, require_onnx
+        from forgetfree.serve.onnx_model import FILE, TOLERANCE, check_classifies, export_onnx, require_onnx
 
         require_onnx()
     check_free(out)
     predictor, source = predictor_of(run, seed, strategy, model)
-    predictor.definition(task)
+    served = predictor.served(task)
+    if format == "onnx":
+        check_classifies(served)
     with no_empty_directories(out):
         if not out.exists():
             make_directory(out)
@@ -89,11 +97,10 @@ def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Deb
 
 def _print_written(written: WrittenModel, what: str) -> None:
     """Say what was written and how it loads."""
-    call = f"transformers.{written.loader}.from_pretrained({str(written.directory)!r}); its README.md shows how it classifies."
-    if written.usual:
-        call = f'transformers.pipeline("text-classification", model={str(written.directory)!r}, truncation=True).'
-    if written.loader == "AutoModelForTokenClassification":
-        call = f'transformers.pipeline("token-classification", model={str(written.directory)!r}, aggregation_strategy="first").'
-    print(escaped(f"{written.directory}: {written.architecture} {what}. It loads by {call}"))
+    where = repr(str(written.directory))
+    call = f"transformers.{written.loader}.from_pretrained({where})"
+    if written.usual and (pipeline := _PIPELINES.get(written.loader)):
+        call = f"transformers.pipeline({pipeline.format(where)})"
+    print(escaped(f"{written.directory}: {written.architecture} {what}. It loads by {call}; its README.md shows more."))
     if written.note:
         print(f"note: {written.note}")

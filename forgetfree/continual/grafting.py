@@ -3,8 +3,8 @@
 In C.3 a task is fine-tuned from θ_pre, γ is sought on θ_pre, and its region is trained on the union so far, from θ_ft. Beyond
 C.3, a task that is met again, such as ``sst2@2``, builds on what was learned since with its last version's readout;
 ``localize_at=union`` seeks γ on the union, among what is free; a task that stands alone has its region on θ_pre; and with
-``composition=auto`` a task is trained both ways, and what answers better is recorded. Where γ is chosen at θ_pre alone, such as
-with ``region_from=gradient``, there is no θ_ft: the region is trained from θ_pre.
+``composition=auto`` a task is trained both ways, and what has the lower loss is recorded. Where γ is chosen at θ_pre alone,
+such as with ``region_from=gradient``, there is no θ_ft: the region is trained from θ_pre.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from forgetfree.learning.cost import (
     training_phase,
 )
 from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.localization import LocalizationOptions, check_localization
+from forgetfree.learning.localization import check_localization
+from forgetfree.learning.scaled_start import ScaleOptions, scales
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import quality_of
+from forgetfree.learning.training import loss_of
 from forgetfree.ledger import Ledger, Record
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
@@ -45,18 +46,23 @@ LocalizeAt = Literal["pretrained", "union"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkillOptions(RegionOptions, LocalizationOptions):
+class SkillOptions(RegionOptions, ScaleOptions):
     """Fine-tuning, then localizing, then training the region."""
 
     region_start: Literal["fine-tuned", "pre-trained", "scaled"] = option(
         "fine-tuned",
-        "values the region is trained from; scaled: θ_pre + c·(θ_ft − θ_pre), with the c of 0, 1, 2, 4, … that "
-        "answers training rows best; always θ_pre where region_from needs no θ_ft",
+        "values the region is trained from; scaled: θ_pre + c·(θ_ft − θ_pre), with the c of 0, 1, 2, 4, … by which validation "
+        "rows have the least loss; always θ_pre where region_from needs no θ_ft",
     )
-    largest_scale: float = option(32.0, "the largest c of region_start=scaled", at_least=1)
+    largest_scale: float = option(128.0, "the largest c of region_start=scaled", at_least=1)
     readout_steps: int = option(
         100, "updates of a linear readout alone before γ is chosen, where region_from needs no θ_ft", at_least=0
     )
+
+    @property
+    def choices(self) -> int:
+        """One for each c of a scaled start."""
+        return len(scales(self.largest_scale)) if self.needs_fine_tuned and self.region_start == "scaled" else 0
 
 
 def check_grafting(options: SkillOptions, stream: Stream) -> None:
@@ -212,11 +218,11 @@ class RegionTrainer:
 
 @dataclass(frozen=True)
 class AloneResult:
-    """A task as it was trained on θ_pre alone: its record, its skill, and how well it answers, see `quality_of`."""
+    """A task as it was trained on θ_pre alone: its record, its skill, and its loss on validation rows."""
 
     record: Record
     skill: Skill
-    quality: tuple[float, float]
+    loss: float
 
 
 def auto_cost(one_way: Cost, localize_at: LocalizeAt, tasks: Sequence[TaskSize]) -> Cost:
@@ -234,7 +240,7 @@ def auto_cost(one_way: Cost, localize_at: LocalizeAt, tasks: Sequence[TaskSize])
 class AutoComposition:
     """Trains a task alone first, by the plain loop, then on the union, which Avalanche's plugins meet.
 
-    The better score is recorded, of equal scores the lower loss, of equal losses the union. The first task, which has no union
+    What has the lower loss on validation rows is recorded, of equal losses the union. The first task, which has no union
     to stand on, and a task that is met again are trained one way.
 
     Args:
@@ -275,19 +281,19 @@ class AutoComposition:
                     logged=False,  # one training a task is
                     about=("alone",),
                 )
-                return AloneResult(regions.record(training), skill_of(training), self._quality(task))
+                return AloneResult(regions.record(training), skill_of(training), self._loss(task))
             finally:
                 regions.roll_back()
 
     def _better(self, training: Training, alone: AloneResult) -> Training:
         """Return the training that is recorded, which the model holds the end of."""
-        if alone.quality > self._quality(training.task):
+        if alone.loss < self._loss(training.task):
             self._strategy.regions.put_alone(training.task, alone.record)
             return replace(training, skill=alone.skill)
         return training
 
-    def _quality(self, task: EncodedTask) -> tuple[float, float]:
-        """Return how well the model answers validation rows now."""
+    def _loss(self, task: EncodedTask) -> float:
+        """Return the loss of the model on validation rows now."""
         strategy = self._strategy
-        rows = task.validation.subset(representative(task.validation.targets, strategy.options.validation_rows))
-        return quality_of(strategy.model, task, rows, strategy.options)
+        rows = task.validation.subset(representative(task.validation.targets, strategy.options.choice_rows))
+        return loss_of(strategy.model, task, rows, strategy.options)

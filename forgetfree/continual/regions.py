@@ -41,6 +41,12 @@ class RegionOptions(TaskwiseOptions):
         "none: that of fine-tuning; with AdamW times √(N/s) for s of N entries, so that an update is as long as there",
         above=0,
     )
+    region_rate_factor: float = option(
+        1.0,
+        "what the rate of a region is multiplied by where region_learning_rate is none: 3 lets each of few entries go further "
+        "than in fine-tuning",
+        above=0,
+    )
     region_dropout: bool | None = option(
         None, "the backbone's own dropout while a region is trained; none: as `dropout`"
     )
@@ -71,7 +77,8 @@ def region_training_options(options: RegionOptions, space_size: int, budget: int
         l1=0.0,  # a region is as sparse as it gets
         dropout=options.dropout if options.region_dropout is None else options.region_dropout,
     )
-    return replace(own, learning_rate=options.region_learning_rate or region_rate(own, space_size, budget))
+    rate = options.region_learning_rate or options.region_rate_factor * region_rate(own, space_size, budget)
+    return replace(own, learning_rate=rate)
 
 
 class RegionStrategy(ContinualStrategy):

@@ -7,6 +7,7 @@ text. So a row has as many labels as the answer has tokens, and one more.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,14 @@ from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 #: What stands before an answer where neither the task has a template nor the tokenizer one for chats.
 PLAIN_TEMPLATE = "{instruction}\n\n{prompt}\n\n"
+#: What puts a chat together where the tokenizer has no template for it, and what refuses a chat for a prompt, in Jinja.
+PLAIN_CHAT = (
+    "{% for turn in messages %}{{ turn['role'] + ': ' + turn['content'] + '\\n' }}{% endfor %}{{ 'assistant:' }}"
+)
+ONE_PROMPT = (
+    "{% if messages | length != 1 %}"
+    "{{ raise_exception('This model reads single prompts: give one message, of the user.') }}{% endif %}"
+)
 #: Stands for the text of a turn while a chat is put together.
 _TURN = "<<turn {}>>"
 _TURNS = re.compile(r"( ?)<<turn \d+>>")
@@ -75,6 +84,16 @@ def prompt_of(x: Tensor) -> Tensor:
     return torch.where(x < 0, ~x, x)
 
 
+def _literal(text: str) -> str:
+    """Return a text as Jinja writes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _shown(text: str) -> str:
+    """Return what Jinja shows as this text."""
+    return f"{{{{ {_literal(text)} }}}}" if text else ""
+
+
 class PromptEncoder(Encoder):
     """Converts prompts, and the texts that answer them, to token ids, within ``max_length`` tokens.
 
@@ -93,7 +112,7 @@ class PromptEncoder(Encoder):
     def __init__(
         self, tokenizer: Any, task: TaskDefinition, max_length: int = MAX_LENGTH, *, closed: bool = False
     ) -> None:
-        self._apart = closed
+        self.apart = closed
         self._task, self._chat = task, bool(getattr(tokenizer, "chat_template", None)) and not task.template
         super().__init__(tokenizer, None, max_length, closed=closed)
         if self._chat:  # what a chat template puts at its beginning it says itself
@@ -150,6 +169,33 @@ class PromptEncoder(Encoder):
             self._refuse([(rows.first[i], len(answers[i])) for i in long])
         return whole, labels, longer
 
+    @property
+    def frame(self) -> str:
+        """What stands around a prompt, with ``{prompt}`` in its place; empty for chats."""
+        if self._task.form == "messages":
+            return ""
+        before, space, after = _TURNS.split(self._around([{"role": "user", "content": ""}]))
+        return f"{before}{space}{{prompt}}{after}"
+
+    @property
+    def chat_template(self) -> str:
+        """The Jinja template by which transformers puts a prompt, or a chat, together as this encoder does.
+
+        A prompt is a chat of one turn. The tokens at a row's beginning stand in it, but for a decoder apart: there the
+        tokenizer adds those around the whole.
+        """
+        opening = [] if self.apart else self.tokenizer.convert_ids_to_tokens(self.opening)
+        if self._task.form == "messages":
+            system = f"[{{'role': 'system', 'content': {_literal(self._task.instruction)}}}] + messages"
+            first = f"{{% set messages = messages if messages[0]['role'] == 'system' else {system} %}}"
+            whole = self.tokenizer.get_chat_template() if self._chat else _shown("".join(opening)) + PLAIN_CHAT
+            return f"{first}{whole}" if self._task.instruction else str(whole)
+        before, space, after = _TURNS.split(self._around([{"role": "user", "content": ""}]))
+        if self._space:
+            after = after.removesuffix(" ")
+        before = "".join([*opening, before, space])
+        return f"{ONE_PROMPT}{_shown(before)}{{{{ messages[0]['content'] }}}}{_shown(after)}"
+
     def cut_note(self, what: str, count: int) -> str:
         """Return what to say of rows that were cut, and of right texts that are longer than those that are written."""
         notes = [super().cut_note(what, count)]
@@ -189,9 +235,9 @@ class PromptEncoder(Encoder):
 
     def _answers(self, rows: Rows) -> list[list[int]]:
         """Return the ids of the text that is learned of each row; none where there is none."""
-        space = "" if self._apart else self._space  # a decoder apart begins a text with it
+        space = "" if self.apart else self._space  # a decoder apart begins a text with it
         texts = [f"{space}{right[0]}" if right else "" for right in rows.labels]
-        return token_ids(self.tokenizer, texts, inside=not self._apart)
+        return token_ids(self.tokenizer, texts, inside=not self.apart)
 
     def _texts(self, turns: Sequence[str], *, begin: bool) -> list[list[int]]:
         """Return the ids of the texts of turns, of which the first may begin its row."""
@@ -217,7 +263,12 @@ class PromptEncoder(Encoder):
         if self._space:
             pieces[-1] = pieces[-1].removesuffix(" ")
         parts = [self._ids(piece) for piece in pieces]
+        spaces = [space or " " * self._loses_its_end(piece) for piece, space in zip(pieces[:-1], spaces, strict=True)]
         return [[*self.opening, *parts[0]], *parts[1:-1], [*parts[-1], *self.closing]], spaces
+
+    def _loses_its_end(self, piece: str) -> bool:
+        """Return whether the tokenizer drops the white space at the end of a piece, as T5's does before the next word."""
+        return piece[-1:].isspace() and self._ids(piece) == self._ids(piece.rstrip())
 
     def _around(self, turns: Sequence[dict[str, str]]) -> str:
         """Return all turns put together, with a mark for the text of each."""

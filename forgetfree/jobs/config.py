@@ -41,7 +41,7 @@ LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 #: Options of a job that ``--set`` could give, too.
 ALSO_SETTINGS = ("steps", "sparsity", "base")
 #: What a file of options does not name unless it is given.
-_UNLESS_GIVEN = ("text_column", "label_column", "skip_bad_rows", "start")
+_UNLESS_GIVEN = ("text_column", "label_column", "skip_bad_rows", "start", "held_aside")
 
 
 @dataclass(frozen=True, kw_only=True)

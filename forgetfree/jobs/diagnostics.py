@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from forgetfree.files import write_json
 from forgetfree.json_file import check, is_number, read_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.learning.encoded_task import sampled
-from forgetfree.learning.floors import bag_of_words, linear_probe
+from forgetfree.learning.floors import bag_of_words, linear_probe, nearest_rows
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import LabelAnswers, label_answers
 from forgetfree.results.calibration import CALIBRATION_ROWS, fitted_temperature
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
     from forgetfree.jobs.stream_learner import Row
+    from forgetfree.learning.texts_aside import TextsAside
+    from forgetfree.learning.training_options import TrainingOptions
 
 _FLOORS = "floors.json"
 #: By task.
@@ -57,6 +60,8 @@ def floors(
             each.test.take(representative(kind_of(each.task).groups(each.test.labels), test_limit)) for each in rows
         ]
         found["bag_of_words"] = bag_of_words(tasks, train, test, task_known=known)
+        if any(task.definition.writes for task in tasks):
+            found["nearest_row"] = nearest_rows(tasks, train, test)
     if probe is not None:
         model = stream.model.to(torch.device(probe))
         held = ModelState.of(model)
@@ -102,6 +107,35 @@ def readouts_again(strategy: ContinualStrategy) -> Numbers:
             possible = other is None and not model.shared_readout
             found[task.name] = linear_probe([task], model, **strategy.options.answering)[0] if possible else None
     return found
+
+
+def loss_before(stream: Stream, texts: TextsAside, options: TrainingOptions, device: str) -> float:
+    """Return the loss of θ_pre on texts that no task trains."""
+    model = stream.model.to(torch.device(device))
+    now = ModelState.of(model)
+    try:
+        stream.pre_trained.load_(model)
+        return texts.loss(model, options)
+    finally:
+        now.load_(model)
+
+
+def losses_after(strategy: ContinualStrategy, texts: TextsAside) -> dict[str, Any]:
+    """Return the loss on texts that no task trains at the end of a stream.
+
+    ``after`` is without a task: by θ_pre where each task is answered by a model of its own, else by the one model.
+    ``by_task`` is by the model that answers for each task, where these differ.
+    """
+    model, options, tasks = strategy.model, strategy.options, strategy.stream.tasks
+
+    def loss(as_held: AbstractContextManager[object]) -> float:
+        with as_held:
+            return texts.loss(model, options)
+
+    if not strategy.taskwise:
+        return {"after": loss(strategy.answering(tasks[-1]))}
+    without = strategy.holding(strategy.pre_trained)
+    return {"after": loss(without), "by_task": [loss(strategy.answering(task)) for task in tasks]}
 
 
 # -- floors.json in a unit's folder: the floors of its seed, also where the unit failed later -------------

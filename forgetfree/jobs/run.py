@@ -101,6 +101,7 @@ class RunJob(Job[RunConfig]):
         """Return every strategy with every seed."""
         common = checked.run if checked else RunOptions()
         workload = Workload(config.model, config.readout, config.names, common, config.starts, is_stream=True)
+        workload.held_aside = config.held_aside
         if checked is not None:
             every = product(config.seeds, checked.classes)
             workload.units = [_planned(name, config.names, checked, config.shots, seed) for seed, name in every]
@@ -127,7 +128,8 @@ class RunJob(Job[RunConfig]):
         model, unanswered = self.config.model, [task.unanswered for task in stream.tasks]
         metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
         found, about = model_and_data(model, self.request()["model"], stream.loaded, stream.tasks)
-        for note in (stream.loaded.note, *(task.note for task in stream.tasks)):
+        aside = self.learner.texts_aside(self.config.seeds[0])
+        for note in (stream.loaded.note, *(task.note for task in stream.tasks), aside.note if aside else ""):
             tell_note(note)
         starts = tell_starts(stream.starts, stream.model, self.checked.classes)
         begun: Json = {"starts": starts} if starts else {}
@@ -185,16 +187,19 @@ class RunJob(Job[RunConfig]):
             write_scores(directory / SCORES_FILE, scores)
             monitor.scored(more)
 
-        from forgetfree.jobs.diagnostics import readouts_again, temperatures
+        from forgetfree.jobs.diagnostics import loss_before, losses_after, readouts_again, temperatures
 
         # Floors are those of a seed, so one strategy measures them, before anything can fail.
         if key["strategy"] == self.config.strategies[0]:
             write_floors(directory, self.floors(key["seed"]))
-        bound = self._bound(key)
+        bound, texts = self._bound(key), self.learner.texts_aside(key["seed"])
+        stream, options = self.learner.stream(key["seed"]), self.checked.options[key["strategy"]]
+        before = texts and loss_before(stream, texts, options, self.device)
         learned = self.learner.learn(key["strategy"], key["seed"], monitor, directory, write)
         strategy = learned.strategy
         by_task = temperatures(strategy, learned.rows[-1]) if self.common.temperature_scaling else {}
         by_task |= {"readout_again": readouts_again(strategy)} if self.common.readout_again else {}
+        aside = texts and {"before": before, **losses_after(strategy, texts), **texts.counts}
         save_predictions(directory, learned.rows[-1])
         write_json(directory / SECONDS_PER_TASK, learned.seconds)
         return {
@@ -202,6 +207,7 @@ class RunJob(Job[RunConfig]):
             "ledger": ledger_summary(strategy.ledger),
             "kept_bytes": learned.kept_bytes,
             "by_task": by_task,
+            **({"held_aside": aside} if aside else {}),
             "bound": bound,
             **models_of(directory, self.cache),
             "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
@@ -336,6 +342,7 @@ def _entry(unit: Unit, details: Json, tasks: Sequence[str], metrics: Mapping[str
         "ledger": details["ledger"],
         "kept_bytes": details["kept_bytes"],
         **{name: [held.get(task) for task in tasks] for name, held in details.get("by_task", {}).items()},
+        **({"held_aside": details["held_aside"]} if "held_aside" in details else {}),
         **details["extra"],
         "seconds": details["seconds"],
     }

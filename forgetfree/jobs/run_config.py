@@ -87,6 +87,13 @@ class RunConfig(StreamConfig):
         completion="strategies",
     )
 
+    held_aside: str | None = option(
+        None,
+        "texts that no task trains, to tell their loss before and after the stream: a file with a text a line or a column "
+        "text, or a task, of --data or in a folder (causal language models)",
+        placeholder="TEXTS|TASK",
+    )
+
     def __post_init__(self) -> None:
         if isinstance(self.strategies, tuple):  # else a fault, which `faults` tells
             object.__setattr__(self, "strategies", strategies_of(self.strategies))
@@ -123,6 +130,8 @@ class RunConfig(StreamConfig):
             faults.add("--start is given, but none of the strategies fine-tunes a task on its own. Leave it out.")
         for task in self.starts:
             attempt(check_start, task, self.names)
+        if self.held_aside in self.names:
+            faults.add(f"--held-aside {self.held_aside} is a task of the stream, which trains its texts. Give others.")
         options = self._options(classes, faults)
         run_options = attempt(self.set_of, RunOptions)
         if run_options is not None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
+    from forgetfree.learning.texts_aside import TextsAside
     from forgetfree.learning.training_options import TrainingOptions
     from forgetfree.models.peft_adapter import AdapterStart
 
@@ -120,6 +121,16 @@ class StreamLearner:
                 self._streams[seed] = make_stream(config.stream, self.tasks, model, **drawn)
             self._streams[seed] = replace(self._streams[seed], starts=self._starts)
         return self._streams[seed]
+
+    def texts_aside(self, seed: int) -> TextsAside | None:
+        """Return the texts that no task trains, encoded for the stream of a seed; ``None`` where none are named."""
+        from forgetfree.learning.texts_aside import TextsAside
+
+        place, stream = self.config.held_aside, self.stream(seed)
+        if place is None:
+            return None
+        data = self.in_memory.data_or(self.config.data)
+        return TextsAside.of(place, data, stream.loaded, self.checked.run.test_limit)
 
     @cached_property
     def _starts(self) -> Mapping[str, AdapterStart]:

@@ -2,12 +2,14 @@
 
 A bag of words is a logistic regression on TF-IDF, a linear probe one on the features of a frozen backbone. Both are fitted
 to the training rows that the strategies get. Where the task is withheld, one classifier is fitted to the rows of all tasks.
+Where texts are the answers, the most similar training row lends its own.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +86,42 @@ def word_answers(train: Sequence[Rows], labels: Integers, test: Sequence[Rows]) 
         return [None] * len(test)
     classifier = _fitted(LogisticRegression(max_iter=1000), vstack([read(part) for part in train]), labels)
     return [classifier.predict(read(part)) for part in test]
+
+
+def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequence[Rows]) -> list[float | None]:
+    """Return the score of the right text of the most similar training row; ``None`` for tasks whose answers are labels.
+
+    Args:
+        tasks: that the rows are of.
+        train: of each task the texts of ``task.train``.
+        test: of each task the texts of ``task.test``.
+    """
+    scores: list[float | None] = []
+    for task, known, asked in zip(tasks, train, test, strict=True):
+        nearest = _most_similar(known.first[:MOST_ROWS], asked.first) if task.definition.writes else None
+        if nearest is None:
+            scores.append(None)
+        else:
+            texts = [known.labels[row][0] for row in nearest]
+            losses = torch.zeros(len(task.test.labels))
+            answers: Any = task.kind.answers(task.definition, losses, task.test.labels, task.test)
+            scores.append(replace(answers, texts=texts).score(task.definition.metric))
+    return scores
+
+
+def _most_similar(known: Sequence[str], asked: Sequence[str]) -> list[int] | None:
+    """Return for each text the number of the known one with the largest cosine of TF-IDF, of equal ones the first.
+
+    ``None`` where no text has a word.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    words = TfidfVectorizer(token_pattern=r"\w+")
+    try:
+        features = words.fit_transform(known)
+    except ValueError:  # no word at all
+        return None
+    return [int((words.transform([text]) @ features.T).toarray().argmax()) for text in asked]
 
 
 def linear_probe(

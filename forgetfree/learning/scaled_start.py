@@ -1,11 +1,12 @@
-"""From how far along fine-tuning's move a region is trained: its values start at θ_pre + c · (θ_ft − θ_pre).
+"""How far along fine-tuning's move a region stands, before it is trained or without: at θ_pre + c · (θ_ft − θ_pre).
 
-The paper starts at c = 1. A region holds a small share of what fine-tuning moved, so a bare graft moves the model less far
-than fine-tuning did; further along the same direction it may answer better before its training has begun.
+The paper has c = 1. A region holds a small share of what fine-tuning moved, so a bare graft moves the model less far than
+fine-tuning did; further along the same direction it may answer better.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,21 +17,42 @@ from forgetfree.core.regions import Region
 from forgetfree.data.sampling import representative
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.training import quality_of
+from forgetfree.learning.training import loss_of
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraftOptions(LocalizationOptions):
+class ScaleOptions(LocalizationOptions):
+    """How a task is fine-tuned and localized, and how many rows choose between ways to go on."""
+
+    choice_rows: int = option(
+        512,
+        "validation rows, at most, by whose loss the c of a scaled start is chosen, and what composition=auto records",
+        at_least=1,
+    )
+
+    @property
+    def choices(self) -> int:
+        """How often validation rows are answered to choose, at most."""
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraftOptions(ScaleOptions):
     """How a task is fine-tuned, localized, and grafted without further training."""
 
     largest_scale: float = option(
         1.0,
-        "a graft's values are θ_pre + c·(θ_ft − θ_pre), with the c of 0, 1, 2, 4, … up to this that answers training "
-        "rows best; 1: the paper's c, and no other is tried",
+        "a graft's values are θ_pre + c·(θ_ft − θ_pre), with the c of 0, 1, 2, 4, … up to this by which validation rows have "
+        "the least loss; 1: the paper's c, and no other is tried",
         at_least=1,
     )
+
+    @property
+    def choices(self) -> int:
+        """One for each c."""
+        return len(scales(self.largest_scale)) if self.largest_scale > 1 else 0
 
 
 def scales(largest: float) -> list[float]:
@@ -56,24 +78,29 @@ def choose_scale(
     largest: float,
     rows: int,
 ) -> float:
-    """Return the c whose graft scores best on training rows; of equal scores, the one with the least loss, then the least c.
+    """Return the c whose graft has the least loss on validation rows; of equal ones the least.
+
+    Loss falls as c grows, then rises: after two values in a row that are no better, no larger one is tried.
 
     Args:
         model: holds what the region stands on, and the readout; the same afterwards, bit for bit.
-        task: its training rows are answered, never its validation or test rows.
+        task: its validation rows are answered, never its test rows.
         region: the entries that move.
         theta_pre: where fine-tuning started, flat ``(N,)``.
         theta_ft: where it ended ``(N,)``.
         options: precision and batch size of the forward passes.
         largest: the largest c that is tried.
-        rows: the most training rows that are answered, spread evenly.
+        rows: the most validation rows that are answered, spread evenly.
     """
     space = model.space()
-    asked = task.train.subset(representative(task.train.targets, rows))
+    asked = task.validation.subset(representative(task.validation.targets, rows))
     pre, ft = theta_pre[region.indices], theta_ft[region.indices]
-
-    def rank(scale: float) -> tuple[float, float, float]:
+    best, least, worse = 0.0, math.inf, 0
+    for scale in scales(largest):
         with grafted(model.backbone, space, region, interpolate(pre, ft, scale)):
-            return *quality_of(model, task, asked, options), -scale
-
-    return max(scales(largest), key=rank)
+            loss = loss_of(model, task, asked, options)
+        if loss < least:
+            best, least, worse = scale, loss, 0
+        elif (worse := worse + 1) == 2:
+            break
+    return best

@@ -40,7 +40,7 @@ from forgetfree.learning.localization import (
     search_count,
 )
 from forgetfree.learning.monitor import Monitor, Phase
-from forgetfree.learning.scaled_start import choose_scale
+from forgetfree.learning.scaled_start import ScaleOptions, choose_scale
 from forgetfree.learning.training import answers_of, fine_tune, fine_tuned_key, quality_of
 from forgetfree.learning.training_options import TrainingOptions, region_rate, scheduled_rate
 from forgetfree.ledger.binding import network_of
@@ -291,11 +291,11 @@ class SingleTask:
         self,
         fine_tuned: ModelState,
         region: Region,
-        options: LocalizationOptions,
+        options: ScaleOptions,
         largest: float,
         on: ModelState | None = None,
     ) -> float:
-        """Return the c by which a graft of ``region`` answers training rows best, see `choose_scale`.
+        """Return the c by which a graft of ``region`` answers validation rows with the least loss, see `choose_scale`.
 
         Args:
             fine_tuned: θ_ft.
@@ -313,7 +313,7 @@ class SingleTask:
                 fine_tuned.theta,
                 options,
                 largest=largest,
-                rows=options.validation_rows,
+                rows=options.choice_rows,
             )
 
     def moved(self, fine_tuned: ModelState, scale: float) -> ModelState:

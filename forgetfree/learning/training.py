@@ -368,6 +368,11 @@ def quality_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: 
     return kind.quality(task.definition, logits, rows)
 
 
+def loss_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> float:
+    """Return the mean loss on rows of a task; infinite where it answers no numbers. Arguments as those of `quality_of`."""
+    return -quality_of(model, task, rows, options)[1]
+
+
 def predict(
     model: ReadoutModel,
     rows: Examples,
@@ -393,6 +398,15 @@ def predict(
 def features_of(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
     """Return what the readouts read of every row, as `predict` returns logits: float32 ``(n, H)``."""
     return _of_all_rows(model, lambda x, y, t: model.features(x), rows, batch_size, precision)
+
+
+def token_losses(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
+    """Return the cross-entropy of every token that is to be predicted, in nats: float32 ``(n,)``."""
+
+    def read(x: Tensor, y: Tensor, _: Tensor) -> Tensor:
+        return F.cross_entropy(model.features(x).float(), y, reduction="none")
+
+    return _of_all_rows(model, read, rows, batch_size, precision)
 
 
 @torch.no_grad()

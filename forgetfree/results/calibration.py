@@ -83,6 +83,18 @@ def expected_calibration_error(logits: npt.ArrayLike, labels: npt.ArrayLike, bin
     return reliability(logits, labels, bins).ece
 
 
+def calibration_gaps(logits: npt.ArrayLike, labels: npt.ArrayLike) -> Floats:
+    """Return what each example adds to the expected calibration error, times their number ``(n,)``: their mean is the error.
+
+    It is ± (right − confidence), with the sign of the bin's mean, which other rows would change only near 0.
+    """
+    shown, scores = reliability(logits, labels), logits_of(logits)
+    confidence = _confidence(scores)
+    member = np.searchsorted(shown.edges, confidence, side="left") - 1
+    signs = np.sign(shown.accuracy - shown.confidence)[member]
+    return np.asarray(signs * ((scores.argmax(axis=1) == labels_of(labels, scores)) - confidence))
+
+
 def _confidence(scores: Floats) -> Floats:
     """Return the largest softmax probability of each row of logits."""
     # It is exp(0) / Σ exp(logit − largest), which cannot overflow, nor exceed 1.

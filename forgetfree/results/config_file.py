@@ -22,10 +22,10 @@ _RUN_SECTION: Mapping[str, Any] = {
     **{"strategy": tuple[str, ...], "seed": tuple[int, ...], "set": Mapping[str, Any]},
     **{"shots": int | None, "steps": int | None, "sparsity": float | None},
 }
-#: What it holds where it was given: how the data are read, the adapters that tasks start from.
+#: What it holds where it was given: how the data are read, the adapters that tasks start from, texts that no task trains.
 _GIVEN: Mapping[str, Any] = {
     **dict.fromkeys(("text_column", "label_column"), tuple[str, ...]),
-    **{"skip_bad_rows": bool, "start": Mapping[str, str]},
+    **{"skip_bad_rows": bool, "start": Mapping[str, str], "held_aside": str},
 }
 
 
@@ -151,7 +151,7 @@ def _check_run(config: Any) -> None:
 # -- Places ----------------------------------------------------------------------------------------------
 
 #: What of a section may be a file or a directory.
-PLACES = ("model", "data", "base", "fine_tuned", "start")
+PLACES = ("model", "data", "base", "fine_tuned", "start", "held_aside")
 #: How a file names the data of the environment variable, which lie elsewhere on every machine.
 _ENVIRONMENT = f"${DATA_VARIABLE}"
 
@@ -213,5 +213,5 @@ def repeating_command(asked: Mapping[str, Any], directory: Path) -> str:
         elif value is True:
             words.append(flag)
         elif key != "stream" and value not in (None, ""):
-            words += [flag, located(value, directory) if key in ("model", "data") else str(value)]
+            words += [flag, located(value, directory) if key in PLACES else str(value)]
     return " ".join(map(shlex.quote, [*words, "--out", os.path.join("runs", "again")]))

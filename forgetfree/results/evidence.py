@@ -1,62 +1,234 @@
-"""How far scores may be off: 95 % intervals over seeds alone, and over test rows and seeds, also of differences in pairs.
+"""How far scores may be off: one 95 % interval for all, over seeds and test rows.
 
-Seeds of a run share its test rows, so rows are drawn once for all seeds, and seeds are drawn beside them: one bootstrap over
-both (Efron and Tibshirani, 1993, ch. 6). Strategies are drawn together, so a difference is that of equal rows and seeds.
-With fewer than about five seeds the intervals are somewhat too narrow: so few say little of others.
+What is shown of several seeds, an average or a difference in pairs, is x̄ = μ + seeds + rows. Seeds are drawn anew for each run,
+so their variance is s²/S with n − 1. All seeds share the test rows; what rows add alike to every seed does not become less with
+more seeds, and s² does not show it: it is the covariance between seeds of what a row adds. Both add up:
+
+    v = s²/S + c/n        x̄ ± √v · (s²/S · t(S − 1) + c/n · z) / v
+
+The quantile is the mean of Student's and the normal one, weighted by the variances (Cochran and Cox, Experimental Designs,
+1957). Welch's and Satterthwaite's degrees of freedom cover less than 0.93 with three seeds, this at least 0.94 in all that was
+simulated: ``python -m forgetfree.benchmarks.coverage``.
+
+Where the answers to single rows are not kept, as in a CSV file, a bound stands in for c: the whole variance of a row's part of
+a score, and strategies as if their rows had nothing in common. Such intervals are wider than need be.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from forgetfree import registry
 from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.calibration import calibration_gaps
+from forgetfree.results.comparison import Comparison, StrategyRuns
 from forgetfree.results.metrics import Floats
+from forgetfree.results.unit_folder import Units
 
-#: Times that rows and seeds are drawn.
-DRAWS = 1000
-#: As many draws of rows stand in memory together.
-_TOGETHER = 50
+#: The chance that an interval misses.
+ALPHA = 0.05
 #: Answers of one strategy: by seed, then by task.
 Answers = Mapping[int, Mapping[str, LabelAnswers]]
 
 
-def student(values: Sequence[float] | npt.NDArray[np.float64]) -> tuple[float, float, float]:
-    """Return the mean and its 95 % interval, mean ± t(0.975, n − 1) · s / √n: what other seeds would give.
-
-    Args:
-        values: one for each seed, taken as independent and nearly normal.
-
-    Returns:
-        The mean, and both ends of the interval: NaN where there is one seed, or where all values are equal (no spread says
-        nothing about other seeds).
-    """
-    from scipy.stats import t
-
-    numbers = np.asarray(values, dtype=float)
-    n, mean = len(numbers), float(numbers.mean())
-    if float(np.ptp(numbers)) <= 1e-12:  # equal decimals differ in their last bits
-        return mean, math.nan, math.nan
-    half = float(t.ppf(0.975, n - 1) * numbers.std(ddof=1) / math.sqrt(n))
-    return mean, mean - half, mean + half
+# ---- an interval ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its 95 % interval, as fractions."""
+    """A value with its 95 % interval.
+
+    Attributes:
+        value: the mean over seeds.
+        low: NaN where there is one seed, which says nothing of others.
+        high: as ``low``.
+        p: returns the two-sided p-value of a threshold, that the truth is there; below 0.05 outside the interval.
+    """
 
     value: float
     low: float
     high: float
+    p: Callable[[float], float] = field(default=lambda threshold: math.nan, compare=False, repr=False)
 
     @property
     def verdict(self) -> str:
         """Say of a difference whether it is ``higher``, ``lower``, or ``undecided`` because the interval holds 0."""
-        return "undecided" if self.low <= 0 <= self.high else "higher" if self.value > 0 else "lower"
+        return "higher" if self.low > 0 else "lower" if self.high < 0 else "undecided"
+
+
+def interval(values: Sequence[float] | Floats, row_variance: float = 0.0) -> Interval:
+    """Return the mean over seeds and its interval.
+
+    Args:
+        values: one for each seed, taken as independent and nearly normal.
+        row_variance: what test rows that all seeds share add to the variance of the mean, c/n, as estimated: below 0 is 0.
+            Without it, this is Student's interval, and says what other seeds would give on the same rows.
+    """
+    numbers, rows = np.asarray(values, dtype=float), max(0.0, row_variance)
+    mean, seeds = float(numbers.mean()), _seed_variance(numbers)
+    half = _half(seeds, rows, len(numbers))
+
+    def p(threshold: float) -> float:
+        return _p_value(abs(mean - threshold), seeds, rows, len(numbers))
+
+    return Interval(mean, mean - half, mean + half, p)
+
+
+def ratio(numerator: Floats, denominator: Floats, rows: Floats | None = None) -> Interval | None:
+    """Return the ratio of two means over the same seeds, with Fieller's interval (1954): each r for which n̄ − r·d̄ may be 0.
+
+    ``None`` where the denominator is not above 0 for certain.
+
+    Args:
+        numerator: of each seed.
+        denominator: of each seed.
+        rows: the covariance of both that test rows add ``(2, 2)``.
+    """
+    shared = np.zeros((2, 2)) if rows is None else rows
+    mean = float(numerator.mean() / denominator.mean()) if denominator.mean() > 0 else math.nan
+    certain = interval(denominator, float(shared[1, 1]))
+    if math.isnan(mean) or (len(denominator) > 1 and certain.low <= 0):
+        return None
+    if len(denominator) == 1:
+        return Interval(mean, math.nan, math.nan)
+
+    seeds, both = len(numerator), np.cov(numerator, denominator) / len(numerator)
+    top, bottom = float(numerator.mean()), float(denominator.mean())
+
+    def gap(r: float) -> tuple[float, float, float, int]:
+        of_seeds, of_rows = (float(v[0, 0] - 2 * r * v[0, 1] + r * r * v[1, 1]) for v in (both, shared))
+        return abs(top - r * bottom), of_seeds if of_seeds > 1e-16 else 0.0, max(0.0, of_rows), seeds
+
+    def end(side: int) -> float:
+        step, inside = 1e-3, 0.0
+        while _beyond(*gap(mean + side * step)) < 0:
+            inside, step = step, 2 * step
+        for _ in range(40):
+            middle = (inside + step) / 2
+            inside, step = (middle, step) if _beyond(*gap(mean + side * middle)) < 0 else (inside, middle)
+        return mean + side * inside
+
+    return Interval(mean, end(-1), end(1), lambda threshold: _p_value(*gap(threshold)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values of several claims that are judged together, adjusted as Holm does (1979).
+
+    With all claims whose adjusted p-value is below 0.05, the chance that one of them or more is wrong is at most 5 %.
+    """
+    adjusted, most = [math.nan] * len(p_values), 0.0
+    order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
+    for rank, (p, i) in enumerate(order):
+        most = max(most, min(1.0, (len(order) - rank) * p))
+        adjusted[i] = most
+    return adjusted
+
+
+def _seed_variance(values: Floats) -> float:
+    """Return the variance of the mean over seeds: NaN of one seed, 0 where decimals differ in their last bits."""
+    if len(values) == 1:
+        return math.nan
+    return 0.0 if float(np.ptp(values)) <= 1e-12 else float(values.var(ddof=1) / len(values))
+
+
+@cache
+def _quantiles(alpha: float, seeds: int) -> tuple[float, float]:
+    from scipy.stats import norm, t
+
+    return float(t.isf(alpha / 2, seeds - 1)), float(norm.isf(alpha / 2))
+
+
+def _half(seed_variance: float, row_variance: float, seeds: int, alpha: float = ALPHA) -> float:
+    """Return half the width of the interval, see the head of this file."""
+    variance = seed_variance + row_variance
+    if not variance > 0:  # nothing varies, or there is one seed
+        return variance
+    of_seeds, of_rows = _quantiles(alpha, seeds)
+    return (seed_variance * of_seeds + row_variance * of_rows) / math.sqrt(variance)
+
+
+def _beyond(distance: float, seed_variance: float, row_variance: float, seeds: int) -> float:
+    """Return how far a distance is beyond the interval; below 0 within."""
+    return distance - _half(seed_variance, row_variance, seeds)
+
+
+def _p_value(distance: float, seed_variance: float, row_variance: float, seeds: int) -> float:
+    """Return the chance at which an interval would just reach as far."""
+    from scipy.optimize import brentq
+
+    if math.isnan(seed_variance) or distance <= 0:
+        return math.nan if math.isnan(seed_variance) else 1.0
+    if seed_variance + row_variance == 0:
+        return 0.0
+
+    def beyond(log_alpha: float) -> float:
+        return distance - _half(seed_variance, row_variance, seeds, math.exp(log_alpha))
+
+    least = math.log(1e-12)
+    return math.exp(brentq(beyond, least, 0.0, xtol=1e-6)) if beyond(least) < 0 else math.exp(least)
+
+
+# ---- what rows add --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class RowScore:
+    """A score on one task's test rows, and how it depends on them.
+
+    Attributes:
+        value: the score.
+        rows: how many are scored; 0 where it is not known, so that nothing is said of other rows.
+        variance: of what a row adds, at most.
+        influence: what each row adds to the score, times their number, less the mean ``(rows,)``; ``None``: not kept.
+    """
+
+    value: float
+    rows: int
+    variance: float
+    influence: Floats | None = None
+
+    @classmethod
+    def of_value(cls, value: float, metric: str, rows: int, accuracy: float | None = None) -> Self:
+        """Return a score of which no more is known.
+
+        The mean m of numbers in [0, 1] has rows of a variance of at most m·(1 − m), which is that of accuracy. F1 has
+        F·(1 − F)·(2 − F) / M, where M, positive labels and answers for each row, is taken as at least 1/2. A row adds
+        ± (right − confidence) to the ECE, which has about the variance of accuracy. Of metrics without such bounds, nothing is
+        said of rows.
+
+        Args:
+            value: the score.
+            metric: its name.
+            rows: that are scored.
+            accuracy: where the metric is ``ece``, on the same rows.
+        """
+        if metric == "ece":
+            variance = accuracy * (1 - accuracy) if accuracy is not None and 0 <= accuracy <= 1 else 0.25
+        elif metric == "f1":
+            variance = 2 * value * (1 - value) * (2 - value)
+        else:
+            known = metric in registry.metrics()
+            bounded = not known or registry.metric(metric).limits == (0.0, 1.0)
+            variance = value * (1 - value) if bounded and 0 <= value <= 1 else 0.0
+        return cls(value, rows, max(0.0, variance))
+
+    @classmethod
+    def of_answers(cls, answers: LabelAnswers, metric: str) -> Self:
+        """Return the score of answers to single rows: ``accuracy``, ``f1`` of label 1, or ``ece``."""
+        if metric == "ece":
+            influence, value = calibration_gaps(answers.logits, answers.labels), answers.ece
+        else:
+            numerator, denominator = contributions(answers, metric)
+            value = float(numerator.sum() / max(denominator.sum(), 1.0))
+            influence = (numerator - value * denominator) / max(float(denominator.mean()), 1e-9)
+        return cls(value, len(influence), float(influence.var()), influence - influence.mean())
 
 
 def contributions(answers: LabelAnswers, metric: str) -> Floats:
@@ -73,57 +245,77 @@ def contributions(answers: LabelAnswers, metric: str) -> Floats:
     return np.stack([2.0 * (positive & there), positive.astype(np.float64) + there])
 
 
-def drawn_scores(rows: Floats, task: int, draws: int = DRAWS) -> Floats:
-    """Return the scores of ``k`` runs on one task's rows, drawn with replacement ``draws`` times: ``(draws, k)``.
+def shared_variance(scores: Sequence[Sequence[RowScore]]) -> Floats:
+    """Return what the rows that seeds share add to the covariance of means over seeds ``(k, k)``.
 
     Args:
-        rows: `contributions` of each run ``(k, 2, n)``.
-        task: the number of the task, which seeds the draws: every run meets the same.
-        draws: how many.
+        scores: of k strategies, on one task, for the same S seeds ``(k, S)``.
     """
-    runs, _, n = rows.shape
-    random, scores = np.random.default_rng([task, n]), []
-    for start in range(0, draws, _TOGETHER):
-        counts = random.multinomial(n, np.full(n, 1 / n), size=min(_TOGETHER, draws - start)).astype(np.float64)
-        sums = (counts @ rows.reshape(2 * runs, n).T).reshape(len(counts), runs, 2)
-        with np.errstate(invalid="ignore"):  # 0 / 0 where no row of label 1 is drawn
-            scores.append(np.nan_to_num(sums[..., 0] / sums[..., 1]))
-    return np.concatenate(scores)
+    k, n = len(scores), scores[0][0].rows
+    if not n:
+        return np.zeros((k, k))
+    influence = [[score.influence for score in of_seeds] for of_seeds in scores]
+    if any(each is None for of_seeds in influence for each in of_seeds):
+        return np.diag([np.mean([score.variance for score in of_seeds]) for of_seeds in scores]) / n
+    rows: npt.NDArray[np.float64] = np.array(influence)  # (k, S, n)
+    seeds = rows.shape[1]
+    if seeds == 1:
+        return np.zeros((k, k))
+    total, own = rows.sum(axis=1), np.einsum("ksn,lsn->kl", rows, rows)
+    return np.asarray((total @ total.T - own) / (seeds * (seeds - 1)) / (n - 1) / n)
+
+
+# ---- strategies -----------------------------------------------------------------------------------------
 
 
 class Evidence:
-    """Averages of strategies over tasks, with what other rows and seeds might have given.
+    """Scores of strategies on the same test rows, with what other rows and seeds might have given.
 
     Args:
-        answers: of each strategy, on the same test rows.
-        metrics: of each task, by name, in the stream's order.
-        draws: how many times rows and seeds are drawn.
+        scores: by strategy, seed and task.
     """
 
-    def __init__(self, answers: Mapping[str, Answers], metrics: Mapping[str, str], draws: int = DRAWS) -> None:
-        self._seeds = {name: sorted(of_seed) for name, of_seed in answers.items()}
-        places = [(name, seed) for name, seeds in self._seeds.items() for seed in seeds]
-        self._tasks = list(metrics)
-        exact, drawn = [], []
-        for number, (task, metric) in enumerate(metrics.items()):
-            rows = np.stack([contributions(answers[name][seed][task], metric) for name, seed in places])
-            exact.append([answers[name][seed][task].score(metric) for name, seed in places])
-            drawn.append(drawn_scores(rows, number, draws))
-        # Of each strategy and seed: the scores of all tasks ``(tasks,)``, and what was drawn of them ``(tasks, draws)``.
-        self._exact = dict(zip(places, np.array(exact).T, strict=True))
-        self._drawn = dict(zip(places, np.array(drawn).transpose(2, 0, 1), strict=True))
+    def __init__(self, scores: Mapping[str, Mapping[int, Mapping[str, RowScore]]]) -> None:
+        self.scores = scores
 
-    def average(self, strategy: str) -> Interval:
-        """Return the average of a strategy over tasks and seeds, in [0, 1]."""
-        return _interval(*self._over_seeds(strategy, self._seeds[strategy]))
+    @classmethod
+    def of(cls, comparison: Comparison, units: Units, metric: str | None = None) -> Self:
+        """Return the evidence at the end of a stream.
 
-    def difference(self, strategy: str, other: str) -> Interval | None:
-        """Return how much higher the average of a strategy is than that of another; ``None`` if they share no seed."""
-        shared = [seed for seed in self._seeds[strategy] if seed in self._seeds[other]]
-        if not shared:
+        Args:
+            comparison: what `merge` returned.
+            units: the files of its units, with answers to single rows; empty, or without them, where only scores are known.
+            metric: ``ece``; default: that of each task.
+        """
+        answers = {label: [unit.answers for unit in of_seeds] for label, of_seeds in units.items()}
+        whole = answers and len({_rows(each) for of_seeds in answers.values() for each in of_seeds if each}) == 1
+        scores: dict[str, dict[int, dict[str, RowScore]]] = {}
+        for entry in comparison.strategies:
+            for i, run in enumerate(entry.runs):
+                kept = answers[entry.label][i] if whole else {}
+                of_tasks = scores.setdefault(entry.label, {}).setdefault(run.seed, {})
+                for number, task in enumerate(comparison.tasks):
+                    score, its = run.matrix[-1][number], metric or comparison.metric[number]
+                    value = run.ece[-1][number] if metric == "ece" else score
+                    if value is None:
+                        continue
+                    if task in kept and _is_of_rows(kept[task], its):
+                        of_tasks[task] = RowScore.of_answers(kept[task], its)
+                    else:
+                        of_tasks[task] = RowScore.of_value(value, its, comparison.test_rows.get(task, 0), score)
+        return cls(scores)
+
+    def average(self, strategy: str, task: str | None = None) -> Interval:
+        """Return the score of a strategy on a task, or the average over all, as a fraction."""
+        values, rows = self._measured((strategy,), list(self.scores[strategy]), task)
+        return interval(values[0], float(rows[0, 0]))
+
+    def difference(self, strategy: str, other: str, task: str | None = None) -> Interval | None:
+        """Return how much higher the score of a strategy is than that of another; ``None`` if they share no seed."""
+        if not (seeds := self._seeds(strategy, other)):
             return None
-        (value, drawn), (its, its_drawn) = (self._over_seeds(name, shared) for name in (strategy, other))
-        return _interval(value - its, drawn - its_drawn)
+        values, rows = self._measured((strategy, other), seeds, task)
+        return interval(values[0] - values[1], float(rows[0, 0] + rows[1, 1] - 2 * rows[0, 1]))
 
     def retention(self, strategy: str, other: str, floor: float, task: str | None = None) -> Interval | None:
         """Return (score − floor) / (the other's − floor): the share of what the other learned above a floor.
@@ -136,23 +328,52 @@ class Evidence:
             floor: a score that counts as exact, of the task or the average.
             task: whose scores; default: the average's.
         """
-        shared = [seed for seed in self._seeds[strategy] if seed in self._seeds[other]]
-        if not shared:
+        if not (seeds := self._seeds(strategy, other)):
             return None
-        (value, drawn), (its, its_drawn) = (self._over_seeds(name, shared, task) for name in (strategy, other))
-        if its <= floor or np.quantile(its_drawn, 0.025) <= floor:
-            return None
-        above = its_drawn > floor  # few draws are not, and have no share
-        return _interval((value - floor) / (its - floor), (drawn[above] - floor) / (its_drawn[above] - floor))
+        values, rows = self._measured((strategy, other), seeds, task)
+        return ratio(values[0] - floor, values[1] - floor, rows)
 
-    def _over_seeds(self, strategy: str, seeds: Sequence[int], task: str | None = None) -> tuple[float, Floats]:
-        tasks = slice(None) if task is None else [self._tasks.index(task)]
-        exact = float(np.mean([self._exact[strategy, seed][tasks] for seed in seeds]))
-        drawn = np.stack([self._drawn[strategy, seed][tasks].mean(axis=0) for seed in seeds])
-        chosen = np.random.default_rng(len(seeds)).integers(len(seeds), size=(drawn.shape[1], len(seeds)))
-        return exact, np.take_along_axis(drawn, chosen.T, axis=0).mean(axis=0)
+    def _seeds(self, strategy: str, other: str) -> list[int]:
+        return [seed for seed in self.scores[strategy] if seed in self.scores[other]]
+
+    def _measured(self, strategies: Sequence[str], seeds: Sequence[int], task: str | None) -> tuple[Floats, Floats]:
+        """Return the scores of strategies ``(k, S)``, the means of all tasks or of one, and what rows add ``(k, k)``."""
+        tasks = list(self.scores[strategies[0]][seeds[0]]) if task is None else [task]
+        names = list(dict.fromkeys(strategies))  # one beside itself has the same rows
+        values, rows = np.zeros((len(names), len(seeds))), np.zeros((len(names), len(names)))
+        for each in tasks:
+            scores = [[self.scores[name][seed][each] for seed in seeds] for name in names]
+            values += np.array([[score.value for score in of_seeds] for of_seeds in scores]) / len(tasks)
+            rows += shared_variance(scores) / len(tasks) ** 2
+        places = [names.index(name) for name in strategies]
+        return values[places], rows[np.ix_(places, places)]
 
 
-def _interval(value: float, drawn: Floats) -> Interval:
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Interval(value, float(low), float(high))
+def forgetting(entry: StrategyRuns, test_rows: Mapping[str, int], tasks: Sequence[str]) -> Interval:
+    """Return how far tasks but the last are below their best score since they were learned, the mean.
+
+    The answers of the past are not kept: rows then and at the end are taken as independent, where a seed lost anything.
+
+    Args:
+        entry: the runs of a strategy.
+        test_rows: of each task; nothing where it is not known.
+        tasks: their names.
+    """
+    variance, lost = 0.0, np.any([run.forgotten for run in entry.runs], axis=0)
+    for i, task in enumerate(tasks[:-1]):
+        if (rows := test_rows.get(task, 0)) and lost[i]:
+            ends = [run.learning_matrix[i + 1 :, i] for run in entry.runs]
+            sign = 1 if registry.metric(entry.runs[0].metric[i]).higher_is_better else -1
+            of = partial(RowScore.of_value, metric=entry.runs[0].metric[i], rows=rows)
+            both = [of(float(sign * max(sign * scores))).variance + of(float(scores[-1])).variance for scores in ends]
+            variance += float(np.mean(both)) / rows / (len(tasks) - 1) ** 2
+    return interval([run.forgetting for run in entry.runs], variance)
+
+
+def _is_of_rows(answers: LabelAnswers, metric: str) -> bool:
+    return metric in ("accuracy", "ece") or (metric == "f1" and answers.logits.shape[1] == 2)
+
+
+def _rows(answers: Mapping[str, LabelAnswers]) -> tuple[tuple[str, bytes], ...]:
+    """Return what tells the test rows of one run from others: their labels."""
+    return tuple((task, each.labels.astype(np.int64).tobytes()) for task, each in answers.items())

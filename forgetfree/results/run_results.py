@@ -103,6 +103,16 @@ class FinalUnion(Record):
     ece: Shares
 
 
+class HeldAside(Record):
+    """The mean loss of a token of texts that no task trains, in nats, see `forgetfree.jobs.diagnostics.losses_after`."""
+
+    texts: Annotated[int, Field(ge=1)]
+    tokens: Annotated[int, Field(ge=1)]
+    before: Amount
+    after: Amount
+    by_task: Amounts | None = None
+
+
 class Run(Record):
     """One strategy with one seed; see docs/results-format.md for what its parts mean."""
 
@@ -123,6 +133,7 @@ class Run(Record):
     ece_scaled: ByTask | None = None
     readout_again: ScoresOrNone | None = None
     union: FinalUnion | None = None
+    held_aside: HeldAside | None = None
     broken_claims: list[str] = Field(default_factory=list)
     trials: int | None = None
     made: Json = Field(default_factory=dict)
@@ -190,7 +201,15 @@ class Failed(Record):
 
 
 #: Floors that are fitted to training rows: their names in results.json, and in tables.
-LEARNED_FLOORS = {"bag_of_words": "a bag of words", "linear_probe": "a linear probe"}
+LEARNED_FLOORS = {
+    "bag_of_words": "a bag of words",
+    "nearest_row": "the most similar training row",
+    "linear_probe": "a linear probe",
+}
+
+
+#: What tables call the floor of a language model that answers before training.
+UNTRAINED = "the model before training"
 
 
 class RunFloors(Record):
@@ -198,11 +217,12 @@ class RunFloors(Record):
 
     constant: Scores
     bag_of_words: dict[str, ScoresOrNone] = Field(default_factory=dict)
+    nearest_row: dict[str, ScoresOrNone] = Field(default_factory=dict)
     linear_probe: dict[str, ScoresOrNone] = Field(default_factory=dict)
 
     def by_place(self) -> dict[str, Sequence[float | None]]:
         """Return all of them by their places in the file."""
-        learned = {"bag_of_words": self.bag_of_words, "linear_probe": self.linear_probe}
+        learned: dict[str, dict[str, Any]] = {name: getattr(self, name) for name in LEARNED_FLOORS}
         return {
             "constant": self.constant,
             **{f"{name}.{seed}": scores for name, of_seeds in learned.items() for seed, scores in of_seeds.items()},
@@ -363,6 +383,7 @@ class OwnOptions(_Options):
     batch_size_mem: _Count | None = None
     beta: Amount | None = None
     capacity: _Fraction | None = None
+    choice_rows: _Count | None = None
     decay_factor: Share | None = None
     delta_t: _Count | None = None
     density: _Fraction | None = None
@@ -370,6 +391,7 @@ class OwnOptions(_Options):
     ewc_alpha: Share | None = None
     ewc_lambda: Amount | None = None
     fisher_rows: _Count | None = None
+    gradient_rows: _Count | None = None
     importance_rows: _Count | None = None
     keep: _Fraction | None = None
     lambda_reg: Amount | None = None
@@ -390,7 +412,9 @@ class OwnOptions(_Options):
     orthogonality: Amount | None = None
     patterns_per_experience: _Count | None = None
     rank: Annotated[int, Field(ge=1, le=65536)] | None = None
+    readout_steps: _Number | None = None
     region_learning_rate: _Above0 | None = None
+    region_rate_factor: _Above0 | None = None
     region_steps: _Number | None = None
     sample_size: _Count | None = None
     si_lambda: Amount | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,7 +12,7 @@ import pandas as pd
 
 from forgetfree.display import PERCENT, PLAIN, Scale
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
-from forgetfree.results.evidence import student
+from forgetfree.results.evidence import Interval, RowScore, interval, shared_variance
 from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.metrics import scale_of
 from forgetfree.results.run_results import REFERENCE
@@ -143,10 +144,10 @@ class ScoreTable:
     def compare(self, a: str, b: str, metric: str = SCORE) -> pd.DataFrame:
         """Compare two strategies at the end of the stream, in pairs of the same task and seed.
 
-        The interval is Student's: the mean difference ± t(0.975, n − 1) · s / √n over n seeds, whose differences are taken as
-        independent and nearly normal. In the last row, the difference of a seed is its mean over all tasks, because tasks of
-        one seed are not independent. The interval says what other seeds would give on the same test rows and tasks, and
-        nothing of other test rows.
+        The interval is that of `forgetfree.results.evidence`: over seeds with n − 1, and over test rows, of which a table of
+        scores knows the number only. So rows of both strategies are taken as independent, and the interval is wider than in
+        the report of a run directory, which has the answers. In the last row, the difference of a seed is its mean over all
+        tasks, because tasks of one seed are not independent.
 
         Args:
             a: a strategy.
@@ -155,8 +156,8 @@ class ScoreTable:
 
         Returns:
             A row for each task and one for ``all tasks``: the means ``a`` and ``b``, ``difference`` a − b, ``low`` and ``high``
-            of its 95 % interval (NaN where there is one seed, or where all differences are equal: no spread says nothing
-            about other seeds), ``pairs`` (the number of seeds), and the ``verdict``: ``higher``, ``lower``, or ``undecided``
+            of its 95 % interval (NaN where there is one seed, or where nothing varies, which says nothing of other seeds),
+            ``pairs`` (the number of seeds), and the ``verdict``: ``higher``, ``lower``, or ``undecided``
             where the interval holds 0 or is NaN.
 
         Raises:
@@ -172,9 +173,23 @@ class ScoreTable:
                     raise UnknownNameError("strategy in these results:", strategy, self.strategies)
             raise ReportError(f"{a} and {b} have no seed in common. Run both with the same seeds.")
         ends = [np.array([self.matrix(name, seed, metric).iloc[-1] for seed in seeds]) for name in (a, b)]
-        rows = [_compared(*(end[:, i] for end in ends)) for i in range(len(self.tasks))]
-        rows.append(_compared(*(end.mean(axis=1) for end in ends)))
+        ours, theirs = (np.column_stack([end, end.mean(axis=1)]) for end in ends)  # the last column: all tasks
+        variances = [self._row_variance(a, b, seeds, metric, task) for task in self.tasks]
+        variances.append(sum(variances) / len(variances) ** 2)
+        rows = [_compared(*both) for both in zip(ours.T, theirs.T, variances, strict=True)]
         return pd.DataFrame(rows, index=pd.Index([*self.tasks, "all tasks"], name="task"))
+
+    def _row_variance(self, a: str, b: str, seeds: list[int], metric: str, task: str) -> float:
+        """Return what test rows add to the variance of a difference of means over seeds, at most."""
+        if a == b:
+            return 0.0
+
+        def score(strategy: str, seed: int) -> RowScore:
+            found = self._of(metric, strategy=strategy, seed=seed, task=task).sort_values("after").iloc[-1]
+            accuracy = float(self.matrix(strategy, seed)[task].iloc[-1]) if metric == "ece" else None
+            return RowScore.of_value(float(found["value"]), str(found["metric"]), int(found["rows"]), accuracy)
+
+        return float(np.trace(shared_variance([[score(name, seed) for seed in seeds] for name in (a, b)])))
 
     def plot(self, metric: str = SCORE) -> Figure:
         """Draw a metric as its scale shows it, with a panel for each task.
@@ -253,11 +268,12 @@ class ScoreTable:
         return [(strategy, int(seed)) for strategy, seed in pairs.itertuples(index=False)]
 
 
-def _compared(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> dict[str, Any]:
+def _compared(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], row_variance: float) -> dict[str, Any]:
     """Compare numbers paired by seed, see `ScoreTable.compare`."""
-    difference, low, high = student(a - b)
-    verdict = "higher" if low > 0 else "lower" if high < 0 else "undecided"
+    found = interval(a - b, row_variance)
+    if found.low == found.high:  # no spread says nothing of other seeds
+        found = Interval(found.value, math.nan, math.nan)
     return {
-        **{"a": float(a.mean()), "b": float(b.mean()), "difference": difference, "low": low, "high": high},
-        **{"pairs": len(a), "verdict": verdict},
+        **{"a": float(a.mean()), "b": float(b.mean()), "difference": found.value, "low": found.low, "high": found.high},
+        **{"pairs": len(a), "verdict": found.verdict},
     }

@@ -15,7 +15,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
 from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.models.architecture import body_loader
+from forgetfree.models.architecture import body_loader, loader_of
 from forgetfree.models.checkpoint import quiet, read_config, read_weights
 from forgetfree.models.fine_tuned_directory import write_readout
 from forgetfree.models.loading import LoadedModel, load_model, locate
@@ -34,7 +34,8 @@ class WrittenModel:
         directory: the directory.
         architecture: its Hugging Face class.
         loader: the class of ``transformers`` that loads it by the name of its directory.
-        usual: whether ``pipeline("text-classification")``, or ``"token-classification"``, answers as the task's own model.
+        usual: whether the usual call of transformers answers as the task's own model: ``pipeline("text-classification")``,
+            ``"token-classification"`` or ``"text-generation"``, or ``generate`` of an encoder-decoder.
         note: a note for the user, if there is one.
     """
 
@@ -51,7 +52,8 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
     A linear readout becomes the head of a sequence classifier, so that ``pipeline("text-classification")`` answers as it
     does; where words are labelled, of a token classifier, for ``pipeline("token-classification")``. If an architecture has no
     sequence classifier, it is written to a separate file. What is read in another way has no classes in its config.json, so
-    that this call fails and does not answer by a random head.
+    that this call fails and does not answer by a random head. A task that writes is written as its language model, for
+    ``pipeline("text-generation")``.
 
     Args:
         graft: with its origin, as `Graft.load` gives it.
@@ -115,12 +117,15 @@ def write_model(
     # Some heads use a body without a part (BERT's pooler) that loading the body alone needs.
     model, out = loaded.name, Path(out)
     config = read_config(locate(model), model)
-    whole, missing = read_weights(locate(model), body_loader(config, model), model)
-    body = {name: tensor for name, tensor in whole.state_dict().items() if name not in missing}
+    # The body of an encoder-decoder that writes is more than a linear readout reads of it.
+    loader = loader_of(config, "generate", model) if loaded.writes_apart else body_loader(config, model)
+    pre, missing = read_weights(locate(model), loader, model)
+    whole, prefix = body_of(pre), body_prefix(pre)
+    body = {name: tensor for name, tensor in whole.state_dict().items() if f"{prefix}{name}" not in missing}
     own = body_of(loaded.model)
     if not origin.fingerprint:
-        pre, now = body, own.state_dict()
-        moved = sum(int((pre[name] != now[name].cpu()).sum()) for name in pre if name in now)
+        now = own.state_dict()
+        moved = sum(int((tensor != now[name].cpu()).sum()) for name, tensor in body.items() if name in now)
         change = replace(change, entries=moved, size=len(loaded.model.space()))
         origin = replace(origin, fingerprint=body_fingerprint(whole))
     same_kind = type(own) is type(whole)
@@ -133,7 +138,7 @@ def write_model(
     same_kind = same_kind and not task.of_words
     rest = {f"{body_prefix(network)}{name}": tensor for name, tensor in body.items()} if same_kind else {}
     with new_directory(out) as directory:
-        _save(directory, network, {**rest, **network.state_dict()}, made.tokenizer)
+        _save(directory, network, {**rest, **network.state_dict()}, made.tokenizer, made.generation)
         if reading.own_readout:
             write_readout(directory / READOUT, readout, origin.task.labels, origin.readout)
         write_atomically(directory / "README.md", model_card(origin, reading, change))
@@ -184,12 +189,14 @@ def check_free(out: Path) -> None:
 # -- The directory ---------------------------------------------------------------------------------------
 
 
-def _save(directory: Path, network: Any, tensors: Mapping[str, Tensor], tokenizer: Any) -> None:
+def _save(directory: Path, network: Any, tensors: Mapping[str, Tensor], tokenizer: Any, generation: Any) -> None:
     import transformers
 
     with quiet(transformers):
         network.save_pretrained(directory, state_dict=dict(tensors))
         tokenizer.save_pretrained(directory)
+        if generation is not None:  # in place of the network's own
+            generation.save_pretrained(directory)
     mode = (directory / "config.json").stat().st_mode
     for file in directory.iterdir():  # else weights are for their owner alone
         file.chmod(mode)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from forgetfree.core.readout_model import BY_WORDS
 from forgetfree.data.encoding import Encoder, Slot
+from forgetfree.data.prompts import PromptEncoder
 from forgetfree.display import escaped
 from forgetfree.errors import GraftError, ReportError
 from forgetfree.ledger import Ledger
@@ -49,23 +51,24 @@ def model_card(origin: GraftOrigin, reading: Reading, change: Change) -> str:
         reading: how to read the written model.
         change: what was done to the base model.
     """
-    task, pair = origin.task, len(origin.task.text_columns) == 2
+    task, encoder, pair = origin.task, reading.encoder, len(origin.task.text_columns) == 2
+    of_all = {"origin": origin, "task": task, "model": origin.model, "reading": reading, "change": change}
+    if isinstance(encoder, PromptEncoder):
+        causal, chats = reading.loader == "AutoModelForCausalLM", task.form == "messages"
+        card = templates().get_template("text_model_card.md.jinja")
+        return card.render(**of_all, causal=causal, chats=chats, frame=encoder.frame)
     words = (f"{label}: {word!r}" for label, word in zip(task.labels, task.label_words, strict=False))
     return (
         templates()
         .get_template("model_card.md.jinja")
         .render(
-            origin=origin,
-            task=task,
-            model=origin.model,
-            reading=reading,
-            change=change,
+            **of_all,
             pair=pair,
             tagged=served(task).of_words,
-            prompted=origin.readout in ("prompt", "causal"),
+            prompted=origin.readout in BY_WORDS,
             words=", ".join(words),
             readout_file=READOUT,
-            encode=encode_source(reading.encoder, pair=pair),
+            encode=encode_source(encoder, pair=pair),
         )
     )
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from forgetfree.core.body import body_of, body_prefix
+from forgetfree.core.readout_model import BY_WORDS
 from forgetfree.data.columns import PAIR
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief, escaped, is_text
@@ -152,7 +153,7 @@ def label_network(parts: Parts) -> TaskNetwork:
         position=-1 if reads_last(config) else 0,
         separator=cast(Any, loaded.model).tokens.separator if pair else None,
     )
-    if origin.readout in ("prompt", "causal"):
+    if origin.readout in BY_WORDS:
         name_labels_(backbone.config, ())
         loader = "AutoModelForMaskedLM" if origin.readout == "prompt" else "AutoModelForCausalLM"
         return TaskNetwork(backbone, loaded.tokenizer, replace(reading, loader=loader))

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, Field
 
 from forgetfree.data.columns import ColumnNames, choose_texts
+from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.data.tables import plain
 from forgetfree.display import brief, escaped
-from forgetfree.errors import GraftError, UsageError
+from forgetfree.errors import UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.generation import one_prompt, prompt_columns, text_of, turns_of
-from forgetfree.models.generation import stops, write
+from forgetfree.models.generation import plain_generation, stops, write
 from forgetfree.serve.classification import text_rows
-from forgetfree.serve.network import Parts, TaskNetwork
+from forgetfree.serve.network import Parts, Reading, TaskNetwork, name_labels_
 from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, refuse_one_text
 from forgetfree.tasks import MOST_NEW_TOKENS
 
@@ -143,11 +145,8 @@ class WritingTask(ServedTask):
         return [replace(written, cut_tokens=lost) for written, lost in zip(said, cut, strict=True)]
 
     def network(self, parts: Parts) -> TaskNetwork:
-        """Raise ``GraftError``: the language model of a task is not written yet."""
-        raise GraftError(
-            f"Task {self.task.name!r} is answered by texts, and no model of its own is written for such a task yet. Ask it by "
-            "forgetfree predict or forgetfree serve."
-        )
+        """Return the language model, with a chat template that holds the form of the task's prompts."""
+        return writing_network(parts)
 
     def lines(self, texts: tuple[str, ...], answer: WrittenText) -> list[str]:
         """Return what was written, and the prompt."""
@@ -207,3 +206,48 @@ def _parsed(text: str) -> Any:
         return parse_json(text) if text.lstrip().startswith("[") else None
     except (ValueError, RecursionError):
         return None
+
+
+# -- As a network of transformers ------------------------------------------------------------------------
+
+
+def writing_network(parts: Parts) -> TaskNetwork:
+    """Return the language model of a task that writes texts.
+
+    Whoever asks it by a chat template, such as ``pipeline("text-generation")``, asks as the task's prompts do: its tokenizer's
+    template holds their instruction and form. It writes greedily, up to the token that ends the task's texts.
+    """
+    loaded, task = parts.loaded, parts.origin.task
+    encoder = cast(PromptEncoder, loaded.encoder(task))
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.chat_template = encoder.chat_template
+    tokenizer.padding_side = "right" if loaded.writes_apart else "left"
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(loaded.pad)
+    backbone: Any = loaded.model.backbone
+    generation = plain_generation(tokenizer, loaded.pad, backbone.config)
+    generation.update(eos_token_id=encoder.end, max_new_tokens=task.max_new_tokens, do_sample=False)
+    loader = "AutoModelForSeq2SeqLM" if loaded.writes_apart else "AutoModelForCausalLM"
+    usual = _reads_alike(tokenizer, encoder, chats=task.form == "messages")
+    name_labels_(backbone.config, ())
+    return TaskNetwork(backbone, tokenizer, Reading(loader, encoder, usual=usual), generation)
+
+
+def _reads_alike(tokenizer: Any, encoder: PromptEncoder, *, chats: bool) -> bool:
+    """Return whether a tokenizer, asked by its chat template, makes the same token ids of prompts as an encoder."""
+    turns = [[{"role": "user", "content": text}] for text in ("a", "What is it?", "é, 漢,\nand 12 more.")]
+    if chats:
+        turns.append([*turns[0], {"role": "assistant", "content": "b"}, *turns[0]])
+    prompts = tuple(json.dumps(each, ensure_ascii=False) if chats else each[0]["content"] for each in turns)
+    rows = encoder(Rows(prompts, (), ((),) * len(prompts)))
+    return all(
+        lost or ids_of_chat(tokenizer, each, apart=encoder.apart) == [~token if token < 0 else token for token in row]
+        for each, row, lost in zip(turns, rows, encoder.cut, strict=True)
+    )
+
+
+def ids_of_chat(tokenizer: Any, turns: Sequence[Mapping[str, str]], *, apart: bool) -> list[int]:
+    """Return the token ids of a chat as callers of transformers make them; a decoder apart needs those around texts, too."""
+    text = tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
+    ids: list[int] = tokenizer(text, add_special_tokens=apart)["input_ids"]
+    return ids

@@ -44,7 +44,7 @@ class Reading:
         position: of the token that a linear readout is on: 0, or −1 for causal models.
         separator: the token between two texts, for models with token types that tell them apart; else ``None``.
         own_readout: whether the linear layer is in a separate file.
-        usual: whether ``pipeline("text-classification")`` reads it so, too.
+        usual: whether the usual call of transformers reads it so, too: a pipeline, or ``generate`` after a chat template.
     """
 
     loader: str
@@ -57,11 +57,19 @@ class Reading:
 
 @dataclass(frozen=True)
 class TaskNetwork:
-    """A task's model as transformers has it: the network with body and head, its tokenizer, and how both are used."""
+    """A task's model as transformers has it.
+
+    Attributes:
+        network: with body and head.
+        tokenizer: its tokenizer.
+        reading: how both are used.
+        generation: how it writes, a ``GenerationConfig``, if it does.
+    """
 
     network: Any
     tokenizer: Any
     reading: Reading
+    generation: Any = None
 
 
 def tokenizer_of(loaded: LoadedModel, inputs: list[str]) -> Any:

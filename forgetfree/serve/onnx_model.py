@@ -17,6 +17,7 @@ from forgetfree.errors import ModelError, UsageError, first_line
 from forgetfree.files import StrPath, is_full, new_directory
 from forgetfree.models.checkpoint import quiet
 from forgetfree.serve.apply import WrittenModel
+from forgetfree.serve.served_task import ServedTask
 
 FILE = "model.onnx"
 #: How far logits may be from torch's, at logits of 1 or less; in proportion beyond.
@@ -49,6 +50,14 @@ def require_onnx() -> None:
         raise UsageError(f"ONNX needs {' and '.join(missing)}, not installed: pip install 'forgetfree[onnx]'.")
 
 
+def check_classifies(task: ServedTask) -> None:
+    """Raise ``UsageError`` for a task that is answered by texts: a graph has no loop that writes them."""
+    if task.writes:
+        raise UsageError(
+            f"ONNX is written of models that classify, and task {task.task.name!r} is answered by texts. Leave --format out."
+        )
+
+
 def export_onnx(write: Callable[[Path], WrittenModel], out: StrPath) -> WrittenModel:
     """Write ``model.onnx`` with config and tokenizer in place of a model's weights.
 
@@ -68,7 +77,7 @@ def export_onnx(write: Callable[[Path], WrittenModel], out: StrPath) -> WrittenM
     require_onnx()
     with tempfile.TemporaryDirectory() as temporary:
         written = write(Path(temporary) / "model")
-        if not written.usual:
+        if not written.usual or "Classification" not in written.loader:
             raise UsageError(
                 f"ONNX is written of models with a classification head, and {written.architecture} is read otherwise. Leave "
                 "--format out, and follow the README.md of what is written."

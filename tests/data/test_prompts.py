@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import families
 import pytest
 import tiny
 import torch
@@ -156,6 +157,15 @@ def test_a_decoder_apart_begins_a_text_as_texts_begin() -> None:
     ((ids,), (labels,), _) = PromptEncoder(pieces, task(), 64, closed=True).learned(rows(("great film", "great film")))
     assert pieces.convert_ids_to_tokens(labels[:-1]) == ["▁great", "▁film"]
     assert pieces.convert_ids_to_tokens(ids[:2]) == ["▁great", "▁film"]
+
+
+def test_a_text_after_a_line_that_the_tokenizer_drops_is_a_word_of_its_own() -> None:
+    """T5's makes nothing of line breaks."""
+    tokenizer = families.tokenizer("T5")
+    encode = PromptEncoder(tokenizer, TaskDefinition("own", "generation", (), instruction="terrible"), 20, closed=True)
+    (row,) = encode(Rows(("great film",), (), ((),)))
+    assert tokenizer.convert_ids_to_tokens([~row[-1]]) == ["</s>"]
+    assert tokenizer.convert_ids_to_tokens(row[:-1]) == ["▁terrible", "▁great", "▁film"]
 
 
 def test_right_texts_that_are_longer_than_those_that_are_written_are_told(tokenizer: Any) -> None:

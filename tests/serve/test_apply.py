@@ -348,9 +348,9 @@ def test_what_was_written_is_held_against_what_was_meant(
 ) -> None:
     from forgetfree.serve import apply
 
-    def spoil(directory: Path, network: Any, tensors: dict[str, Tensor], tokenizer: Any) -> None:
+    def spoil(directory: Path, network: Any, tensors: dict[str, Tensor], *rest: Any) -> None:
         name = "bert.encoder.layer.0.output.dense.bias"
-        save(directory, network, {**tensors, name: tensors[name] + 1}, tokenizer)
+        save(directory, network, {**tensors, name: tensors[name] + 1}, *rest)
 
     save = apply._save
     monkeypatch.setattr(apply, "_save", spoil)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import prompted
 import pytest
+import torch
+import transformers
+from cards import card_code
 
 from forgetfree import Predictor, cli
 from forgetfree.data.sources import load_tasks
@@ -48,6 +52,7 @@ def asked(data: Path, task: str) -> list[str]:
 # -- What a run wrote -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("run-grafting-continual", "apart-grafting-continual", share=0.34)
 @pytest.mark.parametrize(
     ("source", "strategy"), [*(("run", name) for name in STRATEGIES), ("apart", "grafting-continual")]
 )
@@ -60,8 +65,8 @@ def test_the_run_s_texts_are_written_again(source: str, strategy: str, data: Pat
         assert [each.text for each in written] == list(expected[task].texts)
         assert [each.tokens for each in written] == expected[task].lengths.tolist()
         assert written[-1].cut_tokens > 40
-        rows = load_tasks(task, str(data))[0].test
-        assert predictor.score(task, rows) == expected[task].score("exact_match")
+    for task in prompted.TASKS:
+        assert predictor.score(task, load_tasks(task, str(data))[0].test) == expected[task].score("exact_match")
     tasks = ["chat", "first", "chat"]
     mixed = predictor.answer_mixed(tasks, [asked(data, task)[2] for task in tasks])
     assert [each.text for each in mixed] == [expected[task].texts[2] for task in tasks]
@@ -162,10 +167,70 @@ def test_predict_prints_texts_and_tables(run: Path, data: Path, capsys: pytest.C
     assert "The router chooses among labels of whole texts, and first writes texts" in capsys.readouterr().err
 
 
-def test_no_model_of_its_own_is_written_yet(run: Path, tmp_path: Path, capsys: Any) -> None:
-    """The message names what answers instead; nothing is written."""
-    for way in ([], ["--format", "onnx"]):
-        words = ["export", str(run), "--strategy", "grafting-continual", "--task", "first", *way]
-        assert cli.main([*words, "--out", str(tmp_path / "model")]) == 1
-        assert "Ask it by forgetfree predict or forgetfree serve" in capsys.readouterr().err
-        assert not (tmp_path / "model").exists()
+# -- A model of its own -----------------------------------------------------------------------------------
+
+#: Each with a strategy and the task that is written.
+EXPORTS = [
+    ("run", "grafting-continual", "chat"),
+    ("run", "lora", "last"),
+    ("plain", "grafting-continual", "first"),
+    ("plain", "grafting-continual", "chat"),
+    ("apart", "grafting-continual", "first"),
+    ("apart", "grafting-continual", "chat"),
+]
+
+
+@pytest.fixture(scope="module")
+def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a decoder without a template for chats."""
+    place = tmp_path_factory.mktemp("gpt2")
+    return prompted.run(data, prompted.write_model("GPT2", place / "model"), place / "run", "grafting-continual")
+
+
+@pytest.mark.parametrize(("source", "strategy", "task"), EXPORTS)
+def test_an_exported_model_writes_the_texts_of_predict(
+    source: str, strategy: str, task: str, tmp_path: Path, request: Any, capsys: Any
+) -> None:
+    """By the code of its card: ``pipeline("text-generation")``, or ``generate`` of an encoder-decoder."""
+    run, out = request.getfixturevalue(source), tmp_path / "model"
+    assert cli.main(["export", str(run), "--strategy", strategy, "--task", task, "--out", str(out)]) == 0
+    assert ("text-generation" in capsys.readouterr().out) == (source != "apart")
+    prompts = ["great film", "terrible movie film", "film", "great movie", "movie great"]
+    predictor = Predictor.of_run(run, strategy=strategy)
+    written = predictor.answer(task, prompts)
+    assert any(each.text for each in written)
+    assert not any(each.cut_tokens for each in written)  # transformers cuts nothing
+    namespace: dict[str, Any] = {}
+    with chdir(out):
+        exec(compile(card_code(out), "README.md", "exec"), namespace)
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    assert [namespace["write"](chat) for chat in chats] == [each.text for each in written]
+    capsys.readouterr()
+    card = (out / "README.md").read_text()
+    assert f"of {len(predictor.loaded.model.space()):,} parameters that training may move" in card
+    assert "A prompt that spells a special token" in card  # the tokenizer reads as we do
+    model = type(predictor.loaded.model.backbone).from_pretrained(out)  # type: ignore[attr-defined]
+    with predictor.weights.merged(task):
+        meant = predictor.loaded.model.backbone.state_dict()
+        assert all(torch.equal(tensor, meant[name]) for name, tensor in model.state_dict().items())
+
+
+def test_an_exported_model_refuses_chats_where_prompts_are_read(plain: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    assert cli.main(["export", str(plain), "--task", "last", "--out", str(out)]) == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "{{ a }}"}], tokenize=False) == (
+        "terrible\n\n{{ a }}\n\n"
+    )
+    with pytest.raises(Exception, match="reads single prompts"):
+        tokenizer.apply_chat_template(prompted.chat("a"), tokenize=False)
+    settings = transformers.GenerationConfig.from_pretrained(out)
+    assert (settings.max_new_tokens, settings.do_sample) == (6, False)
+
+
+def test_onnx_writes_no_texts(run: Path, tmp_path: Path, capsys: Any) -> None:
+    """Nothing is written."""
+    words = ["export", str(run), "--strategy", "grafting-continual", "--task", "first", "--format", "onnx"]
+    assert cli.main([*words, "--out", str(tmp_path / "model")]) == 2
+    assert "ONNX is written of models that classify, and task 'first' is answered by texts" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()

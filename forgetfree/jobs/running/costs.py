@@ -80,6 +80,7 @@ class Workload:
         starts: directories of adapters that tasks start from.
         is_stream: whether the tasks are those of a stream; else each stands by itself.
         units: its units.
+        held_aside: where texts are that no task trains, if any are named.
     """
 
     model: str
@@ -89,6 +90,7 @@ class Workload:
     starts: Mapping[str, str] = field(default_factory=dict)
     is_stream: bool = False
     units: list[PlannedUnit] = field(default_factory=list)
+    held_aside: str | None = None
 
     @property
     def sparsities(self) -> tuple[float, ...]:

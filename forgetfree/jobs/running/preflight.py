@@ -46,6 +46,8 @@ from forgetfree.learning.cost import TaskSize
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
+from forgetfree.learning.scaled_start import ScaleOptions
+from forgetfree.learning.texts_aside import TextsAside
 from forgetfree.learning.training_options import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
 from forgetfree.models.module_model import ModuleModel
@@ -117,6 +119,10 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
         faults.attempt(model.loaded.check_words, definitions.values())
         for task in definitions.values():
             faults.attempt(model.loaded.encoder, task)
+        if workload.held_aside is not None:
+            data = in_memory.data_or(config.data)
+            aside = faults.attempt(TextsAside.of, workload.held_aside, data, model.loaded, workload.common.test_limit)
+            notes += filter(None, [aside and aside.note])
         for unit in workload.units:
             with suppress(AttributeError):  # of a stream there is no more than its model
                 faults.attempt(unit.check, unit.options, SimpleNamespace(model=model.loaded.model))
@@ -366,8 +372,10 @@ def _phases(
             yield phase(each.phase, steps, (steps or 0) * each.rows * length) | shared
         if (held := rows.get(task)) is not None:
             answered = round(min(len(held.test), limit or len(held.test)) * evaluations)
-            if isinstance(options, LocalizationOptions):
+            if isinstance(options, LocalizationOptions) and options.region_from in ("mask", "midpoint"):
                 answered += min(len(held.validation), options.validation_rows) * options.mask_evaluations
+            if isinstance(options, ScaleOptions):
+                answered += min(len(held.validation), options.choice_rows) * options.choices
             if getattr(workload.common, "temperature_scaling", False):
                 answered += min(len(held.validation), CALIBRATION_ROWS)
             mean = sum(tokens) / len(tokens)

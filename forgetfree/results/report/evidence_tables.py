@@ -1,12 +1,13 @@
-"""The tables that say what the scores of a comparison are worth; made of the answers that runs keep beside their scores."""
+"""The tables that say what the scores of a comparison are worth."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from forgetfree.display import NULL
+from forgetfree.display import NULL, PERCENT
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.calibration import debiased_ece, ece_noise_floor
 from forgetfree.results.comparison import Comparison
@@ -17,53 +18,36 @@ from forgetfree.results.run_results import REFERENCE
 from forgetfree.results.unit_folder import Units
 
 
-def evidence_tables(comparison: Comparison, units: Units) -> list[Table]:
-    """Return averages with intervals and calibration beside chance; nothing where the answers are not there.
+def evidence_tables(comparison: Comparison, units: Units, evidence: Evidence) -> list[Table]:
+    """Return averages with intervals, what is kept above the floor, and, where there are answers, calibration beside chance.
 
-    Averages are those of all tasks: where answers to one are no probabilities, there is calibration alone, of the others.
-
-    That is where a run was made elsewhere, where runs were tested on other rows, and for entity F1, whose rows are sentences:
-    the files do not have their ends.
+    Args:
+        comparison: what `merge` returned.
+        units: the files of its units; empty, or without answers, where only scores are known.
+        evidence: of the comparison.
     """
-    metrics = dict(zip(comparison.tasks, comparison.metric, strict=True))
     answers: dict[str, Answers] = {}
-    for entry in comparison.strategies:
+    for entry in comparison.strategies if units else ():
         of_seeds = {run.seed: unit.answers for run, unit in zip(entry.runs, units[entry.label], strict=True)}
-        if of_seeds and all(of_seeds.values()) and all(_of_rows(each, metrics) for each in of_seeds.values()):
+        if of_seeds and all(of_seeds.values()):
             answers[entry.label] = of_seeds
-    if not answers or len({_rows(each) for of_seeds in answers.values() for each in of_seeds.values()}) > 1:
-        return []
-    calibration = _calibration(comparison, answers)
-    if any(set(each) != set(metrics) for of_seeds in answers.values() for each in of_seeds.values()):
-        return [calibration]
-    evidence = Evidence(answers, metrics)
+    several = any(len(entry.runs) > 1 for entry in comparison.strategies)
+    shares = comparison.scale == PERCENT and comparison.sign == 1
     return [
-        _intervals(comparison, answers, evidence),
-        *_retention(comparison, answers, evidence),
-        calibration,
+        *([_intervals(comparison, evidence)] if shares and several else []),
+        *(_retention(comparison, evidence) if shares else ()),
+        *([_calibration(comparison, answers)] if answers else []),
     ]
 
 
-def _of_rows(answers: Mapping[str, LabelAnswers], metrics: dict[str, str]) -> bool:
-    return all(
-        metrics[task] == "accuracy" or (metrics[task] == "f1" and each.logits.shape[1] == 2)
-        for task, each in answers.items()
-    )
-
-
-def _rows(answers: Mapping[str, LabelAnswers]) -> tuple[tuple[str, bytes], ...]:
-    """Return what tells the test rows of one run from others: their labels."""
-    return tuple((task, each.labels.astype(np.int64).tobytes()) for task, each in answers.items())
-
-
-def _intervals(comparison: Comparison, answers: dict[str, Answers], evidence: Evidence) -> Table:
-    compared = [label for name in (REFERENCE, NAIVE) if (label := _label_of(comparison, answers, name))]
+def _intervals(comparison: Comparison, evidence: Evidence) -> Table:
+    compared = [label for name in (REFERENCE, NAIVE) if (label := _label_of(comparison, name))]
     rows = []
-    for label in answers:
-        row = [label, _shown(evidence.average(label))]
+    for label in (entry.label for entry in comparison.strategies):
+        row = [label, shown(evidence.average(label))]
         for other in compared:
             difference = None if other == label else evidence.difference(label, other)
-            row.append(NULL if difference is None else f"{_shown(difference)} {difference.verdict}")
+            row.append(NULL if difference is None else f"{shown(difference)} {difference.verdict}")
         rows.append(tuple(row))
     named = ["average", "interval", *(["minus another"] if compared else [])]
     return Table(
@@ -74,20 +58,20 @@ def _intervals(comparison: Comparison, answers: dict[str, Answers], evidence: Ev
     )
 
 
-def _retention(comparison: Comparison, answers: dict[str, Answers], evidence: Evidence) -> Iterator[Table]:
+def _retention(comparison: Comparison, evidence: Evidence) -> Iterator[Table]:
     """Yield for each task, and for the average, which share is kept of what fine-tuning learned above the best floor."""
-    reference, floors = _label_of(comparison, answers, REFERENCE), comparison.best_floors
+    reference, floors = _label_of(comparison, REFERENCE), comparison.best_floors
     if reference is None or not floors:
         return
     average = float(np.mean([score for _, score in floors]))
     rows = [("the floor", *(f"{percent(score)} ({name})" for name, score in floors), percent(average))]
-    for label in answers:
+    for label in (entry.label for entry in comparison.strategies):
         shares = [
             evidence.retention(label, reference, floor, task)
             for task, (_, floor) in zip(comparison.tasks, floors, strict=True)
         ]
         shares.append(evidence.retention(label, reference, average))
-        rows.append((label, *(NULL if share is None else _shown(share) for share in shares)))
+        rows.append((label, *(NULL if share is None else shown(share) for share in shares)))
     table = Table(
         f"Kept above the floor (in % of what {reference} has above it, with 95 % intervals)",
         ("strategy", *comparison.tasks, "average"),
@@ -97,10 +81,9 @@ def _retention(comparison: Comparison, answers: dict[str, Answers], evidence: Ev
     yield transposed(table, "task") if len(comparison.tasks) > WIDE else table
 
 
-def _label_of(comparison: Comparison, answers: dict[str, Answers], strategy: str) -> str | None:
-    """Return the label of the first row of a strategy whose answers are known."""
-    labels = (e.label for e in comparison.strategies if e.label in answers and e.runs[0].strategy == strategy)
-    return next(labels, None)
+def _label_of(comparison: Comparison, strategy: str) -> str | None:
+    """Return the label of the first row of a strategy."""
+    return next((entry.label for entry in comparison.strategies if entry.runs[0].strategy == strategy), None)
 
 
 def _calibration(comparison: Comparison, answers: dict[str, Answers]) -> Table:
@@ -148,5 +131,8 @@ def _number(value: float) -> str:
     return f"{value:.2f}"
 
 
-def _shown(interval: Interval) -> str:
+def shown(interval: Interval) -> str:
+    """Return a share with its interval in %; the share alone where one seed has none."""
+    if math.isnan(interval.low):
+        return percent(interval.value)
     return f"{percent(interval.value)} [{percent(interval.low)}, {percent(interval.high)}]"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from forgetfree.display import PERCENT, Scale, counted
 from forgetfree.results.calibration import reliability
 from forgetfree.results.comparison import Comparison, StrategyRuns
-from forgetfree.results.evidence import student
+from forgetfree.results.evidence import forgetting
 from forgetfree.results.report.figures import (
     FAINT,
     LINES,
@@ -200,7 +200,8 @@ def _forgetting(comparison: Comparison) -> Section:
             says = []
             for place, (entry, style) in enumerate(zip(entries, styles(len(entries)), strict=True)):
                 values = [scale.factor * run.forgetting for run in entry.runs]
-                mean, low, high = student(values)
+                loss = forgetting(entry, comparison.test_rows, comparison.tasks)
+                mean, low, high = (scale.factor * end for end in (loss.value, loss.low, loss.high))
                 ax.plot([low, high], [place, place], color=style["color"], solid_capstyle="butt")  # NaN draws nothing
                 ax.plot(values, [place] * len(values), "|", color=style["color"], markersize=9)
                 ax.plot(mean, place, marker=style["marker"], color=style["color"])

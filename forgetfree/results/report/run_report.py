@@ -20,6 +20,7 @@ from forgetfree.errors import RunError
 from forgetfree.options import typed
 from forgetfree.results.comparison import USUAL, Comparison, StrategyRuns, differing, merge, same_rows
 from forgetfree.results.config_file import load_run, repeating_command
+from forgetfree.results.evidence import Evidence
 from forgetfree.results.report.page import (
     WIDE,
     Page,
@@ -70,11 +71,12 @@ def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
 
 
 def _lay_out(comparison: Comparison, units: Units) -> Page:
+    evidence = Evidence.of(comparison, units)
     return Page(
         title=f"forgetfree: {stream_name(comparison)}",
         notes=tuple(notes(comparison, units)),
-        tables=tuple(tables_of(comparison, units)),
-        headline=headline(comparison),
+        tables=tuple(tables_of(comparison, units, evidence)),
+        headline=headline(comparison, evidence),
     )
 
 

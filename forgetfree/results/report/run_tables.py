@@ -10,6 +10,7 @@ import numpy as np
 
 from forgetfree.display import PERCENT, PLAIN, Scale
 from forgetfree.results.comparison import Comparison, StrategyRuns
+from forgetfree.results.evidence import Evidence
 from forgetfree.results.metrics import title_of
 from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.evidence_tables import evidence_tables
@@ -98,18 +99,19 @@ class Grid:
         )
 
 
-def tables_of(comparison: Comparison, units: Units) -> list[Table]:
+def tables_of(comparison: Comparison, units: Units, evidence: Evidence) -> list[Table]:
     """Return all tables of a report, in the order in which they are read.
 
     Args:
         comparison: what `merge` returned.
         units: the files of its units; without them, tables that are made of answers are left out.
+        evidence: of the comparison.
     """
     wide, single = len(comparison.tasks) > WIDE, len(comparison.tasks) == 1
     more = dict.fromkeys(name for entry in comparison.strategies for run in entry.runs for name in run.more_scores)
     by_strategy = [_outcome(comparison), _transfer(comparison), _calibration(comparison)]
     by_strategy += [_more(comparison, name) for name in more if name not in _FOLLOWS]
-    others = [_readouts(comparison), _costs(comparison)]
+    others = [_held_aside(comparison), _readouts(comparison), _costs(comparison)]
     for grid in (_growth, _ledger, _course if wide else _matrix):
         others += [grid(comparison, entry) for entry in comparison.strategies]
 
@@ -125,7 +127,7 @@ def tables_of(comparison: Comparison, units: Units) -> list[Table]:
         by_task[:2] = [without_columns(by_task[0], "average", "forgetting", "BWT", title=title)]
     return [
         *by_task,
-        *(evidence_tables(comparison, units) if units else ()),
+        *evidence_tables(comparison, units, evidence),
         *(written(grid) for grid in others if grid.rows),
     ]
 
@@ -268,6 +270,25 @@ _MORE: dict[str, tuple[str, Sequence[str], Show, int]] = {
 }
 #: Those that follow from another.
 _FOLLOWS = ("perplexity",)
+
+
+def _held_aside(comparison: Comparison) -> Grid:
+    """Return the loss on texts that no task trains, of each strategy."""
+    entries = [entry for entry in comparison.strategies if all(run.held_aside for run in entry.runs)]
+
+    def loss(run: Run, _: int, column: int) -> float | None:
+        if run.held_aside is None:
+            return None
+        stages = run.held_aside.before, run.held_aside.after, _mean(run.held_aside.by_task or [None])
+        return stages[column]
+
+    stages = ["before training", "at the end, without a task", "at the end, as tasks are answered"]
+    return Grid.of_runs(
+        ("Loss on texts that no task trains", "nats a token"),
+        "strategy",
+        [(entry.label, entry.runs) for entry in entries],
+        Columns(stages, loss, PLAIN.text, [0, -1, 0], "held aside"),
+    )
 
 
 def _readouts(comparison: Comparison) -> Grid:

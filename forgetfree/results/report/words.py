@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from forgetfree.display import PERCENT, Scale, counted
 from forgetfree.options import FLAGGED, typed
 from forgetfree.results.comparison import Comparison, StrategyRuns
-from forgetfree.results.evidence import student
+from forgetfree.results.evidence import Evidence, forgetting
 from forgetfree.results.report.page import WIDE, size
 from forgetfree.results.run_results import REFERENCE, Failed, Unfinished
 from forgetfree.results.unit_folder import UnitFiles, Units
@@ -27,27 +26,32 @@ _UNTOLD = ("parts",)
 # ---- the outcome ----------------------------------------------------------------------------------------
 
 
-def headline(comparison: Comparison) -> str:
-    """Return what the comparison says of forgetting, of scores at the end, and of what is not known."""
+def headline(comparison: Comparison, evidence: Evidence | None = None) -> str:
+    """Return what the comparison says of forgetting, of scores at the end, and of what is not known.
+
+    Args:
+        comparison: what `merge` returned.
+        evidence: of it; default: that of its scores.
+    """
     if not comparison.strategies:
         return "No strategy has finished, so there is nothing to compare."
-    return " ".join(_sentences(comparison))
+    return " ".join(_sentences(comparison, evidence or Evidence.of(comparison, {})))
 
 
-def _sentences(comparison: Comparison) -> Iterator[str]:
+def _sentences(comparison: Comparison, evidence: Evidence) -> Iterator[str]:
     scale, naive = comparison.scale, _first(comparison, NAIVE)
     ours = _first(comparison, OURS) or _best_of_the_others(comparison)
     if len(comparison.tasks) == 1:
         yield "The stream has one task, so nothing can be forgotten."
     else:
-        parts = [_lost(entry, scale) for entry in (naive, ours) if entry]
+        parts = [_lost(entry, comparison) for entry in (naive, ours) if entry]
         if parts:
             text = ", ".join(parts)
             yield f"{_capital(text) if naive else text}{_price(ours, len(comparison.tasks))}."
         if ours and not naive:
             yield f"{NAIVE} is not among the strategies: what naive training would have lost is not known."
     if naive and ours:
-        yield _difference(ours, naive, scale)
+        yield _difference(ours, naive, scale, evidence)
     names = [entry.runs[0].strategy for entry in comparison.strategies]
     if any(names.count(entry.runs[0].strategy) > 1 for entry in (naive, ours) if entry):
         yield "These sentences tell the first set-up of a strategy; the tables have all."
@@ -73,21 +77,22 @@ def _best_of_the_others(comparison: Comparison) -> StrategyRuns | None:
     return max(others, key=lambda entry: comparison.sign * _average(entry), default=None)
 
 
-def _lost(entry: StrategyRuns, scale: Scale) -> str:
+def _lost(entry: StrategyRuns, comparison: Comparison) -> str:
     """Say how much of its score a strategy lost on average, and how sure that is."""
-    values = [run.forgetting for run in entry.runs]
-    mean, low, high = student(values)
+    scale, seeds = comparison.scale, len(entry.runs)
+    loss = forgetting(entry, comparison.test_rows, comparison.tasks)
     name = f"naive fine-tuning ({entry.label})" if entry.runs[0].strategy == NAIVE else entry.label
-    lost = f"{name} {'gained' if scale.text(mean).startswith('-') else 'lost'} {_points(abs(mean), scale)} on average"
-    if not any(values):
-        return f"{lost}{', with every seed' if len(values) > 1 else ''}"
-    if len(values) == 1:
+    gained = scale.text(loss.value).startswith("-")
+    lost = f"{name} {'gained' if gained else 'lost'} {_points(abs(loss.value), scale)} on average"
+    if not any(run.forgetting for run in entry.runs):
+        return f"{lost}{', with every seed' if seeds > 1 else ''}"
+    if seeds == 1:
         return f"{lost} (one seed)"
-    if math.isnan(low):
-        return f"{lost} (with each of {len(values)} seeds)"
-    undecided = ": undecided whether it forgot" if low <= 0 <= high else ""
-    interval = f"95 % interval of the loss {scale.text(low)} to {scale.text(high)}"
-    return f"{lost} ({interval} over {len(values)} seeds{undecided})"
+    if loss.low == loss.high:
+        return f"{lost} (with each of {seeds} seeds)"
+    undecided = ": undecided whether it forgot" if loss.verdict == "undecided" else ""
+    interval = f"95 % interval of the loss {scale.text(loss.low)} to {scale.text(loss.high)}"
+    return f"{lost} ({interval} over {seeds} seeds{undecided})"
 
 
 def _price(entry: StrategyRuns | None, tasks: int) -> str:
@@ -96,23 +101,21 @@ def _price(entry: StrategyRuns | None, tasks: int) -> str:
     return f", at {size(float(np.mean([each[-1] for each in kept])) / tasks)} a task" if kept and all(kept) else ""
 
 
-def _difference(ours: StrategyRuns, naive: StrategyRuns, scale: Scale) -> str:
+def _difference(ours: StrategyRuns, naive: StrategyRuns, scale: Scale, evidence: Evidence) -> str:
     """Compare the averages at the end, in pairs of the same seed."""
     scores = f"At the end {ours.label} scores {scale.with_unit(_average(ours))} on average, {naive.label} "
     scores += scale.with_unit(_average(naive))
-    other = {run.seed: run.average for run in naive.runs}
-    pairs = [run.average - other[run.seed] for run in ours.runs if run.seed in other]
-    if not pairs:
+    seeds = len({run.seed for run in ours.runs} & {run.seed for run in naive.runs})
+    difference = evidence.difference(ours.label, naive.label)
+    if difference is None:
         return f"{scores}; they have no seed in common."
-    mean, low, high = student(pairs)
-    if len(pairs) == 1:
+    if seeds == 1:
         return f"{scores}: one seed in common, so what other seeds would give is not known."
-    if math.isnan(low):
-        return f"{scores}, with the same difference for each of {len(pairs)} seeds."
-    verdict = "undecided" if low <= 0 <= high else "higher" if mean > 0 else "lower"
-    ends = f"{scale.text(low)} to {scale.text(high)}{' points' if scale == PERCENT else ''}"
-    interval = f"95 % interval of the difference {ends} over {len(pairs)} seeds"
-    return f"{scores}: {verdict} ({interval})."
+    if difference.low == difference.high:
+        return f"{scores}, with the same difference for each of {seeds} seeds."
+    ends = f"{scale.text(difference.low)} to {scale.text(difference.high)}{' points' if scale == PERCENT else ''}"
+    interval = f"95 % interval of the difference {ends} over {seeds} seeds"
+    return f"{scores}: {difference.verdict} ({interval})."
 
 
 def _average(entry: StrategyRuns) -> float:
@@ -221,8 +224,10 @@ MEANINGS = {
     "seeds",
     "a linear probe": "logistic regression on the features of the pre-trained model, of the same training rows; the mean over "
     "seeds. Nothing of the model is trained",
-    "best floor": "the mean over tasks of the best score without fine-tuning: of a constant answer, a bag of words, a linear "
-    "probe",
+    "the most similar training row": "the right text of the row whose prompt has the largest cosine of TF-IDF; the mean "
+    "over seeds",
+    "the model before training": "the pre-trained model, asked as it is",
+    "best floor": "the mean over tasks of the best score without fine-tuning: of all floors above",
     "bold": "the best of a column of strategies",
     "FWT": "forward transfer: the score of a task just before it is learned, minus that before training",
     "intransigence": "how far a task is below the model fine-tuned on it alone, right after learning",
@@ -237,8 +242,8 @@ MEANINGS = {
     "owned": "those that no earlier task owns: the ones that this task trained",
     "overlap": "the share of the column's region that lies in the row's",
     "largest overlap": "the largest share of the region that lies in the region of one earlier task",
-    "interval": "in brackets: where 95 of 100 lie when test rows and seeds are drawn anew (bootstrap over both; rows are drawn "
-    "once for all strategies and seeds). With fewer than five seeds it is somewhat too narrow",
+    "interval": "in brackets: of 100 such intervals 95 hold what other seeds and test rows would give. Seeds count with n - 1, "
+    "rows by what all seeds share of them (Cochran and Cox); without the answers to single rows, by a bound, which is wider",
     "minus another": "the difference of the averages on equal rows and seeds; undecided: the interval holds 0",
     "kept above the floor": "(score − floor) / (score of fine-tune − floor): the share of what fine-tuning learned. The floor "
     "of a task is the best of those in the table of scores, that of the average is their mean; floors count as exact. — where "
@@ -255,6 +260,8 @@ MEANINGS = {
     "once learned": "the score right after the task was learned",
     "loss": "the mean cross-entropy of a token of the right texts, and of that which ends them; its exponential "
     "is the perplexity",
+    "held aside": "without a task, the pre-trained model answers where each task has a model of its own, else the one model; "
+    "the last column is the mean over the models that answer for the tasks",
     "word_accuracy": "the share of words that are labelled rightly",
 }
 

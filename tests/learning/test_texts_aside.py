@@ -1,0 +1,141 @@
+"""The loss on texts that no task trains, before a stream and after it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import families
+import pytest
+import torch
+from torch.nn import functional as F
+
+import forgetfree
+from forgetfree.errors import DataError, UsageError
+from forgetfree.learning.texts_aside import TextsAside
+from forgetfree.learning.training_options import TrainingOptions
+from forgetfree.models.loading import load_model
+from forgetfree.results.run_results import RunResults
+
+TEXTS = ["great film", "the movie was a terrible movie", "", "a great movie of a film"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return families.write("Llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three tasks of prompts and answers."""
+    directory = tmp_path_factory.mktemp("tasks")
+    for task in ("first", "last", "other"):
+        (directory / task).mkdir()
+        rows = [{"prompt": f"{task} film {i}", "target": TEXTS[i % 2]} for i in range(8)]
+        for split in ("train", "validation", "test"):
+            (directory / task / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return directory
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS))
+    return path
+
+
+@torch.no_grad()
+def test_the_loss_is_the_mean_over_all_next_tokens(model: Path, lines: Path, tmp_path: Path) -> None:
+    loaded = load_model(str(model), "generate", max_length=24)
+    network: Any = loaded.model.backbone.eval()
+    losses = []
+    for text in filter(None, TEXTS):
+        ids = torch.tensor([loaded.tokenizer(text)["input_ids"]])
+        losses.append(F.cross_entropy(network(ids).logits[0, :-1], ids[0, 1:], reduction="none"))
+    expected = float(torch.cat(losses).mean())
+    table = tmp_path / "texts.jsonl"
+    table.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    for place in (lines, table):
+        texts = TextsAside.of(str(place), "demo", loaded)
+        assert texts.counts == {"texts": 3, "tokens": len(torch.cat(losses))}
+        assert texts.loss(loaded.model, TrainingOptions()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_grafts_leave_it_as_it_was_to_the_last_bit(model: Path, data: Path, lines: Path, tmp_path: Path) -> None:
+    """Without a task, the pre-trained model is what answers; continual fine-tuning has no other model than its own."""
+    how: dict[str, Any] = {"steps": 2, "sparsity": 0.2, "optimizer": "adamw", "learning_rate": 1e-2}
+    names = ("grafting-continual", "lora", "continual-ft")
+    forgetfree.run(
+        "first,last", strategies=names, data=str(data), model=str(model), out=tmp_path / "out", held_aside=lines, **how
+    )
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    found = {run.strategy: run.held_aside for run in RunResults.of(content).runs}
+    fresh = load_model(str(model), "generate")
+    before = TextsAside.of(str(lines), str(data), fresh).loss(fresh.model, TrainingOptions())
+    for name in names[:-1]:
+        assert found[name].before == found[name].after == before
+        assert len(found[name].by_task) == 2
+        assert before not in found[name].by_task
+    naive = found["continual-ft"]
+    assert (naive.before, naive.by_task) == (before, None)
+    assert naive.after != before
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "Loss on texts that no task trains (nats a token)" in report
+    assert "\n| grafting-continual | " in report.partition("no task trains")[2]
+
+
+def test_a_task_may_be_set_aside(model: Path, data: Path) -> None:
+    loaded = load_model(str(model), "generate")
+    named = TextsAside.of("other", str(data), loaded)
+    assert named.counts["tokens"] < sum(named.rows.lengths)  # prompts are read, and only answers are predicted
+    in_folder = TextsAside.of(str(data / "other"), "demo", loaded)
+    assert torch.equal(in_folder.rows.tokens, named.rows.tokens)
+    assert len(TextsAside.of("other", str(data), loaded, 3).rows) == 3
+    reader = load_model(str(model), "causal")
+    reviews = TextsAside.of("sst2", "demo", reader, 4)
+    lengths = [len(reader.tokenizer(text)["input_ids"]) for text in texts(4)]
+    assert reviews.counts["tokens"] + 4 == sum(min(length, reader.max_length) for length in lengths)
+
+
+def texts(count: int) -> list[str]:
+    from forgetfree.data.sampling import evenly
+    from forgetfree.data.sources import load_task
+
+    rows = load_task("sst2", "demo").test
+    return [rows.first[i] for i in evenly(len(rows), count)]
+
+
+@pytest.mark.parametrize(
+    ("family", "readout", "place", "error", "message"),
+    [
+        (
+            "Llama",
+            "linear",
+            "other",
+            UsageError,
+            "the readout 'linear' predicts none. Use --readout causal or generate",
+        ),
+        ("T5", "generate", "sst2", UsageError, "an encoder-decoder continues prompts"),
+        (
+            "Llama",
+            "generate",
+            "nowhere",
+            UsageError,
+            "--held-aside nowhere is no file or folder of texts, and no task of",
+        ),
+        ("Llama", "generate", "EMPTY", DataError, "holds no text. Give a text a line, or a column 'text'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    family: str, readout: str, place: str, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    loaded = load_model(str(families.write(family, tmp_path / "model")), readout)
+    (tmp_path / "empty.txt").write_text("\n \n")
+    with pytest.raises(error, match=message):
+        TextsAside.of(place.replace("EMPTY", str(tmp_path / "empty.txt")), "demo", loaded)
+
+
+def test_a_task_of_the_stream_is_refused(model: Path, data: Path) -> None:
+    with pytest.raises(UsageError, match="first is a task of the stream, which trains its texts"):
+        forgetfree.run("first,last", data=str(data), model=str(model), held_aside="first", steps=1)
