@@ -1,4 +1,4 @@
-"""Makes docs/walkthrough.ipynb of docs/walkthrough.md: `python docs/notebook.py`. Its cells have no outputs; a reader runs them."""
+"""Makes docs/walkthrough.ipynb of docs/walkthrough.md: `python docs/notebook.py`. Its cells have no outputs."""
 
 from __future__ import annotations
 

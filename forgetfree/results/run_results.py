@@ -410,6 +410,7 @@ class OwnOptions(_Options):
     mem_size: _Count | None = None
     memory_strength: Amount | None = None
     orthogonality: Amount | None = None
+    passes: _Number | None = None
     patterns_per_experience: _Count | None = None
     rank: Annotated[int, Field(ge=1, le=65536)] | None = None
     readout_steps: _Number | None = None

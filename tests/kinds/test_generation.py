@@ -294,6 +294,7 @@ def test_a_stream_is_planned_by_a_few_steps(data: Path, model: Path, capsys: pyt
     assert "training steps of this model on this machine" in told
 
 
+@pytest.mark.slow
 def test_one_process_and_two_write_the_same(data: Path, model: Path, tmp_path: Path) -> None:
     one = run(data, model, tmp_path / "one", "grafting-continual", processes=1, evaluation_batch_size=4)
     two = run(data, model, tmp_path / "two", "grafting-continual", processes=2, evaluation_batch_size=4)
