@@ -339,7 +339,7 @@ class _RevisedLearner(StreamLearner):
         tasks = strategy.stream.tasks[: len(prefix.tasks)]
         rows: list[Row] = [{} for _ in tasks]
         new = [task for task in strategy.stream.tasks if task.name not in self._of.tasks]
-        if new and self.checked.run.upper_triangle:  # what the others left was not asked about it yet
+        if new and self.answers_unlearned(strategy):  # what the others left was not asked about it yet
             for count in range(len(tasks)):
                 self._stand(strategy, prefix, count, directory)
                 rows[count] = strategy.evaluate(new)

@@ -30,9 +30,10 @@ class RunOptions(CommonOptions):
         "what is known at inference: the task; or not, with the labels of all tasks told apart (class), or the same "
         "labels in all tasks (domain)",
     )
-    upper_triangle: bool = option(
-        True,
-        "evaluate tasks before they are learned, too. false: long streams are evaluated faster, and there is no fwt",
+    upper_triangle: bool | None = option(
+        None,
+        "evaluate tasks before they are learned, too, which fwt needs; none: unless their readouts are drawn at random, whose "
+        "answers say nothing before they are trained (linear, mean)",
     )
     floors: Literal["constant", "words", "probe"] = option(
         "words",

@@ -176,7 +176,7 @@ class StreamLearner:
             store=StateStore(self.store),
         )
         self.prepare(name, strategy)
-        answers = StreamAnswers(strategy, upper_triangle=self.checked.run.upper_triangle)
+        answers = StreamAnswers(strategy, upper_triangle=self.answers_unlearned(strategy))
         learned = LearnedStream(strategy, [], answers.broken)
         kept = StreamCheckpoint(monitor.checkpoint(), name, learned, answers)
         done = kept.restore()
@@ -206,6 +206,11 @@ class StreamLearner:
 
     def prepare(self, name: str, strategy: ContinualStrategy) -> None:
         """Hand a new strategy what it need not find again: nothing."""
+
+    def answers_unlearned(self, strategy: ContinualStrategy) -> bool:
+        """Return whether tasks are answered before they are learned."""
+        upper = self.checked.run.upper_triangle
+        return not strategy.model.readouts() if upper is None else upper
 
     def begin(self, name: str, learned: LearnedStream, answers: StreamAnswers, directory: Path | None) -> int:
         """Measure the strategy where it begins, and return after how many tasks that is: before the first one."""
