@@ -13,6 +13,8 @@ import prompted
 import pytest
 
 from forgetfree import Predictor
+from forgetfree.serve.served_task import Ending
+from forgetfree.tasks import Decoding
 
 pytest.importorskip("fastapi", reason="the server is not installed: pip install 'forgetfree[serve]'")
 
@@ -57,6 +59,22 @@ def test_a_chat_is_answered_as_by_predict(run: Path, client: Any, task: str) -> 
     assert said == {"answers": [{"task": task, "text": written.text, "cut_tokens": 0}]}
 
 
+def test_a_text_is_drawn_or_searched_as_a_request_says(run: Path, client: Any) -> None:
+    def said(**asked: Any) -> str:
+        answer = client.post("/v1/chat/completions", json=ask("last", **asked)).json()
+        content: str = answer["choices"][0]["message"]["content"]
+        return content
+
+    predictor = Predictor.of_run(run)
+    for asked, decoding in (
+        ({"temperature": 1.5, "top_p": 0.9, "seed": 3}, Decoding(temperature=1.5, top_p=0.9, seed=3)),
+        ({"num_beams": 3}, Decoding(num_beams=3)),
+    ):
+        (written,) = predictor.answer("last", ["great film"], ending=Ending(decoding=decoding))
+        assert said(**asked) == said(**asked) == written.text
+    assert len({said(temperature=5, seed=seed) for seed in range(4)}) > 1
+
+
 def test_a_stream_has_the_same_text(client: Any) -> None:
     asked = ask("last", max_tokens=4)
     whole = client.post("/v1/chat/completions", json=asked).json()
@@ -92,7 +110,8 @@ def test_requests_that_wait_together_end_where_each_was_asked_to(run: Path, clie
     ("asked", "code", "message"),
     [
         (ask("unknown"), 404, "There is no model 'unknown': a model is a task."),
-        (ask(temperature=0.7), 422, "Texts are written greedily: temperature may be 0 alone, got 0.7"),
+        (ask(temperature=-1), 422, "Temperature must be from 0 to 100, got -1.0"),
+        (ask(temperature=1, num_beams=2), 422, "Texts are searched with beams or drawn at a temperature"),
         (ask(n=2), 422, "n may be 1 alone"),
         (ask(beams=2), 422, "There is no option 'beams' here"),
         (ask(max_tokens=21), 422, "Expected max_tokens of at most 20, got 21"),

@@ -20,7 +20,7 @@ from forgetfree.ledger.graft import Graft
 from forgetfree.serve.cards import hub_card
 from forgetfree.serve.generation import chat_of
 from forgetfree.serve.served_task import Ending, served
-from forgetfree.tasks import TaskDefinition
+from forgetfree.tasks import Decoding, TaskDefinition
 
 STRATEGIES = ("grafting-continual", "continual-ft", "fine-tune", "lora")
 PROMPTS = served(TaskDefinition("own", "generation", ()))
@@ -81,6 +81,22 @@ def test_a_ledger_alone_writes_the_run_s_texts(run: Path, data: Path) -> None:
     expected = prompted.answers_of_run(run, "grafting-continual")
     for task in prompted.TASKS:
         assert [each.text for each in predictor.answer(task, asked(data, task))] == list(expected[task].texts)
+
+
+def test_texts_that_were_drawn_are_drawn_again(run: Path, data: Path, tmp_path: Path) -> None:
+    """By the ledger, which holds how they were."""
+    how: dict[str, Any] = {"steps": 1, "upper_triangle": False, "sampling_temperature": 1.2, "top_p": 0.95}
+    drawn = prompted.run(data, run.parent / "model", tmp_path / "drawn", "grafting-continual", **how)
+    expected = prompted.answers_of_run(drawn, "grafting-continual")
+    file = drawn / "grafting-continual" / "seed-0" / "ledger.safetensors"
+    for predictor in (Predictor.of_run(drawn), Predictor.of_run(file, model=str(run.parent / "model"))):
+        assert predictor.definition("last").decoding == Decoding(temperature=1.2, top_p=0.95)
+        for task in ("last", "chat"):
+            assert [each.text for each in predictor.answer(task, asked(data, task))] == list(expected[task].texts)
+    prompts, ending = asked(data, "last"), Ending(decoding=Decoding(num_beams=3))
+    searched = [each.text for each in predictor.answer("last", prompts, ending=ending)]
+    assert [each.text for each in predictor.answer("last", prompts[::-1], ending=ending)] == searched[::-1]
+    assert searched != [each.text for each in predictor.answer("last", prompts)]
 
 
 def test_a_text_ends_where_it_is_asked_to(run: Path, data: Path) -> None:
