@@ -202,7 +202,11 @@ class Failed(Record):
 
 
 #: Floors that are fitted to training rows: their names in results.json, and in tables.
-LEARNED_FLOORS = {"bag_of_words": "a bag of words", "linear_probe": "a linear probe"}
+LEARNED_FLOORS = {
+    "bag_of_words": "a bag of words",
+    "linear_probe": "a linear probe",
+    "mean_probe": "a linear probe at the mean",
+}
 
 
 class RunFloors(Record):
@@ -211,10 +215,11 @@ class RunFloors(Record):
     constant: Scores
     bag_of_words: dict[str, ScoresOrNone] = Field(default_factory=dict)
     linear_probe: dict[str, ScoresOrNone] = Field(default_factory=dict)
+    mean_probe: dict[str, ScoresOrNone] = Field(default_factory=dict)
 
     def by_place(self) -> dict[str, Sequence[float | None]]:
         """Return all of them by their places in the file."""
-        learned = {"bag_of_words": self.bag_of_words, "linear_probe": self.linear_probe}
+        learned: dict[str, dict[str, list[float | None]]] = {name: getattr(self, name) for name in LEARNED_FLOORS}
         return {
             "constant": self.constant,
             **{f"{name}.{seed}": scores for name, of_seeds in learned.items() for seed, scores in of_seeds.items()},
