@@ -12,6 +12,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import gallery
+
 from forgetfree.cli import app, main
 from forgetfree.json_file import parse_json
 
@@ -58,12 +60,13 @@ LISTS = ("strategies", "streams", "tasks", "kinds", "metrics", "models", "experi
 def write(pages: Path) -> None:
     """Write all that the site is made from: what docs/ has, and what it has not."""
     shutil.rmtree(pages, ignore_errors=True)
-    shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("*.py", "__pycache__", "gallery.html"))
     sources = {path.relative_to(pages).as_posix(): f"docs/{path.relative_to(pages)}" for path in pages.rglob("*.md")}
     sources |= ELSEWHERE
     for name, source in sources.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         (pages / name).write_text(relinked(text, name, source, sources), encoding="utf-8")
+    (pages / "gallery.html").write_text(gallery.page(gallery.results()), encoding="utf-8")
     (pages / "api").mkdir()
     made = {"command-line": command_line(), "names": names()} | {f"api/{name}": text for name, text in api().items()}
     for name, text in made.items():

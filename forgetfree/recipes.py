@@ -53,6 +53,8 @@ MODELS: dict[str, ModelEntry] = {
             "si.si_lambda": 1e3,
             "mas.lambda_reg": 100.0,
             "rwalk.ewc_lambda": 1000.0,
+            # As long as its authors train.
+            "gdumb.passes": 256,
         },
         # SGD's moves localize, AdamW's do not: see docs/results/paper.md.
         graft_recipe={

@@ -48,6 +48,10 @@ STRATEGIES: dict[str, Entry] = {
     ),
     "packnet": Entry("forgetfree.strategies.packnet:PackNet", "train what is free, keep a share, release the rest"),
     "wsn": Entry("forgetfree.strategies.wsn:WSN", "a mask per task, learned with the weights (winning sub-networks)"),
+    "lotto": Entry(
+        "forgetfree.strategies.lotto:LoTTO",
+        "one model, in which each task trains a mask of entries that are free (LoTTO)",
+    ),
     "bitfit": Entry("forgetfree.strategies.bitfit:BitFit", "the biases alone, each task its own"),
     "lora": Entry("forgetfree.strategies.lora.lora:LoRA", "low-rank adapters per task, each on θ_pre alone (LoRA)"),
     "o-lora": Entry(

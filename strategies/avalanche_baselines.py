@@ -6,9 +6,11 @@ one table, with what each keeps and what of Avalanche's had to be fixed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +25,8 @@ from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import OptionError, UsageError
+from forgetfree.learning.cost import Cost, TaskSize, model_bytes, training_phase
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 
 # -- Rehearsal -------------------------------------------------------------------------------------------
@@ -70,6 +74,66 @@ class Replay(
     online: ClassVar[bool] = True
 
 
+class _ProjectedUpdate:
+    """Mixin of GEM's and A-GEM's plugins: they project the update, wherever it is not the gradient times one rate.
+
+    AdamW's scaling, momentum, decay and a rate of the readout's own turn a projected gradient, and the losses that the
+    constraint holds down may rise. The update is brought to the gradient's length for it, which GEM's γ is a margin beside.
+
+    Readouts of earlier tasks have no gradient in a step, and Avalanche's leave them out of what they write, but not of the
+    constraint. Here they take their part.
+    """
+
+    _before: tuple[list[tuple[Any, Tensor]], float] | None = None
+
+    def after_backward(self, strategy: Any, **kwargs: Any) -> None:
+        if _descends_plainly(strategy.options):
+            for parameter in _trainable(strategy) if strategy.clock.train_exp_counter else []:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            super().after_backward(strategy, **kwargs)  # type: ignore[misc]  # of the plugin mixed into
+
+    def before_update(self, strategy: Any, **kwargs: Any) -> None:
+        if strategy.clock.train_exp_counter and not _descends_plainly(strategy.options):
+            length = _length(each.grad for each in _trainable(strategy) if each.grad is not None)
+            self._before = [(each, each.detach().clone()) for each in _trainable(strategy)], length
+
+    @torch.no_grad()
+    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+        if self._before is None:
+            return
+        (pairs, length), self._before = self._before, None
+        moves = [before - parameter for parameter, before in pairs]
+        scale = length / _length(moves)
+        for (parameter, _), move in zip(pairs, moves, strict=True):
+            parameter.grad = move.mul_(scale)
+        super().after_backward(strategy, **kwargs)  # type: ignore[misc]
+        for parameter, before in pairs:
+            parameter.copy_(before.sub_(parameter.grad, alpha=1 / scale))
+
+
+def _trainable(strategy: Any) -> list[nn.Parameter]:
+    return [parameter for parameter in strategy.model.parameters() if parameter.requires_grad]
+
+
+def _length(tensors: Iterable[Tensor]) -> float:
+    """Return the length of several tensors as one vector; a little more than 0, as one divides by it."""
+    return float(torch.stack([tensor.norm() for tensor in tensors]).norm()) + torch.finfo(torch.float32).tiny
+
+
+def _descends_plainly(options: Any) -> bool:
+    """Return whether each update is the gradient times one rate."""
+    one_rate = options.readout_learning_rate in (None, options.learning_rate)
+    return options.optimizer == "sgd" and one_rate and not options.momentum and not options.weight_decay
+
+
+class _AGEMPlugin(_ProjectedUpdate, avalanche.AGEMPlugin):
+    pass
+
+
+class _GEMPlugin(_ProjectedUpdate, avalanche.GEMPlugin):
+    pass
+
+
 def _a_sample_a_task(options: Any, stream: Stream) -> None:
     """Avalanche takes ``sample_size // tasks`` rows of each: none, once there are more tasks than rows.
 
@@ -90,7 +154,7 @@ def _a_sample_a_task(options: Any, stream: Stream) -> None:
 
 class AGEM(
     PluginStrategy,
-    plugin=avalanche.AGEMPlugin,
+    plugin=_AGEMPlugin,
     requires=_a_sample_a_task,
     patterns_per_experience=option(64, "rows remembered per task", at_least=1),
     sample_size=option(16, "remembered rows the reference gradient is of, in equal parts per task", at_least=1),
@@ -112,7 +176,7 @@ def _quadprog(options: Any, stream: Stream) -> None:
 
 class GEM(
     PluginStrategy,
-    plugin=avalanche.GEMPlugin,
+    plugin=_GEMPlugin,
     requires=_quadprog,
     patterns_per_experience=option(16, "rows remembered per task", at_least=1),
     memory_strength=option(0.5, "γ: how far the projected gradient leans towards earlier tasks", at_least=0),
@@ -160,6 +224,17 @@ class _GDumbPlugin(avalanche.GDumbPlugin):
         self.storage_policy = _BalancedBuffer(mem_size, adaptive_size=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GDumbOptions(TrainingOptions):
+    """How long GDumb trains."""
+
+    passes: int = option(
+        0,
+        "passes over the memory for each task, in place of steps; the authors: 256. 0: as many steps as others",
+        at_least=0,
+    )
+
+
 class GDumb(
     PluginStrategy,
     plugin=_GDumbPlugin,
@@ -171,6 +246,31 @@ class GDumb(
 
     The memory is drawn after the task is seen (reservoir by label), where the paper fills it greedily row by row.
     """
+
+    Options: ClassVar[type[TrainingOptions]] = GDumbOptions
+
+    @classmethod
+    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
+        """A training a task, of as many passes over the memory as are asked for; the model and the memory."""
+        seen = accumulate(task.rows or options.mem_size for task in tasks)
+        return Cost(
+            [
+                [training_phase(options, task, _steps_of_passes(options, rows))]
+                for task, rows in zip(tasks, seen, strict=True)
+            ],
+            model_bytes,
+        )
+
+    def begin(self, task: EncodedTask) -> Training:
+        """Train everything on the memory, which the plugin has filled by then."""
+        seen = sum(len(each.train) for each in {each.name: each for each in (*self.learned, task)}.values())
+        steps = _steps_of_passes(self.options, seen)
+        return self.everything_by_avalanche(task, **({} if steps is None else {"steps": steps}))
+
+
+def _steps_of_passes(options: Any, rows: int) -> int | None:
+    """Return the updates of the passes over a memory of tasks with so many rows; ``None``: no passes are asked for."""
+    return options.passes * -(-min(rows, options.mem_size) // options.batch_size) or None
 
 
 class _ForTask(nn.Module):

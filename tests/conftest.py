@@ -6,7 +6,6 @@ Torch is imported within functions: the process that leads the workers of pytest
 from __future__ import annotations
 
 import datetime
-import functools
 import os
 import random
 from collections.abc import Callable
@@ -73,23 +72,15 @@ def _left_out(test: str, cases: list[pytest.Item]) -> list[pytest.Item]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave out what takes half of a tiny run, before fixtures are made.
 
-    The figures of report.html are drawn only in tests of results and those marked ``figures``; in the others, too, they are
-    laid out, and the page has empty pictures. Files are synced only in slow tests: what is lost when the power fails is no
+    The figures of report.html are drawn only in tests of results and those marked ``figures``; in the others, what they show
+    is computed, and the page has empty pictures. Files are synced only in slow tests: what is lost when the power fails is no
     test's matter, and a busy machine mostly waits for its disk.
     """
-    from forgetfree.results.report import figures
+    import pictures
 
-    drawn = _drawn()  # before it is replaced
     draws = item.path.parent.name == "results" or item.get_closest_marker("figures") is not None
-    figures._drawn = drawn if draws else lambda figure: '<svg viewBox="0 0 252 180"></svg>'
+    pictures.make(pictures.DRAWN if draws else pictures.EMPTY)
     os.fsync = _fsync if item.get_closest_marker("slow") is not None else _not_synced
-
-
-@functools.cache
-def _drawn() -> Callable[..., str]:
-    from forgetfree.results.report import figures
-
-    return figures._drawn
 
 
 def _not_synced(handle: Any) -> None:

@@ -16,7 +16,7 @@ from forgetfree.files import write_json
 from forgetfree.json_file import check, is_number, read_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.learning.encoded_task import sampled
-from forgetfree.learning.floors import bag_of_words, linear_probe
+from forgetfree.learning.floors import bag_of_words, linear_probe, nearest_rows
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import LabelAnswers, label_answers
 from forgetfree.results.calibration import CALIBRATION_ROWS, fitted_temperature
@@ -60,6 +60,8 @@ def floors(
             each.test.take(representative(kind_of(each.task).groups(each.test.labels), test_limit)) for each in rows
         ]
         found["bag_of_words"] = bag_of_words(tasks, train, test, task_known=known)
+        if any(task.definition.writes for task in tasks):
+            found["nearest_row"] = nearest_rows(tasks, train, test)
     if probe is not None:
         model = stream.model.to(torch.device(probe))
         held = ModelState.of(model)

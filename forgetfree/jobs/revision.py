@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
+import numpy as np
 from safetensors import SafetensorError
 
 from forgetfree import registry
@@ -38,7 +38,6 @@ from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.monitor import Monitor
 from forgetfree.models.architecture import CAUSAL_HEAD
 from forgetfree.options import build
-from forgetfree.results.answers import label_answers
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score
 from forgetfree.serve.source import LEDGER
@@ -347,8 +346,9 @@ class _RevisedLearner(StreamLearner):
         self._stand(strategy, prefix, len(tasks), directory)
         rows.append(answers.begun(tasks))
         for task in tasks:
-            if not torch.equal(
-                torch.from_numpy(label_answers(rows[-1][task.name]).logits), prefix.predictions[f"{task.name}/logits"]
+            now = rows[-1][task.name].tensors()
+            if not all(
+                np.array_equal(array, prefix.predictions[f"{task.name}/{name}"].numpy()) for name, array in now.items()
             ):
                 raise RunError(
                     f"This machine does not answer {task.name} bit for bit as {prefix.unit.directory} did, so later "

@@ -20,11 +20,13 @@ from forgetfree import registry
 from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
 from forgetfree.data.columns import are_labelled_texts
 from forgetfree.data.rows import Rows, TaskRows, read_rows
+from forgetfree.data.sampling import evenly
 from forgetfree.data.tables import Table, TaskTables, plain
 from forgetfree.display import brief, is_text
 from forgetfree.errors import DataError, MetricError, UsageError
 from forgetfree.json_file import check, parse_json
 from forgetfree.kinds.kind import Form, TaskKind
+from forgetfree.results.metrics import sign
 from forgetfree.tasks import Scenario, TaskDefinition
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ _ROLES = {"human": "user", "gpt": "assistant"}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 #: How many of the commonest right texts are tried as an answer to all rows.
 _CONSTANTS = 20
+#: How many training rows they are scored on.
+_SCORED = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,13 +115,15 @@ class TextAnswers:
         return {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0)))}
 
     def constant_score(self, metric: str) -> float:
-        """Return the best score of one text for all rows, among the commonest right ones; 20 are tried."""
-        known = registry.metric(metric)
-        if known.constant is not None:
-            return float(known.constant(self))
+        """Return the score where all rows have the commonest of the texts: see `Generation.unanswered`."""
+        ((text, _),) = Counter(self.texts).most_common(1)
+        return replace(self, texts=[text] * len(self.texts)).score(metric)
+
+    def best_constant(self, metric: str) -> str:
+        """Return the text that scores best as the answer to all rows, among the commonest right ones; 20 are tried."""
         common = [text for text, _ in Counter(texts[0] for texts in self.right).most_common(_CONSTANTS)]
-        scores = [known.score(replace(self, texts=[text] * len(self.right))) for text in common]
-        return float(max(scores) if known.higher_is_better else min(scores))
+        scores = [sign(metric) * replace(self, texts=[text] * len(self.right)).score(metric) for text in common]
+        return common[int(np.argmax(scores))]
 
     def same_as(self, other: Self) -> bool:
         """Return whether the token ids and the losses are equal, to the last bit."""
@@ -288,12 +294,13 @@ class Generation(TaskKind):
         loss = float(logits.double().mean())
         return -loss, -loss
 
-    def unanswered(self, task: TaskDefinition, rows: Examples, width: int) -> TextAnswers:
-        """Return answers without a word."""
+    def unanswered(self, task: TaskDefinition, train: Examples, rows: Examples, width: int) -> TextAnswers:
+        """Return the text as the answer to all rows that is best for training rows, of which 500 at most are looked at."""
         import torch
 
-        answers = self.answers(task, torch.zeros(sum(rows.counts)), rows.labels, rows)
-        return _filled(answers, [[]] * len(rows), None)
+        some = train.subset(evenly(len(train), _SCORED))
+        learned, asked = (self.answers(task, torch.zeros(sum(each.counts)), each.labels, each) for each in (some, rows))
+        return replace(asked, texts=[learned.best_constant(task.metric)] * len(rows))
 
     def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> TextAnswers:
         """Return answers from what `TextAnswers.tensors` gave."""

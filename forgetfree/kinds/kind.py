@@ -153,11 +153,12 @@ class TaskKind(RowKind):
         score = answers.score(task.metric)
         return score if self.metric(task.metric).higher_is_better else -score, -loss
 
-    def unanswered(self, task: TaskDefinition, rows: Examples, width: int) -> Answers:
+    def unanswered(self, task: TaskDefinition, train: Examples, rows: Examples, width: int) -> Answers:
         """Return one and the same answer to all rows, for what depends on their labels alone.
 
         Args:
             task: whose rows.
+            train: its training rows, where the answer is to be found in them.
             rows: the rows.
             width: how many labels are told apart, at least.
         """

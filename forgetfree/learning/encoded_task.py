@@ -65,7 +65,7 @@ class EncodedTask:
     @property
     def unanswered(self) -> Answers:
         """The test rows, all with the same answer: for what depends on their labels alone."""
-        return self.kind.unanswered(self.definition, self.test, 1 + max((*self.classes, 1)))
+        return self.kind.unanswered(self.definition, self.train, self.test, 1 + max((*self.classes, 1)))
 
 
 @dataclass(frozen=True)

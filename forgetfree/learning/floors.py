@@ -2,7 +2,7 @@
 
 A bag of words is a logistic regression on TF-IDF, of pairs also on the overlap of both texts; a linear probe one on the
 features of a frozen backbone. Both are fitted to the training rows that the strategies get. Where the task is withheld, one
-classifier is fitted to the rows of all tasks.
+classifier is fitted to the rows of all tasks. Where texts are the answers, the most similar training row lends its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,42 @@ def overlap(first: Sequence[str], second: Sequence[str], weights: Mapping[str, f
             ]
         )
     return np.array(rows).reshape(-1, 8)
+
+
+def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequence[Rows]) -> list[float | None]:
+    """Return the score of the right text of the most similar training row; ``None`` for tasks whose answers are labels.
+
+    Args:
+        tasks: that the rows are of.
+        train: of each task the texts of ``task.train``.
+        test: of each task the texts of ``task.test``.
+    """
+    scores: list[float | None] = []
+    for task, known, asked in zip(tasks, train, test, strict=True):
+        nearest = _most_similar(known.first[:MOST_ROWS], asked.first) if task.definition.writes else None
+        if nearest is None:
+            scores.append(None)
+        else:
+            texts = [known.labels[row][0] for row in nearest]
+            losses = torch.zeros(len(task.test.labels))
+            answers: Any = task.kind.answers(task.definition, losses, task.test.labels, task.test)
+            scores.append(replace(answers, texts=texts).score(task.definition.metric))
+    return scores
+
+
+def _most_similar(known: Sequence[str], asked: Sequence[str]) -> list[int] | None:
+    """Return for each text the number of the known one with the largest cosine of TF-IDF, of equal ones the first.
+
+    ``None`` where no text has a word.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    words = TfidfVectorizer(token_pattern=r"\w+")
+    try:
+        features = words.fit_transform(known)
+    except ValueError:  # no word at all
+        return None
+    return [int((words.transform([text]) @ features.T).toarray().argmax()) for text in asked]
 
 
 def linear_probe(

@@ -26,7 +26,7 @@ class Answers(Protocol):
         """Return what stands beside the score, by name."""
 
     def constant_score(self, metric: str) -> float:
-        """Return the best score that one and the same answer to all rows can have: what a model must beat."""
+        """Return the score of one and the same answer to all rows, of labels the best one: what a model must beat."""
 
     def same_as(self, other: Self) -> bool:
         """Return whether nothing in both differs, to the last bit."""

@@ -17,7 +17,7 @@ from forgetfree.errors import ReportError
 from forgetfree.options import typed
 from forgetfree.results.metrics import scale_of, sign
 from forgetfree.results.records import CONSTANT, Record
-from forgetfree.results.run_results import LEARNED_FLOORS, Failed, Run, RunResults, Unfinished
+from forgetfree.results.run_results import LEARNED_FLOORS, UNTRAINED, Failed, Run, RunResults, Unfinished
 from forgetfree.results.stored import to_csv
 from forgetfree.results.unit_folder import made_of
 
@@ -56,8 +56,8 @@ class Comparison:
         metric: what is measured on each task, e.g. `accuracy` or `f1`.
         settings: what the results say of the set-up, for display, e.g. `{"model": "minilm", "shots": 16}`.
         constant: per task, the best score of a constant answer; None where the results do not say it.
-        learned_floors: by their names in tables, what a classifier scores without fine-tuning, per task, as means over seeds;
-            None where there is none.
+        learned_floors: by their names in tables, what is scored without fine-tuning, per task, as means over seeds: by a
+            classifier, by the most similar training row, by a language model as it is; None where there is none.
         test_rows: per task, how many rows are scored; empty where the results do not say it.
         strategies: one entry per row, in the order first seen.
         unfinished: runs cut short.
@@ -169,7 +169,7 @@ def merge(results: Sequence[RunResults]) -> Comparison:
         metric=tuple(metric[0]) if metric else ("accuracy",) * len(first.tasks),
         settings=_shared_settings(results),
         constant=next((tuple(result.floors.constant) for result in results if result.floors), None),
-        learned_floors={} if telling else _learned_floors(results),
+        learned_floors={} if telling else _learned_floors(results) | _untrained(results),
         test_rows=first.test_rows,
         strategies=tuple(
             StrategyRuns(
@@ -212,6 +212,16 @@ def _learned_floors(results: Sequence[RunResults]) -> dict[str, tuple[float | No
             None if None in scores else fmean(score for score in scores if score is not None) for scores in columns
         )
     return {name: scores for name, scores in floors.items() if any(score is not None for score in scores)}
+
+
+def _untrained(results: Sequence[RunResults]) -> dict[str, tuple[float | None, ...]]:
+    """Return what a model that writes texts scores before training, as means over runs: it may know the tasks already."""
+    rows = [run.matrix[0] for result in results if result.model.get("readout") == "generate" for run in result.runs]
+    if not rows or any(None in row for row in rows):
+        return {}
+    return {
+        UNTRAINED: tuple(fmean(score for score in scores if score is not None) for scores in zip(*rows, strict=True))
+    }
 
 
 def _floors_by_seed(results: Sequence[RunResults]) -> dict[str, dict[str, list[float | None]]]:

@@ -182,14 +182,16 @@ def _scores_and_signs(matrix: npt.ArrayLike, metrics: Sequence[str] | None) -> t
         scores = matrix_of(matrix)
         return scores, np.ones(scores.shape[1])
     scores = matrix_of(matrix, within=(-np.inf, np.inf))
+    limits = {name: registry.metric(name).limits for name in {*metrics}}
+    signs = {name: float(sign(name)) for name in limits}
     for column, name in zip(scores.T, metrics, strict=True):
-        low, high = registry.metric(name).limits
+        low, high = limits[name]
         known = column[~np.isnan(column)]
         if outside := known[(known < low) | (known > high)].tolist():
             raise MetricError(
                 f"matrix must hold scores in [{low:g}, {high:g}], the bounds of their metric; got {outside[0]}."
             )
-    return scores, np.array([float(sign(name)) for name in metrics])
+    return scores, np.array([signs[name] for name in metrics])
 
 
 def _right_after_learning(matrix: Floats) -> Floats:

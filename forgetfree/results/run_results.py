@@ -204,9 +204,14 @@ class Failed(Record):
 #: Floors that are fitted to training rows: their names in results.json, and in tables.
 LEARNED_FLOORS = {
     "bag_of_words": "a bag of words",
+    "nearest_row": "the most similar training row",
     "linear_probe": "a linear probe",
     "mean_probe": "a linear probe at the mean",
 }
+
+
+#: What tables call the floor of a language model that answers before training.
+UNTRAINED = "the model before training"
 
 
 class RunFloors(Record):
@@ -214,12 +219,13 @@ class RunFloors(Record):
 
     constant: Scores
     bag_of_words: dict[str, ScoresOrNone] = Field(default_factory=dict)
+    nearest_row: dict[str, ScoresOrNone] = Field(default_factory=dict)
     linear_probe: dict[str, ScoresOrNone] = Field(default_factory=dict)
     mean_probe: dict[str, ScoresOrNone] = Field(default_factory=dict)
 
     def by_place(self) -> dict[str, Sequence[float | None]]:
         """Return all of them by their places in the file."""
-        learned: dict[str, dict[str, list[float | None]]] = {name: getattr(self, name) for name in LEARNED_FLOORS}
+        learned: dict[str, dict[str, Any]] = {name: getattr(self, name) for name in LEARNED_FLOORS}
         return {
             "constant": self.constant,
             **{f"{name}.{seed}": scores for name, of_seeds in learned.items() for seed, scores in of_seeds.items()},
@@ -407,6 +413,7 @@ class OwnOptions(_Options):
     mem_size: _Count | None = None
     memory_strength: Amount | None = None
     orthogonality: Amount | None = None
+    passes: _Number | None = None
     patterns_per_experience: _Count | None = None
     rank: Annotated[int, Field(ge=1, le=65536)] | None = None
     readout_steps: _Number | None = None

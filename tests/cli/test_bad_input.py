@@ -952,7 +952,7 @@ def held(place: Path) -> set[str]:
     return {str(path.relative_to(place)) for path in place.rglob("*")}
 
 
-@pytest.mark.sampled(share=0.5)
+@pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.line[:60]} | {case.message[:30]}")
 def test_bad_input_ends_in_one_paragraph(
     case: Case, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture

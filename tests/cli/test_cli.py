@@ -652,6 +652,7 @@ def test_a_predictor_answers_texts_of_many_tasks_at_once(finished: Path) -> None
 
 
 @pytest.mark.sampled(share=0.2)
+@pytest.mark.slow
 def test_predict_imports_only_what_answers(finished: Path) -> None:
     """What reads data sets, trains or draws would make every start slower."""
     arguments = ["predict", str(finished), "--task", "sst2", "a lovely film"]

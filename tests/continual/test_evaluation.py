@@ -54,17 +54,36 @@ def count_rows(strategy: ContinualStrategy) -> list[tuple[str, int]]:
     return counted
 
 
-@pytest.mark.sampled("continual-ft-how2", "grafting-continual-how1")
-@pytest.mark.parametrize(
-    "how", [{}, {"of": {"scenario": "class"}}, {"of": {"scenario": "class"}, "task_inference": "router"}]
+#: As tasks are given, as they are withheld, and as a router finds them, for strategies with a model for each.
+HOW: list[dict[str, Any]] = [
+    {},
+    {"of": {"scenario": "class"}},
+    {"of": {"scenario": "class"}, "task_inference": "router"},
+]
+EVALUATED = (
+    "fine-tune",
+    "continual-ft",
+    "grafting-continual",
+    "graft-retrain",
+    "bitfit",
+    "wsn",
+    "packnet",
+    "lora",
+    "joint",
 )
+
+
+@pytest.mark.sampled("continual-ft-how1", "grafting-continual-how1")
 @pytest.mark.parametrize(
-    "name",
-    ["fine-tune", "continual-ft", "grafting-continual", "graft-retrain", "bitfit", "wsn", "packnet", "lora", "joint"],
+    ("name", "how"),
+    [
+        pytest.param(name, how, id=f"{name}-how{i}")
+        for name in EVALUATED
+        for i, how in enumerate(HOW)
+        if "task_inference" not in how or registry.strategy(name).taskwise
+    ],
 )
 def test_rows_are_those_of_a_full_evaluation(name: str, how: dict[str, Any]) -> None:
-    if "task_inference" in how and not registry.strategy(name).taskwise:
-        pytest.skip("one model for all tasks")
     strategy = make(name, **dict(how))
     answers = StreamAnswers(strategy)
     full: list[dict[str, Any]] = [strategy.evaluate()]

@@ -107,6 +107,7 @@ def row(answers: TextAnswers, i: int) -> tuple[Any, Any]:
     return losses[i], ids[i]
 
 
+@pytest.mark.sampled("grafting-continual-class", share=0.5)
 @pytest.mark.parametrize(
     ("name", "scenario"), [("grafting-continual", "class"), ("fine-tune", "domain"), ("lora", "class")]
 )

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pictures
 import tiny
 from fuzz.mutations import BYTES, JSON, SIGNED, Mutation
 
@@ -30,7 +31,6 @@ from forgetfree import cli
 from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs.loaded_results import load_results
 from forgetfree.jobs.running import checkpoints, unit
-from forgetfree.results.report import figures
 
 TASKS = ("sst2", "qnli")
 STRATEGIES = ("grafting-continual", "packnet", "lora", "fine-tune", "continual-ft")
@@ -137,12 +137,11 @@ def plain_figures() -> Iterator[None]:
         ]
         return f'<svg viewBox="0 0 252 180"><text>{hashlib.sha256(repr(held).encode()).hexdigest()}</text></svg>'
 
-    before = figures._drawn
-    figures._drawn = drawn
+    before = pictures.make((pictures.DRAWN[0], drawn))
     try:
         yield
     finally:
-        figures._drawn = before
+        pictures.make(before)
 
 
 # -- Readers ---------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from sklearn.feature_extraction.text import TfidfVectorizer
 
 import forgetfree
 from forgetfree import Ledger, cli
@@ -200,7 +201,10 @@ def answers(texts: list[str], right: list[list[str]]) -> TextAnswers:
 def test_answers_are_scored_compared_and_kept() -> None:
     found = answers(["red", "blue", "green"], [["red"], ["red", "Blue."], ["red"]])
     assert found.score("exact_match") == pytest.approx(2 / 3)
-    assert found.constant_score("exact_match") == 1.0  # the commonest right text, red, is right for every row
+    assert found.best_constant("exact_match") == "red"  # right for every row
+    assert answers(["red"] * 3, [["red"], ["red", "Blue."], ["green"]]).constant_score("exact_match") == pytest.approx(
+        2 / 3
+    )
     assert found.more_scores() == pytest.approx({"loss": np.log(2), "perplexity": 2.0})
     again = TextAnswers.of_tensors(found.tensors())
     assert found.same_as(again)
@@ -229,6 +233,11 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert "first (exact match)" in report
     assert "Loss on right texts (nats a token; means over tasks, and at the end of each)" in report
     assert "left out" not in report  # the answers that were kept are read again
+    floors = json.loads((tmp_path / "out" / "results.json").read_text())["floors"]
+    assert floors["nearest_row"]["0"][0] == nearest_share(data / "first")
+    assert floors["constant"][0] == constant_share(data / "first")
+    before = forgetfree.load_results(tmp_path / "out").matrix("fine-tune").iloc[0]
+    assert found_row(report, "the model before training")[:2] == [f"{100 * score:.1f}" for score in before]
     assert not {"None", "ECE"} & {*re.findall(r"\w+", report)}
     found = forgetfree.load_results(tmp_path / "out")
     table = (tmp_path / "table.csv").resolve()
@@ -236,6 +245,29 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert found.scores.equals(forgetfree.load_results(table).scores)
     for name, values in losses.items():
         assert list(found.matrix(name, metric="loss")["first"]) == values
+
+
+def right_texts(task: Path, split: str) -> tuple[list[str], list[str]]:
+    rows = [json.loads(line) for line in (task / f"{split}.jsonl").read_text().splitlines()]
+    return [row["prompt"] for row in rows], [row["target"] for row in rows]
+
+
+def constant_share(task: Path) -> float:
+    """The share of test rows that the commonest right text of the training rows answers."""
+    (_, train), (_, test) = (right_texts(task, split) for split in ("train", "test"))
+    return test.count(max(train, key=train.count)) / len(test)
+
+
+def nearest_share(task: Path) -> float:
+    """The share of test rows that are answered rightly by the training row with the most similar words."""
+    (prompts, train), (asked, test) = (right_texts(task, split) for split in ("train", "test"))
+    words = TfidfVectorizer().fit(prompts)
+    nearest = (words.transform(asked) @ words.transform(prompts).T).toarray().argmax(axis=1)
+    return sum(train[row] == target for row, target in zip(nearest, test, strict=True)) / len(test)
+
+
+def found_row(report: str, name: str) -> list[str]:
+    return [cell.strip() for cell in re.search(rf"\| {name} \|(.*)\|", report)[1].split("|")]  # type: ignore[index]
 
 
 def test_rows_of_texts_are_read_further_than_others(data: Path, tmp_path: Path) -> None:
@@ -262,6 +294,7 @@ def test_a_stream_is_planned_by_a_few_steps(data: Path, model: Path, capsys: pyt
     assert "training steps of this model on this machine" in told
 
 
+@pytest.mark.slow
 def test_one_process_and_two_write_the_same(data: Path, model: Path, tmp_path: Path) -> None:
     one = run(data, model, tmp_path / "one", "grafting-continual", processes=1, evaluation_batch_size=4)
     two = run(data, model, tmp_path / "two", "grafting-continual", processes=2, evaluation_batch_size=4)

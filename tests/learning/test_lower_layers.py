@@ -67,6 +67,7 @@ def train(
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
+@pytest.mark.sampled("Bert", "GPT2", "Llama", "T5", "Albert", share=0.2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_kept_layers_give_what_computed_ones_give_or_are_refused(name: str) -> None:
     """Of a region, in rows that are cut into parts of different lengths, over more than one pass over all rows.

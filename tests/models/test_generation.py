@@ -41,7 +41,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedMo
     return load
 
 
-def prompts(loaded: LoadedModel, count: int = 9) -> list[list[int]]:
+def prompts(loaded: LoadedModel, count: int = 6) -> list[list[int]]:
     """Prompts of one token and more, of ids that are no special token."""
     draw = random.Random(0)
     ids = [i for i in range(loaded.head(task()).n_labels) if i not in loaded.tokenizer.all_special_ids]
@@ -75,6 +75,7 @@ def written(loaded: LoadedModel, rows: Sequence[Sequence[int]], **changes: Any) 
     return write_greedily(loaded.model, rows, **(how | changes))
 
 
+@pytest.mark.sampled("GPT2", "Llama", "Bart", "T5", share=0.2)
 @pytest.mark.parametrize("family", WRITERS)
 @torch.no_grad()
 def test_a_batch_writes_what_each_row_gets_alone(family: str, loaded: Callable[[str], LoadedModel]) -> None:

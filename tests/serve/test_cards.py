@@ -26,8 +26,8 @@ from forgetfree.serve.cards import encode_source
 )
 def test_its_source_encodes_as_it_does(tokenizer: Any, template: str | None) -> None:
     """Pairs of all lengths, empty ones, odd ends and special tokens; also where the second text comes first."""
-    if template and "{mask}" in template and tokenizer.mask_token_id is None:
-        pytest.skip("no mask token")
+    if template and tokenizer.mask_token_id is None:
+        template = template.replace("{mask}", "")
     encoder = Encoder(tokenizer, template, max_length=19)
     namespace: dict[str, Any] = {"tokenizer": tokenizer, "string": string}
     exec(encode_source(encoder, pair=True), namespace)

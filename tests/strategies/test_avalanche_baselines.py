@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from forgetfree import registry
 from forgetfree.continual.adapter import PluginStrategy, object_bytes
 from forgetfree.errors import OptionError, UsageError
+from forgetfree.learning.cost import TaskSize
 from forgetfree.models.state import ModelState
 from forgetfree.options import build, option
 from forgetfree.strategies import avalanche_baselines
@@ -282,6 +283,68 @@ def test_episodic_memories_grow_by_task(tiny_stream: MakeStream, name: str) -> N
         strategy.train(experience)
         kept.append(strategy.bytes_kept())
     assert 0 < kept[0] < kept[1] < kept[2]
+
+
+class Constraint(SupervisedPlugin):
+    """Notes, of each update on a later task, the least cosine between what it descends and a gradient on remembered rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cosines: list[float] = []
+
+    def before_update(self, strategy: Any, **_: Any) -> None:
+        self.before = weights(strategy)
+
+    def after_update(self, strategy: Any, **_: Any) -> None:
+        plugin = strategy.avalanche_plugin
+        if strategy.clock.train_exp_counter:
+            move = self.before - weights(strategy)
+            remembered = plugin.G if hasattr(plugin, "G") else plugin.reference_gradients[None]
+            self.cosines.append(float((remembered @ move / remembered.norm(dim=1) / move.norm()).min()))
+
+
+PLAIN = {"optimizer": "sgd", "weight_decay": 0.0}
+
+
+@pytest.mark.sampled("optimizer-learning_rate-readout_learning_rate-agem")
+@pytest.mark.parametrize("name", ["agem", "gem"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"optimizer": "adamw", "learning_rate": 1e-3, "readout_learning_rate": 1e-2},
+        {"optimizer": "sgd", "momentum": 0.9},
+        PLAIN,
+    ],
+    ids=lambda how: "-".join(how),
+)
+def test_no_update_goes_against_a_gradient_on_remembered_rows(
+    tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, name: str, how: dict[str, Any]
+) -> None:
+    """Whatever the optimiser makes of the gradient. 0 is up to a rounding, and to 1e-3 that GEM's solver adds to a diagonal."""
+    if name == "gem":
+        pytest.importorskip("quadprog")
+
+    def least() -> float:
+        constraint = Constraint()
+        learn(make(name, tiny_stream("bert", "linear"), extra=[constraint], steps=20, dropout=False, **how))
+        assert len(constraint.cosines) == 40
+        return min(constraint.cosines)
+
+    nearly = -3e-3 if name == "gem" else -1e-4
+    assert least() > nearly
+    if how != PLAIN:
+        monkeypatch.setattr(avalanche_baselines, "_descends_plainly", lambda options: True)
+        assert least() < 3 * nearly  # a projected gradient is not enough
+
+
+def test_gdumb_passes_over_its_memory_as_often_as_told(tiny_stream: MakeStream) -> None:
+    """24 rows a task, a memory of 30: 24, then 30 rows in batches of 4."""
+    updates = Updates()
+    learn(make("gdumb", tiny_stream("bert", "linear"), extra=[updates], mem_size=30, passes=3))
+    assert [len(task) for task in updates.tasks] == [18, 24, 24]
+    cls = registry.strategy("gdumb")
+    cost = cls.cost(cls.Options(batch_size=4, mem_size=30, passes=3), [TaskSize(STEPS, 24)] * 3)
+    assert [phase.steps for (phase,) in cost.phases] == [18, 24, 24]
 
 
 # -- Rehearsal -------------------------------------------------------------------------------------------

@@ -282,7 +282,7 @@ def test_a_strong_penalty_makes_subspaces_orthogonal(tiny_stream: MakeStream) ->
             lora_learning_rate=0.02,
             weight_decay=0.0,
             orthogonality=strength,
-            steps=100,
+            steps=60,
         )
         learn(strategy)
         first, second = (strategy.adapters.adapters.projections(f"task-{k}") for k in range(2))

@@ -225,8 +225,10 @@ MEANINGS = {
     "a linear probe": "logistic regression on the features of the pre-trained model, of the same training rows; the mean over "
     "seeds. Nothing of the model is trained",
     "a linear probe at the mean": "the same on the mean of the tokens' features",
-    "best floor": "the mean over tasks of the best score without fine-tuning: of a constant answer, a bag of words, a linear "
-    "probe",
+    "the most similar training row": "the right text of the row whose prompt has the largest cosine of TF-IDF; the mean "
+    "over seeds",
+    "the model before training": "the pre-trained model, asked as it is",
+    "best floor": "the mean over tasks of the best score without fine-tuning: of all floors above",
     "bold": "the best of a column of strategies",
     "FWT": "forward transfer: the score of a task just before it is learned, minus that before training",
     "intransigence": "how far a task is below the model fine-tuned on it alone, right after learning",

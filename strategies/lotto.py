@@ -1,0 +1,103 @@
+"""LoTTO: one model for all tasks, each of which trains a sparse mask of entries that no earlier one has (arXiv:2406.16797)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+from forgetfree.continual.strategy import ContinualStrategy, Training
+from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.core.base_regions import budget, most_moved
+from forgetfree.core.regions import Region
+from forgetfree.core.tensors import load_tensors_
+from forgetfree.core.trained import RegionParameters, WholeTensors
+from forgetfree.learning.cost import Cost, PhaseCost, TaskSize, model_bytes, training_phase
+from forgetfree.learning.training_options import TrainingOptions, region_rate
+from forgetfree.models.state import ModelState
+from forgetfree.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoTTOOptions(TrainingOptions):
+    """Calibration of the mask, and sparse adaptation."""
+
+    sparsity: float = option(
+        0.1, "share of the graftable entries a task's mask may have; the paper: 0.1", above=0, at_most=1
+    )
+    region_steps: int | None = option(None, "updates of the mask's entries; none: as many as calibration", at_least=0)
+    region_learning_rate: float | None = option(
+        None, "of the mask's entries; none: that of calibration, with AdamW times √(N/s) for s of N entries", above=0
+    )
+
+
+class LoTTO(ContinualStrategy):
+    """Lottery ticket adaptation with mutually sparse masks (Panda et al., 2024, arXiv:2406.16797).
+
+    A task goes on from the one model that earlier tasks left. Calibration trains all entries that none of them moved; the mask
+    is the `sparsity` of these that moved most; the model goes back to where it was, and the mask's entries are trained alone.
+    So no entry that an earlier task trained changes again. All tasks are answered by the one model, which later tasks change
+    elsewhere: earlier answers may change.
+
+    Where the paper is silent: a linear readout starts the second training from the first one's; rates as in grafting.
+    """
+
+    Options: ClassVar[type[TrainingOptions]] = LoTTOOptions
+    resumable: ClassVar[bool] = True
+
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """Refuse a sparsity that leaves no entry."""
+        budget(len(stream.model.space()), options.sparsity)
+
+    @classmethod
+    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
+        """Two trainings a task; one model."""
+        return Cost(
+            [
+                [
+                    PhaseCost("fine_tune", task.steps, options.batch_size),
+                    training_phase(options, task, options.region_steps),
+                ]
+                for task in tasks
+            ],
+            model_bytes,
+        )
+
+    def begin(self, task: EncodedTask) -> Training:
+        """Calibrate the mask on the free entries, put the model back, and train the mask."""
+        before = ModelState.of(self.model)
+        calibrated = self._calibrated(task, before)
+        count = budget(len(self.space), self.options.sparsity)
+        mask = most_moved(before.theta, calibrated.theta, count)
+        readout, options = self.model.readout_module(task.label), self.options
+        load_tensors_(readout, calibrated.readouts[task.name])
+        return Training(
+            task,
+            RegionParameters(self.model.backbone, self.space, mask),
+            list(readout.parameters()),
+            self.full_steps(task) if options.region_steps is None else options.region_steps,
+            replace(
+                options,
+                learning_rate=options.region_learning_rate or region_rate(options, len(self.space), count),
+                readout_learning_rate=options.readout_learning_rate or options.learning_rate,
+                l1=0.0,  # a mask is as sparse as it gets
+            ),
+        )
+
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
+        """Answer with the one model, as it is."""
+        return nullcontext()
+
+    def _calibrated(self, task: EncodedTask, before: ModelState) -> ModelState:
+        """Return what training makes of the entries that no earlier task moved; the model is as it was."""
+        backbone, space = self.model.backbone, self.space
+        owned = Region.from_mask(before.theta != self.pre_trained.theta).indices
+        # Momentum and decay would move them without a gradient.
+        put_back = partial(space.scatter_, backbone, owned, space.gather(backbone, owned))
+        with self.holding(before=before):
+            everything = WholeTensors(space.parameters(backbone))
+            self.bench(task, before).train_(self.options, "fine_tune", everything, after_update=put_back)
+            return ModelState.of(self.model, [task.name])

@@ -1,0 +1,74 @@
+"""LoTTO: masks of the entries that moved most among those that no earlier task moved, trained from where the model was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from forgetfree import registry
+from forgetfree.core.base_regions import most_moved
+from forgetfree.errors import OptionError
+
+MakeStream = Callable[..., Any]
+OPTIONS: dict[str, Any] = {"steps": 3, "batch_size": 4, "sparsity": 0.02, "optimizer": "adamw", "learning_rate": 0.01}
+
+
+def make(stream: Any, **changes: Any) -> Any:
+    cls = registry.strategy("lotto")
+    return cls(stream=stream, options=cls.Options(**OPTIONS | changes), device="cpu")
+
+
+def theta_of(strategy: Any) -> torch.Tensor:
+    return strategy.space.flatten(strategy.model.backbone)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta-mlm"])
+def test_masks_are_sparse_and_no_later_task_touches_an_earlier_one(tiny_stream: MakeStream, kind: str) -> None:
+    strategy = make(tiny_stream(kind, "linear" if kind == "bert" else "auto"), weight_decay=0.1)
+    thetas = [theta_of(strategy)]
+    for experience in strategy.stream.benchmark.train_stream:
+        strategy.train(experience)
+        thetas.append(theta_of(strategy))
+    moves = [after != before for before, after in pairwise(thetas)]
+    count = int(0.02 * len(thetas[0]))
+    assert [int(moved.sum()) for moved in moves] == [count] * 3
+    assert int(torch.stack(moves).sum(0).max()) == 1  # mutually sparse
+    assert set(strategy.evaluate()) == {task.name for task in strategy.stream.tasks}
+
+
+def test_a_mask_is_what_moves_most_among_free_entries(tiny_stream: MakeStream) -> None:
+    """By a slow reference: the second task is trained on the model that the first one left, whose entries are put back."""
+    strategy = make(tiny_stream("bert", "linear"), region_steps=2)
+    first, second, _ = strategy.stream.benchmark.train_stream
+    strategy.train(first)
+    before = theta_of(strategy)
+    calibrated = strategy._calibrated(strategy.stream.tasks[1], type(strategy.pre_trained).of(strategy.model))
+    assert torch.equal(theta_of(strategy), before)
+    owned = before != strategy.pre_trained.theta
+    assert torch.equal(calibrated.theta[owned], before[owned])
+    assert int((calibrated.theta != before).sum()) > 0.9 * int((~owned).sum())
+    strategy.train(second)
+    moved = (theta_of(strategy) != before).nonzero().squeeze(1)
+    assert torch.equal(moved, most_moved(before, calibrated.theta, int(0.02 * len(before))).indices)
+
+
+def test_it_goes_on_from_what_was_saved(tiny_stream: MakeStream, tmp_path: Any) -> None:
+    """Which entries are taken is read off the model itself."""
+    strategy = make(tiny_stream("bert", "linear"))
+    tasks = list(strategy.stream.benchmark.train_stream)
+    strategy.train(tasks[0])
+    strategy.save(tmp_path)
+    again = make(tiny_stream("bert", "linear"))
+    again.load(tmp_path)
+    for each in (strategy, again):
+        each.train(each.stream.benchmark.train_stream[1])
+    assert torch.equal(theta_of(strategy), theta_of(again))
+
+
+def test_a_mask_without_an_entry_is_refused(tiny_stream: MakeStream) -> None:
+    with pytest.raises(OptionError, match="leaves no entry"):
+        make(tiny_stream(), sparsity=1e-9)
