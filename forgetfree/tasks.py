@@ -54,6 +54,8 @@ EvaluatedOn = Literal["test", "validation"]
 
 #: The longest text that may be asked for, in tokens.
 MOST_NEW_TOKENS = 8192
+#: The most beams, and the highest temperature.
+_MOST_BEAMS, _HIGHEST_TEMPERATURE = 64, 100
 #: The fields of a definition that are about answers that are texts.
 _OF_TEXTS = ("instruction", "max_new_tokens", "stop")
 
@@ -61,6 +63,61 @@ _OF_TEXTS = ("instruction", "max_new_tokens", "stop")
 MAX_LENGTH = 128
 #: The same where texts are the answers: instructions and what is to be summarised are long.
 _MAX_LENGTH_OF_TEXTS = 1024
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How texts are written. By default greedily: the likeliest token, always.
+
+    Attributes:
+        num_beams: how many texts are kept side by side in the search for the likeliest; 1: no search.
+        temperature: that at which each token is drawn; 0: none is drawn.
+        top_p: tokens are drawn among the likeliest, which make up this probability.
+        seed: of what is drawn; each prompt has its own.
+    """
+
+    num_beams: int = 1
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each token is the likeliest one."""
+        return self.num_beams == 1 and not self.temperature
+
+    def otherwise(self, **asked: Any) -> Decoding:
+        """Return what is asked for in place of this; ``None`` is as it is here. Beams and a temperature replace each other."""
+        changes = {name: value for name, value in asked.items() if value is not None}
+        base = self
+        if changes.keys() & {"num_beams", "temperature"}:
+            base = replace(self, num_beams=1) if changes.get("temperature") else GREEDY
+        return replace(base, **changes)
+
+    def faults(self) -> list[str]:
+        """Return a phrase for each fault."""
+        faults = []
+        if not 1 <= self.num_beams <= _MOST_BEAMS:
+            faults.append(f"num_beams must be from 1 to {_MOST_BEAMS}, got {self.num_beams}")
+        if not 0 <= self.temperature <= _HIGHEST_TEMPERATURE:
+            faults.append(f"temperature must be from 0 to {_HIGHEST_TEMPERATURE}, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            faults.append(f"top_p must be above 0, and at most 1, got {self.top_p}")
+        if not 0 <= self.seed < 2**63:
+            faults.append(f"seed must be from 0 to 2^63 - 1, got {self.seed}")
+        if self.num_beams > 1 and self.temperature:
+            faults.append(
+                f"texts are searched with beams or drawn at a temperature, got num_beams {self.num_beams} and temperature "
+                f"{self.temperature}"
+            )
+        if self.top_p < 1 and not self.temperature:
+            faults.append(f"top_p needs a temperature to draw at, got top_p {self.top_p} without one")
+        return faults
+
+
+GREEDY = Decoding()
 
 
 @dataclass(frozen=True)
@@ -83,6 +140,7 @@ class TaskDefinition:
         instruction: what to do, the same for all rows, where texts are the answers.
         max_new_tokens: the longest text that is written, in tokens.
         stop: texts before which an answer ends.
+        decoding: how a text is written.
     """
 
     name: str
@@ -96,6 +154,7 @@ class TaskDefinition:
     instruction: str = ""
     max_new_tokens: int = 64
     stop: tuple[str, ...] = ()
+    decoding: Decoding = GREEDY
 
     __pydantic_config__ = {"extra": "forbid", "revalidate_instances": "always"}  # noqa: RUF012  # pydantic's name
 
@@ -127,10 +186,10 @@ class TaskDefinition:
     def fields(self) -> dict[str, Any]:
         """All fields without ``hub``, which says where rows are and not what they mean.
 
-        Those of answers that are texts stand there for such tasks alone.
+        Those of answers that are texts stand there for such tasks alone, and ``decoding`` where it is not greedy.
         """
-        fields = asdict(self) | {"hub": None}
-        return fields if self.writes else {name: value for name, value in fields.items() if name not in _OF_TEXTS}
+        unsaid = [*(() if self.writes else _OF_TEXTS), *(["decoding"] if self.decoding == GREEDY else [])]
+        return {name: value for name, value in (asdict(self) | {"hub": None}).items() if name not in unsaid}
 
     @property
     def writes(self) -> bool:
@@ -145,10 +204,11 @@ class TaskDefinition:
         """
         names = ["kind", "labels"]
         if self.writes:
-            names = ["kind", "template", *_OF_TEXTS]
+            names = ["kind", "template", *_OF_TEXTS, "decoding"]
         elif readout in ("prompt", "causal", "generate"):
             names += ["label_words", "template" if readout == "prompt" else "causal_template"]
-        return {name: getattr(self, name) for name in names}
+        fields = asdict(self)
+        return {name: fields[name] for name in names}
 
     @property
     def form(self) -> str:
@@ -228,7 +288,7 @@ class TaskDefinition:
             faults.append("template must be left out for chats, which the tokenizer's chat template puts together")
         if not all(self.stop):
             faults.append(f"stop must hold no empty text, got {brief(self.stop, 200)}")
-        return faults
+        return [*faults, *self.decoding.faults()]
 
     def label_faults(self) -> list[str]:
         """Return a phrase for each fault of the labels, of the metric and of the hub's columns."""

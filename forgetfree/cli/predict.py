@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from forgetfree.display import counted
 from forgetfree.errors import UsageError
 
 if TYPE_CHECKING:
-    from forgetfree.serve.served_task import ServedTask
+    from forgetfree.serve.served_task import Ending, ServedTask
 
 AUTO = "auto"
 #: What the command line makes of a lone hyphen.
@@ -72,6 +72,16 @@ def command(
     ] = (),
     as_json: Annotated[bool, Parameter(name="--json", help="print an object a line, with all probabilities")] = False,
     as_csv: Annotated[bool, Parameter(name="--csv", help="print a table with all probabilities")] = False,
+    num_beams: Annotated[
+        int | None, Parameter(metavar="N", help="search texts with so many beams (default: as in the run)")
+    ] = None,
+    temperature: Annotated[
+        float | None, Parameter(metavar="F", help="draw the tokens of texts at this temperature; 0: the likeliest")
+    ] = None,
+    top_p: Annotated[
+        float | None, Parameter(metavar="F", help="draw among the likeliest, which make up this probability")
+    ] = None,
+    sampling_seed: Annotated[int | None, Parameter(metavar="N", help="seed of what is drawn (default: 0)")] = None,
     seed: Seed = None,
     strategy: Strategy = None,
     model: BaseModel = None,
@@ -108,6 +118,7 @@ def command(
         if others:
             raise UsageError(f"The run learned {', '.join(predictor.tasks)}. Give one of them by --task.")
     routed = task == AUTO and AUTO not in predictor.tasks
+    asked = {"num_beams": num_beams, "temperature": temperature, "top_p": top_p, "seed": sampling_seed}
     if routed:
         predictor.route([])  # refuses before any text is read
     tasks = list(predictor.tasks) if routed else [task]
@@ -115,7 +126,8 @@ def command(
     size = served[0].size if len({each.size for each in served}) == 1 else None
     #: What tells how a file's rows are read, where that is the same for all tasks.
     form = served[0] if len({each.task.kind for each in served}) == 1 else None
-    answers_to = predictor.route if routed else partial(predictor.answer, task)
+    ending = _ending(served[0], asked)
+    answers_to = predictor.route if routed else partial(predictor.answer, task, ending=ending)
     show = _as_csv(served, size, keep) if as_csv else _as_json(served[0]) if as_json else _plain(served[0])
     if streaming or (not texts and file is None and sys.stdin.isatty()):
         if sys.stdin.isatty():
@@ -144,6 +156,20 @@ def command(
         )
     if empty:
         say(f"warning: {empty} {'text is' if empty == 1 else 'texts are'} empty: what is answered there means nothing.")
+
+
+def _ending(served: ServedTask, asked: Mapping[str, Any]) -> Ending:
+    """Return how texts are written, where something is asked for; else as the task's own were in the run."""
+    from forgetfree.serve.served_task import UNTIL_THE_END, Ending
+
+    if all(value is None for value in asked.values()):
+        return UNTIL_THE_END
+    if not served.writes:
+        raise UsageError(
+            f"Task {served.task.name!r} is answered by labels, and --num-beams, --temperature, --top-p and --sampling-seed say "
+            "how texts are written. Leave them out."
+        )
+    return Ending(decoding=served.task.decoding.otherwise(**asked))
 
 
 def _plain(served: ServedTask) -> Print:

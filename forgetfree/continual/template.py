@@ -41,6 +41,7 @@ from forgetfree.core.trained import in_training
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length
 from forgetfree.learning.encoded_task import EncodedTask
+from forgetfree.learning.gradient_checkpoints import layer_checkpoints
 from forgetfree.learning.lower_layers import lower_layer_cache
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.training import TrainingState, Update, plan, training_mode
@@ -207,7 +208,11 @@ class StrategyTemplate(SupervisedTemplate):
         torch.manual_seed(derive_seed(self._seed, "dropout"))
         self._part, self._step = WHOLE, self._training_state.begin(self._checkpoint, self._updates, self._seed)
         showing = self.monitor.phase(training.task.name, training.phase, self._updates)
-        with lower_layer_cache(self.model, training.options.cache_lower_layers), showing as self._on_step:
+        with (
+            lower_layer_cache(self.model, training.options.cache_lower_layers),
+            layer_checkpoints(self.model, training.options.gradient_checkpointing),
+            showing as self._on_step,
+        ):
             self.monitor.learning_rate(lambda step: self._update.rate)
             yield
 

@@ -304,11 +304,11 @@ class _RevisedLearner(StreamLearner):
 
         data, place = self.config.data, self.checked.run.evaluate_on
         if self._rows is None:
-            return load_tasks(self.config.stream, data, place, self.config.read_options)
+            return self.decoded(load_tasks(self.config.stream, data, place, self.config.read_options))
         old = load_tasks(list(self._of.tasks), data, place, self.config.read_options)
         (new,) = load_tasks([self._task], self._rows, place, self.config.read_options)
         check_versions([rows.task for rows in (*old, new)])
-        return [*old, new]
+        return self.decoded([*old, new])
 
     def prefix(self, key: Mapping[str, Any]) -> StreamPrefix:
         """Return what is carried over from a unit."""
@@ -339,7 +339,7 @@ class _RevisedLearner(StreamLearner):
         tasks = strategy.stream.tasks[: len(prefix.tasks)]
         rows: list[Row] = [{} for _ in tasks]
         new = [task for task in strategy.stream.tasks if task.name not in self._of.tasks]
-        if new and self.checked.run.upper_triangle:  # what the others left was not asked about it yet
+        if new and self.answers_unlearned(strategy):  # what the others left was not asked about it yet
             for count in range(len(tasks)):
                 self._stand(strategy, prefix, count, directory)
                 rows[count] = strategy.evaluate(new)

@@ -255,9 +255,9 @@ class RunJob(Job[RunConfig]):
 def _planned(name: str, tasks: tuple[str, ...], checked: CheckedRun, shots: int | None, seed: int) -> PlannedUnit:
     """Return the unit of a strategy and a seed, as far as it costs."""
     strategy, options, count = checked.classes[name], checked.options[name], len(tasks)
-    # When it is learned; after each later task, if that may change it; before the first and until it is learned.
-    changing = 0 if strategy.forget_free else (count - 1) / 2
-    evaluations = 1 + changing + (1 + (count - 1) / 2 if checked.run.upper_triangle else 0)
+    # When it is learned, and after each later task, if that may change it; before the first task and until it is learned.
+    evaluations = 1 + (0 if strategy.forget_free else (count - 1) / 2)
+    before, upper = 1 + (count - 1) / 2, checked.run.upper_triangle
     return PlannedUnit(
         f"{name}/seed-{seed}",
         tasks,
@@ -265,7 +265,8 @@ def _planned(name: str, tasks: tuple[str, ...], checked: CheckedRun, shots: int 
         partial(cost_of, strategy, options),
         shots,
         seed,
-        evaluations,
+        evaluations + (before if upper else 0),
+        before_learning=before if upper is None else 0,
         sparsities=(options.sparsity,) if isinstance(options, LocalizationOptions) else (),
         check=strategy.check,
     )

@@ -14,7 +14,7 @@ from forgetfree.errors import ForgetfreeError, OptionError, UnknownNameError, Us
 from forgetfree.jobs.config import CommonOptions, Faults, JobConfig, check_or_fewer
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.tasks import Scenario, version_of
+from forgetfree.tasks import Decoding, Scenario, version_of
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -30,9 +30,10 @@ class RunOptions(CommonOptions):
         "what is known at inference: the task; or not, with the labels of all tasks told apart (class), or the same "
         "labels in all tasks (domain)",
     )
-    upper_triangle: bool = option(
-        True,
-        "evaluate tasks before they are learned, too. false: long streams are evaluated faster, and there is no fwt",
+    upper_triangle: bool | None = option(
+        None,
+        "evaluate tasks before they are learned, too, which fwt needs; none: unless their readouts are drawn at random, whose "
+        "answers say nothing before they are trained (linear, mean)",
     )
     floors: Literal["constant", "words", "probe"] = option(
         "probe",
@@ -48,6 +49,28 @@ class RunOptions(CommonOptions):
         "at the end, also train each task's linear readout again on the model as it is then, and tell its score: how much of "
         "forgetting is the readout's (one pass over training and test rows, for each strategy and seed)",
     )
+
+    num_beams: int = option(
+        1, "where texts are the answers, they are searched with so many beams; 1: greedily", at_least=1
+    )
+    sampling_temperature: float = option(
+        0.0,
+        "where texts are the answers, each token is drawn at this temperature; 0: the likeliest, always",
+        at_least=0,
+    )
+    top_p: float = option(
+        1.0, "tokens are drawn among the likeliest, which make up this probability", above=0, at_most=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if faults := self.decoding.faults():
+            raise OptionError(f"{'; '.join(faults)}.")
+
+    @property
+    def decoding(self) -> Decoding:
+        """How texts are written."""
+        return Decoding(self.num_beams, self.sampling_temperature, self.top_p)
 
 
 @dataclass(frozen=True, kw_only=True)

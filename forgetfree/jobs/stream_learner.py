@@ -92,7 +92,15 @@ class StreamLearner:
         if self.in_memory.reads_tensors:
             return []
         data = self.in_memory.data_or(self.config.data)
-        return load_tasks(self.config.stream, data, self.checked.run.evaluate_on, self.config.read_options)
+        how = self.checked.run.evaluate_on, self.config.read_options
+        return self.decoded(load_tasks(self.config.stream, data, *how))
+
+    def decoded(self, tasks: Sequence[TaskRows]) -> list[TaskRows]:
+        """Return tasks whose texts are written as the run asks for."""
+        decoding = self.checked.run.decoding
+        return [
+            replace(rows, task=replace(rows.task, decoding=decoding)) if rows.task.writes else rows for rows in tasks
+        ]
 
     def stream(self, seed: int) -> Stream:
         """Return the stream of a seed, on its own model; the last stream that was asked for is kept."""
@@ -168,7 +176,7 @@ class StreamLearner:
             store=StateStore(self.store),
         )
         self.prepare(name, strategy)
-        answers = StreamAnswers(strategy, upper_triangle=self.checked.run.upper_triangle)
+        answers = StreamAnswers(strategy, upper_triangle=self.answers_unlearned(strategy))
         learned = LearnedStream(strategy, [], answers.broken)
         kept = StreamCheckpoint(monitor.checkpoint(), name, learned, answers)
         done = kept.restore()
@@ -198,6 +206,11 @@ class StreamLearner:
 
     def prepare(self, name: str, strategy: ContinualStrategy) -> None:
         """Hand a new strategy what it need not find again: nothing."""
+
+    def answers_unlearned(self, strategy: ContinualStrategy) -> bool:
+        """Return whether tasks are answered before they are learned."""
+        upper = self.checked.run.upper_triangle
+        return not strategy.model.readouts() if upper is None else upper
 
     def begin(self, name: str, learned: LearnedStream, answers: StreamAnswers, directory: Path | None) -> int:
         """Measure the strategy where it begins, and return after how many tasks that is: before the first one."""

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.errors import OptionError
+from forgetfree.learning.gradient_checkpoints import stacks_of
 
 
 @contextmanager
@@ -54,7 +55,7 @@ class LowerLayers:
 
     def __init__(self, model: ReadoutModel) -> None:
         self._tokens: Any = getattr(model, "tokens", None)
-        layers = _stack_of(model.backbone)
+        layers = next(iter(stacks_of(model.backbone)), None)
         if self._tokens is None:
             raise _refusal(f"rows of token ids, and {type(model).__name__} reads others")
         if layers is None:
@@ -168,14 +169,6 @@ def _answering(layer: nn.Module, answer: Any) -> Iterator[None]:
     finally:
         del own["forward"]
         own.update(before)
-
-
-def _stack_of(backbone: nn.Module) -> nn.ModuleList | None:
-    """Return the outermost list of at least two modules of one class."""
-    for module in backbone.modules():
-        if isinstance(module, nn.ModuleList) and len(module) > 1 and len({type(each) for each in module}) == 1:
-            return module
-    return None
 
 
 def _refusal(needs: str, remedy: str = "") -> OptionError:

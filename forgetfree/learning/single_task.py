@@ -28,6 +28,7 @@ from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import representative
 from forgetfree.device import find_device
 from forgetfree.learning.encoded_task import EncodedTask, encode_task
+from forgetfree.learning.gradient_checkpoints import layer_checkpoints
 from forgetfree.learning.localization import (
     LocalizationOptions,
     base_size,
@@ -182,7 +183,11 @@ class SingleTask:
         counts = [budget(len(self.space), share) for share in sparsities or [options.sparsity]]
         theta_pre, theta_ft = self.pre.theta.to(self.device), fine_tuned.theta.to(self.device)
         seed = derive_seed(self.seed_of("localize"), "base")
-        with self.monitor.phase(self.task.name, "localize", 1) as on_step, self._reading_as(fine_tuned):
+        with (
+            self.monitor.phase(self.task.name, "localize", 1) as on_step,
+            self._reading_as(fine_tuned),
+            layer_checkpoints(self.model, options.gradient_checkpointing),
+        ):
             scores = score_entries(kind, self.model, self.task.train, theta_pre, theta_ft, options, seed)
             on_step(1, math.nan)
             return [most_salient(scores, count, self._taken) for count in counts]
@@ -250,7 +255,7 @@ class SingleTask:
             base = self.base(options.base, fine_tuned, base_size(options, mask, count), options.fisher_rows)
         elif len(base) > count:
             base = most_moved(theta_pre, theta_ft, count, among=base)
-        with self._reading_as(fine_tuned):
+        with self._reading_as(fine_tuned), layer_checkpoints(self.model, options.gradient_checkpointing):
             return learn_regions(
                 self.model.backbone,
                 self.space,

@@ -31,6 +31,7 @@ from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTe
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.learning.encoded_task import EncodedTask
+from forgetfree.learning.gradient_checkpoints import layer_checkpoints
 from forgetfree.learning.lower_layers import lower_layer_cache
 from forgetfree.learning.training_options import TrainingOptions, build_optimizer, for_device, rate_at
 from forgetfree.models.loading import LoadedModel, config_of
@@ -261,7 +262,11 @@ def fine_tune(
     readout = list(model.readout_module(rows.task).parameters())
     anchors = [parameter.detach().clone() for parameter in trained.parameters] if options.l1 else []
     device = next(model.parameters()).device
-    with in_training(model, trained, readout), lower_layer_cache(model, options.cache_lower_layers):
+    with (
+        in_training(model, trained, readout),
+        lower_layer_cache(model, options.cache_lower_layers),
+        layer_checkpoints(model, options.gradient_checkpointing),
+    ):
         update = Update(trained.parameters, readout, options, steps, anchors)
         batch_sum = BatchSum(model, trained, update.trained, options)
         torch.manual_seed(derive_seed(seed, "dropout"))
@@ -311,6 +316,8 @@ def fine_tuned_key(
     options = for_device(options, device)
     fields = TrainingOptions.__dataclass_fields__.keys() - {"deterministic"}  # which is about evaluation
     training = {field: getattr(options, field) for field in fields}
+    if not options.gradient_checkpointing:  # older keys have no word of it
+        del training["gradient_checkpointing"]
     content = {
         "model": loaded.fingerprint,
         "readout": model.readout,
@@ -318,7 +325,7 @@ def fine_tuned_key(
         "tokens": repr(getattr(model, "tokens", None)),
         "head": {name: digest_of(tensor) for name, tensor in pre.readouts[task.name].items()},
         "rows": task.train.digest,
-        "task": asdict(task.definition) | {"hub": None},
+        "task": {name: value for name, value in asdict(task.definition).items() if name != "decoding"} | {"hub": None},
         "options": training | {"steps": task.full_steps(options), "evaluation_batch_size": None},
         "seed": seed,
         "config": config_of(model.backbone),

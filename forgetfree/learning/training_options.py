@@ -73,6 +73,11 @@ class TrainingOptions(Options):
         "keep, for each row, what leaves the layers below all that is trained, and compute those once: rows × tokens × width "
         "numbers of memory. It needs graftable=… that names upper layers alone, and dropout=false",
     )
+    gradient_checkpointing: bool = option(
+        False,
+        "keep of each layer only what enters it, and compute the rest again in the backward pass: much less memory for long "
+        "rows, about a third more time, the same gradients",
+    )
     precision: PrecisionChoice = option(
         "fp32",
         "of forward and backward passes; weights stay fp32. bf16 is up to twice as fast where the device has it; auto: bf16 "
@@ -97,6 +102,8 @@ class TrainingOptions(Options):
             raise OptionError(
                 "cache_lower_layers=true needs dropout=false: what leaves a layer is then the same every time."
             )
+        if self.cache_lower_layers and self.gradient_checkpointing:
+            raise OptionError("cache_lower_layers=true and gradient_checkpointing=true exclude each other. Set one.")
         if self.parts is not None:
             self._check_parts(self.parts)
 

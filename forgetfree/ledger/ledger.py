@@ -162,8 +162,9 @@ class Ledger:
         binding, space, cut = self.binding, self.space, 0
         if binding is None or record.definition is None or not binding.tokenizer:
             return {}
-        if binding.readout in BY_WORDS:  # a language model, whose body is one of its attributes
-            first = {spec.name.partition(".")[0] for spec in space.tensors}
+        first = {spec.name.partition(".")[0] for spec in space.tensors}
+        # A language model, whose body is one of its attributes; but T5's is its own body.
+        if binding.readout in BY_WORDS and not first <= {"encoder", "decoder"}:
             cut = len(min(first)) + 1
             if len(first) > 1:
                 return {}

@@ -1,8 +1,9 @@
-"""Texts that a language model writes: greedily, and the same for any batch, order and padding.
+"""Texts that a language model writes, the same for any batch, order and padding.
 
 Sums in another order round otherwise, so logits of a row that is read beside others differ in their last bits, and where the
 two largest nearly agree, the other may win. Hence a batch decides only where they are clearly apart; else the row is read
-alone, without padding and without a cache, and that decides. So a text depends on its row and on nothing else.
+alone, without padding and without a cache, and that decides. So a text depends on its row and on nothing else. What is not
+written greedily is written alone in any case: see `forgetfree.models.decoding`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch import Tensor
 from forgetfree.core.readout_model import autocast
 from forgetfree.data.prompts import EncodedTexts
 from forgetfree.data.sampling import by_length
+from forgetfree.errors import UsageError
+from forgetfree.models.decoding import write_alone
 from forgetfree.parallel.exchange import gathered, own_items
 from forgetfree.tasks import TaskDefinition
 
@@ -64,15 +67,21 @@ def write(
             found = list[tuple[Tensor, Tensor, Tensor]]()
             for places in own_items(by_length([len(prompts[i]) for i in together], batch_size)):
                 batch = [together[place] for place in places]
-                texts = write_greedily(
-                    model,
-                    [prompts[i] for i in batch],
-                    task=rows.task,
-                    most=task.max_new_tokens,
-                    ends=partial(stops, rows.tokenizer, stop=task.stop),
-                    end=rows.end,
-                    answer=answering,
-                )
+                asked: list[list[int]] = [prompts[i] for i in batch]
+                how: dict[str, Any] = {
+                    "most": task.max_new_tokens,
+                    "ends": partial(stops, rows.tokenizer, stop=task.stop),
+                    "end": rows.end,
+                }
+                if task.decoding.is_greedy:
+                    texts = write_greedily(model, asked, task=rows.task, answer=answering, **how)
+                elif answering is None:
+                    texts = [write_alone(model, prompt, task.decoding, **how) for prompt in asked]
+                else:
+                    raise UsageError(
+                        "The strategy answers by a function in the model's place, and by such texts are written greedily "
+                        "alone. Leave num_beams and sampling_temperature out."
+                    )
                 ids = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
                 found.append((ids, torch.tensor([len(text) for text in texts]), torch.tensor(batch)))
             for ids, lengths, numbers in gathered(found):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -27,18 +28,14 @@ ByTask = Annotated[list[Amount | None], checked_by(lambda v, c: len(v) == c["n"]
 Scores = Annotated[list[float], checked_by(lambda v, c: len(v) == c["n"], "{n} numbers")]
 
 
-def _is_matrix(rows: Sequence[Sequence[float | None]], context: Context) -> bool:
-    return (
-        len(rows) == context["n"] + 1
-        and all(len(row) == context["n"] for row in rows)
-        and all(None not in row[:learned] for learned, row in enumerate(rows))
-        and len({score is None for learned, row in enumerate(rows) for score in row[learned:]}) == 1
-    )
-
-
-def _has_such_columns(rows: Sequence[Sequence[float | None]], context: Context) -> bool:
-    filled = [[0.0 if all(row[i : i + 1] == [None] for row in rows) else x for i, x in enumerate(row)] for row in rows]
-    return _is_matrix(filled, context)
+def _is_matrix(rows: Sequence[Sequence[float | None]], context: Context, some_columns: bool = False) -> bool:
+    """Return whether rows are a learning matrix; with ``some_columns``, all of a task's numbers may be null."""
+    count = context["n"]
+    if len(rows) != count + 1 or any(len(row) != count for row in rows):
+        return False
+    columns = [i for i in range(count) if not some_columns or any(row[i] is not None for row in rows)]
+    missing = {(i < learned, row[i] is None) for learned, row in enumerate(rows) for i in columns}
+    return (True, True) not in missing and not {(False, True), (False, False)} <= missing
 
 
 _MATRIX = (
@@ -47,9 +44,11 @@ _MATRIX = (
 )
 Matrix = Annotated[list[list[float | None]], checked_by(_is_matrix, _MATRIX % "")]
 #: Of a task without probabilities all are null.
-MatrixOfShares = Annotated[list[list[Share | None]], checked_by(_has_such_columns, _MATRIX % " in [0, 1]")]
+MatrixOfShares = Annotated[
+    list[list[Share | None]], checked_by(partial(_is_matrix, some_columns=True), _MATRIX % " in [0, 1]")
+]
 #: Of a task without such scores all are null.
-MatrixOfSome = Annotated[list[list[float | None]], checked_by(_has_such_columns, _MATRIX % "")]
+MatrixOfSome = Annotated[list[list[float | None]], checked_by(partial(_is_matrix, some_columns=True), _MATRIX % "")]
 Overlap = Annotated[
     list[list[Amount]],
     checked_by(lambda v, c: len(v) == c["n"] and all(len(row) == c["n"] for row in v), "{n} rows of {n} numbers"),

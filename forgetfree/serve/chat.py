@@ -18,15 +18,15 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from forgetfree.display import brief
-from forgetfree.errors import TaskError
+from forgetfree.errors import ForgetfreeError, TaskError
 from forgetfree.serve.inference import Predictor
 from forgetfree.serve.served_task import Ending, ServedTask, Text
+from forgetfree.tasks import Decoding
 
 #: Puts a text into the queue of a task, with where its answer ends.
 Put = Callable[[str, list[Text], Ending], "Future[list[Any]]"]
-#: What a request may say beside the fields of `ChatRequest`, and the values that change no greedily written text; none: any.
+#: What a request may say beside the fields of `ChatRequest`, and the values that change no text; none: any.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "temperature": (0,),
     "n": (1,),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -35,7 +35,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    **dict.fromkeys(("top_p", "seed", "user", "metadata", "store", "service_tier", "parallel_tool_calls"), ()),
+    **dict.fromkeys(("user", "metadata", "store", "service_tier", "parallel_tool_calls"), ()),
 }
 #: Where errors have the form of that API.
 PREFIX = "/v1/"
@@ -76,11 +76,37 @@ class ChatRequest(BaseModel):
     max_tokens: int | None = Field(None, ge=1, description="the longest text; default: the task's own")
     max_completion_tokens: int | None = Field(None, ge=1, description="the same")
     stop: str | list[str] | None = Field(None, description="texts before which the answer ends")
+    temperature: float | None = Field(None, description="that at which tokens are drawn; 0: the likeliest, always")
+    top_p: float | None = Field(
+        None, description="tokens are drawn among the likeliest, which make up this probability"
+    )
+    seed: int | None = Field(None, description="of what is drawn: with equal seeds a prompt has equal answers")
+    num_beams: int | None = Field(None, description="texts that are searched side by side for the likeliest")
     stream: bool | None = Field(False, description="send the text as server-sent events")
     stream_options: StreamOptions | None = None
 
-    def ending(self, most: int) -> Ending:
-        """Return where the answer is to end.
+    def decoding(self, usual: Decoding) -> Decoding:
+        """Return how the answer is to be written.
+
+        Args:
+            usual: how, where nothing is said.
+
+        Raises:
+            HTTPException: 422 for what cannot be.
+        """
+        asked = usual.otherwise(num_beams=self.num_beams, temperature=self.temperature)
+        if asked.temperature:  # else nothing is drawn
+            asked = asked.otherwise(top_p=self.top_p, seed=self.seed)
+        if faults := asked.faults():
+            raise HTTPException(422, f"{faults[0][0].upper()}{faults[0][1:]}.")
+        return asked
+
+    def ending(self, most: int, usual: Decoding) -> Ending:
+        """Return where the answer is to end, and how it is to be written.
+
+        Args:
+            most: the most tokens.
+            usual: how texts of the task are written.
 
         Raises:
             HTTPException: 422 for what is not done here, or more tokens than ``most``.
@@ -91,9 +117,7 @@ class ChatRequest(BaseModel):
             neutral = _NEUTRAL[name]
             if neutral and value is not None and value not in neutral:
                 only = json.dumps(neutral[0])
-                raise HTTPException(
-                    422, f"Texts are written greedily: {name} may be {only} alone, got {brief(value)}. Leave it out."
-                )
+                raise HTTPException(422, f"{name} may be {only} alone here, got {brief(value)}. Leave it out.")
         asked = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
         if asked is not None and asked > most:
             raise HTTPException(
@@ -103,7 +127,7 @@ class ChatRequest(BaseModel):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if not all(stop):
             raise HTTPException(422, "Expected no empty text in stop. Leave it out.")
-        return Ending(asked, tuple(stop))
+        return Ending(asked, tuple(stop), self.decoding(usual))
 
 
 def add_routes(app: FastAPI, predictor: Predictor, put: Put, most: int) -> None:
@@ -138,10 +162,10 @@ def add_routes(app: FastAPI, predictor: Predictor, put: Put, most: int) -> None:
 
     @app.post("/v1/chat/completions", response_model=None)
     async def complete(asked: ChatRequest) -> dict[str, Any] | StreamingResponse:
-        """Answer a chat by a task, greedily, whole or as server-sent events."""
+        """Answer a chat by a task, whole or as server-sent events."""
         task = served(asked.model)
         text = task.chat([message.turn for message in asked.messages])
-        ending = asked.ending(most)
+        ending = asked.ending(most, task.task.decoding)
         task.rows([text])  # what does not fit its task is refused here
         answer = put(asked.model, [text], ending)
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": asked.model}
@@ -164,7 +188,10 @@ async def _events(head: dict[str, Any], answer: Future[list[Any]], with_usage: b
     yield event({"role": "assistant", "content": ""})
     try:
         (written,) = await answer
-    except Exception as error:  # the status is sent already
+    except ForgetfreeError as error:  # the status is sent already
+        yield _event(fault(422, str(error)))
+        return
+    except Exception as error:
         yield _event(fault(500, f"The server failed ({type(error).__name__}). Its log says more."))
         raise
     for word in re.findall(r"\s*\S+", written.text):

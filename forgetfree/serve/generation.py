@@ -131,7 +131,10 @@ class WritingTask(ServedTask):
         most = self.task.max_new_tokens if ending.max_tokens is None else ending.max_tokens
         if not 1 <= most <= MOST_NEW_TOKENS:
             raise UsageError(f"max_tokens must be from 1 to {MOST_NEW_TOKENS:,}, got {most}.")
-        task = replace(self.task, max_new_tokens=most, stop=(*self.task.stop, *ending.stop))
+        decoding = ending.decoding or self.task.decoding
+        if faults := decoding.faults():
+            raise UsageError(f"{faults[0].capitalize()}.")
+        task = replace(self.task, max_new_tokens=most, stop=(*self.task.stop, *ending.stop), decoding=decoding)
         found = []
         written = write(task, model, rows, batch_size=batch_size, precision=precision)
         for prompt, ids in zip(rows.prompts, written, strict=True):
@@ -215,7 +218,7 @@ def writing_network(parts: Parts) -> TaskNetwork:
     """Return the language model of a task that writes texts.
 
     Whoever asks it by a chat template, such as ``pipeline("text-generation")``, asks as the task's prompts do: its tokenizer's
-    template holds their instruction and form. It writes greedily, up to the token that ends the task's texts.
+    template holds their instruction and form. It writes as the task's texts are, up to the token that ends them.
     """
     loaded, task = parts.loaded, parts.origin.task
     encoder = cast(PromptEncoder, loaded.encoder(task))
@@ -226,7 +229,11 @@ def writing_network(parts: Parts) -> TaskNetwork:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(loaded.pad)
     backbone: Any = loaded.model.backbone
     generation = plain_generation(tokenizer, loaded.pad, backbone.config)
-    generation.update(eos_token_id=encoder.end, max_new_tokens=task.max_new_tokens, do_sample=False)
+    decoding = task.decoding
+    generation.update(eos_token_id=encoder.end, max_new_tokens=task.max_new_tokens, num_beams=decoding.num_beams)
+    generation.update(do_sample=decoding.temperature > 0)
+    if decoding.temperature:
+        generation.update(temperature=decoding.temperature, top_p=decoding.top_p, top_k=0)
     loader = "AutoModelForSeq2SeqLM" if loaded.writes_apart else "AutoModelForCausalLM"
     usual = _reads_alike(tokenizer, encoder, chats=task.form == "messages")
     name_labels_(backbone.config, ())

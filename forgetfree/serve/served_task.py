@@ -18,7 +18,7 @@ from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import kind_of
 from forgetfree.learning.training import predict
 from forgetfree.serve.network import Parts, TaskNetwork
-from forgetfree.tasks import TaskDefinition
+from forgetfree.tasks import Decoding, TaskDefinition
 
 #: A text, or the two of a pair; a tuple of one is a text, too. A list is the words of a sentence, or the turns of a chat.
 Text = str | tuple[str, ...] | list[Any]
@@ -26,15 +26,17 @@ Text = str | tuple[str, ...] | list[Any]
 
 @dataclass(frozen=True)
 class Ending:
-    """Where a text that answers is to end, beside where it ends by itself.
+    """Where a text that answers is to end, beside where it ends by itself, and how it is written.
 
     Attributes:
         max_tokens: after how many tokens; default: the task's ``max_new_tokens``.
         stop: before which texts, beside those of the task.
+        decoding: how it is written; default: as the task's texts were in the run.
     """
 
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    decoding: Decoding | None = None
 
 
 UNTIL_THE_END = Ending()
@@ -124,7 +126,8 @@ class ServedTask(ABC):
         """
         if ending != UNTIL_THE_END:
             raise UsageError(
-                f"Task {self.task.name!r} is answered by labels, which max_tokens and stop do not end. Leave them out."
+                f"Task {self.task.name!r} is answered by labels, and max_tokens, stop and decoding are "
+                "for texts. Leave them out."
             )
         logits: Tensor = rows.answered(predict(model, rows, batch_size=batch_size, precision=precision))
         return logits

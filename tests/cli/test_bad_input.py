@@ -347,6 +347,13 @@ CASES = [
         "run sst2 --set ewc.ewc_lambda=1",
         "ewc is not among the strategies of this run: grafting-continual. Add --strategy ewc.",
     ),
+    Case("run sst2 --set num_beams=0", "num_beams must be at least 1, got 0."),
+    Case("run sst2 --set num_beams=65", "num_beams must be from 1 to 64, got 65."),
+    Case(
+        "run sst2 --set num_beams=2 --set sampling_temperature=1",
+        "texts are searched with beams or drawn at a temperature",
+    ),
+    Case("run sst2 --set top_p=0.5", "top_p needs a temperature to draw at, got top_p 0.5 without one."),
     Case("run sst2 --set cache=", "--set cache needs a value, got an empty text."),
     Case(
         "run sst2 --config x.toml",
@@ -680,6 +687,13 @@ CASES = [
         "run holds nothing of seed 7 to answer from. It holds what these kept: grafting-continual (seed-0).",
         1,
     ),
+    Case(
+        "predict run --num-beams 2 x", "Task 'sst2' is answered by labels, and --num-beams, --temperature, --top-p and"
+    ),
+    Case("predict run --num-beams x x", "--num-beams must be a whole number, got 'x'."),
+    Case("predict run --temperature x x", "--temperature must be a number, got 'x'."),
+    Case("predict run --top-p x x", "--top-p must be a number, got 'x'."),
+    Case("predict run --sampling-seed x x", "--sampling-seed must be a whole number, got 'x'."),
     Case("predict run --seed x x", "--seed must be a whole number, got 'x'."),
     Case("predict run --strategy lora x", "run holds nothing of lora to answer from.", 1),
     Case("predict run --strategy /etc x", "run holds nothing of /etc to answer from.", 1),

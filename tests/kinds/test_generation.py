@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from forgetfree.jobs.revision import remove
 from forgetfree.kinds.generation import TextAnswers
 from forgetfree.models.loading import load_model
 from forgetfree.results import stored
-from forgetfree.tasks import TaskDefinition
+from forgetfree.tasks import Decoding, TaskDefinition
 
 WORDS = ("great", "terrible", "film", "movie")
 
@@ -319,7 +320,10 @@ def test_a_definition_of_texts_has_their_fields_alone() -> None:
     texts = TaskDefinition("own", "generation", (), instruction="Say it.", stop=("\n",))
     assert not {"instruction", "max_new_tokens", "stop"} & labels.fields.keys()
     assert TaskDefinition.of_fields(texts.fields | {"stop": ["\n"]}) == texts
-    assert set(texts.reading("generate")) == {"kind", "template", "instruction", "max_new_tokens", "stop"}
+    assert set(texts.reading("generate")) == {"kind", "template", "instruction", "max_new_tokens", "stop", "decoding"}
+    assert "decoding" not in texts.fields  # it is greedy
+    drawn = replace(texts, decoding=Decoding(temperature=0.5))
+    assert TaskDefinition.of_fields(json.loads(json.dumps(drawn.fields))) == drawn
 
 
 def test_routing_sees_the_prompt_and_not_the_answer(data: Path, model: Path) -> None:

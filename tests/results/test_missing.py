@@ -113,3 +113,16 @@ def test_a_file_that_lacks_a_learned_score_is_refused(results: dict[str, Any], t
     (tmp_path / "results.json").write_text(json.dumps(results))
     with pytest.raises(ReportError, match=r"matrix must be a row before training"):
         load_run_results(tmp_path)
+
+
+def test_a_task_without_shares_goes_with_tasks_that_are_answered_once_they_are_learned(
+    results: dict[str, Any], tmp_path: Path
+) -> None:
+    run = results["runs"][0]
+    run["ece"] = [[None, *row[1:]] for row in copy.deepcopy(LOWER)]  # the first has no probabilities
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    assert load_run_results(tmp_path).runs[0].ece == run["ece"]
+    run["ece"][2][1] = None
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(ReportError, match=r"ece must be a row before training"):
+        load_run_results(tmp_path)

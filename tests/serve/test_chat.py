@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,10 @@ import prompted
 import pytest
 
 from forgetfree import Predictor
+from forgetfree.data.prompts import PromptEncoder
+from forgetfree.errors import ModelError
+from forgetfree.serve.served_task import Ending
+from forgetfree.tasks import Decoding
 
 pytest.importorskip("fastapi", reason="the server is not installed: pip install 'forgetfree[serve]'")
 
@@ -55,6 +61,22 @@ def test_a_chat_is_answered_as_by_predict(run: Path, client: Any, task: str) -> 
     assert said == {"answers": [{"task": task, "text": written.text, "cut_tokens": 0}]}
 
 
+def test_a_text_is_drawn_or_searched_as_a_request_says(run: Path, client: Any) -> None:
+    def said(**asked: Any) -> str:
+        answer = client.post("/v1/chat/completions", json=ask("last", **asked)).json()
+        content: str = answer["choices"][0]["message"]["content"]
+        return content
+
+    predictor = Predictor.of_run(run)
+    for asked, decoding in (
+        ({"temperature": 1.5, "top_p": 0.9, "seed": 3}, Decoding(temperature=1.5, top_p=0.9, seed=3)),
+        ({"num_beams": 3}, Decoding(num_beams=3)),
+    ):
+        (written,) = predictor.answer("last", ["great film"], ending=Ending(decoding=decoding))
+        assert said(**asked) == said(**asked) == written.text
+    assert len({said(temperature=5, seed=seed) for seed in range(4)}) > 1
+
+
 def test_a_stream_has_the_same_text(client: Any) -> None:
     asked = ask("last", max_tokens=4)
     whole = client.post("/v1/chat/completions", json=asked).json()
@@ -90,7 +112,8 @@ def test_requests_that_wait_together_end_where_each_was_asked_to(run: Path, clie
     ("asked", "code", "message"),
     [
         (ask("unknown"), 404, "There is no model 'unknown': a model is a task."),
-        (ask(temperature=0.7), 422, "Texts are written greedily: temperature may be 0 alone, got 0.7"),
+        (ask(temperature=-1), 422, "Temperature must be from 0 to 100, got -1.0"),
+        (ask(temperature=1, num_beams=2), 422, "Texts are searched with beams or drawn at a temperature"),
         (ask(n=2), 422, "n may be 1 alone"),
         (ask(beams=2), 422, "There is no option 'beams' here"),
         (ask(max_tokens=21), 422, "Expected max_tokens of at most 20, got 21"),
@@ -113,3 +136,63 @@ def test_what_is_not_done_is_told_as_clients_read_it(
         assert message in error["message"]
         assert error["code"] == ("model_not_found" if code == 404 else None)
     assert client.get("/v1/models/unknown").json()["error"]["code"] == "model_not_found"
+
+
+@pytest.fixture(scope="module")
+def openai_client(run: Path) -> Iterator[Any]:
+    """OpenAI's own client, of a server on a port of this machine."""
+    openai = pytest.importorskip("openai", reason="OpenAI's client is not installed: pip install openai")
+    import uvicorn
+
+    from forgetfree.serve.server import Limits, application
+
+    app = application(Predictor.of_run(run), Limits(tokens=20))
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
+        thread.start()
+        address = f"http://127.0.0.1:{place.getsockname()[1]}/v1"
+        with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as asking:
+            yield asking
+        server.should_exit = True
+        thread.join()
+
+
+def test_openai_s_client_gets_the_texts_of_predict(run: Path, openai_client: Any) -> None:
+    """Whole and streamed, with its helper for streams, too."""
+    predictor = Predictor.of_run(run)
+    assert [model.id for model in openai_client.models.list()] == list(prompted.TASKS)
+    create, messages = openai_client.chat.completions.create, [{"role": "user", "content": "great film"}]
+    for task in ("chat", "last"):
+        (written,) = predictor.answer(task, ["great film"])
+        said = create(model=task, messages=messages, temperature=0)
+        assert said.choices[0].message.content == written.text
+        assert said.usage.total_tokens == written.prompt_tokens + written.tokens
+        chunks = list(create(model=task, messages=messages, stream=True, stream_options={"include_usage": True}))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == written.text
+        assert chunks[-1].usage == said.usage
+    short = create(model="last", messages=messages, max_completion_tokens=2)
+    assert (short.usage.completion_tokens, short.choices[0].finish_reason) == (2, "length")
+
+
+def test_openai_s_client_reads_what_is_refused(openai_client: Any) -> None:
+    import openai
+
+    create, messages = openai_client.chat.completions.create, [{"role": "user", "content": "great film"}]
+    with pytest.raises(openai.NotFoundError, match="There is no model 'unknown'"):
+        create(model="unknown", messages=messages)
+    with pytest.raises(openai.UnprocessableEntityError, match="Expected max_tokens of at most 20"):
+        create(model="chat", messages=messages, max_tokens=21, stream=True)
+
+
+def test_turns_that_the_chat_template_refuses_are_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one paragraph, whole and as a stream, which has begun by then."""
+
+    def refuse(*_: Any, **__: Any) -> str:
+        raise ModelError("The tokenizer's chat template cannot put together a chat.")
+
+    monkeypatch.setattr(PromptEncoder, "_put_together", refuse)
+    whole = client.post("/v1/chat/completions", json=ask())
+    assert (whole.status_code, whole.json()["error"]["message"][:28]) == (422, "The tokenizer's chat templat")
+    streamed = client.post("/v1/chat/completions", json=ask(stream=True)).text.split("\n\n")
+    assert json.loads(streamed[1].removeprefix("data: ")) == whole.json()

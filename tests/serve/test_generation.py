@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import torch
 import transformers
 from cards import card_code
 
-from forgetfree import Predictor, cli
+from forgetfree import Ledger, Predictor, cli
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
+from forgetfree.ledger.graft import Graft, GraftOrigin
+from forgetfree.serve.cards import Change, hub_card, model_card
 from forgetfree.serve.generation import chat_of
+from forgetfree.serve.network import Parts
 from forgetfree.serve.served_task import Ending, served
-from forgetfree.tasks import TaskDefinition
+from forgetfree.tasks import Decoding, TaskDefinition
 
 STRATEGIES = ("grafting-continual", "continual-ft", "fine-tune", "lora")
 PROMPTS = served(TaskDefinition("own", "generation", ()))
@@ -79,6 +83,22 @@ def test_a_ledger_alone_writes_the_run_s_texts(run: Path, data: Path) -> None:
     expected = prompted.answers_of_run(run, "grafting-continual")
     for task in prompted.TASKS:
         assert [each.text for each in predictor.answer(task, asked(data, task))] == list(expected[task].texts)
+
+
+def test_texts_that_were_drawn_are_drawn_again(run: Path, data: Path, tmp_path: Path) -> None:
+    """By the ledger, which holds how they were."""
+    how: dict[str, Any] = {"steps": 1, "upper_triangle": False, "sampling_temperature": 1.2, "top_p": 0.95}
+    drawn = prompted.run(data, run.parent / "model", tmp_path / "drawn", "grafting-continual", **how)
+    expected = prompted.answers_of_run(drawn, "grafting-continual")
+    file = drawn / "grafting-continual" / "seed-0" / "ledger.safetensors"
+    for predictor in (Predictor.of_run(drawn), Predictor.of_run(file, model=str(run.parent / "model"))):
+        assert predictor.definition("last").decoding == Decoding(temperature=1.2, top_p=0.95)
+        for task in ("last", "chat"):
+            assert [each.text for each in predictor.answer(task, asked(data, task))] == list(expected[task].texts)
+    prompts, ending = asked(data, "last"), Ending(decoding=Decoding(num_beams=3))
+    searched = [each.text for each in predictor.answer("last", prompts, ending=ending)]
+    assert [each.text for each in predictor.answer("last", prompts[::-1], ending=ending)] == searched[::-1]
+    assert searched != [each.text for each in predictor.answer("last", prompts)]
 
 
 def test_a_text_ends_where_it_is_asked_to(run: Path, data: Path) -> None:
@@ -215,6 +235,29 @@ def test_an_exported_model_writes_the_texts_of_predict(
         assert all(torch.equal(tensor, meant[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    ("decoding", "written", "said"),
+    [
+        (Decoding(num_beams=3), {"num_beams": 3, "do_sample": False}, "with 3 beams"),
+        (
+            Decoding(temperature=0.5, top_p=0.9),
+            {"temperature": 0.5, "top_p": 0.9, "top_k": 0, "do_sample": True},
+            "0.5",
+        ),
+    ],
+)
+def test_an_exported_model_is_decoded_as_the_task(
+    decoding: Decoding, written: dict[str, Any], said: str, plain: Path
+) -> None:
+    """``top_k`` is said, for transformers draws among 50 tokens where it is not."""
+    predictor = Predictor.of_run(plain)
+    task, loaded = replace(predictor.definition("first"), decoding=decoding), predictor.loaded
+    origin = GraftOrigin(task, "generate", "own", "", 0.0)
+    made = served(task).network(Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
+    assert {name: getattr(made.generation, name) for name in written} == written
+    assert said in model_card(origin, made.reading, Change("export", ""))
+
+
 def test_an_exported_model_refuses_chats_where_prompts_are_read(plain: Path, tmp_path: Path) -> None:
     out = tmp_path / "model"
     assert cli.main(["export", str(plain), "--task", "last", "--out", str(out)]) == 0
@@ -226,6 +269,41 @@ def test_an_exported_model_refuses_chats_where_prompts_are_read(plain: Path, tmp
         tokenizer.apply_chat_template(prompted.chat("a"), tokenize=False)
     settings = transformers.GenerationConfig.from_pretrained(out)
     assert (settings.max_new_tokens, settings.do_sample) == (6, False)
+
+
+@pytest.mark.parametrize("source", ["run", "apart"])
+def test_a_graft_of_the_ledger_is_applied_and_described(source: str, tmp_path: Path, request: Any) -> None:
+    run = request.getfixturevalue(source)
+    file, model = tmp_path / "last.safetensors", str(run.parent / "model")
+    graft = Ledger.load(run / "grafting-continual" / "seed-0" / "ledger.safetensors").graft("last")
+    graft.save(file)
+    assert cli.main(["apply", str(file), "--model", model, "--out", str(tmp_path / "model")]) == 0
+    predictor = Predictor.of_run(run)
+    applied = type(predictor.loaded.model.backbone).from_pretrained(tmp_path / "model")  # type: ignore[attr-defined]
+    with predictor.weights.merged("last"):
+        meant = predictor.loaded.model.backbone.state_dict()
+        assert all(torch.equal(tensor, meant[name]) for name, tensor in applied.state_dict().items())
+    assert "| task | `last` (a text after a prompt) |" in hub_card(graft, file, "own/last")
+
+
+def test_a_graft_of_texts_becomes_an_adapter_and_a_graft_again(apart: Path, tmp_path: Path) -> None:
+    """SHiRA holds no norms; all other entries come back."""
+    ledger = str(apart / "grafting-continual" / "seed-0" / "ledger.safetensors")
+    of_task = ["--task", "last", "--model", str(apart.parent / "model")]
+    words = ["convert", ledger, "--to", "shira", "--drop-others", *of_task, "--out", str(tmp_path / "adapter")]
+    assert cli.main(words) == 0
+    back = str(tmp_path / "back.safetensors")
+    model = ["--model", str(apart.parent / "model")]
+    assert cli.main(["convert", str(tmp_path / "adapter"), "--to", "graft", *model, "--out", back]) == 0
+    graft, again = Ledger.load(ledger).graft("last"), Graft.load(back)
+    assert again.origin is not None and graft.origin is not None and graft.space is not None
+    assert again.origin.task == graft.origin.task
+    matrices = [
+        graft.region.indices[entries]
+        for tensor, _, entries in graft.space.split(graft.region.indices)
+        if "norm" not in graft.space.tensors[tensor].name
+    ]
+    assert torch.equal(again.region.indices, torch.cat(matrices))
 
 
 def test_onnx_writes_no_texts(run: Path, tmp_path: Path, capsys: Any) -> None:

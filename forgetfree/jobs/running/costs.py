@@ -49,6 +49,7 @@ class PlannedUnit:
         shots: training rows a label.
         seed: of the sample.
         evaluations: how many times it answers the test rows of a task, on average.
+        before_learning: how many times more before it learns the task, where the readout needs no training.
         repeats: how many models it fine-tunes for a task.
         sparsities: shares of the space that regions may have.
         check: refuses options that do not go with a stream.
@@ -61,6 +62,7 @@ class PlannedUnit:
     shots: int | None
     seed: int
     evaluations: float = 1.0
+    before_learning: float = 0.0
     repeats: int = 1
     sparsities: tuple[float, ...] = ()
     check: Callable[[Any, Any], None] = lambda options, stream: None

@@ -26,6 +26,7 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.core.base_regions import budget, tiny_region_note
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout_model import LINEAR
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly
@@ -197,6 +198,11 @@ class _Model:
         """The number of graftable entries; 0: not known."""
         return len(self.space) if self.space else 0
 
+    @property
+    def trains_readouts(self) -> bool:
+        """Whether tasks have readouts that are drawn at random."""
+        return (self.loaded.readout if self.loaded else self.readout) in LINEAR
+
 
 def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefinition], notes: list[str]) -> _Model:
     readout = readout_for(workload.readout, tasks)
@@ -253,7 +259,8 @@ def _plan(config: JobConfig, found: _Found) -> Json:
     rates = _rates(workload, rows, model, device, notes)
     units, made, total = list[Json](), dict[Any, str](), Counter[Phase]()
     for unit in workload.units:
-        phases = list(_phases(unit, workload, rows, definitions, lengths, limit, rates, made))
+        evaluations = unit.evaluations + (0 if model.trains_readouts else unit.before_learning)
+        phases = list(_phases(unit, workload, rows, definitions, lengths, limit, rates, made, evaluations))
         units.append({"unit": unit.name, "phases": phases})
         for phase in phases:
             total[phase["phase"]] += phase["steps"] or 0
@@ -342,6 +349,7 @@ def _phases(
     max_length: int,
     rates: costs.Rates | None,
     made: dict[Any, str],
+    evaluations: float,
 ) -> Iterator[Json]:
     """Yield the phases of a unit; a fine-tuned model that another unit makes costs nothing, and ``shared`` names that unit."""
     options, limit = unit.options, workload.common.test_limit
@@ -363,7 +371,7 @@ def _phases(
             shared = {} if maker == unit.name else {"shared": maker}
             yield phase(each.phase, steps, (steps or 0) * each.rows * length) | shared
         if (held := rows.get(task)) is not None:
-            answered = round(min(len(held.test), limit or len(held.test)) * unit.evaluations)
+            answered = round(min(len(held.test), limit or len(held.test)) * evaluations)
             if isinstance(options, LocalizationOptions) and options.region_from in ("mask", "midpoint"):
                 answered += min(len(held.validation), options.validation_rows) * options.mask_evaluations
             if isinstance(options, ScaleOptions):

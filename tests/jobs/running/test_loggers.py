@@ -31,7 +31,18 @@ def run(data_directory: Path, model_directory: Any, tmp_path: Path) -> Any:
     def perform(*more: str) -> tuple[Path, int]:
         out = tmp_path / "out"
         given = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--shots", "4", "--steps", "5"]
-        given += ["--strategy", "continual-ft", "--seed", "0", "--seed", "1", "--out", str(out)]
+        given += [
+            "--set",
+            "upper_triangle=true",
+            "--strategy",
+            "continual-ft",
+            "--seed",
+            "0",
+            "--seed",
+            "1",
+            "--out",
+            str(out),
+        ]
         return out, cli.main(["run", ",".join(TASKS), *given, *more])
 
     return perform
