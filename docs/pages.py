@@ -76,11 +76,17 @@ def write(pages: Path) -> None:
 def relinked(text: str, name: str, source: str, sources: dict[str, str]) -> str:
     """Let links lead to pages of the site; one to a file that the site has not becomes its text."""
     places = {path: page for page, path in sources.items()}
+    titles = {
+        page: (ROOT / path).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        for page, path in sources.items()
+    }
 
     def linked(match: re.Match[str]) -> str:
         label, target, anchor = match.group(1), match.group(2), match.group(3) or ""
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         page = places.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+        if label == target or label.endswith(".md"):  # a file's name says little here
+            label = titles.get(page or "", label)
         return f"[{label}]({posixpath.relpath(page, posixpath.dirname(name) or '.')}{anchor})" if page else label
 
     return re.sub(r"\[([^\[\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)", linked, text)

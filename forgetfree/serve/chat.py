@@ -18,7 +18,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from forgetfree.display import brief
-from forgetfree.errors import TaskError
+from forgetfree.errors import ForgetfreeError, TaskError
 from forgetfree.serve.inference import Predictor
 from forgetfree.serve.served_task import Ending, ServedTask, Text
 from forgetfree.tasks import Decoding
@@ -188,7 +188,10 @@ async def _events(head: dict[str, Any], answer: Future[list[Any]], with_usage: b
     yield event({"role": "assistant", "content": ""})
     try:
         (written,) = await answer
-    except Exception as error:  # the status is sent already
+    except ForgetfreeError as error:  # the status is sent already
+        yield _event(fault(422, str(error)))
+        return
+    except Exception as error:
         yield _event(fault(500, f"The server failed ({type(error).__name__}). Its log says more."))
         raise
     for word in re.findall(r"\s*\S+", written.text):

@@ -233,7 +233,7 @@ def writing_network(parts: Parts) -> TaskNetwork:
     generation.update(eos_token_id=encoder.end, max_new_tokens=task.max_new_tokens, num_beams=decoding.num_beams)
     generation.update(do_sample=decoding.temperature > 0)
     if decoding.temperature:
-        generation.update(temperature=decoding.temperature, top_p=decoding.top_p)
+        generation.update(temperature=decoding.temperature, top_p=decoding.top_p, top_k=0)
     loader = "AutoModelForSeq2SeqLM" if loaded.writes_apart else "AutoModelForCausalLM"
     usual = _reads_alike(tokenizer, encoder, chats=task.form == "messages")
     name_labels_(backbone.config, ())

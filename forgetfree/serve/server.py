@@ -144,21 +144,27 @@ class Batcher:
             await self._arrived.wait()
             await asyncio.sleep(self._limits.wait)
             batch = self._next()
-            tasks = [each.task for each in batch for _ in each.texts]
-            texts = [text for each in batch for text in each.texts]
-            ask = partial(self._predictor.answer_mixed, tasks, texts, ending=batch[0].ending)
-            try:
-                answers = await asyncio.to_thread(ask)
-            except Exception as error:  # the next batch may be answered
+            await self._answer(batch)
+            self.size -= sum(len(each.texts) for each in batch)
+
+    async def _answer(self, batch: Sequence[_Asked]) -> None:
+        """Answer requests together; where that fails, one by one, so that only those fail that cannot be answered."""
+        tasks = [each.task for each in batch for _ in each.texts]
+        texts = [text for each in batch for text in each.texts]
+        ask = partial(self._predictor.answer_mixed, tasks, texts, ending=batch[0].ending)
+        try:
+            answers = await asyncio.to_thread(ask)
+        except Exception as error:  # the next batch may be answered
+            if len(batch) > 1:
                 for each in batch:
-                    if not each.future.done():
-                        each.future.set_exception(error)
-            else:
-                for each in batch:
-                    mine, answers = answers[: len(each.texts)], answers[len(each.texts) :]
-                    if not each.future.done():  # the client may have gone
-                        each.future.set_result(mine)
-            self.size -= len(texts)
+                    await self._answer([each])
+            elif not batch[0].future.done():
+                batch[0].future.set_exception(error)
+            return
+        for each in batch:
+            mine, answers = answers[: len(each.texts)], answers[len(each.texts) :]
+            if not each.future.done():  # the client may have gone
+                each.future.set_result(mine)
 
     def _next(self) -> list[_Asked]:
         """Take the next requests that fit into a batch, at least one: those whose texts end alike."""

@@ -13,6 +13,8 @@ import prompted
 import pytest
 
 from forgetfree import Predictor
+from forgetfree.data.prompts import PromptEncoder
+from forgetfree.errors import ModelError
 from forgetfree.serve.served_task import Ending
 from forgetfree.tasks import Decoding
 
@@ -181,3 +183,16 @@ def test_openai_s_client_reads_what_is_refused(openai_client: Any) -> None:
         create(model="unknown", messages=messages)
     with pytest.raises(openai.UnprocessableEntityError, match="Expected max_tokens of at most 20"):
         create(model="chat", messages=messages, max_tokens=21, stream=True)
+
+
+def test_turns_that_the_chat_template_refuses_are_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one paragraph, whole and as a stream, which has begun by then."""
+
+    def refuse(*_: Any, **__: Any) -> str:
+        raise ModelError("The tokenizer's chat template cannot put together a chat.")
+
+    monkeypatch.setattr(PromptEncoder, "_put_together", refuse)
+    whole = client.post("/v1/chat/completions", json=ask())
+    assert (whole.status_code, whole.json()["error"]["message"][:28]) == (422, "The tokenizer's chat templat")
+    streamed = client.post("/v1/chat/completions", json=ask(stream=True)).text.split("\n\n")
+    assert json.loads(streamed[1].removeprefix("data: ")) == whole.json()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from cards import card_code
 from forgetfree import Ledger, Predictor, cli
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
-from forgetfree.ledger.graft import Graft
-from forgetfree.serve.cards import hub_card
+from forgetfree.ledger.graft import Graft, GraftOrigin
+from forgetfree.serve.cards import Change, hub_card, model_card
 from forgetfree.serve.generation import chat_of
+from forgetfree.serve.network import Parts
 from forgetfree.serve.served_task import Ending, served
 from forgetfree.tasks import Decoding, TaskDefinition
 
@@ -231,6 +233,29 @@ def test_an_exported_model_writes_the_texts_of_predict(
     with predictor.weights.merged(task):
         meant = predictor.loaded.model.backbone.state_dict()
         assert all(torch.equal(tensor, meant[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("decoding", "written", "said"),
+    [
+        (Decoding(num_beams=3), {"num_beams": 3, "do_sample": False}, "with 3 beams"),
+        (
+            Decoding(temperature=0.5, top_p=0.9),
+            {"temperature": 0.5, "top_p": 0.9, "top_k": 0, "do_sample": True},
+            "0.5",
+        ),
+    ],
+)
+def test_an_exported_model_is_decoded_as_the_task(
+    decoding: Decoding, written: dict[str, Any], said: str, plain: Path
+) -> None:
+    """``top_k`` is said, for transformers draws among 50 tokens where it is not."""
+    predictor = Predictor.of_run(plain)
+    task, loaded = replace(predictor.definition("first"), decoding=decoding), predictor.loaded
+    origin = GraftOrigin(task, "generate", "own", "", 0.0)
+    made = served(task).network(Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
+    assert {name: getattr(made.generation, name) for name in written} == written
+    assert said in model_card(origin, made.reading, Change("export", ""))
 
 
 def test_an_exported_model_refuses_chats_where_prompts_are_read(plain: Path, tmp_path: Path) -> None:

@@ -204,9 +204,10 @@ def test_a_queue_that_is_full_says_so_and_a_batch_that_fails_stops_nothing() -> 
         assert caught.value.headers == {"Retry-After": "1"}
         assert await asyncio.gather(*asked) == [["t: a", "t: b"], ["t: c"], ["t: d", "t: e"]]
         assert slow.batches == [["a", "b", "c"], ["d", "e"]]  # as many whole requests as go into four texts
+        failing, beside = batcher.put("t", ["bad"]), batcher.put("u", ["good"])
         with pytest.raises(RuntimeError):
-            await batcher.put("t", ["bad"])
-        assert await batcher.put("u", ["good"]) == ["u: good"]
+            await failing
+        assert await beside == ["u: good"]
         assert batcher.size == 0
         work.cancel()
 
