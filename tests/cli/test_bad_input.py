@@ -258,7 +258,10 @@ CASES = [
         Case(f"{job} --skip-bad-rows --data nosuch", "The data directory 'nosuch' does not exist.")
         for job in ("run sst2", "sweep sst2", "graft sst2", "experiment where")
     ),
-    Case("run sst2 --data data/sst2/train.jsonl --data nosuch.csv", "--data names 'nosuch.csv', and there is no such file."),
+    Case(
+        "run sst2 --data data/sst2/train.jsonl --data nosuch.csv",
+        "--data names 'nosuch.csv', and there is no such file.",
+    ),
     Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "both would be the task 'train'"),
     Case("graft sst2 --text-column phrase", "no column 'phrase', which is named as text_column", 1),
     Case(
