@@ -10,14 +10,20 @@ from typing import Any
 
 import prompted
 import pytest
+import tiny
 import torch
 import transformers
-from cards import card_code
+from cards import card_code, card_probabilities
 
 from forgetfree import Ledger, Predictor, cli
+from forgetfree.data.examples import EncodedRows
+from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
+from forgetfree.learning.training import predict
 from forgetfree.ledger.graft import Graft, GraftOrigin
+from forgetfree.models.loading import load_model
+from forgetfree.serve.apply import write_model
 from forgetfree.serve.cards import Change, hub_card, model_card
 from forgetfree.serve.generation import chat_of
 from forgetfree.serve.network import Parts
@@ -304,6 +310,19 @@ def test_a_graft_of_texts_becomes_an_adapter_and_a_graft_again(apart: Path, tmp_
         if "norm" not in graft.space.tensors[tensor].name
     ]
     assert torch.equal(again.region.indices, torch.cat(matrices))
+
+
+def test_labels_read_from_a_writing_model_are_exported(plain: Path, tmp_path: Path) -> None:
+    """As in a stream of kinds mixed: by the code of the card."""
+    loaded, task = load_model(str(plain.parent / "model"), "generate"), tiny.TASK
+    origin = GraftOrigin(task, "generate", loaded.name, "", 0.0, max_length=loaded.max_length)
+    written = write_model(loaded, origin, {}, tmp_path / "model", Change("export", ""))
+    assert (written.loader, written.usual) == ("AutoModelForCausalLM", False)
+    rows = Rows(("great film", "terrible movie", "film"), (), (0, 0, 0))
+    loaded.model.add_task(loaded.head(task))
+    encoded = EncodedRows.of(loaded.encoder(task)(rows), rows.labels, 0, loaded.pad)
+    ours = predict(loaded.model, encoded, batch_size=1).softmax(1)
+    assert torch.allclose(card_probabilities(written.directory, rows, task.labels), ours, rtol=0, atol=1e-5)
 
 
 def test_onnx_writes_no_texts(run: Path, tmp_path: Path, capsys: Any) -> None:
