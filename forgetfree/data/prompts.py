@@ -49,12 +49,14 @@ class EncodedTexts(EncodedRows):
 
     Attributes:
         right: of each row the texts that are right; the first is learned.
+        asked: what each row asks, as a report shows it.
         tokenizer: turns token ids into texts.
         end: the token id that ends a text.
         longer: the token ids of prompts that are cut further where their answer is learned, by the number of the row.
     """
 
     right: Sequence[Sequence[str]] = ()
+    asked: Sequence[str] = ()
     tokenizer: Any = None
     end: int = 0
     longer: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -74,7 +76,8 @@ class EncodedTexts(EncodedRows):
         rows = super().subset(indices)
         fields = {name: getattr(rows, name) for name in ("tokens", "offsets", "labels", "words")}
         longer = {new: self.longer[i] for new, i in enumerate(indices) if i in self.longer}
-        return replace(self, **fields, right=[self.right[i] for i in indices], longer=longer)
+        asked = [self.asked[i] for i in indices] if self.asked else ()
+        return replace(self, **fields, right=[self.right[i] for i in indices], asked=asked, longer=longer)
 
 
 def prompt_of(x: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from forgetfree.display import brief, is_text
 from forgetfree.errors import DataError, MetricError, UsageError
 from forgetfree.json_file import check, parse_json
 from forgetfree.kinds.kind import Form, TaskKind
+from forgetfree.results.answers import WrittenTexts
 from forgetfree.results.metrics import sign
 from forgetfree.tasks import Scenario, TaskDefinition
 
@@ -71,6 +72,8 @@ _ROLES = {"human": "user", "gpt": "assistant"}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 #: How many of the commonest right texts are tried as an answer to all rows.
 _CONSTANTS = 20
+#: How many characters of a prompt are kept for reports.
+_SHOWN = 500
 #: How many training rows they are scored on.
 _SCORED = 500
 
@@ -86,6 +89,7 @@ class TextAnswers:
         counts: how many of those each row has: int64 ``(rows,)``.
         texts: what was written.
         right: of each row the texts that are right.
+        prompts: what each row asks, as far as a report shows it.
     """
 
     ids: npt.NDArray[Any]
@@ -94,6 +98,7 @@ class TextAnswers:
     counts: npt.NDArray[Any]
     texts: Sequence[str]
     right: Sequence[Sequence[str]]
+    prompts: Sequence[str] = ()
 
     #: A text has no probabilities of labels.
     ece: ClassVar[float | None] = None
@@ -137,18 +142,17 @@ class TextAnswers:
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         """Return token ids, losses, and all texts as JSON in UTF-8."""
         arrays = {name: getattr(self, name) for name in ("ids", "lengths", "losses", "counts")}
-        texts = json.dumps({"texts": list(self.texts), "right": [list(each) for each in self.right]})
-        return arrays | {"texts": np.frombuffer(texts.encode(), np.uint8)}
+        return arrays | {"texts": WrittenTexts(self.texts, self.right, self.prompts).array}
 
     @classmethod
     def of_tensors(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return answers from what `tensors` gave; raise ``ValueError`` where they do not belong together."""
-        texts = parse_json(arrays["texts"].astype(np.uint8).tobytes().decode())
+        texts = WrittenTexts.of_array(arrays["texts"])
         ids, lengths, losses, counts = (arrays[name] for name in ("ids", "lengths", "losses", "counts"))
-        rows = {len(texts["texts"]), len(texts["right"]), len(lengths), len(counts)}
+        rows = {len(texts.texts), len(lengths), len(counts)}
         sound = len(rows) == 1 and (len(ids), len(losses)) == (lengths.sum(), counts.sum())
         check("texts, token ids and losses", sorted(rows), sound, "those of the same rows")
-        return cls(ids, lengths, losses, counts, texts["texts"], texts["right"])
+        return cls(ids, lengths, losses, counts, texts.texts, texts.right, texts.prompts)
 
 
 class Generation(TaskKind):
@@ -266,7 +270,8 @@ class Generation(TaskKind):
 
         ids, labels, longer = encoder.learned(rows)
         encoded = EncodedTexts.of(ids, labels, label, pad, task.kind)
-        return replace(encoded, right=rows.labels, tokenizer=encoder.tokenizer, end=encoder.end, longer=longer)
+        how = {"tokenizer": encoder.tokenizer, "end": encoder.end, "longer": longer}
+        return replace(encoded, right=rows.labels, asked=[_asked(prompt, task) for prompt in rows.first], **how)
 
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each token ``(n, 1)``: logits of all tokens of the vocabulary would fill the memory."""
@@ -280,7 +285,8 @@ class Generation(TaskKind):
         counts = np.array([] if texts is None else texts.counts, np.int64)
         losses = logits.reshape(-1).numpy().astype(np.float32)
         none = np.array([], np.int64)
-        return TextAnswers(none, none, losses, counts, (), () if texts is None else texts.right)
+        right, asked = ((), ()) if texts is None else (texts.right, texts.asked)
+        return TextAnswers(none, none, losses, counts, (), right, asked)
 
     def with_texts(self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, **how: Any) -> TextAnswers:
         """Return answers with the text that a model writes after each prompt."""
@@ -305,6 +311,13 @@ class Generation(TaskKind):
     def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> TextAnswers:
         """Return answers from what `TextAnswers.tensors` gave."""
         return TextAnswers.of_tensors(arrays)
+
+
+def _asked(prompt: str, task: TaskDefinition) -> str:
+    """Return what a report shows of a prompt: its beginning; of a chat, that of its last turn."""
+    if task.form == "messages":
+        prompt = turns_of(prompt)[-1]["content"]
+    return prompt[:_SHOWN]
 
 
 def _filled(

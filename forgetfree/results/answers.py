@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.errors import MetricError
+from forgetfree.json_file import check, parse_json
 from forgetfree.results.calibration import expected_calibration_error
 from forgetfree.results.metrics import Metric, agreement, sign
 
@@ -114,6 +116,37 @@ def label_answers(answers: Answers) -> LabelAnswers:
             f"Expected answers that are labels, got {type(answers).__name__}. Take a task of another kind."
         )
     return answers
+
+
+@dataclass(frozen=True)
+class WrittenTexts:
+    """Texts that answer a task's rows, as a file of answers keeps them.
+
+    Attributes:
+        texts: what was written.
+        right: of each row the texts that are right.
+        prompts: what each row asks, as far as a report shows it; none in older files.
+    """
+
+    texts: Sequence[str]
+    right: Sequence[Sequence[str]]
+    prompts: Sequence[str] = ()
+
+    @property
+    def array(self) -> npt.NDArray[np.uint8]:
+        """The texts as JSON in UTF-8."""
+        content = {"texts": list(self.texts), "right": [list(each) for each in self.right]}
+        content |= {"prompts": list(self.prompts)} if self.prompts else {}
+        return np.frombuffer(json.dumps(content).encode(), np.uint8)
+
+    @classmethod
+    def of_array(cls, array: npt.NDArray[Any]) -> Self:
+        """Return what `array` gave; raise ``ValueError`` where it is none."""
+        content = parse_json(array.astype(np.uint8).tobytes().decode())
+        prompts = content.get("prompts", [])
+        rows = [len(content["texts"]), len(content["right"]), *([len(prompts)] if prompts else [])]
+        check("texts, right texts and prompts", rows, len({*rows}) == 1, "those of the same rows")
+        return cls(content["texts"], content["right"], prompts)
 
 
 def constant_scores(answers: Sequence[Answers], metrics: Sequence[str], *, task_known: bool = True) -> list[float]:

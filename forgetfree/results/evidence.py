@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forgetfree import registry
-from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.answers import LabelAnswers, WrittenTexts
 from forgetfree.results.calibration import calibration_gaps
 from forgetfree.results.comparison import Comparison, StrategyRuns
 from forgetfree.results.metrics import Floats
@@ -220,8 +220,11 @@ class RowScore:
         return cls(value, rows, max(0.0, variance))
 
     @classmethod
-    def of_answers(cls, answers: LabelAnswers, metric: str) -> Self:
-        """Return the score of answers to single rows: ``accuracy``, ``f1`` of label 1, or ``ece``."""
+    def of_answers(cls, answers: LabelAnswers | WrittenTexts, metric: str) -> Self:
+        """Return the score of answers to single rows: ``accuracy``, ``f1`` of label 1, ``ece``, or a mean over texts."""
+        if isinstance(answers, WrittenTexts):
+            values: Floats = registry.metric(metric).rows(answers)
+            return cls(float(values.mean()), len(values), float(values.var()), values - values.mean())
         if metric == "ece":
             influence, value = calibration_gaps(answers.logits, answers.labels), answers.ece
         else:
@@ -287,7 +290,9 @@ class Evidence:
             units: the files of its units, with answers to single rows; empty, or without them, where only scores are known.
             metric: ``ece``; default: that of each task.
         """
-        answers = {label: [unit.answers for unit in of_seeds] for label, of_seeds in units.items()}
+        answers: dict[str, list[dict[str, LabelAnswers | WrittenTexts]]] = {
+            label: [{**unit.answers, **unit.texts} for unit in of_seeds] for label, of_seeds in units.items()
+        }
         whole = answers and len({_rows(each) for of_seeds in answers.values() for each in of_seeds if each}) == 1
         scores: dict[str, dict[int, dict[str, RowScore]]] = {}
         for entry in comparison.strategies:
@@ -370,10 +375,16 @@ def forgetting(entry: StrategyRuns, test_rows: Mapping[str, int], tasks: Sequenc
     return interval([run.forgetting for run in entry.runs], variance)
 
 
-def _is_of_rows(answers: LabelAnswers, metric: str) -> bool:
+def _is_of_rows(answers: LabelAnswers | WrittenTexts, metric: str) -> bool:
+    if isinstance(answers, WrittenTexts):
+        return metric != "ece" and registry.metric(metric).rows is not None
     return metric in ("accuracy", "ece") or (metric == "f1" and answers.logits.shape[1] == 2)
 
 
-def _rows(answers: Mapping[str, LabelAnswers]) -> tuple[tuple[str, bytes], ...]:
-    """Return what tells the test rows of one run from others: their labels."""
-    return tuple((task, each.labels.astype(np.int64).tobytes()) for task, each in answers.items())
+def _rows(answers: Mapping[str, LabelAnswers | WrittenTexts]) -> tuple[tuple[str, bytes], ...]:
+    """Return what tells the test rows of one run from others: their labels, or right texts."""
+
+    def right(each: LabelAnswers | WrittenTexts) -> bytes:
+        return repr(each.right).encode() if isinstance(each, WrittenTexts) else each.labels.astype(np.int64).tobytes()
+
+    return tuple((task, right(each)) for task, each in answers.items())

@@ -32,6 +32,7 @@ class Metric:
         higher_is_better: else lower.
         bounds: the lowest and the highest score there can be; ``None``: there is none.
         constant: returns the best score that one and the same answer to all rows can have; none: every label is tried.
+        rows: returns the value of each row ``(n,)``, where the score is their mean; none: it is no mean, or that of labels.
         scale: how scores are shown; default: as percentages where the bounds lie in [0, 1], else as plain numbers.
         title: what tables call it; default: its name, in capitals.
     """
@@ -40,6 +41,7 @@ class Metric:
     higher_is_better: bool = True
     bounds: tuple[float | None, float | None] = (0.0, 1.0)
     constant: Callable[[Any], float] | None = None
+    rows: Callable[[Any], Floats] | None = None
     scale: Scale | None = None
     title: str = ""
 

@@ -125,7 +125,10 @@ CORPUS: dict[str, Callable[[Texts, Targets], float]] = {"bleu": bleu, "chrf": ch
 
 
 def _of_rows(title: str, value: Callable[[Texts, Targets], Floats]) -> Metric:
-    return Metric(lambda answers: float(value(answers.texts, answers.right).mean()), title=title)
+    def rows(answers: Any) -> Floats:
+        return value(answers.texts, answers.right)
+
+    return Metric(lambda answers: float(rows(answers).mean()), rows=rows, title=title)
 
 
 def _of_all(title: str, value: Callable[[Texts, Targets], float]) -> Metric:

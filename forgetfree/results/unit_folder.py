@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, MetricError, ReportError, RunError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import check, check_fields, check_signature, parse_json, read_bounded, read_json
-from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.answers import LabelAnswers, WrittenTexts
 from forgetfree.results.run_results import Run
 
 if TYPE_CHECKING:
@@ -195,11 +195,13 @@ class UnitFiles:
         answers: the last ones on every task whose answers are probabilities; none where the file is missing or not sound.
         losses: the logged steps (``task``, ``phase``, ``step``, ``loss``); none where they are damaged.
         faults: by what is left out, why; nothing of what is not there.
+        texts: the last ones on every task that is answered by texts.
     """
 
     answers: Mapping[str, LabelAnswers]
     losses: Sequence[Json]
     faults: Mapping[str, str]
+    texts: Mapping[str, WrittenTexts] = field(default_factory=dict)
 
 
 #: Of the units of a comparison: by the label of a strategy, in the order of its runs.
@@ -208,9 +210,9 @@ Units = Mapping[str, Sequence[UnitFiles]]
 
 def read_unit_files(run: Run, tasks: Sequence[str]) -> UnitFiles:
     """Read what lies in the folder of a run's unit; what is not sound is left out."""
-    answers, faults = dict[str, LabelAnswers](), dict[str, str]()
+    answers, texts, faults = dict[str, LabelAnswers](), dict[str, WrittenTexts](), dict[str, str]()
     try:
-        answers = _answers(run, tasks)
+        answers, texts = _answers(run, tasks)
     except ReportError as error:
         faults["Answers"] = str(error)
     for what, name in (("Losses", HISTORY), ("Seconds per task", SECONDS_PER_TASK)):
@@ -219,11 +221,11 @@ def read_unit_files(run: Run, tasks: Sequence[str]) -> UnitFiles:
                 check_own(path, ReportError)
         except ReportError as error:
             faults[what] = str(error)
-    return UnitFiles(answers, [] if "Losses" in faults else _losses(run.folder / HISTORY), faults)
+    return UnitFiles(answers, [] if "Losses" in faults else _losses(run.folder / HISTORY), faults, texts)
 
 
-def _answers(run: Run, tasks: Sequence[str]) -> dict[str, LabelAnswers]:
-    """Return the last answers on every task whose answers are probabilities; none where the file is missing.
+def _answers(run: Run, tasks: Sequence[str]) -> tuple[dict[str, LabelAnswers], dict[str, WrittenTexts]]:
+    """Return the last answers on every task that are probabilities, or texts; none where the file is missing.
 
     Raises:
         ReportError: it is not sound.
@@ -232,12 +234,14 @@ def _answers(run: Run, tasks: Sequence[str]) -> dict[str, LabelAnswers]:
 
     path = run.folder / "predictions.safetensors"
     if not path.exists():
-        return {}
+        return {}, {}
     check_own(path, ReportError)
     try:
-        arrays, answers = _arrays(path), dict[str, LabelAnswers]()
+        arrays, answers, texts = _arrays(path), dict[str, LabelAnswers](), dict[str, WrittenTexts]()
         for task, expected in zip(tasks, run.ece[-1], strict=True):
             if expected is None:  # its answers are no probabilities of labels, and no figure shows them
+                if (kept := arrays.get(f"{task}/texts")) is not None:
+                    texts[task] = WrittenTexts.of_array(kept)
                 continue
             answers[task] = LabelAnswers(arrays[f"{task}/logits"], arrays[f"{task}/labels"])
             right = math.isclose(ece := answers[task].ece, expected, abs_tol=1e-6)
@@ -246,7 +250,7 @@ def _answers(run: Run, tasks: Sequence[str]) -> dict[str, LabelAnswers]:
         raise ReportError(f"{path} lacks the tensor {error}. {_ADVICE}") from error
     except (OSError, ValueError, IndexError, SafetensorError, MetricError) as error:
         raise ReportError(f"{path} cannot be read: {first_line(error).rstrip('.')}. {_ADVICE}") from error
-    return answers
+    return answers, texts
 
 
 def _losses(path: Path) -> list[Json]:

@@ -234,6 +234,10 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert "first (exact match)" in report
     assert "Loss on right texts (nats a token; means over tasks, and at the end of each)" in report
     assert "left out" not in report  # the answers that were kept are read again
+    shown = report.partition("## Texts of first at the end, by the first seed")[2].partition("##")[0]
+    (asked, *_), (right, *_) = right_texts(data / "first", "test")
+    assert (found_row(shown, "prompt")[0], found_row(shown, "right text")[0]) == (asked, right)
+    assert all(f"| {name} |" in shown for name in ("continual-ft", "grafting-continual", "fine-tune"))
     floors = json.loads((tmp_path / "out" / "results.json").read_text())["floors"]
     assert floors["nearest_row"]["0"][0] == nearest_share(data / "first")
     assert floors["constant"][0] == constant_share(data / "first")

@@ -15,6 +15,7 @@ from forgetfree.results.metrics import title_of
 from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.evidence_tables import evidence_tables
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best, without_columns
+from forgetfree.results.report.text_tables import text_tables
 from forgetfree.results.report.words import meanings
 from forgetfree.results.run_results import LedgerSummary, Run
 from forgetfree.results.unit_folder import Units
@@ -128,6 +129,7 @@ def tables_of(comparison: Comparison, units: Units, evidence: Evidence) -> list[
     return [
         *by_task,
         *evidence_tables(comparison, units, evidence),
+        *text_tables(comparison, units),
         *(written(grid) for grid in others if grid.rows),
     ]
 
