@@ -19,8 +19,10 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 import forgetfree
 from forgetfree import Ledger, cli
+from forgetfree.continual.streams import load_stream
+from forgetfree.continual.template import counts_of
 from forgetfree.data.sources import load_tasks
-from forgetfree.errors import DataError, ModelError, UsageError
+from forgetfree.errors import DataError, MetricError, ModelError, UsageError
 from forgetfree.jobs.revision import remove
 from forgetfree.kinds.generation import TextAnswers
 from forgetfree.models.loading import load_model
@@ -216,6 +218,21 @@ def test_answers_are_scored_compared_and_kept() -> None:
     assert not found.same_as(changed)
     with pytest.raises(ValueError, match="those of the same rows"):
         TextAnswers.of_tensors(found.tensors() | {"lengths": found.lengths[1:]})
+
+
+def test_rows_that_somebody_put_together_have_no_texts() -> None:
+    with pytest.raises(
+        MetricError, match=r"none were written for these rows, which a plugin or a caller put together\."
+    ):
+        answers([], []).score("exact_match")
+
+
+def test_parts_of_a_batch_weigh_by_their_tokens(data: Path, model: Path) -> None:
+    """Also of rows that a plugin, or an online stream, put together."""
+    stream = load_stream("first,last", data=str(data), model=str(model))
+    task, rows = stream.tasks[1], stream.benchmark.train_stream[1].dataset
+    assert counts_of(rows, stream.model) == task.train.counts
+    assert len(set(task.train.counts)) > 1
 
 
 # -- Streams ----------------------------------------------------------------------------------------------
