@@ -43,7 +43,7 @@ def floors(
     test_limit: int | None,
     probe: str | None,
 ) -> dict[str, Numbers]:
-    """Return the scores of a bag of words, and of a linear probe on θ_pre, on every task of a stream.
+    """Return the scores of a bag of words, and of linear probes on θ_pre, at its readout and at the mean, on every task.
 
     Args:
         stream: whose rows, with the seed of its samples.
@@ -51,7 +51,7 @@ def floors(
         shots: training rows per label, as the stream was made with.
         or_fewer: whether a label with fewer rows keeps all of them, as in the stream.
         test_limit: test rows, likewise.
-        probe: the device on which θ_pre reads the rows; ``None``: there is no probe.
+        probe: the device on which θ_pre reads the rows, once for each probe; ``None``: there is none.
     """
     tasks, known, found = stream.tasks, stream.scenario == "task", dict[str, Sequence[float | None]]()
     if rows:
@@ -68,6 +68,9 @@ def floors(
         try:
             stream.pre_trained.load_(model)
             found["linear_probe"] = linear_probe(tasks, model, task_known=known)
+            at_mean = linear_probe(tasks, model, task_known=known, at_mean=True) if model.readout != "mean" else []
+            if any(score is not None for score in at_mean):
+                found["mean_probe"] = at_mean
         finally:
             held.load_(model)
     names = [task.name for task in tasks]

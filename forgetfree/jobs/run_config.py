@@ -36,9 +36,10 @@ class RunOptions(CommonOptions):
         "answers say nothing before they are trained (linear, mean)",
     )
     floors: Literal["constant", "words", "probe"] = option(
-        "words",
+        "probe",
         "what scores are compared with: constant: one answer to all rows; words: a bag of words, too (a second a task or "
-        "so); probe: and a linear probe on the pre-trained model (one pass over training and test rows, for each seed)",
+        "so); probe: and linear probes on the pre-trained model, at its readout and at the mean of tokens (two passes over "
+        "training and test rows, for each seed)",
     )
     temperature_scaling: bool = option(
         True, "at the end, fit a temperature a task to at most 512 validation rows, and tell the ECE with it"

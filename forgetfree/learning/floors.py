@@ -1,14 +1,16 @@
 """Floors: scores that take no fine-tuning at all. What a model knows of a task is what it scores above them.
 
-A bag of words is a logistic regression on TF-IDF, a linear probe one on the features of a frozen backbone. Both are fitted
-to the training rows that the strategies get. Where the task is withheld, one classifier is fitted to the rows of all tasks.
-Where texts are the answers, the most similar training row lends its own.
+A bag of words is a logistic regression on TF-IDF, of pairs also on the overlap of both texts; a linear probe one on the
+features of a frozen backbone. Both are fitted to the training rows that the strategies get. Where the task is withheld, one
+classifier is fitted to the rows of all tasks. Where texts are the answers, the most similar training row lends its own.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +26,8 @@ from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training import features_of
 
 Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+_WORD = re.compile(r"\w+")
 #: Training rows that a classifier is fitted to, at most: with more it would take minutes, and hardly score more.
 MOST_ROWS = 20_000
 
@@ -60,7 +64,8 @@ def bag_of_words(
 def word_answers(train: Sequence[Rows], labels: Integers, test: Sequence[Rows]) -> list[Integers | None]:
     """Return the labels that a bag of words gives to test rows, part by part; ``None`` where no text has a word.
 
-    A pair is read as the words of the first text, those of the second, and those of both: three numbers for each word.
+    A pair is read as the words of the first text, those of the second, and those of both, three numbers for each word, and by
+    how far the two texts overlap, see `overlap`.
 
     Args:
         train: parts of the training rows.
@@ -70,22 +75,57 @@ def word_answers(train: Sequence[Rows], labels: Integers, test: Sequence[Rows]) 
     from scipy.sparse import hstack, vstack
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
 
     words, paired = TfidfVectorizer(token_pattern=r"\w+"), any(part.second for part in train)
-
-    def read(part: Rows) -> Any:
-        first = words.transform(part.first)
-        if not paired:
-            return first
-        second = words.transform(part.second or [""] * len(part))
-        return hstack([first, second, first.multiply(second)])
-
     try:
         words.fit([text for part in train for texts in part.texts for text in texts])
     except ValueError:  # no word at all
         return [None] * len(test)
+    weights = dict(zip(words.get_feature_names_out(), words.idf_, strict=True))
+
+    def overlaps(part: Rows) -> Floats:
+        return overlap(part.first, part.second or [""] * len(part), weights)
+
+    scaler = StandardScaler().fit(np.concatenate([overlaps(part) for part in train])) if paired else None
+
+    def read(part: Rows) -> Any:
+        first = words.transform(part.first)
+        if scaler is None:
+            return first
+        second = words.transform(part.second or [""] * len(part))
+        return hstack([first, second, first.multiply(second), scaler.transform(overlaps(part))])
+
     classifier = _fitted(LogisticRegression(max_iter=1000), vstack([read(part) for part in train]), labels)
     return [classifier.predict(read(part)) for part in test]
+
+
+def overlap(first: Sequence[str], second: Sequence[str], weights: Mapping[str, float]) -> Floats:
+    """Return how far the words of two texts overlap ``(n, 8)``: what a bag of words cannot add up.
+
+    That is the cosine of both texts; the weight of the words that they share, as a share of either text's and as a logarithm;
+    of either, the logarithms of the weight that is not shared and of its number of words.
+
+    Args:
+        first: texts.
+        second: as many.
+        weights: the inverse document frequency of each word; others, which no training row has, weigh as the rarest.
+    """
+    rarest = max(weights.values(), default=1.0)
+    rows = []
+    for a, b in zip(first, second, strict=True):
+        ours, theirs = _WORD.findall(a.lower()), _WORD.findall(b.lower())
+        sets = {*ours}, {*theirs}, {*ours} & {*theirs}
+        own, its, both = (sum(weights.get(word, rarest) for word in each) for each in sets)
+        squares = [sum(weights.get(word, rarest) ** 2 for word in each) for each in sets]
+        rows.append(
+            [
+                squares[2] / max(math.sqrt(squares[0] * squares[1]), 1e-9),
+                *(both / max(own, 1e-9), both / max(its, 1e-9), math.log1p(both)),
+                *(math.log1p(own - both), math.log1p(its - both), math.log1p(len(ours)), math.log1p(len(theirs))),
+            ]
+        )
+    return np.array(rows).reshape(-1, 8)
 
 
 def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequence[Rows]) -> list[float | None]:
@@ -129,37 +169,56 @@ def linear_probe(
     model: ReadoutModel,
     *,
     task_known: bool = True,
+    at_mean: bool = False,
     batch_size: int = 64,
     precision: str = "fp32",
 ) -> list[float | None]:
     """Return the score on each task of a linear readout on the model's features as they are, standardised.
 
-    ``None`` where the readout is not linear: the others read logits of the whole vocabulary.
+    ``None`` where there are no such features: a readout that is not linear reads logits of the whole vocabulary, and the mean
+    of a row says nothing of its single words, or of a text to be written.
 
     Args:
         tasks: whose rows are read.
         model: with the backbone that is probed.
         task_known: whether each task has a classifier of its own.
+        at_mean: read the mean of a row's tokens in the last layer, whatever the readout is.
         batch_size: rows per forward pass.
         precision: of forward passes.
     """
-    if model.readout not in LINEAR:
-        return [None] * len(tasks)
+
+    def read(rows: Examples) -> npt.NDArray[np.float32]:
+        features = features_of(model, rows, at_mean=at_mean, batch_size=batch_size, precision=precision)
+        found: npt.NDArray[np.float32] = features.numpy()
+        return found
+
+    scores: list[float | None] = []
+    for group in _groups(len(tasks), task_known):
+        if not (all(_has_mean(tasks[i], model) for i in group) if at_mean else model.readout in LINEAR):
+            scores += [None] * len(group)
+            continue
+        rows = [_at_most(tasks[i].train, MOST_ROWS // len(group)) for i in group]
+        features, labels = (np.concatenate([of(part) for part in rows]) for of in (read, _labels_read))
+        test = [read(tasks[i].test) for i in group]
+        ends = np.cumsum([len(each) for each in test])[:-1]
+        predicted = np.split(probe_answers(features, labels, np.concatenate(test)), ends)
+        scores += [_score(tasks[i], each) for i, each in zip(group, predicted, strict=True)]
+    return scores
+
+
+def probe_answers(train: npt.NDArray[Any], labels: Integers, test: npt.NDArray[Any]) -> Integers:
+    """Return the labels that a linear probe gives to features ``(m, H)``, fitted to others ``(n, H)`` and their labels."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    def read(rows: Examples) -> npt.NDArray[np.float32]:
-        features: npt.NDArray[np.float32] = features_of(model, rows, batch_size=batch_size, precision=precision).numpy()
-        return features
+    classifier = _fitted(make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)), train, labels)
+    predicted: Integers = classifier.predict(test)
+    return predicted
 
-    scores: list[float | None] = []
-    for group in _groups(len(tasks), task_known):
-        rows = [_at_most(tasks[i].train, MOST_ROWS // len(group)) for i in group]
-        features, labels = (np.concatenate([of(part) for part in rows]) for of in (read, _labels_read))
-        classifier = _fitted(make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)), features, labels)
-        scores += [_score(tasks[i], classifier.predict(read(tasks[i].test))) for i in group]
-    return scores
+
+def _has_mean(task: EncodedTask, model: ReadoutModel) -> bool:
+    return type(model).pooled is not ReadoutModel.pooled and task.kind.has_word_floor and not _is_of_words(task.test)
 
 
 def _groups(tasks: int, task_known: bool) -> list[list[int]]:
@@ -173,9 +232,12 @@ def _at_most(rows: Examples, count: int) -> Examples:
 
 def _labels_read(rows: Examples) -> Integers:
     """Return the labels of what a model reads: of all rows, or of all words that are not cut off."""
-    words = len(rows.labels) != len(rows) or rows.counts != [1] * len(rows)
-    labels: Integers = (rows.batch(range(len(rows)))[1] if words else rows.labels).numpy()
+    labels: Integers = (rows.batch(range(len(rows)))[1] if _is_of_words(rows) else rows.labels).numpy()
     return labels
+
+
+def _is_of_words(rows: Examples) -> bool:
+    return len(rows.labels) != len(rows) or rows.counts != [1] * len(rows)
 
 
 def _fitted(classifier: Any, features: Any, labels: Integers) -> Any:

@@ -205,6 +205,7 @@ LEARNED_FLOORS = {
     "bag_of_words": "a bag of words",
     "nearest_row": "the most similar training row",
     "linear_probe": "a linear probe",
+    "mean_probe": "a linear probe at the mean",
 }
 
 
@@ -219,6 +220,7 @@ class RunFloors(Record):
     bag_of_words: dict[str, ScoresOrNone] = Field(default_factory=dict)
     nearest_row: dict[str, ScoresOrNone] = Field(default_factory=dict)
     linear_probe: dict[str, ScoresOrNone] = Field(default_factory=dict)
+    mean_probe: dict[str, ScoresOrNone] = Field(default_factory=dict)
 
     def by_place(self) -> dict[str, Sequence[float | None]]:
         """Return all of them by their places in the file."""

@@ -14,10 +14,11 @@ from safetensors.numpy import load_file
 import forgetfree
 from forgetfree import cli
 from forgetfree.continual.streams import load_stream
+from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import TrainingError
 from forgetfree.learning.encoded_task import sampled
-from forgetfree.learning.floors import linear_probe, word_answers
+from forgetfree.learning.floors import linear_probe, overlap, word_answers
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.strategies.continual_ft import ContinualFT
@@ -52,7 +53,7 @@ def finished(command: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def test_floors_are_those_of_each_seeds_sample(finished: Path, data_directory: Path, model_directory: Any) -> None:
     floors = results_of(finished)["floors"]
-    assert set(floors) == {"constant", "bag_of_words", "linear_probe"}
+    assert set(floors) == {"constant", "bag_of_words", "linear_probe", "mean_probe"}
     for seed in (0, 5):
         for number, rows in enumerate(load_tasks(TASKS, str(data_directory))):
             train = sampled(rows, 4, seed)
@@ -62,6 +63,8 @@ def test_floors_are_those_of_each_seeds_sample(finished: Path, data_directory: P
         how: dict[str, Any] = {"data": str(data_directory), "model": str(model_directory("bert"))}
         stream = load_stream(TASKS, shots=4, seed=seed, **how)
         assert floors["linear_probe"][str(seed)] == linear_probe(stream.tasks, stream.model)
+        at_mean = load_stream(TASKS, shots=4, seed=seed, readout="mean", **how)
+        assert floors["mean_probe"][str(seed)] == linear_probe(at_mean.tasks, at_mean.model)
 
 
 def test_ece_after_scaling_is_that_of_the_answers_divided_by_the_temperature(finished: Path) -> None:
@@ -141,3 +144,29 @@ def test_tensors_have_a_probe_and_no_words(tmp_path: Path) -> None:
     results = results_of(tmp_path / "out")
     assert set(results["floors"]) == {"constant", "linear_probe"}
     assert all(0 < temperature <= 100 for temperature in results["runs"][0]["temperature"])
+
+
+def test_the_overlap_of_a_pair_is_worked_by_hand() -> None:
+    """a (weight 1) is shared; b (2) and c (2) are not; d, which no training row has, weighs as the rarest, 2."""
+    (row,) = overlap(["a b"], ["A, c d"], {"a": 1.0, "b": 2.0, "c": 2.0})
+    cosine = 1 / np.sqrt((1 + 4) * (1 + 4 + 4))
+    expected = [cosine, 1 / 3, 1 / 5, np.log(1 + 1), np.log(1 + 2), np.log(1 + 4), np.log(1 + 2), np.log(1 + 3)]
+    assert row == pytest.approx(expected)
+    assert np.isfinite(overlap(["", "a"], ["", ""], {})).all()
+
+
+def test_a_bag_of_words_sees_that_pairs_overlap() -> None:
+    """The label is whether the second text repeats a word of the first; test rows have words that no training row has."""
+    random = np.random.default_rng(0)
+
+    def pairs(words: str, count: int) -> Rows:
+        ours = [" ".join(random.choice([*words], 3, replace=False)) for _ in range(count)]
+        labels = tuple(int(each) for each in random.integers(2, size=count))
+        others = []
+        for text, label in zip(ours, labels, strict=True):
+            others.append(" ".join(random.choice([word for word in words if (word in text) == bool(label)], 2)))
+        return Rows(tuple(ours), tuple(others), labels)
+
+    train, test = pairs("abcdefgh", 60), pairs("qrstuvwx", 60)
+    (predicted,) = word_answers([train], np.array(train.labels), [test])
+    assert predicted is not None and (predicted == np.array(test.labels)).mean() > 0.9

@@ -220,10 +220,11 @@ MEANINGS = {
     "BWT": "backward transfer: the score at the end minus the score right after learning; below 0 where tasks were forgotten",
     "ECE": "expected calibration error: how far confidence is from accuracy, in 15 bins; the mean over tasks",
     "a constant answer": "the best score that the same answer to every row has: what knows a task is above it",
-    "a bag of words": "logistic regression on the words (TF-IDF) of the same training rows, without the model; the mean over "
-    "seeds",
+    "a bag of words": "logistic regression on the words (TF-IDF) of the same training rows, and of pairs on how far both texts "
+    "overlap, without the model; the mean over seeds",
     "a linear probe": "logistic regression on the features of the pre-trained model, of the same training rows; the mean over "
     "seeds. Nothing of the model is trained",
+    "a linear probe at the mean": "the same on the mean of the tokens' features",
     "the most similar training row": "the right text of the row whose prompt has the largest cosine of TF-IDF; the mean "
     "over seeds",
     "the model before training": "the pre-trained model, asked as it is",
