@@ -24,6 +24,7 @@ from forgetfree.continual.template import counts_of
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, MetricError, ModelError, UsageError
 from forgetfree.jobs.revision import remove
+from forgetfree.jobs.running import costs
 from forgetfree.kinds.generation import TextAnswers
 from forgetfree.models.loading import load_model
 from forgetfree.results import stored
@@ -314,6 +315,20 @@ def test_a_stream_is_planned_by_a_few_steps(data: Path, model: Path, capsys: pyt
     told = capsys.readouterr().out
     assert "Task: first, 24 training, 9 validation, 13 test rows" in told
     assert "training steps of this model on this machine" in told
+
+
+def test_a_plan_counts_a_text_as_its_tokens(
+    data: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts are read for the loss, and again for a text of five tokens at most."""
+    monkeypatch.setattr(costs, "timed_rates", lambda *_: costs.Rates(1.0, 1.0, "a second a token"))
+    words = ["run", "first", "--data", str(data), "--model", str(model), "--steps", "6", "--strategy", "continual-ft"]
+    assert cli.main([*words, "--check", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    (evaluate,) = [each for each in plan["units"][0]["phases"] if each["phase"] == "evaluate"]
+    mean, rows = plan["tasks"][0]["tokens_a_row"], evaluate["steps"]
+    assert rows == 2 * 13  # before and after
+    assert evaluate["seconds"] == pytest.approx(rows * (2 * mean + 5), rel=0.01)
 
 
 @pytest.mark.slow
