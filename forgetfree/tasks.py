@@ -109,11 +109,11 @@ class Decoding:
             faults.append(f"seed must be from 0 to 2^63 - 1, got {self.seed}")
         if self.num_beams > 1 and self.temperature:
             faults.append(
-                f"texts are searched with beams or drawn at a temperature, got num_beams {self.num_beams} and temperature "
-                f"{self.temperature}"
+                "texts are searched with beams or drawn at a temperature: num_beams must be 1 or temperature 0, "
+                f"got num_beams {self.num_beams} and temperature {self.temperature}"
             )
         if self.top_p < 1 and not self.temperature:
-            faults.append(f"top_p needs a temperature to draw at, got top_p {self.top_p} without one")
+            faults.append(f"top_p must be 1 without a temperature to draw at, got {self.top_p}")
         return faults
 
 

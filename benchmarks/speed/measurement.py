@@ -132,7 +132,9 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operation, and count what it made."""
         made = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._there:
+            if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:  # a sparse one's parts are made apart
+                continue
+            if tensor.untyped_storage()._cdata not in self._there:
                 storage = tensor.untyped_storage()
                 self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
         self._live = {key: held for key, held in self._live.items() if not held[0].expired()}  # type: ignore[no-untyped-call]

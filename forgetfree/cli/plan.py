@@ -52,7 +52,8 @@ def show_plan(config: JobConfig, resume: bool, as_json: bool) -> None:
         print(f"… and {counted(len(found['units']) - _SHOWN, 'more unit')}")
     seconds = "unknown" if total["seconds"] is None else f"about {_time(total['seconds'])}"
     print(f"Time: {seconds}, one unit at a time; an estimate {found['estimated']}")
-    print(f"Memory: about {size(total['memory_bytes'])}, an estimate by sizes")
+    phases = [f"{name.replace('_', '-')} {size(each)}" for name, each in total["memory_bytes_by_phase"].items()]
+    print(f"Memory: about {size(total['memory_bytes'])}, an estimate by sizes ({', '.join(phases)})")
     print(
         escaped(f"Disk: about {size(total['disk_bytes'])} of {size(total['disk_free_bytes'])} free at {found['out']}")
     )

@@ -234,7 +234,7 @@ CASES = [
         1,
     ),
     Case("run sst2 --data ''", "--data needs a value, got an empty text."),
-    Case("run sst2 --readout magic", "Unknown --readout 'magic'. Known: auto, causal, linear, mean, prompt."),
+    Case("run sst2 --readout magic", "Unknown --readout 'magic'. Known: auto, causal, generate, linear, mean, prompt."),
     Case(
         "run sst2 --readout prompt", "The readout 'prompt' needs a masked language model, and 'model' is BertModel.", 1
     ),
@@ -258,7 +258,10 @@ CASES = [
         Case(f"{job} --skip-bad-rows --data nosuch", "The data directory 'nosuch' does not exist.")
         for job in ("run sst2", "sweep sst2", "graft sst2", "experiment where")
     ),
-    Case("run sst2 --data data/sst2/train.jsonl --data nosuch.csv", "'nosuch.csv' is no file of rows"),
+    Case(
+        "run sst2 --data data/sst2/train.jsonl --data nosuch.csv",
+        "--data names 'nosuch.csv', and there is no such file.",
+    ),
     Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "both would be the task 'train'"),
     Case("graft sst2 --text-column phrase", "no column 'phrase', which is named as text_column", 1),
     Case(
@@ -353,7 +356,7 @@ CASES = [
         "run sst2 --set num_beams=2 --set sampling_temperature=1",
         "texts are searched with beams or drawn at a temperature",
     ),
-    Case("run sst2 --set top_p=0.5", "top_p needs a temperature to draw at, got top_p 0.5 without one."),
+    Case("run sst2 --set top_p=0.5", "top_p must be 1 without a temperature to draw at, got 0.5."),
     Case("run sst2 --set cache=", "--set cache needs a value, got an empty text."),
     Case(
         "run sst2 --config x.toml",

@@ -129,7 +129,7 @@ def test_tokens_are_drawn_by_their_probabilities_among_the_likeliest() -> None:
         (Decoding(temperature=1.0, top_p=0.0), "top_p must be above 0, and at most 1, got 0.0"),
         (Decoding(seed=-1), "seed must be from 0 to 2^63 - 1, got -1"),
         (Decoding(num_beams=2, temperature=1.0), "texts are searched with beams or drawn at a temperature"),
-        (Decoding(top_p=0.5), "top_p needs a temperature to draw at, got top_p 0.5 without one"),
+        (Decoding(top_p=0.5), "top_p must be 1 without a temperature to draw at, got 0.5"),
     ],
 )
 def test_what_cannot_be_is_told(decoding: Decoding, fault: str) -> None:

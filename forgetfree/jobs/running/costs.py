@@ -17,7 +17,6 @@ import torch
 from forgetfree.core.base_regions import tiny_region_note
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.rows import Rows
-from forgetfree.device import kind_of_device
 from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
 from forgetfree.jobs.config import CommonOptions
@@ -189,33 +188,6 @@ def padded(lengths: Sequence[int], batch_size: int) -> float:
     """Return the mean length of batches of rows drawn from these lengths, which are padded to their longest."""
     random = Random(0)
     return sum(max(random.choices(lengths, k=batch_size)) for _ in range(64)) / 64
-
-
-# -- Memory --------------------------------------------------------------------------------------------
-
-#: Bytes that a token leaves in a layer for back-propagation, for each number of its hidden state (Korthikanti et al., 2022,
-#: eq. 2, in float32 and without the attention's own, which grows with the length).
-_ACTIVATIONS = 68
-
-
-def memory_bytes(config: Any, parameters: int, graftable: int, options: TrainingOptions, length: float) -> int:
-    """Return about the most memory that training takes: weights, gradients, optimizer, θ_pre, θ_ft, S, and activations."""
-    state = 2 if options.optimizer == "adamw" else 1 if options.momentum or callable(options.optimizer) else 0
-    hidden = getattr(config, "hidden_size", 0) or 0
-    layers = getattr(config, "num_hidden_layers", 0) or 0
-    rows = -(-options.batch_size // options.accumulation)
-    half = 1 if options.precision == "fp32" else 2
-    activations = _ACTIVATIONS * rows * length * hidden * layers / half
-    return round(4 * parameters + 4 * graftable * (1 + state + 3) + activations)
-
-
-def device_memory(device: str) -> int:
-    """Return the bytes of memory that the device has."""
-    import os
-
-    if kind_of_device(device) == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 # -- Disk ----------------------------------------------------------------------------------------------

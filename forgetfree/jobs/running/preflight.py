@@ -5,7 +5,7 @@ A plan is JSON:
     model       name, readout, parameters, graftable, local
     tasks       name, rows of each split and tokens a row, as far as the data are here
     units       unit, and its phases: task, phase, steps (of evaluate: rows), seconds; shared: the unit that does it already
-    total       steps by phase, seconds, memory_bytes, disk_bytes, disk_free_bytes
+    total       steps by phase, seconds, memory_bytes, memory_bytes_by_phase, disk_bytes, disk_free_bytes
     estimated   how the seconds were found
     notes       what could not be checked, and what may go wrong
 """
@@ -31,7 +31,7 @@ from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import check_task, load_task, read_tasks
-from forgetfree.device import find_device
+from forgetfree.device import find_device, kind_of_device
 from forgetfree.errors import ForgetfreeError, ModelError, NoDataError, SeveralFaultsError, UsageError, first_line
 from forgetfree.files import is_place
 from forgetfree.jobs.config import Faults, InMemory, JobConfig
@@ -40,6 +40,7 @@ from forgetfree.jobs.run_config import starts_of
 from forgetfree.jobs.running import costs
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, needed_bytes, refuse_without
 from forgetfree.jobs.running.environment import check_place, check_precision, existing, refuse_held, set_threads
+from forgetfree.jobs.running.memory import ModelSize, device_memory, memory_of_phases
 from forgetfree.jobs.running.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.learning.cost import TaskSize
@@ -268,11 +269,12 @@ def _plan(config: JobConfig, found: _Found) -> Json:
             notes.append("Without --steps or --shots, the steps depend on the rows, which are not here.")
     seconds = [phase["seconds"] for unit in units for phase in unit["phases"]]
     longest = max((max(each) for each in lengths.values()), default=limit)
-    memory = [
-        costs.memory_bytes(model.config, model.parameters, model.graftable, each.options, min(longest, limit))
-        for each in workload.units
-    ]
-    most, there = max(memory, default=0), costs.device_memory(device)
+    size = ModelSize.of(model.config, model.parameters, model.graftable)
+    memory: Counter[Phase] = Counter()
+    for each, planned in zip(workload.units, units, strict=True):
+        named = {phase["phase"] for phase in planned["phases"]}
+        memory |= Counter(memory_of_phases(size, each.options, min(longest, limit), named, kind_of_device(device)))
+    most, there = max(memory.values(), default=0), device_memory(device)
     if most > there:
         notes.append(f"About {most:,} bytes of memory are needed on {device}, which has {there:,}: training may fail.")
     _tell_room(workload, units, model, notes)
@@ -299,6 +301,7 @@ def _plan(config: JobConfig, found: _Found) -> Json:
             "steps": dict(total),
             "seconds": round(sum(seconds), 1) if known else None,
             "memory_bytes": most,
+            "memory_bytes_by_phase": dict(memory),
             "disk_bytes": sum(needed_bytes(workload, _tests(workload, rows), definitions, model.space))
             if model.space
             else 0,

@@ -1,0 +1,90 @@
+"""The memory of each phase: predicted as --check does, beside what tensors held at most; computed for larger models.
+
+python -m forgetfree.benchmarks.memory [MODEL]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from forgetfree.benchmarks.speed.measurement import PeakMemory
+from forgetfree.core.trained import RegionParameters
+from forgetfree.data.sources import load_task
+from forgetfree.jobs.running.memory import ModelSize, memory_of_phases
+from forgetfree.learning.localization import LocalizationOptions
+from forgetfree.learning.monitor import Phase
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.models.loading import load_model
+
+#: Parameters, graftable ones (layers and last norm), width and layers of the Llama models 3.2 and 3.1.
+LARGER = {
+    "1 billion": ModelSize(1_235_814_400, 973_146_112, 2048, 16),
+    "3 billion": ModelSize(3_212_749_824, 2_818_747_392, 3072, 28),
+    "8 billion": ModelSize(8_030_261_248, 6_979_588_096, 4096, 32),
+}
+PHASES: tuple[Phase, ...] = ("fine_tune", "localize", "train")
+WAYS = {
+    "mask": {"region_from": "mask"},
+    "movement": {"region_from": "movement"},
+    "gradient": {"region_from": "gradient"},
+    "gradient, gradient checkpointing": {"region_from": "gradient", "gradient_checkpointing": True},
+}
+OPTIONS = LocalizationOptions(
+    steps=2, batch_size=8, optimizer="adamw", learning_rate=1e-5, mask_steps=1, mask_batch_size=16, gradient_rows=16
+)
+
+
+def measured(name: str, options: LocalizationOptions) -> tuple[ModelSize, float, dict[Phase, int]]:
+    """Return a model's size, the longest row, and the most bytes that tensors held in each phase, weights included."""
+    loaded = load_model(name)
+    bench = SingleTask.of(loaded, load_task("sst2", "demo"), shots=32, device="cpu")
+    backbone: Any = bench.model.backbone
+    parameters = sum(each.numel() for each in bench.model.parameters())
+    there = 4 * parameters + bench.pre.theta.nbytes
+
+    def peak(work: Callable[[], object]) -> tuple[Any, int]:
+        with PeakMemory(bench.pre.theta, *bench.model.parameters()) as mode:
+            made = work()
+        return made, mode.bytes + there
+
+    peaks = dict[Phase, int]()
+    if options.needs_fine_tuned:
+        tuned, peaks["fine_tune"] = peak(lambda: bench.fine_tuned(options))
+        there += tuned.theta.nbytes
+    else:
+        tuned, peaks["fine_tune"] = peak(lambda: bench.with_readout(options, 2))
+    regions, peaks["localize"] = peak(lambda: bench.regions(tuned, options))
+
+    def train() -> None:
+        bench.train_(options, "train", RegionParameters(backbone, bench.space, regions[0]), 2)
+
+    _, peaks["train"] = peak(train)
+    size = ModelSize.of(backbone.config, parameters, len(bench.space))
+    return size, float(max(bench.task.train.lengths)), peaks
+
+
+def table(name: str) -> list[str]:
+    """Return the rows of both tables, in GB."""
+    lines = [
+        f"| {name}: γ by | fine-tune | localize | train |",
+        "|---|---:|---:|---:|",
+    ]
+    for way, changes in WAYS.items():
+        options = replace(OPTIONS, **changes)  # type: ignore[arg-type]
+        size, length, peaks = measured(name, options)
+        expected = memory_of_phases(size, options, length, PHASES)
+        cells = [f"{peaks[phase] / 1e9:.2f} ({expected[phase] / 1e9:.2f})" for phase in PHASES]
+        lines.append(f"| {way} | {' | '.join(cells)} |")
+    lines += ["", "| computed, rows of 512 tokens: γ by | 1 billion | 3 billion | 8 billion |", "|---|---:|---:|---:|"]
+    for way, changes in WAYS.items():
+        options = replace(OPTIONS, **changes)  # type: ignore[arg-type]
+        most = [max(memory_of_phases(size, options, 512, PHASES).values()) / 1e9 for size in LARGER.values()]
+        lines.append(f"| {way} | {' | '.join(f'{each:.0f}' for each in most)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    print("\n".join(table(sys.argv[1] if len(sys.argv) > 1 else "smollm2")))
