@@ -33,7 +33,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_all_that_is_public_has_its_place(site: Path) -> None:
+def test_all_that_is_public_has_its_place(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
     drawing = runpy.run_path(str(ROOT / "docs" / "pages.py"))
     text = "".join(page.read_text(encoding="utf-8") for page in site.glob("api/*.html"))
     places = set(re.findall(r'id="(forgetfree\.[\w.]+)"', text))

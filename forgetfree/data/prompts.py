@@ -181,6 +181,12 @@ class PromptEncoder(Encoder):
         return f"{before}{space}{{prompt}}{after}"
 
     @property
+    def around(self) -> tuple[list[int], str, list[int]]:
+        """The ids before the text of a prompt, the space before that text if there is one, and the ids after it."""
+        (before, after), (space,) = self._usual
+        return before, space, after
+
+    @property
     def chat_template(self) -> str:
         """The Jinja template by which transformers puts a prompt, or a chat, together as this encoder does.
 
