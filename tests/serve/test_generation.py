@@ -194,6 +194,24 @@ def test_predict_prints_texts_and_tables(run: Path, data: Path, capsys: pytest.C
     assert "The router chooses among labels of whole texts, and first writes texts" in capsys.readouterr().err
 
 
+def test_predict_keeps_columns_beside_texts(apart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.csv").write_text("id,question\n7,great film\n8,film\n")
+    words = ["predict", str(apart), "--task", "first", "--file", str(tmp_path / "rows.csv"), "--keep", "id"]
+    texts = [each.text for each in Predictor.of_run(apart).answer("first", ["great film", "film"])]
+    assert cli.main([*words, "--json"]) == 0
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(str(each["id"]), each["text"]) for each in said] == list(zip(["7", "8"], texts, strict=True))
+    assert cli.main([*words, "--csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "id,prompt,task,text"
+
+
+def test_a_run_whose_tasks_are_withheld_is_answered_from(data: Path, tmp_path: Path, plain: Path) -> None:
+    run = prompted.run(data, plain.parent / "model", tmp_path / "run", "continual-ft", scenario="class", steps=1)
+    predictor, expected = Predictor.of_run(run), prompted.answers_of_run(run, "continual-ft")
+    for task in prompted.TASKS:
+        assert [each.text for each in predictor.answer(task, asked(data, task))] == list(expected[task].texts)
+
+
 # -- A model of its own -----------------------------------------------------------------------------------
 
 #: Each with a strategy and the task that is written.
