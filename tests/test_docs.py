@@ -177,8 +177,6 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
         ("main-job-alone.csv", "main-job.md", "`composition=alone`"),
         ("main-job-auto.csv", "main-job.md", "`composition=auto`"),
         ("ner-domains-alone.csv", "ner-domains.md", "`composition=alone`"),
-        ("withheld.csv", "withheld.md", "grafting-continual"),
-        ("withheld-given.csv", "withheld.md", "the task given"),
     ],
 )
 def test_the_row_of_grafts_alone_is_that_of_the_committed_run(runs: str, page: str, name: str) -> None:
