@@ -26,7 +26,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where ``make docs`` puts it, elsewhere."""
     pytest.importorskip("material", reason="MkDocs is not installed: pip install '.[dev]'")
     place = tmp_path_factory.mktemp("site")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+    # Pages of its own: another worker may build the site, too.
+    pages = tmp_path_factory.mktemp("pages") / "pages"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1", "FORGETFREE_PAGES": str(pages)}
     for command in (("docs/pages.py",), ("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place))):
         done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

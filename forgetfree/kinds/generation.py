@@ -385,8 +385,9 @@ class _Reader:
     def rows(self) -> Rows:
         """Return the good rows; the others are added to the table's bad rows."""
         found = [self.table.bad.attempt(self._read, self, i) for i in range(len(self.table.numbers))]
-        good = [row for row in found if row is not None]
-        return Rows(tuple(prompt for prompt, _ in good), (), tuple(right for _, right in good))
+        good = [(*row, number) for row, number in zip(found, self.table.numbers, strict=True) if row is not None]
+        places = tuple((self.table.where, number) for _, _, number in good)
+        return Rows(tuple(prompt for prompt, *_ in good), (), tuple(right for _, right, _ in good), places)
 
     def cell(self, column: str, i: int) -> Any:
         """Return a cell; a number of numpy as one of Python, an array as a list."""

@@ -186,6 +186,13 @@ def test_texts_with_labels_beside_them_stay_classification(
     assert load_tasks("own", str(tmp_path))[0].task.kind == kind
 
 
+def test_an_answer_that_does_not_fit_is_told_with_its_file_and_row(model: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": f"a {i}", "target": "film " * (60 if i == 2 else 1)} for i in range(4)]
+    write(tmp_path, "own", {"train": rows[:1], "validation": rows[:1], "test": [{"prompt": "", "target": ""}, *rows]})
+    with pytest.raises(DataError, match=r"the answer to 'a 2' \(.*test\.jsonl, row 4\) has \d+ tokens"):
+        load_stream("own", data=str(tmp_path), model=str(model), skip_bad_rows=True)
+
+
 def test_splits_are_of_one_form(tmp_path: Path) -> None:
     plain = [{"prompt": "a", "target": "b"}]
     write(tmp_path, "own", {"train": [{"messages": CHAT}], "validation": plain, "test": plain})
