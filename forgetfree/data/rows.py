@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,11 +36,13 @@ class Rows:
         first: first texts; where words are labelled, sentences with single spaces between their words.
         second: second texts; empty for tasks over one text.
         labels: of each row its label; where words are labelled, a tuple of one for each word.
+        places: of each row its file and its number there, for messages; empty where they are not known.
     """
 
     first: tuple[str, ...]
     second: tuple[str, ...]
     labels: tuple[Any, ...]
+    places: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -55,6 +58,7 @@ class Rows:
             tuple(self.first[i] for i in indices),
             tuple(self.second[i] for i in indices) if self.second else (),
             tuple(self.labels[i] for i in indices),
+            tuple(self.places[i] for i in indices) if self.places else (),
         )
 
 
@@ -125,6 +129,11 @@ def kind_of_rows(task: TaskDefinition) -> RowKind:
     return kind
 
 
+def _plain(text: str) -> str:
+    """Return the words of a text in one case; a text without words as it is."""
+    return " ".join(re.findall(r"\w+", text.casefold())) or text.strip()
+
+
 @dataclass(frozen=True)
 class TaskRows:
     """A task with all its rows.
@@ -147,10 +156,15 @@ class TaskRows:
 
     @cached_property
     def shared(self) -> dict[str, int]:
-        """The number of test rows that are also ``train`` or ``validation`` rows: with the same texts and any label."""
+        """The number of test rows that are also ``train`` or ``validation`` rows: with the same texts and any label.
+
+        White space, case and punctuation do not tell texts apart.
+        """
+        test = [tuple(map(_plain, texts)) for texts in self.test.texts]
         return {
-            split: sum(texts in others for texts in self.test.texts)
-            for split, others in (("train", set(self.train.texts)), ("validation", set(self.validation.texts)))
+            split: sum(texts in others for texts in test)
+            for split, rows in (("train", self.train), ("validation", self.validation))
+            for others in [{tuple(map(_plain, texts)) for texts in rows.texts}]
         }
 
     def shared_note(self, scored: EvaluatedOn = "test") -> str:
