@@ -182,7 +182,10 @@ def _check_decoding(decoding: Decoding, asked: Mapping[str, Any]) -> None:
     """Raise ``UsageError`` where texts cannot be written so, or something that is asked for would do nothing."""
     faults = decoding.faults(_flag)
     if asked["seed"] is not None and not decoding.temperature:
-        faults.append(f"{_flag('seed')} is of texts that are drawn: give {_flag('temperature')}, too, or leave it out")
+        faults.append(
+            f"{_flag('seed')} must be left out where texts are not drawn, got {asked['seed']}: give {_flag('temperature')}, too, "
+            "or leave it out"
+        )
     if faults:
         raise UsageError(f"{'; '.join(faults)}.")
 

@@ -702,7 +702,7 @@ CASES = [
     Case("predict nosuch --temperature 0 --top-p 0.5 x", "got 0.5: give --temperature, too, or leave it out."),
     Case(
         "predict nosuch --num-beams 2 --sampling-seed 7 x",
-        "--sampling-seed is of texts that are drawn: give --temperature, too, or leave it out.",
+        "--sampling-seed must be left out where texts are not drawn, got 7: give --temperature, too, or leave it out.",
     ),
     Case("predict run --seed x x", "--seed must be a whole number, got 'x'."),
     Case("predict run --strategy lora x", "run holds nothing of lora to answer from.", 1),
