@@ -183,8 +183,8 @@ def _check_decoding(decoding: Decoding, asked: Mapping[str, Any]) -> None:
     faults = decoding.faults(_flag)
     if asked["seed"] is not None and not decoding.temperature:
         faults.append(
-            f"{_flag('seed')} must be left out where texts are not drawn, got {asked['seed']}: give {_flag('temperature')}, too, "
-            "or leave it out"
+            f"{_flag('seed')} must be left out where texts are not drawn, got {asked['seed']}: give "
+            f"{_flag('temperature')}, too, or leave it out"
         )
     if faults:
         raise UsageError(f"{'; '.join(faults)}.")
