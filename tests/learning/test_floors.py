@@ -18,7 +18,7 @@ from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.learning import floors
 from forgetfree.learning.encoded_task import encode_task, sampled
-from forgetfree.learning.floors import bag_of_words, linear_probe, word_answers
+from forgetfree.learning.floors import bag_of_words, linear_probe, overlap, word_answers
 from forgetfree.models.loading import load_model
 from forgetfree.results.entities import Sentences, entity_f1
 
@@ -45,8 +45,11 @@ def test_a_bag_of_words_is_what_scikit_learn_makes_of_the_same_rows(known: Any) 
 
     def read(rows: Rows) -> Any:
         first, second = (words.transform(each).toarray() for each in (rows.first, rows.second))
-        return np.concatenate([first, second, first * second], axis=1)
+        shared = scaler.transform(overlap(rows.first, rows.second, weights))
+        return np.concatenate([first, second, first * second, shared], axis=1)
 
+    weights = dict(zip(words.get_feature_names_out(), words.idf_, strict=True))
+    scaler = StandardScaler().fit(overlap(train[0].first, train[0].second, weights))
     fitted = LogisticRegression(max_iter=1000).fit(read(train[0]), train[0].labels)
     assert found[0] == fitted.score(read(test[0]), test[0].labels)
 
