@@ -6,7 +6,7 @@ export TOKENIZERS_PARALLELISM = false
 # Modules are compiled once, when they are first imported: pip compiles all of them, which takes a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint types fast slow nightly kill docs install lock newest clean
+.PHONY: demo results test check lint types fast slow nightly kill docs install lock newest clean
 
 # A stream on the embedded model and data: about three minutes on two cores.
 DEMO_OUT ?= runs/demo
@@ -18,6 +18,11 @@ demo: $(BIN)/.installed
 		$(BIN)/forgetfree run --config benchmarks/demo/demo.toml --out $(DEMO_OUT) && touch $(DEMO_OUT)/.complete; \
 	fi
 	@echo "The report: $(DEMO_OUT)/report.html. A new run: make demo DEMO_OUT=runs/another"
+
+# The tables of the result pages, from the committed CSV files: a test checks that nothing differs.
+results: $(BIN)/.installed
+	$(BIN)/python -m forgetfree.benchmarks.pages
+	$(BIN)/python -m forgetfree.benchmarks.paper
 
 # Everything that CI checks.
 test: $(BIN)/.installed

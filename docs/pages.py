@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import posixpath
 import re
 import shutil
@@ -191,4 +192,4 @@ def public(module: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    write(ROOT / "build" / "pages")
+    write(Path(os.environ.get("FORGETFREE_PAGES", ROOT / "build" / "pages")))

@@ -1,4 +1,4 @@
-"""The figures of report.html, which take a third of a tiny run: drawn, or left empty."""
+"""The figures of report.html, which take much of a tiny run: drawn, or left empty."""
 
 from __future__ import annotations
 

@@ -73,6 +73,13 @@ def test_the_picture_of_the_first_task_shows_the_committed_run() -> None:
     assert (figures / "first-task.svg").read_text(encoding="utf-8") == drawn
 
 
+def test_the_recording_of_the_demo_is_small_and_loads_nothing() -> None:
+    recording = (ROOT / "docs" / "figures" / "demo.svg").read_text(encoding="utf-8")
+    assert len(recording.encode()) < 300_000
+    assert set(re.findall(r"https?://[^\"]*", recording)) == {"http://www.w3.org/2000/svg"}
+    assert "forgetfree&#160;run&#160;--config&#160;benchmarks/demo/demo.toml" in recording and "forgetting" in recording
+
+
 def test_there_are_commands_to_check() -> None:
     assert len(commands(ROOT / "README.md")) >= 6
 
@@ -170,8 +177,6 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
         ("main-job-alone.csv", "main-job.md", "`composition=alone`"),
         ("main-job-auto.csv", "main-job.md", "`composition=auto`"),
         ("ner-domains-alone.csv", "ner-domains.md", "`composition=alone`"),
-        ("withheld.csv", "withheld.md", "grafting-continual"),
-        ("withheld-given.csv", "withheld.md", "the task given"),
     ],
 )
 def test_the_row_of_grafts_alone_is_that_of_the_committed_run(runs: str, page: str, name: str) -> None:

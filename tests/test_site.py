@@ -26,14 +26,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where ``make docs`` puts it, elsewhere."""
     pytest.importorskip("material", reason="MkDocs is not installed: pip install '.[dev]'")
     place = tmp_path_factory.mktemp("site")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+    # Pages of its own: another worker may build the site, too.
+    pages = tmp_path_factory.mktemp("pages") / "pages"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1", "FORGETFREE_PAGES": str(pages)}
     for command in (("docs/pages.py",), ("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place))):
         done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     return place
 
 
-def test_all_that_is_public_has_its_place(site: Path) -> None:
+def test_all_that_is_public_has_its_place(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
     drawing = runpy.run_path(str(ROOT / "docs" / "pages.py"))
     text = "".join(page.read_text(encoding="utf-8") for page in site.glob("api/*.html"))
     places = set(re.findall(r'id="(forgetfree\.[\w.]+)"', text))

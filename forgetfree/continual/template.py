@@ -132,7 +132,7 @@ class StrategyTemplate(SupervisedTemplate):
         training, data = training_of(self.training), self.adapted_dataset
         whole = data is self.experience.dataset and part_of(self.experience) is None
         lengths = training.task.train.lengths if whole else lengths_of(data, self.model)
-        counts = training.task.train.counts if whole else None
+        counts = training.task.train.counts if whole else counts_of(data, self.model)
         seed = self.phase_seed(training.phase, training.task)
         batches = plan(lengths, training.options, self._updates, seed)
         self._parts = [part for batch in batches for part in cut(batch, training.options, counts)]
@@ -378,6 +378,14 @@ def lengths_of(data: Any, model: nn.Module) -> list[int]:
     if tokens is None:
         return [0] * len(data)
     return [int(tokens.attention_mask(data[i][0].unsqueeze(0)).sum()) for i in range(len(data))]
+
+
+def counts_of(data: Any, model: nn.Module) -> list[int] | None:
+    """Return the labels per row of rows that a plugin put together; ``None`` where rows are no texts, and each has one."""
+    if getattr(model, "tokens", None) is None:
+        return None
+    counted: Any = model
+    return [int(counted.counts(data[i][0].unsqueeze(0))) for i in range(len(data))]
 
 
 def alone(plugins: Iterable[Any]) -> bool:

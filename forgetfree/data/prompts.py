@@ -202,7 +202,7 @@ class PromptEncoder(Encoder):
             whole.append([*ids[:-1], *(~token for token in (ids[-1], *answer))])
             labels.append([*answer, self.end])
         if long:
-            self._refuse([(rows.first[i], len(answers[i])) for i in long])
+            self._refuse(rows.take(long), [len(answers[i]) for i in long])
         return whole, labels, longer
 
     @property
@@ -212,6 +212,12 @@ class PromptEncoder(Encoder):
             return ""
         (before, after), (place,) = _in_places(self._around([{"role": "user", "content": ""}]))
         return f"{before}{place.space}{{prompt}}{after}"
+
+    @property
+    def around(self) -> tuple[list[int], str, list[int]]:
+        """The ids before the text of a prompt, the space before that text if there is one, and the ids after it."""
+        (before, after), (space,) = self._usual
+        return before, space, after
 
     @property
     def chat_template(self) -> str:
@@ -366,9 +372,11 @@ class PromptEncoder(Encoder):
         ids = [token for part, text in zip(parts, [*texts, []], strict=True) for token in (*part, *text)]
         return ids or [self.blank]
 
-    def _refuse(self, rows: Sequence[tuple[str, int]]) -> None:
-        """Raise ``DataError`` for rows, each with its prompt and the length of its answer, that do not fit."""
-        named = ", ".join(f"to {brief(prompt)} has {count:,} tokens" for prompt, count in rows[:_NAMED])
+    def _refuse(self, rows: Rows, counts: Sequence[int]) -> None:
+        """Raise ``DataError`` for rows whose answers, of so many tokens, do not fit."""
+        where = [f" ({file}, row {number})" for file, number in rows.places] or [""] * len(rows)
+        known = zip(rows.first[:_NAMED], where, counts, strict=False)
+        named = ", ".join(f"to {brief(prompt)}{place} has {count:,} tokens" for prompt, place, count in known)
         more = f", and {len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
         raise DataError(
             f"Task {self._task.name!r} has {counted(len(rows), 'row')} whose answer does not fit into max_length="

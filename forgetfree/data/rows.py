@@ -35,11 +35,13 @@ class Rows:
         first: first texts; where words are labelled, sentences with single spaces between their words.
         second: second texts; empty for tasks over one text.
         labels: of each row its label; where words are labelled, a tuple of one for each word.
+        places: of each row its file and its number there, for messages; empty where they are not known.
     """
 
     first: tuple[str, ...]
     second: tuple[str, ...]
     labels: tuple[Any, ...]
+    places: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -55,6 +57,7 @@ class Rows:
             tuple(self.first[i] for i in indices),
             tuple(self.second[i] for i in indices) if self.second else (),
             tuple(self.labels[i] for i in indices),
+            tuple(self.places[i] for i in indices) if self.places else (),
         )
 
 

@@ -109,8 +109,11 @@ class TextAnswers:
         Raises:
             MetricError: there are no texts, because a plugin put the rows together.
         """
-        if len(self.texts) != len(self.right):
-            raise MetricError(f"The metric {metric!r} scores texts, and none were written for these rows.")
+        if not self.texts or len(self.texts) != len(self.right):
+            raise MetricError(
+                f"The metric {metric!r} scores texts, and none were written for these rows, which a plugin or a caller put "
+                "together. Evaluate the rows of the stream."
+            )
         score: float = registry.metric(metric).score(self)
         return score
 
@@ -331,7 +334,11 @@ def _filled(
 
 def text_of(tokenizer: Any, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
     """Return token ids as a text, up to the first of the texts that end it."""
-    text: str = tokenizer.decode(list(ids), skip_special_tokens=True)
+    from forgetfree.models.generation import special_stops
+
+    ids, special = list(ids), special_stops(tokenizer, stop)
+    ids = ids[: next((place for place, token in enumerate(ids) if token in special), len(ids))]
+    text: str = tokenizer.decode(ids, skip_special_tokens=True)
     return text[: min((at for end in stop if (at := text.find(end)) >= 0), default=len(text))].strip()
 
 
@@ -378,8 +385,9 @@ class _Reader:
     def rows(self) -> Rows:
         """Return the good rows; the others are added to the table's bad rows."""
         found = [self.table.bad.attempt(self._read, self, i) for i in range(len(self.table.numbers))]
-        good = [row for row in found if row is not None]
-        return Rows(tuple(prompt for prompt, _ in good), (), tuple(right for _, right in good))
+        good = [(*row, number) for row, number in zip(found, self.table.numbers, strict=True) if row is not None]
+        places = tuple((self.table.where, number) for _, _, number in good)
+        return Rows(tuple(prompt for prompt, *_ in good), (), tuple(right for _, right, _ in good), places)
 
     def cell(self, column: str, i: int) -> Any:
         """Return a cell; a number of numpy as one of Python, an array as a list."""

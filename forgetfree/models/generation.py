@@ -95,8 +95,16 @@ def write(
 
 def stops(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> bool:
     """Return whether token ids hold one of the texts that end a text."""
-    text = tokenizer.decode(list(ids), skip_special_tokens=True) if stop else ""
-    return any(end in text for end in stop)
+    if not stop:
+        return False
+    text = tokenizer.decode(list(ids), skip_special_tokens=True)
+    return any(end in text for end in stop) or not special_stops(tokenizer, stop).isdisjoint(ids)
+
+
+def special_stops(tokenizer: Any, stop: Sequence[str]) -> set[int]:
+    """Return the ids of those texts that are special tokens, which are left out where ids become a text."""
+    special = {*tokenizer.all_special_tokens} if stop else set()
+    return {int(tokenizer.convert_tokens_to_ids(end)) for end in stop if end in special}
 
 
 def plain_generation(tokenizer: Any, pad: int, config: Any) -> Any:

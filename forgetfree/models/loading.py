@@ -198,6 +198,7 @@ def _load(
         separator=tokenizer.sep_token_id if getattr(config, "type_vocab_size", 0) > 1 else None,
     )
     if kind == "generate":
+        _check_start(backbone, name)
         backbone.generation_config = plain_generation(tokenizer, tokens.pad, backbone.config)
     model = TaskModel(
         backbone, tokens, kind, read_last=reads_last(config), dropout=head_dropout(config), graftable=graftable
@@ -342,6 +343,16 @@ def _check_weights(backbone: Any, missing: list[str], tokenizer: Any, kind: str,
         raise ModelError(
             f"The tokenizer of model {name!r} has ids up to {last}, and the model has embeddings for {rows}. Put back the "
             "tokenizer that was saved with the weights."
+        )
+
+
+def _check_start(backbone: Any, name: str) -> None:
+    """Raise ``ModelError`` for an encoder-decoder that does not say what a text begins with."""
+    config = backbone.config
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        raise ModelError(
+            f"Model {name!r} is an encoder-decoder, and its config.json does not say which token its decoder begins with: "
+            "expected decoder_start_token_id. Set it (T5 has pad_token_id there, BART eos_token_id)."
         )
 
 

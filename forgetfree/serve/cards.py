@@ -54,9 +54,20 @@ def model_card(origin: GraftOrigin, reading: Reading, change: Change) -> str:
     task, encoder, pair = origin.task, reading.encoder, len(origin.task.text_columns) == 2
     of_all = {"origin": origin, "task": task, "model": origin.model, "reading": reading, "change": change}
     if isinstance(encoder, PromptEncoder):
-        causal, chats = reading.loader == "AutoModelForCausalLM", task.form == "messages"
+        before, space, after = encoder.around
+        chats = task.form == "messages"
         card = templates().get_template("text_model_card.md.jinja")
-        return card.render(**of_all, causal=causal, chats=chats, frame=encoder.frame)
+        return card.render(
+            **of_all,
+            causal=reading.loader == "AutoModelForCausalLM",
+            chats=chats,
+            usual=reading.usual or chats,  # whose turns no code of a few lines puts together
+            frame=encoder.frame,
+            before=before,
+            space=space,
+            after=after,
+            inside=len(before) > len(encoder.opening),
+        )
     words = (f"{label}: {word!r}" for label, word in zip(task.labels, task.label_words, strict=False))
     return (
         templates()

@@ -238,7 +238,7 @@ def test_progress_names_stream_strategy_task_and_phase(
         (["run"], r"No stream is given"),
         (
             ["run", "sst2", "--readout", "magic"],
-            r"Unknown --readout 'magic'\. Known: auto, causal, linear, mean, prompt",
+            r"Unknown --readout 'magic'\. Known: auto, causal, generate, linear, mean, prompt",
         ),
         (["report", "x", "--format", "pdf"], r"Unknown --format 'pdf'\."),
         (["list", "planets"], r"Unknown argument 'planets'\."),

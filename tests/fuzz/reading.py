@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import tiny
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from forgetfree import registry
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.regions import Region
 from forgetfree.data.reading import read_source
 from forgetfree.errors import (
@@ -77,13 +78,14 @@ def within(indices: Tensor, size: int) -> bool:
 
 
 def is_definition(task: TaskDefinition) -> bool:
+    """Of a kind of any name: packages have others, and one that is not here is refused where the task is asked for."""
     labels = task.labels
-    return task.kind in ("single", "pair") and all(isinstance(each, str) for each in labels) and len(set(labels)) > 1
+    return bool(task.kind) and all(isinstance(each, str) for each in labels) and len(set(labels)) > 1
 
 
 def sound_binding(binding: Binding) -> None:
     assert Binding.of_json(binding.json) == binding
-    assert binding.max_length >= 0 and binding.readout in ("linear", "prompt", "causal", "classifier")
+    assert binding.max_length >= 0 and binding.readout in get_args(ReadoutKind)
     assert binding.precision in ("fp32", "bf16", "fp16")
     assert isinstance(json.loads(binding.network), dict)
 
@@ -133,7 +135,7 @@ def sound_graft(graft: Graft, path: Path) -> None:
     assert finite([graft.values, *graft.readout.values(), *graft.buffers.values()])
     if graft.origin is not None:
         origin = graft.origin
-        assert is_definition(origin.task) and origin.readout in ("linear", "prompt", "causal", "classifier")
+        assert is_definition(origin.task) and origin.readout in get_args(ReadoutKind)
         assert 0 <= origin.sparsity <= 1 and type(origin.max_length) is int and origin.max_length > 0
         assert all(
             isinstance(each, str) for each in (origin.model, origin.fingerprint, origin.tokenizer, origin.network)

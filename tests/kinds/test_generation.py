@@ -19,9 +19,12 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 import forgetfree
 from forgetfree import Ledger, cli
+from forgetfree.continual.streams import load_stream
+from forgetfree.continual.template import counts_of
 from forgetfree.data.sources import load_tasks
-from forgetfree.errors import DataError, ModelError, UsageError
+from forgetfree.errors import DataError, MetricError, ModelError, UsageError
 from forgetfree.jobs.revision import remove
+from forgetfree.jobs.running import costs
 from forgetfree.kinds.generation import TextAnswers
 from forgetfree.models.loading import load_model
 from forgetfree.results import stored
@@ -183,6 +186,13 @@ def test_texts_with_labels_beside_them_stay_classification(
     assert load_tasks("own", str(tmp_path))[0].task.kind == kind
 
 
+def test_an_answer_that_does_not_fit_is_told_with_its_file_and_row(model: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": f"a {i}", "target": "film " * (60 if i == 2 else 1)} for i in range(4)]
+    write(tmp_path, "own", {"train": rows[:1], "validation": rows[:1], "test": [{"prompt": "", "target": ""}, *rows]})
+    with pytest.raises(DataError, match=r"the answer to 'a 2' \(.*test\.jsonl, row 4\) has \d+ tokens"):
+        load_stream("own", data=str(tmp_path), model=str(model), skip_bad_rows=True)
+
+
 def test_splits_are_of_one_form(tmp_path: Path) -> None:
     plain = [{"prompt": "a", "target": "b"}]
     write(tmp_path, "own", {"train": [{"messages": CHAT}], "validation": plain, "test": plain})
@@ -216,6 +226,21 @@ def test_answers_are_scored_compared_and_kept() -> None:
     assert not found.same_as(changed)
     with pytest.raises(ValueError, match="those of the same rows"):
         TextAnswers.of_tensors(found.tensors() | {"lengths": found.lengths[1:]})
+
+
+def test_rows_that_somebody_put_together_have_no_texts() -> None:
+    with pytest.raises(
+        MetricError, match=r"none were written for these rows, which a plugin or a caller put together\."
+    ):
+        answers([], []).score("exact_match")
+
+
+def test_parts_of_a_batch_weigh_by_their_tokens(data: Path, model: Path) -> None:
+    """Also of rows that a plugin, or an online stream, put together."""
+    stream = load_stream("first,last", data=str(data), model=str(model))
+    task, rows = stream.tasks[1], stream.benchmark.train_stream[1].dataset
+    assert counts_of(rows, stream.model) == task.train.counts
+    assert len(set(task.train.counts)) > 1
 
 
 # -- Streams ----------------------------------------------------------------------------------------------
@@ -297,6 +322,20 @@ def test_a_stream_is_planned_by_a_few_steps(data: Path, model: Path, capsys: pyt
     told = capsys.readouterr().out
     assert "Task: first, 24 training, 9 validation, 13 test rows" in told
     assert "training steps of this model on this machine" in told
+
+
+def test_a_plan_counts_a_text_as_its_tokens(
+    data: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts are read for the loss, and again for a text of five tokens at most."""
+    monkeypatch.setattr(costs, "timed_rates", lambda *_: costs.Rates(1.0, 1.0, "a second a token"))
+    words = ["run", "first", "--data", str(data), "--model", str(model), "--steps", "6", "--strategy", "continual-ft"]
+    assert cli.main([*words, "--check", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    (evaluate,) = [each for each in plan["units"][0]["phases"] if each["phase"] == "evaluate"]
+    mean, rows = plan["tasks"][0]["tokens_a_row"], evaluate["steps"]
+    assert rows == 2 * 13  # before and after
+    assert evaluate["seconds"] == pytest.approx(rows * (2 * mean + 5), rel=0.01)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ import tiny
 import torch
 
 from forgetfree.data.prompts import EncodedTexts
+from forgetfree.errors import ModelError
+from forgetfree.kinds.generation import text_of
 from forgetfree.models import generation
 from forgetfree.models.generation import write, write_greedily
 from forgetfree.models.loading import LoadedModel, load_model
@@ -182,6 +185,29 @@ def test_a_text_ends_at_a_stop_string_and_at_its_longest(loaded: Callable[[str],
     assert ended == whole[: len(ended)]
     assert len(ended) <= 3
     assert write(task(max_new_tokens=2), model.model, rows, batch_size=4, precision="fp32") == [whole[:2]]
+
+
+@torch.no_grad()
+def test_a_text_ends_at_a_special_token_that_is_a_stop_text(loaded: Callable[[str], LoadedModel]) -> None:
+    """It is left out where ids become a text."""
+    model = loaded("Llama")
+    tokenizer = model.tokenizer
+    special = tokenizer.all_special_tokens[0]
+    plain = tokenizer("great", add_special_tokens=False)["input_ids"]
+    ids = [*plain, tokenizer.convert_tokens_to_ids(special), *plain]
+    assert not generation.stops(tokenizer, plain, (special,))
+    assert generation.stops(tokenizer, ids, (special,))
+    assert text_of(tokenizer, ids, (special,)) == text_of(tokenizer, plain)
+    assert text_of(tokenizer, ids) != text_of(tokenizer, plain)
+
+
+def test_a_decoder_that_begins_with_nothing_is_refused(tmp_path: Path) -> None:
+    directory = families.write("T5", tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    config["decoder_start_token_id"] = None
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="does not say which token its decoder begins with"):
+        load_model(str(directory), "generate")
 
 
 def test_temperature_and_penalties_of_a_model_do_not_count(tmp_path: Path) -> None:

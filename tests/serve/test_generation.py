@@ -11,14 +11,21 @@ from typing import Any
 
 import prompted
 import pytest
+import tiny
 import torch
 import transformers
-from cards import card_code
+from cards import card_code, card_probabilities
 
 from forgetfree import Ledger, Predictor, cli
+from forgetfree.data.examples import EncodedRows
+from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
+from forgetfree.kinds.kind import kind_of
+from forgetfree.learning.training import predict
 from forgetfree.ledger.graft import Graft, GraftOrigin
+from forgetfree.models.loading import load_model
+from forgetfree.serve.apply import write_model
 from forgetfree.serve.cards import Change, hub_card, model_card
 from forgetfree.serve.generation import chat_of
 from forgetfree.serve.network import Parts
@@ -188,6 +195,24 @@ def test_predict_prints_texts_and_tables(run: Path, data: Path, capsys: pytest.C
     assert "The router chooses among labels of whole texts, and first writes texts" in capsys.readouterr().err
 
 
+def test_predict_keeps_columns_beside_texts(apart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.csv").write_text("id,question\n7,great film\n8,film\n")
+    words = ["predict", str(apart), "--task", "first", "--file", str(tmp_path / "rows.csv"), "--keep", "id"]
+    texts = [each.text for each in Predictor.of_run(apart).answer("first", ["great film", "film"])]
+    assert cli.main([*words, "--json"]) == 0
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(str(each["id"]), each["text"]) for each in said] == list(zip(["7", "8"], texts, strict=True))
+    assert cli.main([*words, "--csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "id,prompt,task,text"
+
+
+def test_a_run_whose_tasks_are_withheld_is_answered_from(data: Path, tmp_path: Path, plain: Path) -> None:
+    run = prompted.run(data, plain.parent / "model", tmp_path / "run", "continual-ft", scenario="class", steps=1)
+    predictor, expected = Predictor.of_run(run), prompted.answers_of_run(run, "continual-ft")
+    for task in prompted.TASKS:
+        assert [each.text for each in predictor.answer(task, asked(data, task))] == list(expected[task].texts)
+
+
 # -- A model of its own -----------------------------------------------------------------------------------
 
 #: Each with a strategy and the task that is written.
@@ -326,6 +351,40 @@ def test_a_graft_of_texts_becomes_an_adapter_and_a_graft_again(apart: Path, tmp_
         if "norm" not in graft.space.tensors[tensor].name
     ]
     assert torch.equal(again.region.indices, torch.cat(matrices))
+
+
+@pytest.mark.parametrize("source", ["plain", "apart"])
+def test_a_card_has_the_tokens_of_training_where_a_chat_template_makes_others(
+    source: str, tmp_path: Path, request: Any
+) -> None:
+    """Where a prompt is glued to the words around it ("a" and "nd"), or spells a special token."""
+    loaded = load_model(str(request.getfixturevalue(source).parent / "model"), "generate")
+    task = TaskDefinition("own", "generation", (), template="film{prompt}nd:", max_new_tokens=5, stop=("?",))
+    origin = GraftOrigin(task, "generate", loaded.name, "", 0.0, max_length=loaded.max_length)
+    written = write_model(loaded, origin, {}, tmp_path / "model", Change("export", ""))
+    assert not written.usual
+    label = loaded.model.add_task(loaded.head(task))
+    prompts, use = ["a", "terrible", "film</s>"], served(task)
+    rows = kind_of(task).encode(task, use.rows(prompts), loaded.encoder(task), label=label, pad=loaded.pad)
+    expected = [each.text for each in use.read(loaded.model, rows, batch_size=2, precision="fp32")]
+    namespace: dict[str, Any] = {}
+    with chdir(written.directory):
+        exec(compile(card_code(written.directory), "README.md", "exec"), namespace)
+    assert [namespace["write"]([{"role": "user", "content": prompt}]) for prompt in prompts] == expected
+    assert any(expected)
+
+
+def test_labels_read_from_a_writing_model_are_exported(plain: Path, tmp_path: Path) -> None:
+    """As in a stream of kinds mixed: by the code of the card."""
+    loaded, task = load_model(str(plain.parent / "model"), "generate"), tiny.TASK
+    origin = GraftOrigin(task, "generate", loaded.name, "", 0.0, max_length=loaded.max_length)
+    written = write_model(loaded, origin, {}, tmp_path / "model", Change("export", ""))
+    assert (written.loader, written.usual) == ("AutoModelForCausalLM", False)
+    rows = Rows(("great film", "terrible movie", "film"), (), (0, 0, 0))
+    loaded.model.add_task(loaded.head(task))
+    encoded = EncodedRows.of(loaded.encoder(task)(rows), rows.labels, 0, loaded.pad)
+    ours = predict(loaded.model, encoded, batch_size=1).softmax(1)
+    assert torch.allclose(card_probabilities(written.directory, rows, task.labels), ours, rtol=0, atol=1e-5)
 
 
 def test_onnx_writes_no_texts(run: Path, tmp_path: Path, capsys: Any) -> None:

@@ -374,15 +374,17 @@ def _phases(
             shared = {} if maker == unit.name else {"shared": maker}
             yield phase(each.phase, steps, (steps or 0) * each.rows * length) | shared
         if (held := rows.get(task)) is not None:
-            answered = round(min(len(held.test), limit or len(held.test)) * evaluations)
+            answered = written = round(min(len(held.test), limit or len(held.test)) * evaluations)
             if isinstance(options, LocalizationOptions) and options.region_from in ("mask", "midpoint"):
                 answered += min(len(held.validation), options.validation_rows) * options.mask_evaluations
             if isinstance(options, ScaleOptions):
                 answered += min(len(held.validation), options.choice_rows) * options.choices
-            if getattr(workload.common, "temperature_scaling", False):
+            if getattr(workload.common, "temperature_scaling", False) and not held.task.writes:
                 answered += min(len(held.validation), CALIBRATION_ROWS)
             mean = sum(tokens) / len(tokens)
-            yield phase("evaluate", answered, answered * mean)
+            # After its loss is known, a prompt is read again, and as long a text as may be is written after it.
+            more = written * (mean + held.task.max_new_tokens) if held.task.writes else 0
+            yield phase("evaluate", answered, answered * mean + more)
 
 
 def _size(

@@ -1,0 +1,70 @@
+"""Write the tables of the result pages anew from the committed CSV files: ``python -m forgetfree.benchmarks.pages``.
+
+``make results`` calls it. A page marks where a table stands, and what it is made of; a test holds the pages to it:
+
+    <!-- made of: claims main-job -->
+    <!-- made of: report main-job,main-job-alone: Kept above the floor -->
+    <!-- made of: coverage -->
+    …
+    <!-- end -->
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from forgetfree.benchmarks import claims, coverage
+from forgetfree.results.comparison import merge
+from forgetfree.results.report.page import Page, Table, render_page
+from forgetfree.results.report.run_report import lay_out
+from forgetfree.results.stored import load_run_results
+
+DOCUMENTS = Path(__file__).resolve().parents[1] / "docs"
+_MARKED = re.compile(r"(<!-- made of: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """Return the pages with tables that are made."""
+    return [path for path in sorted(DOCUMENTS.glob("**/*.md")) if _MARKED.search(path.read_text(encoding="utf-8"))]
+
+
+def written(text: str) -> str:
+    """Return the text of a page with its tables made anew."""
+    return _MARKED.sub(lambda found: f"{found[1]}\n{made(found[2])}\n\n{found[3]}", text)
+
+
+def made(what: str) -> str:
+    """Return tables as markdown.
+
+    Args:
+        what: stands in their mark.
+    """
+    kind, _, rest = what.partition(" ")
+    if kind == "coverage":
+        return _markdown(coverage.tables().tables)
+    if kind == "claims":
+        return _markdown(claims.judged(rest).tables)
+    files, _, titles = rest.partition(": ")
+    runs = [load_run_results(claims.RESULTS / f"{name}.csv") for name in files.split(",")]
+    tables = lay_out(merge(runs)).tables
+    return _markdown([next(each for each in tables if each.title.startswith(title)) for title in titles.split("; ")])
+
+
+def _markdown(tables: Sequence[Table]) -> str:
+    """Return tables below their titles, without what their columns mean, which docs/watching.md says."""
+    bare = [Table(each.title, each.header, each.rows, each.best) for each in tables]
+    text = render_page(Page("", (), tuple(bare)), "markdown")
+    return re.sub(r"^## (.+)$", r"**\1**", text, flags=re.MULTILINE).removeprefix("#").strip()
+
+
+def main() -> None:
+    """Write the pages."""
+    for path in pages():
+        path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The result pages hold what the committed files say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forgetfree.benchmarks import floors
+from forgetfree.benchmarks.pages import made, pages, written
+
+
+# docs/results.md has the coverage, which takes seconds to simulate; test_evidence.py holds it to 0.93.
+@pytest.mark.parametrize("page", [page for page in pages() if page.name != "results.md"], ids=lambda path: path.stem)
+def test_make_results_would_change_no_page(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert written(text) == text
+
+
+def test_a_table_is_made_of_the_file_that_its_mark_names() -> None:
+    text = "Before.\n<!-- made of: report small: After the last -->\nstale\n<!-- end -->\nAfter."
+    new = written(text)
+    assert new.startswith("Before.\n<!-- made of: report small: After the last -->\n\n**After the last task (in %")
+    assert "stale" not in new and new.endswith("<!-- end -->\nAfter.") and written(new) == new
+    with pytest.raises(StopIteration):
+        made("report small: No such table")
+
+
+def test_floors_are_measured_on_the_rows_of_the_runs(data_directory: Path) -> None:
+    """Each seed has the floors of its own sample; all else in the file stays."""
+    runs = (
+        '{"stream": "sst2,qnli", "scenario": "task", "data": {"shots": 4, "test_rows": {"sst2": 9, "qnli": 9}}, '
+        '"model": {}, "floors": {"constant": [0.5, 0.5]}}'
+    )
+    text = f'# {runs}\n# {{"strategy": "a", "seed": 0}}\n# {{"strategy": "a", "seed": 3}}\ntask,strategy\n'
+    new = floors.measured(text, str(data_directory), probe=False)
+    assert new.split("\n", 1)[1] == text.split("\n", 1)[1]
+    assert '"constant": [0.5, 0.5], "bag_of_words": {"0": [' in new and '"3": [' in new
