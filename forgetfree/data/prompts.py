@@ -95,7 +95,7 @@ def prompt_of(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Where the text of a turn stands: the space before it, and which of its ends lose their white space."""
 
     space: str
@@ -108,16 +108,16 @@ class _Place:
         return self.space + (text.rstrip() if self.strips_right else text)
 
     @property
-    def jinja(self) -> str:
-        """How a template shows the text of the only turn, without the space."""
-        return f"{{{{ messages[0]['content']{'.lstrip()' * self.strips_left}{'.rstrip()' * self.strips_right} }}}}"
+    def trimming(self) -> str:
+        """What Python, or a template, calls on a text to that end."""
+        return ".lstrip()" * self.strips_left + ".rstrip()" * self.strips_right
 
 
-def _in_places(whole: str) -> tuple[list[str], list[_Place]]:
+def _in_places(whole: str) -> tuple[list[str], list[Place]]:
     """Return what stands around the texts of the turns that were put together, and their places."""
     pieces = _TURNS.split(whole)
     places = zip(pieces[1::4], pieces[2::4], pieces[3::4], strict=True)
-    return pieces[::4], [_Place(space, not left, not right) for space, left, right in places]
+    return pieces[::4], [Place(space, not left, not right) for space, left, right in places]
 
 
 def _literal(text: str) -> str:
@@ -214,10 +214,10 @@ class PromptEncoder(Encoder):
         return f"{before}{place.space}{{prompt}}{after}"
 
     @property
-    def around(self) -> tuple[list[int], str, list[int]]:
-        """The ids before the text of a prompt, the space before that text if there is one, and the ids after it."""
-        (before, after), (space,) = self._usual
-        return before, space, after
+    def around(self) -> tuple[list[int], Place, list[int]]:
+        """The ids before the text of a prompt, its place, and the ids after it."""
+        (before, after), (place,) = self._usual
+        return before, place, after
 
     @property
     def chat_template(self) -> str:
@@ -236,7 +236,7 @@ class PromptEncoder(Encoder):
         if self._space:
             after = after.removesuffix(" ")
         before = "".join([*opening, before, place.space])
-        return f"{ONE_PROMPT}{_shown(before)}{place.jinja}{_shown(after)}"
+        return f"{ONE_PROMPT}{_shown(before)}{{{{ messages[0]['content']{place.trimming} }}}}{_shown(after)}"
 
     def _own_template(self) -> str:
         """Return the tokenizer's chat template, which is told the same date every day."""
@@ -304,7 +304,7 @@ class PromptEncoder(Encoder):
             return turns
         return [{"role": "user", "content": prompt}]
 
-    def _parts_of(self, turns: Sequence[dict[str, str]]) -> tuple[list[list[int]], list[_Place]]:
+    def _parts_of(self, turns: Sequence[dict[str, str]]) -> tuple[list[list[int]], list[Place]]:
         """Return the ids of what stands around the texts of the turns, and the place of each text.
 
         A space belongs to the word after it, as tokenizers see it: before a text, and before the answer.

@@ -301,7 +301,7 @@ def test_a_card_says_whether_transformers_reads_chats_as_training_does(shown: st
     loaded = replace(loaded, tokenizer=tokenizer)
     origin = GraftOrigin(task, "generate", "own", "", 0.0)
     made = served(task).network(Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
-    said = "makes other tokens of some prompts here" in model_card(origin, made.reading, Change("export", ""))
+    said = "makes other tokens of some chats here" in model_card(origin, made.reading, Change("export", ""))
     assert (made.reading.usual, said) == (usual, not usual)
 
 
