@@ -206,17 +206,21 @@ def calibration(runs: Runs) -> Interval | None:
     return runs.calibration.difference("union", "fine-tune")
 
 
-def cost(runs: Runs) -> Interval:
-    """Return the seconds of localizing and training a region, divided by those of fine-tuning.
+def cost(*phases: str) -> Callable[[Runs], Interval]:
+    """Return a measure of the seconds of phases of ``union``, divided by those of fine-tuning.
 
     A fine-tuned model that runs share is made by one of them: the others took no time for it.
     """
-    fine_tuning: dict[int, float] = {}
-    for entry in runs.entries.values():
-        for run in entry.runs:
-            fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), run.seconds["fine_tune"])
-    seconds = [(run.seconds["localize"] + run.seconds["train"], run.seed) for run in runs.entries["union"].runs]
-    return interval([own / fine_tuning[seed] for own, seed in seconds])
+
+    def measured(runs: Runs) -> Interval:
+        fine_tuning: dict[int, float] = {}
+        for entry in runs.entries.values():
+            for run in entry.runs:
+                fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), run.seconds["fine_tune"])
+        own = [(sum(run.seconds[phase] for phase in phases), run.seed) for run in runs.entries["union"].runs]
+        return interval([seconds / fine_tuning[seed] for seconds, seed in own])
+
+    return measured
 
 
 def told_apart(runs: Runs) -> Interval | None:
@@ -254,7 +258,10 @@ MEASURED: dict[str, Callable[[Runs], Interval | None]] = {
     "validation rows choose well": partial(above, "auto", "union"),
     "the final union mixes": final_union,
     "grafting is better calibrated": calibration,
-    "grafting is cheap": cost,
+    "grafting is cheap": cost("localize", "train"),
+    "localizing is cheap": cost("localize"),
+    "grafting is no worse than LoRA": partial(above, "union", "lora"),
+    "the union costs little": partial(above, "alone", "union"),
     "a withheld task costs little": partial(above, "withheld", "alone"),
     "tasks are told apart": told_apart,
 }

@@ -63,9 +63,9 @@ class Probe:
             stream = make_stream(runs["stream"], tasks, loaded, **_drawn_as(runs), seed=seed)
             for i, (rows, task) in enumerate(zip(tasks, stream.tasks, strict=True)):
                 for part, encoded in zip(_drawn(runs, rows, seed), (task.train, task.test), strict=True):
-                    new = [n for n, key in enumerate(_keys(part)) if key not in self.known[i]]
+                    new = [n for n, key in enumerate(part.texts) if key not in self.known[i]]
                     if new:
-                        keys = [_keys(part)[n] for n in new]
+                        keys = [part.texts[n] for n in new]
                         features = _features(stream.model, encoded.subset(new))
                         self.known[i] |= dict(zip(keys, features, strict=True))
 
@@ -73,7 +73,7 @@ class Probe:
         """Return the score on each task of a probe at ``linear`` or ``mean``."""
         found = []
         for known, ours, theirs, rows in zip(self.known, train, test, tasks, strict=True):
-            read, scored = (np.stack([known[key][where] for key in _keys(part)]) for part in (ours, theirs))
+            read, scored = (np.stack([known[key][where] for key in part.texts]) for part in (ours, theirs))
             predicted = probe_answers(read, np.array(ours.labels), scored)
             found.append(_score(predicted, np.array(theirs.labels), rows.task.metric))
         return found
@@ -92,10 +92,6 @@ def _features(model: ReadoutModel, rows: Examples) -> list[dict[str, Floats]]:
         for place, row in enumerate(batch):
             found[row] = {where: each[place].numpy() for where, each in read.items()}
     return found
-
-
-def _keys(rows: Rows) -> list[tuple[str, ...]]:
-    return list(zip(*rows.texts, strict=True)) if rows.second else [(text,) for text in rows.first]
 
 
 def _score(predicted: Integers | None, labels: Integers, metric: str) -> float:
@@ -124,6 +120,11 @@ def measured(text: str, data: str, probe: bool) -> str:
     runs = parse_json(first.removeprefix("# "))
     lines = (parse_json(line.removeprefix("# ")) for line in rest.splitlines() if line.startswith("# "))
     seeds, tasks = sorted({each["seed"] for each in lines}), load_tasks(runs["stream"], data)
+    expected = runs["data"].get("fingerprints", {})
+    if others := [rows.task.name for rows in tasks if expected.get(rows.task.name) not in (None, rows.fingerprint())]:
+        raise SystemExit(
+            f"{data} has other rows of {', '.join(others)} than the runs were made with. Give their directory."
+        )
     floors = {key: each for key, each in runs.get("floors", {}).items() if key != "bag_of_words"}
     probes = Probe(runs, tasks, seeds) if probe else None
     for seed in seeds:

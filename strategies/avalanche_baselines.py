@@ -6,6 +6,7 @@ one table, with what each keeps and what of Avalanche's had to be fixed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -103,6 +104,8 @@ class _ProjectedUpdate:
             return
         (pairs, length), self._before = self._before, None
         moves = [before - parameter for parameter, before in pairs]
+        if not any(move.any() for move in moves):
+            return
         scale = length / _length(moves)
         for (parameter, _), move in zip(pairs, moves, strict=True):
             parameter.grad = move.mul_(scale)
@@ -123,7 +126,8 @@ def _length(tensors: Iterable[Tensor]) -> float:
 def _descends_plainly(options: Any) -> bool:
     """Return whether each update is the gradient times one rate."""
     one_rate = options.readout_learning_rate in (None, options.learning_rate)
-    return options.optimizer == "sgd" and one_rate and not options.momentum and not options.weight_decay
+    added = options.momentum or options.weight_decay or options.l1
+    return options.optimizer == "sgd" and one_rate and not added
 
 
 class _AGEMPlugin(_ProjectedUpdate, avalanche.AGEMPlugin):
@@ -262,10 +266,18 @@ class GDumb(
         )
 
     def begin(self, task: EncodedTask) -> Training:
-        """Train everything on the memory, which the plugin has filled by then."""
-        seen = sum(len(each.train) for each in {each.name: each for each in (*self.learned, task)}.values())
-        steps = _steps_of_passes(self.options, seen)
+        """Train everything on the memory, which the plugin fills before the first step."""
+        seen = {each.name: each for each in (*self.learned, task)}
+        apart = self.stream.scenario == "task"  # else equal labels of several tasks share one place
+        labels = Counter((name if apart else "", y) for name, each in seen.items() for y in each.train.targets)
+        steps = _steps_of_passes(self.options, _remembered(list(labels.values()), self.options.mem_size))
         return self.everything_by_avalanche(task, **({} if steps is None else {"steps": steps}))
+
+
+def _remembered(rows: Sequence[int], most: int) -> int:
+    """Return how many rows a memory balanced over labels holds, of which each has so many: no label takes another's place."""
+    share, left = divmod(most, len(rows))
+    return sum(min(count, share + (place < left)) for place, count in enumerate(rows))
 
 
 def _steps_of_passes(options: Any, rows: int) -> int | None:

@@ -74,14 +74,15 @@ class LoTTO(ContinualStrategy):
         mask = most_moved(before.theta, calibrated.theta, count)
         readout, options = self.model.readout_module(task.label), self.options
         load_tensors_(readout, calibrated.readouts[task.name])
+        steps = self.full_steps(task) if options.region_steps is None else options.region_steps
         return Training(
             task,
             RegionParameters(self.model.backbone, self.space, mask),
             list(readout.parameters()),
-            self.full_steps(task) if options.region_steps is None else options.region_steps,
+            steps if len(mask) else 0,  # earlier tasks may have taken every entry
             replace(
                 options,
-                learning_rate=options.region_learning_rate or region_rate(options, len(self.space), count),
+                learning_rate=options.region_learning_rate or region_rate(options, len(self.space), len(mask)),
                 readout_learning_rate=options.readout_learning_rate or options.learning_rate,
                 l1=0.0,  # a mask is as sparse as it gets
             ),

@@ -42,9 +42,9 @@ def saliency(kind: Saliency, gradient: Tensor, theta_pre: Tensor, theta_ft: Tens
     """
     match kind:
         case "movement":
-            return (theta_ft.to(at_least_float32(theta_ft.dtype)) - theta_pre).abs_()
+            return _move(theta_pre, theta_ft).abs_()
         case "taylor":
-            return gradient.mul_(theta_ft - theta_pre).abs_()
+            return gradient.mul_(_move(theta_pre, theta_ft)).abs_()
         case "gradient":
             return gradient.abs_()
         case "snip":
@@ -53,6 +53,10 @@ def saliency(kind: Saliency, gradient: Tensor, theta_pre: Tensor, theta_ft: Tens
             return gradient.abs_().div_(theta_pre.abs().add_(SMALL))
         case "fisher" | "random":
             return gradient
+
+
+def _move(theta_pre: Tensor, theta_ft: Tensor) -> Tensor:
+    return theta_ft.to(at_least_float32(theta_ft.dtype)) - theta_pre
 
 
 def is_saliency(source: RegionSource) -> TypeGuard[Saliency]:

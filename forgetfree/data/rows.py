@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -128,6 +129,11 @@ def kind_of_rows(task: TaskDefinition) -> RowKind:
     return kind
 
 
+def _plain(text: str) -> str:
+    """Return the words of a text in one case; a text without words as it is."""
+    return " ".join(re.findall(r"\w+", text.casefold())) or text.strip()
+
+
 @dataclass(frozen=True)
 class TaskRows:
     """A task with all its rows.
@@ -150,10 +156,15 @@ class TaskRows:
 
     @cached_property
     def shared(self) -> dict[str, int]:
-        """The number of test rows that are also ``train`` or ``validation`` rows: with the same texts and any label."""
+        """The number of test rows that are also ``train`` or ``validation`` rows: with the same texts and any label.
+
+        White space, case and punctuation do not tell texts apart.
+        """
+        test = [tuple(map(_plain, texts)) for texts in self.test.texts]
         return {
-            split: sum(texts in others for texts in self.test.texts)
-            for split, others in (("train", set(self.train.texts)), ("validation", set(self.validation.texts)))
+            split: sum(texts in others for texts in test)
+            for split, rows in (("train", self.train), ("validation", self.validation))
+            for others in [{tuple(map(_plain, texts)) for texts in rows.texts}]
         }
 
     def shared_note(self, scored: EvaluatedOn = "test") -> str:

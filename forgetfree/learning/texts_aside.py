@@ -87,7 +87,7 @@ class TextsAside:
         """Return the mean cross-entropy of a token, in nats, by the model as it is."""
         rows = self.rows
         batch_size = max(1, min(options.rows_at_once, _BATCH_TOKENS // max(rows.lengths)))
-        losses = token_losses(model, rows, batch_size=batch_size, precision=options.precision)
+        losses = token_losses(model, rows, batch_size=batch_size, precision=options.answering["precision"])
         return float(losses.double().mean())
 
 

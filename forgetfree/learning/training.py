@@ -314,7 +314,7 @@ def fine_tuned_key(
     """
     model = loaded.model
     options = for_device(options, device)
-    fields = TrainingOptions.__dataclass_fields__.keys() - {"deterministic"}  # which is about evaluation
+    fields = TrainingOptions.__dataclass_fields__.keys() - {"deterministic", "answer_precision"}  # of evaluation
     training = {field: getattr(options, field) for field in fields}
     if not options.gradient_checkpointing:  # older keys have no word of it
         del training["gradient_checkpointing"]
@@ -435,12 +435,14 @@ def _of_all_rows(
     model.eval()
     model.precision = precision
     pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
-    for batch in own_items(by_length(rows.lengths, batch_size)):
-        x, y, t = rows.batch(batch)
-        with autocast(precision, device.type):
-            outputs = read(x.to(device), y.to(device), t.to(device)).float().cpu()
-        pieces.append((outputs, torch.tensor(batch).repeat_interleave(model.counts(x))))
-    model.train(before[0])
-    model.precision = before[1]
+    try:
+        for batch in own_items(by_length(rows.lengths, batch_size)):
+            x, y, t = rows.batch(batch)
+            with autocast(precision, device.type):
+                outputs = read(x.to(device), y.to(device), t.to(device)).float().cpu()
+            pieces.append((outputs, torch.tensor(batch).repeat_interleave(model.counts(x))))
+    finally:
+        model.train(before[0])
+        model.precision = before[1]
     outputs, order = map(torch.cat, zip(*gathered(pieces), strict=True))
     return outputs[torch.argsort(order, stable=True)]

@@ -133,7 +133,7 @@ class WritingTask(ServedTask):
             raise UsageError(f"max_tokens must be from 1 to {MOST_NEW_TOKENS:,}, got {most}.")
         decoding = ending.decoding or self.task.decoding
         if faults := decoding.faults():
-            raise UsageError(f"{faults[0].capitalize()}.")
+            raise UsageError(f"{'; '.join(faults)}.")
         task = replace(self.task, max_new_tokens=most, stop=(*self.task.stop, *ending.stop), decoding=decoding)
         found = []
         written = write(task, model, rows, batch_size=batch_size, precision=precision)

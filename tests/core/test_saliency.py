@@ -39,6 +39,7 @@ def test_moves_are_scored_as_a_base_is_chosen() -> None:
     pre = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16()
     ft = (pre.float() + 0.01 * torch.randn(1000, generator=torch.Generator().manual_seed(1))).bfloat16()
     assert most_salient(saliency("movement", torch.empty(0), pre, ft), 50) == most_moved(pre, ft, 50)
+    assert torch.equal(saliency("taylor", torch.full((1000,), 2.0), pre, ft), 2 * (ft.float() - pre.float()).abs())
 
 
 def test_the_highest_are_taken_but_none_without_a_score_and_none_that_is_left_out() -> None:

@@ -894,3 +894,10 @@ def test_too_little_to_learn_from_says_what_is_needed(tmp_path: Path, rows: str,
     (folder / "validation.csv").unlink()
     (folder / "train.csv").write_text(rows)
     assert expected in message(tmp_path)
+
+
+def test_shared_rows_are_found_whatever_their_case_white_space_and_punctuation() -> None:
+    definition = TaskDefinition(name="t", kind="single", labels=("no", "yes"))
+    train = Rows(("It is good.", "!!", "bad"), (), (0, 1, 0))
+    test = Rows(("it  IS good", "!!", "so bad", "?"), (), (1, 1, 0, 0))
+    assert TaskRows(definition, train, train.take([2]), test).shared == {"train": 2, "validation": 0}

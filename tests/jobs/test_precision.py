@@ -15,7 +15,7 @@ from forgetfree.core import readout_model
 from forgetfree.core.readout_model import autocast, native_precision
 from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.learning.training import predict
+from forgetfree.learning.training import fine_tuned_key, predict
 from forgetfree.learning.training_options import TrainingOptions, for_device
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
@@ -76,6 +76,13 @@ def test_training_in_bf16_may_answer_in_fp32() -> None:
         return made, [torch.as_tensor(made.predictions[task.name].logits) for task in stream.tasks]
 
     cls = strategy("grafting-continual")
+    stream = tiny_stream()
+    of = stream.loaded, stream.tasks[0], stream.pre_trained
+    keys = {
+        fine_tuned_key(*of, cls.Options(answer_precision=each, steps=4), 0, torch.device("cpu"))
+        for each in (None, "fp32", "bf16")
+    }
+    assert len(keys) == 1  # one fine-tuned model serves them all
     narrow, answers = learned()
     wide, exact = learned(answer_precision="fp32")
     assert narrow.ledger.binding.precision == "bf16" and wide.ledger.binding.precision == "fp32"

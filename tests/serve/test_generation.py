@@ -191,6 +191,11 @@ def test_predict_prints_texts_and_tables(run: Path, data: Path, capsys: pytest.C
     assert second.endswith("\tfilm") and first.endswith(turns)
     assert cli.main([*words, "--csv", "film"]) == 0
     assert capsys.readouterr().out.startswith("prompt,task,text\nfilm,chat,")
+    assert cli.main([*words, "--sampling-seed", "7", "film"]) == 2
+    assert (
+        "--sampling-seed must be left out where texts are not drawn, got 7: give --temperature, too"
+        in capsys.readouterr().err
+    )
     assert cli.main(["predict", str(run), "--task", "auto", "film"]) == 2
     assert "The router chooses among labels of whole texts, and first writes texts" in capsys.readouterr().err
 

@@ -22,6 +22,7 @@ from forgetfree import registry
 from forgetfree.continual.adapter import PluginStrategy, object_bytes
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.learning.cost import TaskSize
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import ModelState
 from forgetfree.options import build, option
 from forgetfree.strategies import avalanche_baselines
@@ -313,6 +314,7 @@ PLAIN = {"optimizer": "sgd", "weight_decay": 0.0}
     [
         {"optimizer": "adamw", "learning_rate": 1e-3, "readout_learning_rate": 1e-2},
         {"optimizer": "sgd", "momentum": 0.9},
+        {"optimizer": "sgd", "weight_decay": 0.0, "l1": 0.05},
         PLAIN,
     ],
     ids=lambda how: "-".join(how),
@@ -345,6 +347,28 @@ def test_gdumb_passes_over_its_memory_as_often_as_told(tiny_stream: MakeStream) 
     cls = registry.strategy("gdumb")
     cost = cls.cost(cls.Options(batch_size=4, mem_size=30, passes=3), [TaskSize(STEPS, 24)] * 3)
     assert [phase.steps for (phase,) in cost.phases] == [18, 24, 24]
+
+
+def test_gdumb_counts_the_rows_that_its_memory_holds(tiny_stream: MakeStream) -> None:
+    """A share for each label, of which the rare ones leave some: the steps are passes over what is there."""
+    stream, updates = tiny_stream("bert", "linear"), Updates()
+    held = len(memory_of(learn(make("gdumb", stream, extra=[updates], mem_size=60, passes=1))))
+    assert len(updates.tasks[-1]) == -(-held // BATCH) < 60 // BATCH
+
+
+@torch.no_grad()
+def test_an_update_that_moves_nothing_stays_so() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.full((2,), 10.0)
+    strategy = SimpleNamespace(
+        options=TrainingOptions(optimizer="adamw"),
+        model=torch.nn.ParameterList([weight]),
+        clock=SimpleNamespace(train_exp_counter=1),
+    )
+    update = avalanche_baselines._ProjectedUpdate()
+    update.before_update(strategy)
+    update.after_update(strategy)
+    assert weight.tolist() == [1.0, 1.0]
 
 
 # -- Rehearsal -------------------------------------------------------------------------------------------

@@ -72,3 +72,12 @@ def test_it_goes_on_from_what_was_saved(tiny_stream: MakeStream, tmp_path: Any) 
 def test_a_mask_without_an_entry_is_refused(tiny_stream: MakeStream) -> None:
     with pytest.raises(OptionError, match="leaves no entry"):
         make(tiny_stream(), sparsity=1e-9)
+
+
+def test_where_no_entry_is_left_nothing_is_trained(tiny_stream: MakeStream) -> None:
+    strategy = make(tiny_stream("roberta-mlm", "auto"), sparsity=1.0)
+    first, *later = strategy.stream.benchmark.train_stream
+    strategy.train(first)
+    learned = theta_of(strategy)
+    strategy.train(later[0])
+    assert torch.equal(theta_of(strategy), learned)
