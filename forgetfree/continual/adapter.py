@@ -137,7 +137,7 @@ class PluginStrategy(AvalancheStrategy):
 
     plugin: ClassVar[Any] = None
     _keeps: ClassVar[str | None] = None
-    _updates: ClassVar[Any] = staticmethod(lambda strategy, task: None)
+    _updates_for: ClassVar[Any] = staticmethod(lambda strategy, task: None)
 
     def __init_subclass__(
         cls, *, plugin: Any = None, keeps: str | None = None, updates: Any = None, **options: Any
@@ -145,7 +145,7 @@ class PluginStrategy(AvalancheStrategy):
         super().__init_subclass__(**options)
         cls.plugin, cls._keeps = plugin, keeps
         if updates is not None:
-            cls._updates = staticmethod(updates)
+            cls._updates_for = staticmethod(updates)
         if plugin is None:  # a base of several
             return
         known = inspect.signature(plugin).parameters
@@ -163,7 +163,7 @@ class PluginStrategy(AvalancheStrategy):
 
     def begin(self, task: EncodedTask) -> Training:
         """Train everything; the plugin does the rest."""
-        steps = self._updates(self, task)
+        steps = self._updates_for(self, task)
         return self.everything_by_avalanche(task, **({} if steps is None else {"steps": steps}))
 
 
