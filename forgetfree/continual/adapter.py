@@ -137,7 +137,7 @@ class PluginStrategy(AvalancheStrategy):
 
     plugin: ClassVar[Any] = None
     _keeps: ClassVar[str | None] = None
-    _updates_for: ClassVar[Any] = staticmethod(lambda strategy, task: None)
+    _updates_for: ClassVar[Any] = None
 
     def __init_subclass__(
         cls, *, plugin: Any = None, keeps: str | None = None, updates: Any = None, **options: Any
@@ -163,7 +163,7 @@ class PluginStrategy(AvalancheStrategy):
 
     def begin(self, task: EncodedTask) -> Training:
         """Train everything; the plugin does the rest."""
-        steps = self._updates_for(self, task)
+        steps = self._updates_for and self._updates_for(self, task)
         return self.everything_by_avalanche(task, **({} if steps is None else {"steps": steps}))
 
 

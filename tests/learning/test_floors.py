@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,10 @@ from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.learning import floors
 from forgetfree.learning.encoded_task import encode_task, sampled
-from forgetfree.learning.floors import bag_of_words, linear_probe, overlap, word_answers
+from forgetfree.learning.floors import bag_of_words, linear_probe, word_answers
 from forgetfree.models.loading import load_model
 from forgetfree.results.entities import Sentences, entity_f1
+from forgetfree.tasks import TaskDefinition
 
 TASKS = ["qnli", "ag_news", "sst2"]  # a pair, four labels, two labels
 
@@ -45,11 +48,11 @@ def test_a_bag_of_words_is_what_scikit_learn_makes_of_the_same_rows(known: Any) 
 
     def read(rows: Rows) -> Any:
         first, second = (words.transform(each).toarray() for each in (rows.first, rows.second))
-        shared = scaler.transform(overlap(rows.first, rows.second, weights))
+        shared = scaler.transform(floors.overlap(rows.first, rows.second, weights))
         return np.concatenate([first, second, first * second, shared], axis=1)
 
     weights = dict(zip(words.get_feature_names_out(), words.idf_, strict=True))
-    scaler = StandardScaler().fit(overlap(train[0].first, train[0].second, weights))
+    scaler = StandardScaler().fit(floors.overlap(train[0].first, train[0].second, weights))
     fitted = LogisticRegression(max_iter=1000).fit(read(train[0]), train[0].labels)
     assert found[0] == fitted.score(read(test[0]), test[0].labels)
 
@@ -146,3 +149,16 @@ def test_words_that_are_labelled_have_a_probe_and_no_bag_of_words() -> None:
     expected = entity_f1(np.array(predicted), task.test.labels.numpy(), sentences)
     (score,) = linear_probe([task], stream.model)
     assert score is not None and score == pytest.approx(expected, abs=0.06)  # one word may fall otherwise in a batch
+
+
+def test_the_nearest_row_is_looked_for_in_all_parts_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a file may be ordered, and not all are read."""
+    monkeypatch.setattr(floors, "MOST_ROWS", 2)
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(floors, "_most_similar", lambda known, prompts: asked.append(known))
+    task: Any = SimpleNamespace(definition=TaskDefinition("own", "generation", ()))
+    train = Rows(tuple("abcd"), (), (("x",),) * 4)
+    assert floors.nearest_rows([task], [train], [train]) == [None]
+    ((first, second),) = asked
+    assert first in "ab"
+    assert second in "cd"
