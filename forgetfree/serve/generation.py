@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.data.tables import plain
 from forgetfree.display import brief, escaped
-from forgetfree.errors import UsageError
+from forgetfree.errors import ModelError, UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.generation import one_prompt, prompt_columns, text_of, turns_of
 from forgetfree.models.generation import plain_generation, stops, write
@@ -242,14 +243,19 @@ def writing_network(parts: Parts) -> TaskNetwork:
 
 def _reads_alike(tokenizer: Any, encoder: PromptEncoder, *, chats: bool) -> bool:
     """Return whether a tokenizer, asked by its chat template, makes the same token ids of prompts as an encoder."""
-    turns = [[{"role": "user", "content": text}] for text in ("a", "What is it?", "é, 漢,\nand 12 more.")]
+    texts = ("a", "What is it?", "é, 漢,\nand 12 more.", " a", "a ", "\na\n")
+    turns = [[{"role": "user", "content": text}] for text in texts]
     if chats:
-        turns.append([*turns[0], {"role": "assistant", "content": "b"}, *turns[0]])
+        turns.append([*turns[0], {"role": "assistant", "content": "b "}, *turns[0]])
+        system = [{"role": "system", "content": " b "}, *turns[0]]
+        with suppress(ModelError):  # some chat templates know no such turn
+            encoder(Rows((json.dumps(system),), (), ((),)))
+            turns.append(system)
     prompts = tuple(json.dumps(each, ensure_ascii=False) if chats else each[0]["content"] for each in turns)
     rows = encoder(Rows(prompts, (), ((),) * len(prompts)))
     return all(
         lost or ids_of_chat(tokenizer, each, apart=encoder.apart) == [~token if token < 0 else token for token in row]
-        for each, row, lost in zip(turns, rows, encoder.cut, strict=True)
+        for each, row, lost in zip(turns, rows, encoder.cut[-len(turns) :], strict=True)
     )
 
 

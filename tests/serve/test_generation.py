@@ -272,7 +272,7 @@ def test_an_exported_model_writes_the_texts_of_predict(
         (
             Decoding(temperature=0.5, top_p=0.9),
             {"temperature": 0.5, "top_p": 0.9, "top_k": 0, "do_sample": True},
-            "0.5",
+            "drawn at temperature 0.5 with top_p 0.9",
         ),
     ],
 )
@@ -285,7 +285,27 @@ def test_an_exported_model_is_decoded_as_the_task(
     origin = GraftOrigin(task, "generate", "own", "", 0.0)
     made = served(task).network(Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
     assert {name: getattr(made.generation, name) for name in written} == written
-    assert said in model_card(origin, made.reading, Change("export", ""))
+    card = model_card(origin, made.reading, Change("export", ""))
+    assert said in card
+    assert ("drawn here by torch's global generator" in card) == bool(decoding.temperature)
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "usual"),
+    [
+        ("messages", "turn['content']", True),
+        ("messages", "turn['content'] | trim", False),
+        ("messages", "(turn['content'] | trim if turn['role'] == 'system' else turn['content'])", False),
+        ("generation", "turn['content'] | trim", True),  # the template of the export puts the prompt in as it is
+    ],
+)
+def test_a_chat_template_that_trims_texts_is_told(form: str, content: str, usual: bool, run: Path) -> None:
+    """For training keeps white space, and the tokenizer of the export then does not."""
+    loaded = Predictor.of_run(run).loaded
+    loaded.tokenizer.chat_template = prompted.CHAT_TEMPLATE.replace("turn['content']", content)
+    origin = GraftOrigin(TaskDefinition("own", form, ()), "generate", "own", "", 0.0)
+    made = served(origin.task).network(Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
+    assert made.reading.usual == usual
 
 
 def test_an_exported_model_refuses_chats_where_prompts_are_read(plain: Path, tmp_path: Path) -> None:
