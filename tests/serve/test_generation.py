@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from contextlib import chdir
 from dataclasses import replace
@@ -306,6 +307,27 @@ def test_a_chat_template_that_trims_texts_is_told(form: str, content: str, usual
     origin = GraftOrigin(TaskDefinition("own", form, ()), "generate", "own", "", 0.0)
     made = served(origin.task).network(Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
     assert made.reading.usual == usual
+
+
+@pytest.mark.parametrize(
+    ("shown", "usual"),
+    [
+        ("turn['content']", True),
+        ("turn['content'] | trim", True),
+        ("turn['content'].lstrip('\n')", False),
+        ("(turn['content'].replace('.', '!') if turn['role'] == 'system' else turn['content'])", False),
+    ],
+)
+def test_a_card_says_whether_transformers_reads_chats_as_training_does(shown: str, usual: bool, run: Path) -> None:
+    predictor = Predictor.of_run(run)
+    loaded, task = predictor.loaded, predictor.definition("chat")
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.chat_template = prompted.CHAT_TEMPLATE.replace("turn['content']", shown)
+    loaded = replace(loaded, tokenizer=tokenizer)
+    origin = GraftOrigin(task, "generate", "own", "", 0.0)
+    made = served(task).network(Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
+    said = "makes other tokens of some chats here" in model_card(origin, made.reading, Change("export", ""))
+    assert (made.reading.usual, said) == (usual, not usual)
 
 
 def test_an_exported_model_refuses_chats_where_prompts_are_read(plain: Path, tmp_path: Path) -> None:
