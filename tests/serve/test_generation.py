@@ -292,24 +292,6 @@ def test_an_exported_model_is_decoded_as_the_task(
 
 
 @pytest.mark.parametrize(
-    ("form", "content", "usual"),
-    [
-        ("messages", "turn['content']", True),
-        ("messages", "turn['content'] | trim", False),
-        ("messages", "(turn['content'] | trim if turn['role'] == 'system' else turn['content'])", False),
-        ("generation", "turn['content'] | trim", True),  # the template of the export puts the prompt in as it is
-    ],
-)
-def test_a_chat_template_that_trims_texts_is_told(form: str, content: str, usual: bool, run: Path) -> None:
-    """For training keeps white space, and the tokenizer of the export then does not."""
-    loaded = Predictor.of_run(run).loaded
-    loaded.tokenizer.chat_template = prompted.CHAT_TEMPLATE.replace("turn['content']", content)
-    origin = GraftOrigin(TaskDefinition("own", form, ()), "generate", "own", "", 0.0)
-    made = served(origin.task).network(Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
-    assert made.reading.usual == usual
-
-
-@pytest.mark.parametrize(
     ("shown", "usual"),
     [
         ("turn['content']", True),
