@@ -325,7 +325,9 @@ def test_ways_to_write_texts_are_told_where_none_are_written(
     place = write(tmp_path / "data", "labels", in_all_splits(labels))
     (place / "last").symlink_to(data / "last")
     for stream in ("labels", "labels,last"):
-        config = RunConfig(stream=stream, data=str(place), model=str(model), settings={"num_beams": 2})
+        config = RunConfig(
+            stream=stream, data=str(place), model=str(model), strategies=("continual-ft",), settings={"num_beams": 2}
+        )
         RunJob(config).describe()
         assert ("num_beams, sampling_temperature and top_p have no effect" in capsys.readouterr().err) == (
             stream == "labels"
