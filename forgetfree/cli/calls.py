@@ -76,7 +76,7 @@ def run(
         sparsity: share of the parameters that a region may have.
         starts: by task, the directory of an adapter of PEFT on ``model`` that its fine-tuning starts from.
         held_aside: texts that no task trains, to tell their loss before and after the stream: a file, or a task of ``data``.
-        readout: ``auto``, ``linear``, ``mean``, ``prompt`` or ``causal``.
+        readout: ``auto``, ``linear``, ``mean``, ``prompt``, ``causal`` or ``generate``.
         device: where to train; ``auto``: on a GPU, if there is one.
         out: directory to write; default: none, and all is kept in memory.
         resume: go on in ``out``; what is finished there is kept.
@@ -172,7 +172,7 @@ def graft(
         sparsities: shares of the parameters that the region may have; each has a graft of its own.
         base: γ_base of eq. 4, or the file of a graft whose region it is.
         fine_tuned: the directory of a model that is fine-tuned already.
-        readout: ``auto``, ``linear``, ``mean``, ``prompt`` or ``causal``; that of ``fine_tuned``, if one is given.
+        readout: ``auto``, ``linear``, ``mean``, ``prompt``, ``causal`` or ``generate``; or that of ``fine_tuned``.
         device: where to train; ``auto``: on a GPU, if there is one.
         out: directory to write; default: none, and all is kept in memory.
         resume: go on in ``out``; what is finished there is kept.

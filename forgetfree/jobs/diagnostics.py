@@ -126,9 +126,12 @@ def loss_before(stream: Stream, texts: TextsAside, options: TrainingOptions, dev
 def losses_after(strategy: ContinualStrategy, texts: TextsAside) -> dict[str, Any]:
     """Return the loss on texts that no task trains at the end of a stream.
 
-    ``after`` is without a task: by θ_pre where each task is answered by a model of its own, else by the one model.
+    ``after`` is without a task: by the model as the ledger takes all regions out of it, where there is a ledger; by θ_pre where
+    each task is answered by a model of its own; else by the one model.
     ``by_task`` is by the model that answers for each task, where these differ.
     """
+    from forgetfree.continual.regions import RegionStrategy
+
     model, options, tasks = strategy.model, strategy.options, strategy.stream.tasks
 
     def loss(as_held: AbstractContextManager[object]) -> float:
@@ -137,8 +140,11 @@ def losses_after(strategy: ContinualStrategy, texts: TextsAside) -> dict[str, An
 
     if not strategy.taskwise:
         return {"after": loss(strategy.answering(tasks[-1]))}
-    without = strategy.holding(strategy.pre_trained)
-    return {"after": loss(without), "by_task": [loss(strategy.answering(task)) for task in tasks]}
+    by_task = [loss(strategy.answering(task)) for task in tasks]
+    grafts = isinstance(strategy, RegionStrategy)
+    # Nothing is put back here: what a strategy spoilt outside of its regions shows.
+    without = strategy.regions.holding(union=False) if grafts else strategy.holding(strategy.pre_trained)
+    return {"after": loss(without), "by_task": by_task}
 
 
 # -- floors.json in a unit's folder: the floors of its seed, also where the unit failed later -------------

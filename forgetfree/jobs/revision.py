@@ -211,6 +211,7 @@ class _Run:
             "skip_bad_rows": section.get("skip_bad_rows"),
             "starts": {task: place for task, place in section.get("start", {}).items() if task in tasks and used},
             "out": str(out),
+            "held_aside": section.get("held_aside"),
             **{key: section.get(key) for key in ("model", "data", "readout", "device", "shots", "steps", "sparsity")},
         }
         return build(RunConfig, {key: value for key, value in values.items() if value is not None}, "run")

@@ -133,12 +133,14 @@ class RunJob(Job[RunConfig]):
         metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
         found, about = model_and_data(model, self.request()["model"], stream.loaded, stream.tasks)
         aside = self.learner.texts_aside(self.config.seeds[0])
-        for note in (stream.loaded.note, *(task.note for task in stream.tasks), aside.note if aside else ""):
+        apart = aside.notes(self.learner.tasks) if aside else []
+        for note in (stream.loaded.note, *(task.note for task in stream.tasks), *apart):
             tell_note(note)
         starts = tell_starts(stream.starts, stream.model, self.checked.classes)
         begun: Json = {"starts": starts} if starts else {}
         return {
             **found,
+            **({"held_aside": aside.rows.digest} if aside else {}),
             **begun,
             "scenario": stream.scenario,
             "options": {name: recorded(options) for name, options in self.checked.options.items()},

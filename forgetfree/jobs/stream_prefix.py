@@ -132,6 +132,7 @@ class StreamPrefix:
             "kept_bytes": self.kept_bytes,
             "extra": {"scales": self.scales} if self.scales else {},
             **self._bound(held),
+            **self._held_aside(held),
             "seconds": dict.fromkeys(PHASES, 0.0),
         }
         made = {key: self._record[key] for key in ("versions", "machine")} | {"command": command}
@@ -141,6 +142,14 @@ class StreamPrefix:
         """Return what answers depend on, of the tasks that are carried over."""
         bound = details["bound"]
         return {"bound": bound | {"tasks": {task: bound["tasks"][task] for task in self.tasks}}}
+
+    def _held_aside(self, details: Json) -> Json:
+        """Return the losses on texts that no task trains, by the models of the tasks that are carried over."""
+        losses = details.get("held_aside", {})
+        if "by_task" not in losses:
+            return {}
+        by_task = [loss for task, loss in zip(self._learned, losses["by_task"], strict=True) if task in self.tasks]
+        return {"held_aside": losses | {"by_task": by_task}}
 
     def note(self, directory: Path, action: str, task: str) -> None:
         """Write the audit record beside the new ledger, after the lines of the old one."""

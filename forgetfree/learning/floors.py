@@ -21,7 +21,7 @@ import torch
 from forgetfree.core.readout_model import LINEAR, ReadoutModel
 from forgetfree.data.examples import Examples
 from forgetfree.data.rows import Rows
-from forgetfree.data.sampling import representative
+from forgetfree.data.sampling import evenly, representative
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training import features_of
 
@@ -138,7 +138,8 @@ def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequ
     """
     scores: list[float | None] = []
     for task, known, asked in zip(tasks, train, test, strict=True):
-        nearest = _most_similar(known.first[:MOST_ROWS], asked.first) if task.definition.writes else None
+        known = known.take(evenly(len(known), MOST_ROWS))  # files may have their rows in an order
+        nearest = _most_similar(known.first, asked.first) if task.definition.writes else None
         if nearest is None:
             scores.append(None)
         else:

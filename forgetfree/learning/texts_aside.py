@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -9,12 +11,12 @@ from typing import Any, Self
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.data.encoding import Encoder
 from forgetfree.data.examples import EncodedRows
-from forgetfree.data.rows import Rows
+from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import Data, load_task
 from forgetfree.data.table_files import format_of, read_table
 from forgetfree.data.text_files import encoding_of, lines_of, unpacked_limit
-from forgetfree.display import is_text
+from forgetfree.display import counted, is_text
 from forgetfree.errors import DataError, UnknownNameError, UsageError
 from forgetfree.learning.training import token_losses
 from forgetfree.learning.training_options import TrainingOptions
@@ -33,10 +35,12 @@ class TextsAside:
 
     Attributes:
         rows: the texts, with the tokens that are predicted marked.
-        note: what a user should know of texts that are longer than the model reads; empty if none is.
+        texts: each of them, or its prompt.
+        note: what a user should know of texts that are longer than the model reads, or left out; empty if none is.
     """
 
     rows: EncodedRows
+    texts: tuple[str, ...] = ()
     note: str = ""
 
     @classmethod
@@ -59,7 +63,7 @@ class TextsAside:
                 "--held-aside tells the loss of a causal language model on each next token, and the readout "
                 f"{loaded.readout!r} predicts none. Use --readout causal or generate, or leave --held-aside out."
             )
-        definition, rows = _read(place, data)
+        definition, rows, lost = _read(place, data)
         rows = rows.take(evenly(len(rows), limit))
         if definition.writes and rows.labels[0]:
             encoder = loaded.encoder(definition)
@@ -73,15 +77,37 @@ class TextsAside:
             encoder = Encoder(loaded.tokenizer, None, loaded.max_length, closed=False)
             whole = [ids for ids in encoder(rows) if len(ids) > 1]
             ids, labels = [[~token for token in each[:-1]] for each in whole], [each[1:] for each in whole]
+            lost += len(rows) - len(whole)
         if not ids:
             raise DataError(f"--held-aside {place} has no text of two tokens or more. Give other texts.")
         encoded = EncodedRows.of(ids, labels, 0, loaded.pad, definition.kind)
-        return cls(encoded, encoder.cut_note("text that no task trains", len(rows)))
+        left_out = f"{counted(lost, 'row')} of --held-aside {place} left out, with no text of two tokens or more."
+        notes = [encoder.cut_note("text that no task trains", len(rows)), left_out if lost else ""]
+        return cls(encoded, rows.first, " ".join(filter(None, notes)))
 
     @property
     def counts(self) -> dict[str, int]:
         """How many ``texts`` there are, and how many of their ``tokens`` are predicted."""
         return {"texts": len(self.rows), "tokens": sum(self.rows.counts)}
+
+    def notes(self, tasks: Iterable[TaskRows]) -> list[str]:
+        """Return what a user should know of the texts beside the tasks of a stream.
+
+        Raises:
+            UsageError: the tasks train all of them.
+        """
+        trained = set[str]()
+        for task in tasks:
+            trained |= {"\n".join(texts) for texts in task.train.texts}
+            trained |= {right[0] for right in task.train.labels} if task.task.writes else set()
+        shared = sum(text in trained for text in self.texts)
+        if shared == len(self.texts) > 0:
+            raise UsageError(
+                f"All {counted(shared, 'text')} of --held-aside are also training rows, and it tells the loss on texts that no "
+                "task trains. Give others."
+            )
+        note = f"{shared:,} of {counted(len(self.texts), 'text')} of --held-aside are also training rows. Remove them."
+        return [*filter(None, [self.note]), *([note] if shared else [])]
 
     def loss(self, model: ReadoutModel, options: TrainingOptions) -> float:
         """Return the mean cross-entropy of a token, in nats, by the model as it is."""
@@ -91,28 +117,34 @@ class TextsAside:
         return float(losses.double().mean())
 
 
-def _read(place: str, data: Data | Any) -> tuple[TaskDefinition, Rows]:
-    """Return the texts of a place, without labels unless they answer prompts, and the task that they are of."""
+def _read(place: str, data: Data | Any) -> tuple[TaskDefinition, Rows, int]:
+    """Return the task that the texts of a place are of, the texts, and how many rows have none.
+
+    They have no labels, unless they answer prompts.
+    """
     path, definition = Path(place), TaskDefinition(f"{place}, held aside", "generation", ())
     stem, form = format_of(path.name)
-    if path.is_file() and form in ("", "txt"):
+    is_file = os.path.isfile(place)  # a Path raises where a name is too long
+    if is_file and form in ("", "txt"):
         encoding, _ = encoding_of(path, unpacked_limit(path))
-        return definition, _texts([line.strip() for line in lines_of(path, encoding)], place)
-    if path.is_file() and "text" in (table := read_table(path)).columns:
-        return definition, _texts(table.columns["text"], place)
+        rows, _ = _texts([line.strip() for line in lines_of(path, encoding)], place)
+        return definition, rows, 0  # empty lines part texts
+    if is_file and "text" in (table := read_table(path)).columns:
+        return definition, *_texts(table.columns["text"], place)
     try:
-        found = load_task(stem if form else path.name, place) if path.exists() else load_task(place, data)
+        found = load_task(stem if form else path.name, place) if os.path.exists(place) else load_task(place, data)
     except UnknownNameError as error:
         raise UsageError(
             f"--held-aside {place} is no file or folder of texts, and no task of --data. {error}"
         ) from error
     if found.task.writes:
-        return found.task, found.test
-    return definition, _texts(["\n".join(texts) for texts in found.test.texts], place)
+        return found.task, found.test, 0
+    return definition, *_texts(["\n".join(texts) for texts in found.test.texts], place)
 
 
-def _texts(cells: Any, place: str) -> Rows:
+def _texts(cells: Sequence[Any], place: str) -> tuple[Rows, int]:
+    """Return the texts among cells, and how many cells hold none."""
     texts = tuple(text for text in cells if is_text(text) and text.strip())
     if not texts:
         raise DataError(f"--held-aside {place} holds no text. Give a text a line, or a column 'text'.")
-    return Rows(texts, (), ((),) * len(texts))
+    return Rows(texts, (), ((),) * len(texts)), len(cells) - len(texts)

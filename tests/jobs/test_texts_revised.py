@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import prompted
@@ -63,3 +64,21 @@ def test_ledgers_of_texts_are_merged_with_their_scores(
     both, one = Predictor.of_run(out, model=model), Predictor.of_run(run)
     (written,) = both.answer("last@2", ["great film"])
     assert written.text == one.answer("last", ["great film"])[0].text
+
+
+def test_losses_on_texts_that_no_task_trains_are_carried_or_measured_again(run: Path, tmp_path: Path) -> None:
+    """With the last task taken back nothing is trained; with the first taken back, the others are."""
+    lines = tmp_path / "texts.txt"
+    lines.write_text("great film movie\nterrible movie\n")
+    how = {"steps": 2, "held_aside": str(lines)}
+    whole = prompted.run(run.parent / "data", run.parent / "model", tmp_path / "whole", STRATEGY, **how)
+    (before,) = json.loads((whole / "results.json").read_text())["runs"]
+    for task, kept in (("last", ["first", "chat"]), ("first", ["chat", "last"])):
+        out = tmp_path / f"without-{task}"
+        assert cli.main(["ledger", "remove", str(whole), "--task", task, "--out", str(out)]) == 0
+        results = json.loads((out / "results.json").read_text())
+        after = results["runs"][0]["held_aside"]
+        assert (results["tasks"], len(after["by_task"])) == (kept, 2)
+        assert after["before"] == after["after"] == before["held_aside"]["before"]
+        if task == "last":
+            assert after["by_task"] == before["held_aside"]["by_task"][:2]

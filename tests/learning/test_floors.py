@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from forgetfree.learning.encoded_task import encode_task, sampled
 from forgetfree.learning.floors import bag_of_words, linear_probe, word_answers
 from forgetfree.models.loading import load_model
 from forgetfree.results.entities import Sentences, entity_f1
+from forgetfree.tasks import TaskDefinition
 
 TASKS = ["qnli", "ag_news", "sst2"]  # a pair, four labels, two labels
 
@@ -143,3 +146,16 @@ def test_words_that_are_labelled_have_a_probe_and_no_bag_of_words() -> None:
     expected = entity_f1(np.array(predicted), task.test.labels.numpy(), sentences)
     (score,) = linear_probe([task], stream.model)
     assert score is not None and score == pytest.approx(expected, abs=0.06)  # one word may fall otherwise in a batch
+
+
+def test_the_nearest_row_is_looked_for_in_all_parts_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a file may be ordered, and not all are read."""
+    monkeypatch.setattr(floors, "MOST_ROWS", 2)
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(floors, "_most_similar", lambda known, prompts: asked.append(known))
+    task: Any = SimpleNamespace(definition=TaskDefinition("own", "generation", ()))
+    train = Rows(tuple("abcd"), (), (("x",),) * 4)
+    assert floors.nearest_rows([task], [train], [train]) == [None]
+    ((first, second),) = asked
+    assert first in "ab"
+    assert second in "cd"

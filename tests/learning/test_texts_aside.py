@@ -12,11 +12,15 @@ import torch
 from torch.nn import functional as F
 
 import forgetfree
-from forgetfree.errors import DataError, UsageError
+from forgetfree.continual.strategy import Training
+from forgetfree.data.sources import load_tasks
+from forgetfree.errors import DataError, RunError, UsageError
+from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.texts_aside import TextsAside
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.loading import load_model
 from forgetfree.results.run_results import RunResults
+from forgetfree.strategies.grafting_continual import GraftingContinual
 
 TEXTS = ["great film", "the movie was a terrible movie", "", "a great movie of a film"]
 
@@ -85,6 +89,25 @@ def test_grafts_leave_it_as_it_was_to_the_last_bit(model: Path, data: Path, line
     assert "\n| grafting-continual | " in report.partition("no task trains")[2]
 
 
+class Spoiling(GraftingContinual):
+    """Moves one entry that is in no region, after each task."""
+
+    def commit(self, task: EncodedTask, training: Training) -> None:
+        super().commit(task, training)
+        with torch.no_grad():
+            name = "model.norm.weight"
+            self.model.backbone.get_parameter(name).add_(0.5)
+
+
+def test_what_a_strategy_spoils_outside_of_its_regions_shows(
+    model: Path, data: Path, lines: Path, tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"steps": 1, "sparsity": 0.01, "data": str(data), "model": str(model), "held_aside": lines}
+    forgetfree.run("first", strategies=[Spoiling], out=tmp_path / "out", **how)
+    (run,) = RunResults.of(json.loads((tmp_path / "out" / "results.json").read_text())).runs
+    assert run.held_aside is not None and run.held_aside.before != run.held_aside.after
+
+
 def test_a_task_may_be_set_aside(model: Path, data: Path) -> None:
     loaded = load_model(str(model), "generate")
     named = TextsAside.of("other", str(data), loaded)
@@ -124,6 +147,7 @@ def texts(count: int) -> list[str]:
             UsageError,
             "--held-aside nowhere is no file or folder of texts, and no task of",
         ),
+        ("Llama", "generate", "n" * 300, UsageError, "nn is no file or folder of texts, and no task of"),
         ("Llama", "generate", "EMPTY", DataError, "holds no text. Give a text a line, or a column 'text'"),
     ],
 )
@@ -134,6 +158,35 @@ def test_what_cannot_be_measured_is_refused(
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(error, match=message):
         TextsAside.of(place.replace("EMPTY", str(tmp_path / "empty.txt")), "demo", loaded)
+
+
+def test_rows_without_a_text_are_told(model: Path, tmp_path: Path) -> None:
+    """Of lines of a text file, empty ones part texts."""
+    loaded = load_model(str(model), "generate")
+    table, lines = tmp_path / "texts.jsonl", tmp_path / "texts.txt"
+    table.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("great film", " ", None, "a movie")))
+    lines.write_text("great film\n\na movie\n")
+    assert TextsAside.of(str(table), "demo", loaded).note.startswith("2 rows of --held-aside")
+    assert TextsAside.of(str(lines), "demo", loaded).note == ""
+
+
+def test_texts_that_a_task_trains_are_told_or_refused(model: Path, data: Path, tmp_path: Path) -> None:
+    loaded, tasks = load_model(str(model), "generate"), load_tasks("first", str(data))
+    with pytest.raises(UsageError, match="All 8 texts of --held-aside are also training rows"):
+        TextsAside.of(str(data / "first"), "demo", loaded).notes(tasks)
+    mixed = tmp_path / "mixed.txt"
+    mixed.write_text("first film 3\ngreat film\na great movie of a film\n")
+    notes = TextsAside.of(str(mixed), "demo", loaded).notes(tasks)  # a prompt, a right text, and neither
+    assert notes == ["2 of 3 texts of --held-aside are also training rows. Remove them."]
+    assert TextsAside.of("other", str(data), loaded).notes(tasks) == []
+
+
+def test_other_texts_are_noticed_on_resume(model: Path, data: Path, lines: Path, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"strategies": "continual-ft", "data": str(data), "model": str(model), "held_aside": lines}
+    forgetfree.run("first", out=tmp_path / "out", steps=1, **how)
+    lines.write_text("a movie\n")
+    with pytest.raises(RunError, match="the texts of held_aside= changed since it was begun"):
+        forgetfree.run("first", out=tmp_path / "out", steps=1, resume=True, **how)
 
 
 def test_a_task_of_the_stream_is_refused(model: Path, data: Path) -> None:

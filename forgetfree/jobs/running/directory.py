@@ -154,6 +154,7 @@ _PACKAGES = ("forgetfree", "torch", "transformers")
 #: What may be there beside model, tasks and data.
 _BESIDE = {
     **{"fine_tuned": "the fine-tuned model", "base_file": "the graft of --base"},
+    "held_aside": "the texts of --held-aside",
     "starts": "which adapters tasks start from (--start), or what these hold,",
 }
 _REMEDY = "Start again with another --out."

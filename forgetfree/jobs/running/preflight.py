@@ -123,7 +123,7 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
         if workload.held_aside is not None:
             data = in_memory.data_or(config.data)
             aside = faults.attempt(TextsAside.of, workload.held_aside, data, model.loaded, workload.common.test_limit)
-            notes += filter(None, [aside and aside.note])
+            notes += (aside and faults.attempt(aside.notes, rows.values())) or ()
         for unit in workload.units:
             with suppress(AttributeError):  # of a stream there is no more than its model
                 faults.attempt(unit.check, unit.options, SimpleNamespace(model=model.loaded.model))
