@@ -45,7 +45,7 @@ from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_sco
 from forgetfree.results.stored import run_of_scores, with_timings
 from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK, size_and_sha256
 from forgetfree.serve.source import run_binding
-from forgetfree.tasks import TaskDefinition
+from forgetfree.tasks import GREEDY, TaskDefinition
 
 if TYPE_CHECKING:
     from forgetfree.core.parameters import ParameterSpace
@@ -123,6 +123,10 @@ class RunJob(Job[RunConfig]):
         if self.common.scenario == "domain":
             tell_shared_labels(self.learner.tasks)
         stream = self.learner.stream(self.config.seeds[0])
+        if self.common.decoding != GREEDY and not any(task.definition.writes for task in stream.tasks):
+            tell_note(
+                "num_beams, sampling_temperature and top_p have no effect: no task of the stream is answered by texts."
+            )
         for name, strategy in self.checked.classes.items():
             check_options(strategy, self.checked.options[name], stream)
         model, unanswered = self.config.model, [task.unanswered for task in stream.tasks]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 #: What `RunOptions` call a field of `Decoding`, where it has another name.
-_NAMES_OF_DECODING = {"temperature": "sampling_temperature"}
+_NAMES_OF_DECODING = {"temperature": "sampling_temperature", "seed": "sampling_seed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +66,25 @@ class RunOptions(CommonOptions):
         1.0, "tokens are drawn among the likeliest, which make up this probability", above=0, at_most=1
     )
 
+    sampling_seed: int = option(
+        0, "of the tokens that are drawn, the same for all seeds of a run; each prompt draws on its own", at_least=0
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if faults := self.decoding.faults(lambda name: _NAMES_OF_DECODING.get(name, name)):
+        faults = self.decoding.faults(lambda name: _NAMES_OF_DECODING.get(name, name))
+        if self.sampling_seed and not self.sampling_temperature:
+            faults.append(
+                f"sampling_seed must be 0 where texts are not drawn, got {self.sampling_seed}: give sampling_temperature, too, "
+                "or leave it out"
+            )
+        if faults:
             raise OptionError(f"{'; '.join(faults)}.", faults)
 
     @property
     def decoding(self) -> Decoding:
         """How texts are written."""
-        return Decoding(self.num_beams, self.sampling_temperature, self.top_p)
+        return Decoding(self.num_beams, self.sampling_temperature, self.top_p, self.sampling_seed)
 
 
 @dataclass(frozen=True, kw_only=True)

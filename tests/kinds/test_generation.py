@@ -24,6 +24,8 @@ from forgetfree.continual.template import sizes_of
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, MetricError, ModelError, UsageError
 from forgetfree.jobs.revision import remove
+from forgetfree.jobs.run import RunJob
+from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running import costs
 from forgetfree.kinds.generation import TextAnswers
 from forgetfree.models.loading import load_model
@@ -314,6 +316,22 @@ def test_rows_of_texts_are_read_further_than_others(data: Path, tmp_path: Path) 
     binding = Ledger.load(tmp_path / "one" / "grafting-continual" / "seed-0" / "ledger.safetensors").binding
     assert binding is not None and binding.max_length == 1024
     assert load_model(str(bloom), "generate", tasks=[load_tasks("labels", str(both))[0].task]).max_length == 128
+
+
+def test_ways_to_write_texts_are_told_where_none_are_written(
+    data: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = [{"text": f"{word} {i}", "label": WORDS[i % 2]} for i, word in enumerate(WORDS * 2)]
+    place = write(tmp_path / "data", "labels", in_all_splits(labels))
+    (place / "last").symlink_to(data / "last")
+    for stream in ("labels", "labels,last"):
+        config = RunConfig(
+            stream=stream, data=str(place), model=str(model), strategies=("continual-ft",), settings={"num_beams": 2}
+        )
+        RunJob(config).describe()
+        assert ("num_beams, sampling_temperature and top_p have no effect" in capsys.readouterr().err) == (
+            stream == "labels"
+        )
 
 
 def test_a_stream_is_planned_by_a_few_steps(data: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:

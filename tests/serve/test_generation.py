@@ -273,7 +273,7 @@ def test_an_exported_model_writes_the_texts_of_predict(
         (
             Decoding(temperature=0.5, top_p=0.9),
             {"temperature": 0.5, "top_p": 0.9, "top_k": 0, "do_sample": True},
-            "0.5",
+            "drawn at temperature 0.5 with top_p 0.9",
         ),
     ],
 )
@@ -286,7 +286,9 @@ def test_an_exported_model_is_decoded_as_the_task(
     origin = GraftOrigin(task, "generate", "own", "", 0.0)
     made = served(task).network(Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
     assert {name: getattr(made.generation, name) for name in written} == written
-    assert said in model_card(origin, made.reading, Change("export", ""))
+    card = model_card(origin, made.reading, Change("export", ""))
+    assert said in card
+    assert ("drawn here by torch's global generator" in card) == bool(decoding.temperature)
 
 
 @pytest.mark.parametrize(
