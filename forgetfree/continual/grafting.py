@@ -85,14 +85,16 @@ def region_cost(options: SkillOptions, tasks: Sequence[TaskSize], *, builds_on: 
         builds_on: whether θ_ft of a task that is met again builds on what was learned since, so that no other unit has it.
     """
 
-    def tuning(task: TaskSize) -> PhaseCost:
+    def tuning(task: TaskSize) -> list[PhaseCost]:
         if options.needs_fine_tuned:
-            return replace(fine_tuning_phase(options, task), shared=not (builds_on and task.again))
-        return PhaseCost("fine_tune", options.readout_steps, options.batch_size)
+            return [replace(fine_tuning_phase(options, task), shared=not (builds_on and task.again))]
+        if task.trains_readout and options.readout_steps:
+            return [PhaseCost("fine_tune", options.readout_steps, options.batch_size)]
+        return []
 
     return Cost(
         [
-            [tuning(task), search_phase(options, task), training_phase(options, task, options.region_steps)]
+            [*tuning(task), search_phase(options, task), training_phase(options, task, options.region_steps)]
             for task in tasks
         ],
         lambda space: ledger_bytes(space, *[int(options.sparsity * len(space))] * len(tasks)),

@@ -298,9 +298,13 @@ class Generation(TaskKind):
         assert isinstance(answers, TextAnswers)
         return _filled(answers, write(task, model, rows, **how), rows.tokenizer, task.stop)
 
+    def loss(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> float:
+        """Return the mean loss of a token, in nats."""
+        return float(logits.double().mean())
+
     def quality(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> tuple[float, float]:
-        """Return minus the mean loss of a token, in nats: to write texts for every comparison would take too long."""
-        loss = float(logits.double().mean())
+        """Return minus the loss, twice: to write texts for every comparison would take too long."""
+        loss = self.loss(task, logits, rows)
         return -loss, -loss
 
     def unanswered(self, task: TaskDefinition, train: Examples, rows: Examples, width: int) -> TextAnswers:

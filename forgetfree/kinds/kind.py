@@ -134,8 +134,16 @@ class TaskKind(RowKind):
         """
         return answers
 
+    def loss(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> float:
+        """Return the mean cross-entropy of the labels of rows, in nats. Arguments and errors as those of `quality`."""
+        import torch
+        from torch.nn import functional as F
+
+        answers = label_answers(self.answers(task, logits, rows.labels, rows))
+        return float(F.cross_entropy(torch.from_numpy(answers.logits), torch.from_numpy(answers.labels)))
+
     def quality(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> tuple[float, float]:
-        """Return how good answers are, larger is better: the score, and minus the loss, which decides between equal ones.
+        """Return how good answers are, larger is better: the score, and minus the `loss`, which decides between equal ones.
 
         Args:
             task: whose rows.
@@ -145,13 +153,8 @@ class TaskKind(RowKind):
         Raises:
             MetricError: the answers are no labels.
         """
-        import torch
-        from torch.nn import functional as F
-
-        answers = label_answers(self.answers(task, logits, rows.labels, rows))
-        loss = float(F.cross_entropy(torch.from_numpy(answers.logits), torch.from_numpy(answers.labels)))
-        score = answers.score(task.metric)
-        return score if self.metric(task.metric).higher_is_better else -score, -loss
+        score = label_answers(self.answers(task, logits, rows.labels, rows)).score(task.metric)
+        return score if self.metric(task.metric).higher_is_better else -score, -self.loss(task, logits, rows)
 
     def unanswered(self, task: TaskDefinition, train: Examples, rows: Examples, width: int) -> Answers:
         """Return one and the same answer to all rows, for what depends on their labels alone.

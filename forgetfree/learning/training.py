@@ -368,16 +368,20 @@ def quality_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: 
         rows: of the task.
         options: precision and batch size of the forward passes.
     """
-    kind = task.kind
-    logits = predict(model, rows, **options.answering, collected=kind.collected)
-    if not bool(logits.isfinite().all()):  # moved too far
-        return -math.inf, -math.inf
-    return kind.quality(task.definition, logits, rows)
+    logits = _finite_logits(model, task, rows, options)
+    return (-math.inf, -math.inf) if logits is None else task.kind.quality(task.definition, logits, rows)
 
 
 def loss_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> float:
     """Return the mean loss on rows of a task; infinite where it answers no numbers. Arguments as those of `quality_of`."""
-    return -quality_of(model, task, rows, options)[1]
+    logits = _finite_logits(model, task, rows, options)
+    return math.inf if logits is None else task.kind.loss(task.definition, logits, rows)
+
+
+def _finite_logits(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> Tensor | None:
+    """Return what the task's kind collects of the logits; nothing where one is not finite: the weights moved too far."""
+    logits = predict(model, rows, **options.answering, collected=task.kind.collected)
+    return logits if bool(logits.isfinite().all()) else None
 
 
 def predict(

@@ -15,7 +15,9 @@ from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.learning.scaled_start import choose_scale, scales
+from forgetfree.learning.training import loss_of, quality_of
 from forgetfree.learning.training_options import TrainingOptions
+from forgetfree.results.answers import LabelAnswers
 
 MakeStream = Callable[..., Any]
 OPTIONS: dict[str, Any] = {
@@ -85,6 +87,19 @@ def test_the_scale_is_that_of_a_slow_search(tiny_stream: MakeStream, away: float
     after = model.state_dict()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
     assert list(readout.parameters())
+
+
+def test_the_loss_needs_no_metric(tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = tiny_stream("bert", "linear", stream="sst2")
+    (task,), model = stream.tasks, stream.model
+    score, minus = quality_of(model, task, task.validation, TrainingOptions())
+    x, y, t = task.validation.batch(range(len(task.validation)))
+    with torch.no_grad():
+        logits = model.eval()(x, t)
+    assert score == pytest.approx(float((logits.argmax(-1) == y).float().mean()))
+    assert -minus == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
+    monkeypatch.delattr(LabelAnswers, "score")
+    assert loss_of(model, task, task.validation, TrainingOptions()) == -minus
 
 
 def test_a_move_that_leaves_the_numbers_is_not_taken(tiny_stream: MakeStream) -> None:

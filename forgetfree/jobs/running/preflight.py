@@ -260,8 +260,7 @@ def _plan(config: JobConfig, found: _Found) -> Json:
     rates = _rates(workload, rows, model, device, notes)
     units, made, total = list[Json](), dict[Any, str](), Counter[Phase]()
     for unit in workload.units:
-        evaluations = unit.evaluations + (0 if model.trains_readouts else unit.before_learning)
-        phases = list(_phases(unit, workload, rows, definitions, lengths, limit, rates, made, evaluations))
+        phases = list(_phases(unit, workload, model, rows, definitions, lengths, limit, rates, made))
         units.append({"unit": unit.name, "phases": phases})
         for phase in phases:
             total[phase["phase"]] += phase["steps"] or 0
@@ -346,19 +345,24 @@ def _rates(
 def _phases(
     unit: PlannedUnit,
     workload: Workload,
+    model: _Model,
     rows: Mapping[str, TaskRows],
     definitions: Mapping[str, TaskDefinition],
     lengths: Mapping[str, list[int]],
     max_length: int,
     rates: costs.Rates | None,
     made: dict[Any, str],
-    evaluations: float,
 ) -> Iterator[Json]:
     """Yield the phases of a unit; a fine-tuned model that another unit makes costs nothing, and ``shared`` names that unit."""
     options, limit = unit.options, workload.common.test_limit
+    evaluations = unit.evaluations + (0 if model.trains_readouts else unit.before_learning)
     bases = [version_of(task)[0] for task in unit.tasks]
     sizes = [
-        replace(_size(task, unit, workload, rows.get(task), definitions.get(task)), again=base in bases[:number])
+        replace(
+            _size(task, unit, workload, rows.get(task), definitions.get(task)),
+            again=base in bases[:number],
+            trains_readout=model.trains_readouts,
+        )
         for number, (task, base) in enumerate(zip(unit.tasks, bases, strict=True))
     ]
     for task, phases in zip(unit.tasks, unit.cost(sizes).phases, strict=True):

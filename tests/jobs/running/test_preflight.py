@@ -201,6 +201,15 @@ def test_a_fine_tuned_model_is_shared_and_a_recipe_stands_after_the_plan(
     assert said.index("Disk: ") < said.index("Recipe of minilm: ") < said.index("Nothing was written")
 
 
+def test_a_readout_without_weights_has_no_phase_of_its_own(plan: Plan, usual: list[str], model_directory: Any) -> None:
+    words = ["run", "sst2", "--strategy", "grafting-continual", "--steps", "2", "--sparsity", "0.1"]
+    words += ["--set", "region_from=gradient", "--set", "readout_steps=7"]
+    assert plan(*words, "--readout", "linear")["total"]["steps"]["fine_tune"] == 7
+    usual[usual.index("--model") + 1] = str(model_directory("roberta-mlm"))
+    steps = plan(*words, "--readout", "prompt")["total"]["steps"]
+    assert "fine_tune" not in steps and steps["train"] == 2
+
+
 def test_regions_that_take_more_than_there_is_are_noted(plan: Plan) -> None:
     words = ["run", "qnli,ag_news,sst2", "--strategy", "grafting-continual", "--steps", "1"]
     assert plan(*words, "--sparsity", "0.3")["notes"] == []
