@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -54,8 +54,8 @@ EvaluatedOn = Literal["test", "validation"]
 
 #: The longest text that may be asked for, in tokens.
 MOST_NEW_TOKENS = 8192
-#: The most beams, and the highest temperature.
-_MOST_BEAMS, _HIGHEST_TEMPERATURE = 64, 100
+#: The most beams, and the temperatures that tokens are drawn at.
+_MOST_BEAMS, _LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 64, 1e-6, 100
 #: The fields of a definition that are about answers that are texts.
 _OF_TEXTS = ("instruction", "max_new_tokens", "stop")
 
@@ -96,24 +96,33 @@ class Decoding:
             base = replace(self, num_beams=1) if changes.get("temperature") else GREEDY
         return replace(base, **changes)
 
-    def faults(self) -> list[str]:
-        """Return a phrase for each fault."""
+    def faults(self, named: Callable[[str], str] = str) -> list[str]:
+        """Return a phrase for each fault.
+
+        Args:
+            named: makes what the caller calls a field of its name.
+        """
+        beams, temperature, top_p, seed = map(named, ("num_beams", "temperature", "top_p", "seed"))
         faults = []
         if not 1 <= self.num_beams <= _MOST_BEAMS:
-            faults.append(f"num_beams must be from 1 to {_MOST_BEAMS}, got {self.num_beams}")
-        if not 0 <= self.temperature <= _HIGHEST_TEMPERATURE:
-            faults.append(f"temperature must be from 0 to {_HIGHEST_TEMPERATURE}, got {self.temperature}")
+            faults.append(f"{beams} must be from 1 to {_MOST_BEAMS}, got {self.num_beams}")
+        if self.temperature != 0 and not _LOWEST_TEMPERATURE <= self.temperature <= _HIGHEST_TEMPERATURE:
+            faults.append(
+                f"{temperature} must be 0, or from {_LOWEST_TEMPERATURE} to {_HIGHEST_TEMPERATURE}, got {self.temperature}"
+            )
         if not 0 < self.top_p <= 1:
-            faults.append(f"top_p must be above 0, and at most 1, got {self.top_p}")
+            faults.append(f"{top_p} must be above 0, and at most 1, got {self.top_p}")
         if not 0 <= self.seed < 2**63:
-            faults.append(f"seed must be from 0 to 2^63 - 1, got {self.seed}")
+            faults.append(f"{seed} must be from 0 to 2^63 - 1, got {self.seed}")
         if self.num_beams > 1 and self.temperature:
             faults.append(
-                "texts are searched with beams or drawn at a temperature: num_beams must be 1 or temperature 0, "
-                f"got num_beams {self.num_beams} and temperature {self.temperature}"
+                f"{beams} must be 1 where {temperature} draws texts, got {beams} {self.num_beams} and {temperature} "
+                f"{self.temperature}: leave one of them out"
             )
         if self.top_p < 1 and not self.temperature:
-            faults.append(f"top_p must be 1 without a temperature to draw at, got {self.top_p}")
+            faults.append(
+                f"{top_p} must be 1 where texts are not drawn, got {self.top_p}: give {temperature}, too, or leave it out"
+            )
         return faults
 
 

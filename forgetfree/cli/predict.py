@@ -21,6 +21,7 @@ from forgetfree.cli.words import say
 from forgetfree.data.columns import PAIR, ColumnNames
 from forgetfree.display import counted
 from forgetfree.errors import UsageError
+from forgetfree.tasks import Decoding
 
 if TYPE_CHECKING:
     from forgetfree.serve.served_task import Ending, ServedTask
@@ -112,13 +113,16 @@ def command(
     if taken := [name for name in keep if name in _OURS]:
         raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
     columns = ColumnNames.of(text_column, None)
+    asked = {"num_beams": num_beams, "temperature": temperature, "top_p": top_p, "seed": sampling_seed}
+    _check_decoding(
+        Decoding(temperature=1.0).otherwise(**asked), asked
+    )  # what no run admits, before its model is loaded
     predictor, _ = predictor_of(directory, seed, strategy, model, deterministic=deterministic)
     if task is None:
         task, *others = predictor.tasks
         if others:
             raise UsageError(f"The run learned {', '.join(predictor.tasks)}. Give one of them by --task.")
     routed = task == AUTO and AUTO not in predictor.tasks
-    asked = {"num_beams": num_beams, "temperature": temperature, "top_p": top_p, "seed": sampling_seed}
     if routed:
         predictor.route([])  # refuses before any text is read
     tasks = list(predictor.tasks) if routed else [task]
@@ -169,7 +173,26 @@ def _ending(served: ServedTask, asked: Mapping[str, Any]) -> Ending:
             f"Task {served.task.name!r} is answered by labels, and --num-beams, --temperature, --top-p and --sampling-seed say "
             "how texts are written. Leave them out."
         )
-    return Ending(decoding=served.task.decoding.otherwise(**asked))
+    decoding = served.task.decoding.otherwise(**asked)
+    _check_decoding(decoding, asked)
+    return Ending(decoding=decoding)
+
+
+def _check_decoding(decoding: Decoding, asked: Mapping[str, Any]) -> None:
+    """Raise ``UsageError`` where texts cannot be written so, or something that is asked for would do nothing."""
+    faults = decoding.faults(_flag)
+    if asked["seed"] is not None and not decoding.temperature:
+        faults.append(
+            f"{_flag('seed')} must be left out where texts are not drawn, got {asked['seed']}: give "
+            f"{_flag('temperature')}, too, or leave it out"
+        )
+    if faults:
+        raise UsageError(f"{'; '.join(faults)}.")
+
+
+def _flag(name: str) -> str:
+    """Return the flag of a field of `Decoding`."""
+    return "--sampling-seed" if name == "seed" else f"--{name.replace('_', '-')}"
 
 
 def _plain(served: ServedTask) -> Print:

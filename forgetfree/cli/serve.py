@@ -30,6 +30,9 @@ def command(
     most_tokens: Annotated[
         int | None, Parameter(metavar="N", help="of a text that a chat asks for (default: 1024)")
     ] = None,
+    most_beams: Annotated[
+        int | None, Parameter(metavar="N", help="that a chat is searched with (default: 4, or as in the run)")
+    ] = None,
     most_waiting: Annotated[int | None, Parameter(metavar="N", help="texts that wait (default: 2048)")] = None,
     most_bytes: Annotated[int | None, Parameter(metavar="N", help="of a request (default: 1048576)")] = None,
     allow_origin: Annotated[
@@ -58,6 +61,7 @@ def command(
         ("--most-texts", "texts", most_texts),
         ("--most-characters", "characters", most_characters),
         ("--most-tokens", "tokens", most_tokens),
+        ("--most-beams", "beams", most_beams),
         ("--most-waiting", "queue", most_waiting),
         ("--most-bytes", "body", most_bytes),
     ):

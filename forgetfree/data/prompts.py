@@ -34,9 +34,16 @@ ONE_PROMPT = (
     "{% if messages | length != 1 %}"
     "{{ raise_exception('This model reads single prompts: give one message, of the user.') }}{% endif %}"
 )
-#: Stands for the text of a turn while a chat is put together.
-_TURN = "<<turn {}>>"
-_TURNS = re.compile(r"( ?)<<turn \d+>>")
+#: What `strftime_now` tells chat templates of the date: of 26 July 2024 on every day, as Llama 3's does where it knows no date.
+#: Else a row would have other tokens tomorrow than in training.
+_DATE = {
+    **{"%d": "26", "%-d": "26", "%e": "26", "%m": "07", "%-m": "7", "%y": "24", "%Y": "2024", "%j": "208"},
+    **{"%a": "Fri", "%A": "Friday", "%b": "Jul", "%B": "July", "%F": "2024-07-26", "%D": "07/26/24", "%x": "07/26/24"},
+    **{"%H": "00", "%I": "12", "%M": "00", "%S": "00", "%p": "AM", "%T": "00:00:00", "%X": "00:00:00"},
+}
+#: Stands for the text of a turn while a chat is put together, with white space at its ends, which templates may trim.
+_TURN = "\u2003<<turn {}>>\u2003"
+_TURNS = re.compile("( ?)(\u2003?)<<turn \\d+>>(\u2003?)")
 #: Whose turns lose no text.
 _FIXED = ("system", "developer")
 #: How many rows that do not fit are named.
@@ -85,6 +92,32 @@ def prompt_of(x: Tensor) -> Tensor:
     marks = (x < 0).nonzero()
     x = x if not len(marks) else x[: int(marks[0]) + 1]
     return torch.where(x < 0, ~x, x)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the text of a turn stands: the space before it, and which of its ends lose their white space."""
+
+    space: str
+    strips_left: bool
+    strips_right: bool
+
+    def of(self, text: str) -> str:
+        """Return a text as it stands here."""
+        text = text.lstrip() if self.strips_left else text
+        return self.space + (text.rstrip() if self.strips_right else text)
+
+    @property
+    def trimming(self) -> str:
+        """What Python, or a template, calls on a text to that end."""
+        return ".lstrip()" * self.strips_left + ".rstrip()" * self.strips_right
+
+
+def _in_places(whole: str) -> tuple[list[str], list[Place]]:
+    """Return what stands around the texts of the turns that were put together, and their places."""
+    pieces = _TURNS.split(whole)
+    places = zip(pieces[1::4], pieces[2::4], pieces[3::4], strict=True)
+    return pieces[::4], [Place(space, not left, not right) for space, left, right in places]
 
 
 def _literal(text: str) -> str:
@@ -150,8 +183,8 @@ class PromptEncoder(Encoder):
         whole, labels, longer, long = list[list[int]](), list[list[int]](), dict[int, list[int]](), list[int]()
         for i, (prompt, answer) in enumerate(zip(rows.first, answers, strict=True)):
             turns = self._turns(prompt)
-            parts, spaces = self._parts_of(turns) if self._task.form == "messages" else self._usual
-            written = [f"{space}{turn['content']}" for space, turn in zip(spaces, turns, strict=True)]
+            parts, places = self._parts_of(turns) if self._task.form == "messages" else self._usual
+            written = [place.of(turn["content"]) for place, turn in zip(places, turns, strict=True)]
             texts = self._texts(written, begin=not parts[0][len(self.opening) :])
             fixed = [i for i, turn in enumerate(turns) if turn["role"] in _FIXED and len(turns) > 1]
             room = self._max_length - sum(map(len, [*parts, *(texts[i] for i in fixed)]))
@@ -177,14 +210,14 @@ class PromptEncoder(Encoder):
         """What stands around a prompt, with ``{prompt}`` in its place; empty for chats."""
         if self._task.form == "messages":
             return ""
-        before, space, after = _TURNS.split(self._around([{"role": "user", "content": ""}]))
-        return f"{before}{space}{{prompt}}{after}"
+        (before, after), (place,) = _in_places(self._around([{"role": "user", "content": ""}]))
+        return f"{before}{place.space}{{prompt}}{after}"
 
     @property
-    def around(self) -> tuple[list[int], str, list[int]]:
-        """The ids before the text of a prompt, the space before that text if there is one, and the ids after it."""
-        (before, after), (space,) = self._usual
-        return before, space, after
+    def around(self) -> tuple[list[int], Place, list[int]]:
+        """The ids before the text of a prompt, its place, and the ids after it."""
+        (before, after), (place,) = self._usual
+        return before, place, after
 
     @property
     def chat_template(self) -> str:
@@ -197,13 +230,21 @@ class PromptEncoder(Encoder):
         if self._task.form == "messages":
             system = f"[{{'role': 'system', 'content': {_literal(self._task.instruction)}}}] + messages"
             first = f"{{% set messages = messages if messages[0]['role'] == 'system' else {system} %}}"
-            whole = self.tokenizer.get_chat_template() if self._chat else _shown("".join(opening)) + PLAIN_CHAT
+            whole = self._own_template() if self._chat else _shown("".join(opening)) + PLAIN_CHAT
             return f"{first}{whole}" if self._task.instruction else str(whole)
-        before, space, after = _TURNS.split(self._around([{"role": "user", "content": ""}]))
+        (before, after), (place,) = _in_places(self._around([{"role": "user", "content": ""}]))
         if self._space:
             after = after.removesuffix(" ")
-        before = "".join([*opening, before, space])
-        return f"{ONE_PROMPT}{_shown(before)}{{{{ messages[0]['content'] }}}}{_shown(after)}"
+        before = "".join([*opening, before, place.space])
+        return f"{ONE_PROMPT}{_shown(before)}{{{{ messages[0]['content']{place.trimming} }}}}{_shown(after)}"
+
+    def _own_template(self) -> str:
+        """Return the tokenizer's chat template, which is told the same date every day."""
+        template = str(self.tokenizer.get_chat_template())
+        if "strftime_now" not in template:
+            return template
+        date = "".join(f" | replace({_literal(each)}, {_literal(value)})" for each, value in _DATE.items())
+        return f"{{% macro strftime_now(format) %}}{{{{ format{date} }}}}{{% endmacro %}}\n{template}"
 
     def cut_note(self, what: str, count: int) -> str:
         """Return what to say of rows that were cut, and of right texts that are longer than those that are written."""
@@ -221,7 +262,7 @@ class PromptEncoder(Encoder):
         """Return the token that ends a text: that of the assistant's turn in a chat, if it has one, or the tokenizer's."""
         if self._chat:
             whole = self._put_together([*turns, {"role": "assistant", "content": _TURN.format(0)}], answered=True)
-            after = self._ids(_TURNS.split(whole)[-1])
+            after = self._ids(_in_places(whole)[0][-1])
             if after and after[0] in {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}:
                 return after[0]
         if self.tokenizer.eos_token_id is None:
@@ -234,7 +275,8 @@ class PromptEncoder(Encoder):
     def _put_together(self, turns: Sequence[dict[str, str]], *, answered: bool = False) -> str:
         """Return a chat by the tokenizer's template; unless it is answered, up to where the assistant begins."""
         try:
-            whole = self.tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=not answered)
+            how = {"chat_template": self._own_template(), "add_generation_prompt": not answered}
+            whole = self.tokenizer.apply_chat_template(list(turns), tokenize=False, **how)
         except Exception as error:  # the template may raise anything, and is the tokenizer's own
             raise ModelError(
                 f"The tokenizer's chat template cannot put together a chat of {brief([t['role'] for t in turns], 200)}: "
@@ -262,18 +304,20 @@ class PromptEncoder(Encoder):
             return turns
         return [{"role": "user", "content": prompt}]
 
-    def _parts_of(self, turns: Sequence[dict[str, str]]) -> tuple[list[list[int]], list[str]]:
-        """Return the ids of what stands around the texts of the turns, and the space before each text, if there is one.
+    def _parts_of(self, turns: Sequence[dict[str, str]]) -> tuple[list[list[int]], list[Place]]:
+        """Return the ids of what stands around the texts of the turns, and the place of each text.
 
         A space belongs to the word after it, as tokenizers see it: before a text, and before the answer.
         """
-        around = _TURNS.split(self._around(turns))
-        pieces, spaces = around[::2], around[1::2]
+        pieces, places = _in_places(self._around(turns))
         if self._space:
             pieces[-1] = pieces[-1].removesuffix(" ")
         parts = [self._ids(piece) for piece in pieces]
-        spaces = [space or " " * self._loses_its_end(piece) for piece, space in zip(pieces[:-1], spaces, strict=True)]
-        return [[*self.opening, *parts[0]], *parts[1:-1], [*parts[-1], *self.closing]], spaces
+        places = [
+            replace(place, space=place.space or " " * self._loses_its_end(piece))
+            for piece, place in zip(pieces[:-1], places, strict=True)
+        ]
+        return [[*self.opening, *parts[0]], *parts[1:-1], [*parts[-1], *self.closing]], places
 
     def _loses_its_end(self, piece: str) -> bool:
         """Return whether the tokenizer drops the white space at the end of a piece, as T5's does before the next word."""

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from forgetfree.models.peft_adapter import AdapterStart
 
 
+#: What `RunOptions` call a field of `Decoding`, where it has another name.
+_NAMES_OF_DECODING = {"temperature": "sampling_temperature"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(CommonOptions):
     """What ``--set`` reaches of a run, beside the strategies' own options."""
@@ -64,8 +68,8 @@ class RunOptions(CommonOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if faults := self.decoding.faults():
-            raise OptionError(f"{'; '.join(faults)}.")
+        if faults := self.decoding.faults(lambda name: _NAMES_OF_DECODING.get(name, name)):
+            raise OptionError(f"{'; '.join(faults)}.", faults)
 
     @property
     def decoding(self) -> Decoding:

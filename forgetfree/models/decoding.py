@@ -72,7 +72,9 @@ def write_alone(
 
 def drawn(logits: Tensor, decoding: Decoding, generator: torch.Generator) -> int:
     """Return a token drawn from the softmax of logits ``(V,)`` / temperature, among the likeliest that make up ``top_p``."""
-    probabilities, tokens = (logits.double().cpu() / decoding.temperature).softmax(0).sort(descending=True, stable=True)
+    logits = logits.double().cpu()
+    logits = (logits - logits.max()) / decoding.temperature  # the largest is 0, which no temperature makes infinite
+    probabilities, tokens = logits.softmax(0).sort(descending=True, stable=True)
     before = probabilities.cumsum(0) - probabilities
     kept = probabilities.where(before < decoding.top_p, 0.0)
     return int(tokens[torch.multinomial(kept, 1, generator=generator)])

@@ -54,7 +54,7 @@ def model_card(origin: GraftOrigin, reading: Reading, change: Change) -> str:
     task, encoder, pair = origin.task, reading.encoder, len(origin.task.text_columns) == 2
     of_all = {"origin": origin, "task": task, "model": origin.model, "reading": reading, "change": change}
     if isinstance(encoder, PromptEncoder):
-        before, space, after = encoder.around
+        before, place, after = encoder.around
         chats = task.form == "messages"
         card = templates().get_template("text_model_card.md.jinja")
         return card.render(
@@ -64,7 +64,8 @@ def model_card(origin: GraftOrigin, reading: Reading, change: Change) -> str:
             usual=reading.usual or chats,  # whose turns no code of a few lines puts together
             frame=encoder.frame,
             before=before,
-            space=space,
+            space=place.space,
+            trimming=place.trimming,
             after=after,
             inside=len(before) > len(encoder.opening),
         )

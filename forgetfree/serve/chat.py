@@ -78,38 +78,52 @@ class ChatRequest(BaseModel):
     stop: str | list[str] | None = Field(None, description="texts before which the answer ends")
     temperature: float | None = Field(None, description="that at which tokens are drawn; 0: the likeliest, always")
     top_p: float | None = Field(
-        None, description="tokens are drawn among the likeliest, which make up this probability"
+        None,
+        description="with a temperature, tokens are drawn among the likeliest, which make up this probability; without one, "
+        "it changes nothing",
     )
-    seed: int | None = Field(None, description="of what is drawn: with equal seeds a prompt has equal answers")
+    seed: int | None = Field(
+        None,
+        description="with a temperature, equal seeds give a prompt equal answers; without one, answers are always equal, and "
+        "it changes nothing",
+    )
     num_beams: int | None = Field(None, description="texts that are searched side by side for the likeliest")
     stream: bool | None = Field(False, description="send the text as server-sent events")
     stream_options: StreamOptions | None = None
 
-    def decoding(self, usual: Decoding) -> Decoding:
+    def decoding(self, usual: Decoding, most: int) -> Decoding:
         """Return how the answer is to be written.
 
         Args:
             usual: how, where nothing is said.
+            most: the most beams that may be asked for, beside as many as are usual.
 
         Raises:
             HTTPException: 422 for what cannot be.
         """
+        if self.num_beams is not None and self.num_beams > max(most, usual.num_beams):
+            raise HTTPException(
+                422,
+                f"Expected num_beams of at most {most}, got {self.num_beams}. Ask for fewer, or start the server with "
+                "--most-beams.",
+            )
         asked = usual.otherwise(num_beams=self.num_beams, temperature=self.temperature)
         if asked.temperature:  # else nothing is drawn
             asked = asked.otherwise(top_p=self.top_p, seed=self.seed)
         if faults := asked.faults():
-            raise HTTPException(422, f"{faults[0][0].upper()}{faults[0][1:]}.")
+            raise HTTPException(422, f"{'; '.join(faults)}.")
         return asked
 
-    def ending(self, most: int, usual: Decoding) -> Ending:
+    def ending(self, usual: Decoding, tokens: int, beams: int) -> Ending:
         """Return where the answer is to end, and how it is to be written.
 
         Args:
-            most: the most tokens.
             usual: how texts of the task are written.
+            tokens: the most that may be asked for.
+            beams: the same.
 
         Raises:
-            HTTPException: 422 for what is not done here, or more tokens than ``most``.
+            HTTPException: 422 for what is not done here, and for more than may be asked for.
         """
         for name, value in (self.model_extra or {}).items():
             if name not in _NEUTRAL:
@@ -119,25 +133,26 @@ class ChatRequest(BaseModel):
                 only = json.dumps(neutral[0])
                 raise HTTPException(422, f"{name} may be {only} alone here, got {brief(value)}. Leave it out.")
         asked = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
-        if asked is not None and asked > most:
+        if asked is not None and asked > tokens:
             raise HTTPException(
                 422,
-                f"Expected max_tokens of at most {most}, got {asked}. Ask for fewer, or start the server with --most-tokens.",
+                f"Expected max_tokens of at most {tokens}, got {asked}. Ask for fewer, or start the server with --most-tokens.",
             )
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if not all(stop):
             raise HTTPException(422, "Expected no empty text in stop. Leave it out.")
-        return Ending(asked, tuple(stop), self.decoding(usual))
+        return Ending(asked, tuple(stop), self.decoding(usual, beams))
 
 
-def add_routes(app: FastAPI, predictor: Predictor, put: Put, most: int) -> None:
+def add_routes(app: FastAPI, predictor: Predictor, put: Put, *, tokens: int, beams: int) -> None:
     """Add the routes for the tasks that write.
 
     Args:
         app: the application.
         predictor: whose tasks.
         put: puts a text into the queue.
-        most: the most tokens of a text that a request may ask for.
+        tokens: the most of a text that a request may ask for.
+        beams: the most that a request may ask for.
     """
 
     def served(name: str) -> ServedTask:
@@ -157,7 +172,11 @@ def add_routes(app: FastAPI, predictor: Predictor, put: Put, most: int) -> None:
     @app.get("/v1/models/{name}")
     def one_model(name: str) -> dict[str, Any]:
         """Return a task that writes, as a model."""
-        served(name)
+        if not served(name).writes:
+            raise TaskError(
+                f"Task {brief(name)} is answered by labels, and models write texts. Ask it by POST /predict; /v1/models lists "
+                "the others."
+            )
         return model(name)
 
     @app.post("/v1/chat/completions", response_model=None)
@@ -165,7 +184,7 @@ def add_routes(app: FastAPI, predictor: Predictor, put: Put, most: int) -> None:
         """Answer a chat by a task, whole or as server-sent events."""
         task = served(asked.model)
         text = task.chat([message.turn for message in asked.messages])
-        ending = asked.ending(most, task.task.decoding)
+        ending = asked.ending(task.task.decoding, tokens, beams)
         task.rows([text])  # what does not fit its task is refused here
         answer = put(asked.model, [text], ending)
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": asked.model}

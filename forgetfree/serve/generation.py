@@ -15,7 +15,7 @@ from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.data.tables import plain
 from forgetfree.display import brief, escaped
-from forgetfree.errors import UsageError
+from forgetfree.errors import ModelError, UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.generation import one_prompt, prompt_columns, text_of, turns_of
 from forgetfree.models.generation import plain_generation, stops, write
@@ -133,7 +133,7 @@ class WritingTask(ServedTask):
             raise UsageError(f"max_tokens must be from 1 to {MOST_NEW_TOKENS:,}, got {most}.")
         decoding = ending.decoding or self.task.decoding
         if faults := decoding.faults():
-            raise UsageError(f"{faults[0].capitalize()}.")
+            raise UsageError(f"{'; '.join(faults)}.")
         task = replace(self.task, max_new_tokens=most, stop=(*self.task.stop, *ending.stop), decoding=decoding)
         found = []
         written = write(task, model, rows, batch_size=batch_size, precision=precision)
@@ -242,15 +242,23 @@ def writing_network(parts: Parts) -> TaskNetwork:
 
 def _reads_alike(tokenizer: Any, encoder: PromptEncoder, *, chats: bool) -> bool:
     """Return whether a tokenizer, asked by its chat template, makes the same token ids of prompts as an encoder."""
-    turns = [[{"role": "user", "content": text}] for text in ("a", "What is it?", "é, 漢,\nand 12 more.")]
+    texts = ("a", "What is it?", "é, 漢,\nand 12 more.", " a", "a ", "\n\na\n")
+    probes = [[{"role": "user", "content": text}] for text in texts]
     if chats:
-        turns.append([*turns[0], {"role": "assistant", "content": "b"}, *turns[0]])
-    prompts = tuple(json.dumps(each, ensure_ascii=False) if chats else each[0]["content"] for each in turns)
-    rows = encoder(Rows(prompts, (), ((),) * len(prompts)))
-    return all(
-        lost or ids_of_chat(tokenizer, each, apart=encoder.apart) == [~token if token < 0 else token for token in row]
-        for each, row, lost in zip(turns, rows, encoder.cut, strict=True)
-    )
+        probes.append([*probes[0], {"role": "assistant", "content": " b\n"}, *probes[0]])
+        probes.append([{"role": "system", "content": "Say it. "}, *probes[0]])
+    return all(_reads_chat_alike(tokenizer, encoder, each, chats=chats) for each in probes)
+
+
+def _reads_chat_alike(tokenizer: Any, encoder: PromptEncoder, turns: Sequence[dict[str, str]], *, chats: bool) -> bool:
+    """Return whether both make the same token ids of a chat; one that a template refuses, or that is cut, does not count."""
+    prompt = json.dumps(turns, ensure_ascii=False) if chats else turns[0]["content"]
+    try:
+        (row,) = encoder(Rows((prompt,), (), ((),)))
+    except ModelError:
+        return True
+    ids = [~token if token < 0 else token for token in row]
+    return bool(encoder.cut[-1]) or ids_of_chat(tokenizer, turns, apart=encoder.apart) == ids
 
 
 def ids_of_chat(tokenizer: Any, turns: Sequence[Mapping[str, str]], *, apart: bool) -> list[int]:

@@ -50,6 +50,7 @@ class Limits:
         wait: how long the first of a batch waits for others, in seconds.
         seconds: how long the headers of a request may take to come, and as long its body.
         tokens: the longest text that a request may ask for, in tokens.
+        beams: the most that a request may ask for.
     """
 
     body: int = 2**20
@@ -60,6 +61,7 @@ class Limits:
     wait: float = 0.003
     seconds: float = 30.0
     tokens: int = 1024
+    beams: int = 4
 
 
 class Question(BaseModel):
@@ -254,7 +256,7 @@ def application(
         return batcher.put(task, texts, ending)
 
     if any(predictor.served(task).writes for task in predictor.tasks):
-        chat.add_routes(app, predictor, put, limits.tokens)
+        chat.add_routes(app, predictor, put, tokens=limits.tokens, beams=limits.beams)
     return app
 
 

@@ -354,9 +354,10 @@ CASES = [
     Case("run sst2 --set num_beams=65", "num_beams must be from 1 to 64, got 65."),
     Case(
         "run sst2 --set num_beams=2 --set sampling_temperature=1",
-        "texts are searched with beams or drawn at a temperature",
+        "num_beams must be 1 where sampling_temperature draws texts, got num_beams 2 and sampling_temperature 1.0: leave",
     ),
-    Case("run sst2 --set top_p=0.5", "top_p must be 1 without a temperature to draw at, got 0.5."),
+    Case("run sst2 --set sampling_temperature=500", "sampling_temperature must be 0, or from 1e-06 to 100, got 500.0."),
+    Case("run sst2 --set top_p=0.5", "top_p must be 1 where texts are not drawn, got 0.5: give sampling_temperature,"),
     Case("run sst2 --set cache=", "--set cache needs a value, got an empty text."),
     Case(
         "run sst2 --config x.toml",
@@ -697,6 +698,12 @@ CASES = [
     Case("predict run --temperature x x", "--temperature must be a number, got 'x'."),
     Case("predict run --top-p x x", "--top-p must be a number, got 'x'."),
     Case("predict run --sampling-seed x x", "--sampling-seed must be a whole number, got 'x'."),
+    Case("predict nosuch --num-beams 99 x", "--num-beams must be from 1 to 64, got 99."),
+    Case("predict nosuch --temperature 0 --top-p 0.5 x", "got 0.5: give --temperature, too, or leave it out."),
+    Case(
+        "predict nosuch --num-beams 2 --sampling-seed 7 x",
+        "--sampling-seed must be left out where texts are not drawn, got 7: give --temperature, too, or leave it out.",
+    ),
     Case("predict run --seed x x", "--seed must be a whole number, got 'x'."),
     Case("predict run --strategy lora x", "run holds nothing of lora to answer from.", 1),
     Case("predict run --strategy /etc x", "run holds nothing of /etc to answer from.", 1),
@@ -777,6 +784,7 @@ CASES = [
     Case("serve run --threads 100000", "the CPU cores of this machine, got 100000."),
     Case("serve run --most-characters -1", "--most-characters must be at least 1, got -1."),
     Case("serve run --most-tokens 0", "--most-tokens must be at least 1, got 0."),
+    Case("serve run --most-beams 0", "--most-beams must be at least 1, got 0."),
     Case("serve run --most-waiting 0", "--most-waiting must be at least 1, got 0."),
     Case("serve run --allow-origin my.site", "--allow-origin must be such as https://my.site or"),
     Case("serve run --most-bytes many", "--most-bytes must be a whole number, got 'many'."),

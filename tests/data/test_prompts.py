@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import families
 import pytest
 import tiny
 import torch
+from transformers.utils import chat_template_utils
 
 from forgetfree.data.prompts import EncodedTexts, PromptEncoder, prompt_of
 from forgetfree.data.rows import Rows
@@ -210,3 +212,59 @@ def test_encoded_rows_know_their_prompts_and_right_texts(tokenizer: Any) -> None
     assert (second.prompts, second.right) == (encoded.prompts[1:], [pairs.labels[1]])
     assert encoded.targets == [0, 0]
     assert prompt_of(torch.tensor([4, 5])).tolist() == [4, 5]
+
+
+class Tomorrow(datetime):
+    """A day on which the model is used, long after it was trained."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> Tomorrow:
+        return cls(2031, 2, 3)
+
+
+@pytest.mark.parametrize("definition", [task(), task(kind="messages"), task(kind="messages", instruction="Say it.")])
+def test_a_date_in_a_chat_template_is_the_same_on_every_day(
+    definition: TaskDefinition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a row would have other tokens after midnight; an exported model is asked with that date, too."""
+    monkeypatch.setattr(chat_template_utils, "datetime", Tomorrow)
+    chatting = tiny.byte_level(causal=True)
+    chatting.chat_template = (
+        "{% if strftime_now is defined %}{% set day = strftime_now('%A, %d %b %Y, day %j') %}{% endif %}{{ day }}\n"
+        + CHAT
+    )
+    turns = [{"role": "user", "content": "the film"}]
+    assert chatting.apply_chat_template(turns, tokenize=False).startswith("Monday, 03 Feb 2031, day 034\n")
+    encoder = PromptEncoder(chatting, definition, 256)
+    ((ids,), _, _) = encoder.learned(
+        rows((json.dumps(turns) if definition.form == "messages" else "the film", "great"))
+    )
+    before, _ = read(chatting, ids)
+    assert before.startswith("Friday, 26 Jul 2024, day 208\n<")
+    chatting.chat_template = encoder.chat_template
+    assert chatting.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) == before
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        ("turn['content'] | trim", "<user>Say it.\n\n  film</s><assistant>"),
+        ("turn['content']", "<user>Say it.\n\n  film \n</s><assistant>"),
+    ],
+)
+@pytest.mark.parametrize("chats", [False, True])
+def test_texts_are_trimmed_where_the_chat_template_trims_them(shown: str, expected: str, chats: bool) -> None:
+    """As transformers does, which an exported model is asked by."""
+    chatting = tiny.byte_level(causal=True)
+    chatting.chat_template = CHAT.replace("turn['content']", shown)
+    turns = [{"role": "user", "content": "  film \n"}]
+    definition = task(kind="messages" if chats else "generation", instruction="" if chats else "Say it.")
+    encoder = PromptEncoder(chatting, definition, 64)
+    ((ids,), _, _) = encoder.learned(rows((json.dumps(turns) if chats else "  film \n", "great")))
+    before, _ = read(chatting, ids)
+    if chats:
+        assert before == chatting.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    else:
+        assert before == expected
+    chatting.chat_template = encoder.chat_template
+    assert chatting.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) == before

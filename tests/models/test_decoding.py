@@ -125,16 +125,30 @@ def test_tokens_are_drawn_by_their_probabilities_among_the_likeliest() -> None:
     ("decoding", "fault"),
     [
         (Decoding(num_beams=0), "num_beams must be from 1 to 64, got 0"),
-        (Decoding(temperature=-1.0), "temperature must be from 0 to 100, got -1.0"),
+        (Decoding(temperature=-1.0), "temperature must be 0, or from 1e-06 to 100, got -1.0"),
         (Decoding(temperature=1.0, top_p=0.0), "top_p must be above 0, and at most 1, got 0.0"),
         (Decoding(seed=-1), "seed must be from 0 to 2^63 - 1, got -1"),
-        (Decoding(num_beams=2, temperature=1.0), "texts are searched with beams or drawn at a temperature"),
-        (Decoding(top_p=0.5), "top_p must be 1 without a temperature to draw at, got 0.5"),
+        (Decoding(temperature=1e-310), "temperature must be 0, or from 1e-06 to 100, got 1e-310"),
+        (
+            Decoding(num_beams=2, temperature=1.0),
+            "num_beams must be 1 where temperature draws texts, got num_beams 2 and temperature 1.0: leave one of them out",
+        ),
+        (
+            Decoding(top_p=0.5),
+            "top_p must be 1 where texts are not drawn, got 0.5: give temperature, too, or leave it out",
+        ),
     ],
 )
 def test_what_cannot_be_is_told(decoding: Decoding, fault: str) -> None:
     assert fault in decoding.faults()[0]
     assert fault in replace(TASK, decoding=decoding).faults()[0]
+
+
+def test_no_temperature_is_too_low_to_draw_at() -> None:
+    """Nor any logit too large: divided by it, most are infinite."""
+    for temperature in (1e-6, 1e-300, 5e-324):
+        generator = torch.Generator().manual_seed(0)
+        assert drawn(torch.tensor([3e38, 1e38, -3e38]), Decoding(temperature=temperature), generator) == 0
 
 
 def test_what_is_asked_for_replaces_what_is_usual() -> None:

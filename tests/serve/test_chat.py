@@ -11,11 +11,12 @@ from typing import Any
 
 import prompted
 import pytest
+import tiny
 
 from forgetfree import Predictor
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.errors import ModelError
-from forgetfree.serve.served_task import Ending
+from forgetfree.serve.served_task import Ending, served
 from forgetfree.tasks import Decoding
 
 pytest.importorskip("fastapi", reason="the server is not installed: pip install 'forgetfree[serve]'")
@@ -112,8 +113,14 @@ def test_requests_that_wait_together_end_where_each_was_asked_to(run: Path, clie
     ("asked", "code", "message"),
     [
         (ask("unknown"), 404, "There is no model 'unknown': a model is a task."),
-        (ask(temperature=-1), 422, "Temperature must be from 0 to 100, got -1.0"),
-        (ask(temperature=1, num_beams=2), 422, "Texts are searched with beams or drawn at a temperature"),
+        (ask(temperature=-1), 422, "temperature must be 0, or from 1e-06 to 100, got -1.0"),
+        (ask(temperature=1e-310), 422, "temperature must be 0, or from 1e-06 to 100, got 1e-310"),
+        (ask(temperature=1, num_beams=2), 422, "num_beams must be 1 where temperature draws texts"),
+        (
+            ask(num_beams=5),
+            422,
+            "Expected num_beams of at most 4, got 5. Ask for fewer, or start the server with --most-b",
+        ),
         (ask(n=2), 422, "n may be 1 alone"),
         (ask(beams=2), 422, "There is no option 'beams' here"),
         (ask(max_tokens=21), 422, "Expected max_tokens of at most 20, got 21"),
@@ -136,6 +143,20 @@ def test_what_is_not_done_is_told_as_clients_read_it(
         assert message in error["message"]
         assert error["code"] == ("model_not_found" if code == 404 else None)
     assert client.get("/v1/models/unknown").json()["error"]["code"] == "model_not_found"
+
+
+def test_a_task_of_labels_is_no_model(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Predictor, "served", lambda *_: served(tiny.TASK))
+    answer = client.get("/v1/models/first")
+    assert (answer.status_code, client.get("/v1/models").json()["data"]) == (404, [])
+    assert "Task 'first' is answered by labels, and models write texts." in answer.json()["error"]["message"]
+
+
+def test_as_many_beams_as_the_run_s_may_be_asked_for() -> None:
+    from forgetfree.serve.chat import ChatRequest
+
+    asked = ChatRequest.model_validate(ask(num_beams=8))
+    assert asked.decoding(Decoding(num_beams=8), 4) == Decoding(num_beams=8)
 
 
 @pytest.fixture(scope="module")

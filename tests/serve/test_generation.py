@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from contextlib import chdir
 from dataclasses import replace
@@ -190,6 +191,11 @@ def test_predict_prints_texts_and_tables(run: Path, data: Path, capsys: pytest.C
     assert second.endswith("\tfilm") and first.endswith(turns)
     assert cli.main([*words, "--csv", "film"]) == 0
     assert capsys.readouterr().out.startswith("prompt,task,text\nfilm,chat,")
+    assert cli.main([*words, "--sampling-seed", "7", "film"]) == 2
+    assert (
+        "--sampling-seed must be left out where texts are not drawn, got 7: give --temperature, too"
+        in capsys.readouterr().err
+    )
     assert cli.main(["predict", str(run), "--task", "auto", "film"]) == 2
     assert "The router chooses among labels of whole texts, and first writes texts" in capsys.readouterr().err
 
@@ -281,6 +287,27 @@ def test_an_exported_model_is_decoded_as_the_task(
     made = served(task).network(Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
     assert {name: getattr(made.generation, name) for name in written} == written
     assert said in model_card(origin, made.reading, Change("export", ""))
+
+
+@pytest.mark.parametrize(
+    ("shown", "usual"),
+    [
+        ("turn['content']", True),
+        ("turn['content'] | trim", True),
+        ("turn['content'].lstrip('\n')", False),
+        ("(turn['content'].replace('.', '!') if turn['role'] == 'system' else turn['content'])", False),
+    ],
+)
+def test_a_card_says_whether_transformers_reads_chats_as_training_does(shown: str, usual: bool, run: Path) -> None:
+    predictor = Predictor.of_run(run)
+    loaded, task = predictor.loaded, predictor.definition("chat")
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.chat_template = prompted.CHAT_TEMPLATE.replace("turn['content']", shown)
+    loaded = replace(loaded, tokenizer=tokenizer)
+    origin = GraftOrigin(task, "generate", "own", "", 0.0)
+    made = served(task).network(Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
+    said = "makes other tokens of some chats here" in model_card(origin, made.reading, Change("export", ""))
+    assert (made.reading.usual, said) == (usual, not usual)
 
 
 def test_an_exported_model_refuses_chats_where_prompts_are_read(plain: Path, tmp_path: Path) -> None:
