@@ -45,9 +45,11 @@ class Claim:
 
     def verdict(self, found: Interval) -> str:
         """Return ``holds``, ``does not``, or ``undecided`` because the interval holds the threshold."""
+        if math.isnan(found.low):
+            return "undecided"
         if self.compared == "=":
             return "holds" if found.low == found.high == self.threshold else "does not"
-        if not (found.low > self.threshold or found.high < self.threshold):  # nor where one is not a number
+        if found.low <= self.threshold <= found.high:
             return "undecided"
         return "holds" if (found.low > self.threshold) == (self.compared == ">") else "does not"
 
@@ -163,12 +165,16 @@ def _role(entry: StrategyRuns) -> str:
 
 
 def changed(role: str, runs: Runs) -> Interval:
-    """Return the most that any score changes after its task was learned, over all tasks and seeds."""
+    """Return the most that any score changes after its task was learned, over all tasks and seeds; NaN if one is missing.
+
+    Scores are compared, not answers.
+    """
     changes = []
     for run in runs.entries[role].runs:
         matrix = run.learning_matrix[1:]  # the first row is that before training
         changes += [np.abs(matrix[task:, task] - matrix[task, task]).max() for task in range(len(matrix))]
-    return Interval(max(changes), min(changes), max(changes))
+    most = float(np.max(changes))  # Python's max loses NaN
+    return Interval(most, float(np.min(changes)), most)
 
 
 def share(role: str, other: str, runs: Runs, *, task: str | None = None) -> Interval | None:
@@ -271,7 +277,8 @@ def judged(name: str, paths: Sequence[str] = ()) -> Page:
     """Return the claims of a table with what the runs say of each, and with a note where these are other runs.
 
     Beside the verdict of each claim stands that of all of them together: what still holds, or does not, when p-values are
-    adjusted by `holm`. Claims that something is exactly so have no p-value.
+    adjusted by `holm`. Claims that something is exactly so have no p-value. Claims of one and the same measurement and
+    threshold, such as those of the first task's graft in a union and alone, count once.
 
     Args:
         name: of the table.
@@ -289,13 +296,16 @@ def judged(name: str, paths: Sequence[str] = ()) -> Page:
         else:
             found.append((claim, measured, NULL if measured is None else _shown(measured)))
     counted = [each is not None and claim.compared != "=" for claim, each, _ in found]
-    thresholds = zip(found, counted, strict=True)
-    adjusted = holm(
-        [each.p(claim.threshold) if each and counts else math.nan for (claim, each, _), counts in thresholds]
-    )
+    p_values = {
+        (claim.compared, claim.threshold, each): each.p(claim.threshold)
+        for (claim, each, _), counts in zip(found, counted, strict=True)
+        if each and counts
+    }
+    adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     rows = []
-    for (claim, each, shown), p, counts in zip(found, adjusted, counted, strict=True):
+    for (claim, each, shown), counts in zip(found, counted, strict=True):
         verdict = claim.verdict(each) if each else NULL
+        p = adjusted.get((claim.compared, claim.threshold, each), math.nan) if each else math.nan
         together = verdict if not counts or p < ALPHA else "undecided"
         rows.append((claim.name, f"{claim.compared} {100 * claim.threshold:g}", shown, verdict, together))
     table = Table(

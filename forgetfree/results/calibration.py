@@ -13,6 +13,8 @@ from forgetfree.results.metrics import Floats, Integers, labels_of, logits_of
 
 #: Validation rows of a task that its temperature is fitted to, at most.
 CALIBRATION_ROWS = 512
+#: Of confidences in (0, 1], all of one width (Guo et al., ICML 2017).
+BINS = 15
 #: Temperatures that are considered. Where all answers are right, the lower the better, without end.
 LOWEST, HIGHEST = 0.01, 100.0
 #: Logits below are those of labels that a row cannot have.
@@ -45,7 +47,7 @@ class Reliability:
         return float((self.counts[filled] * gaps).sum() / self.counts.sum())
 
 
-def reliability(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> Reliability:
+def reliability(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS) -> Reliability:
     """Sort examples by their largest softmax probability into bins of equal width, open below and closed above.
 
     torchmetrics closes its bins below, so a confidence at an edge is counted in the next one; elsewhere the two agree.
@@ -69,7 +71,7 @@ def reliability(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) ->
     return Reliability(edges, counts.astype(np.int64), *means)
 
 
-def expected_calibration_error(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> float:
+def expected_calibration_error(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS) -> float:
     """Return the expected calibration error (Guo et al., ICML 2017, eq. 3), see `reliability`.
 
     Args:

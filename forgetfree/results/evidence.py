@@ -7,11 +7,11 @@ more seeds, and s² does not show it: it is the covariance between seeds of what
     v = s²/S + c/n        x̄ ± √v · (s²/S · t(S − 1) + c/n · z) / v
 
 The quantile is the mean of Student's and the normal one, weighted by the variances (Cochran and Cox, Experimental Designs,
-1957). Welch's and Satterthwaite's degrees of freedom cover less than 0.93 with three seeds, this at least 0.94 in all that was
-simulated: ``python -m forgetfree.benchmarks.coverage``.
+1957). ``python -m forgetfree.benchmarks.coverage`` simulates how often such intervals hold the truth.
 
 Where the answers to single rows are not kept, as in a CSV file, a bound stands in for c: the whole variance of a row's part of
-a score, and strategies as if their rows had nothing in common. Such intervals are wider than need be.
+accuracy or ECE, and strategies as if their rows had nothing in common. Such intervals are wider than need be. F1 alone bounds
+nothing: those intervals are over seeds, on the same rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.results.answers import LabelAnswers, WrittenTexts
-from forgetfree.results.calibration import calibration_gaps
+from forgetfree.results.calibration import BINS, calibration_gaps
 from forgetfree.results.comparison import Comparison, StrategyRuns
 from forgetfree.results.metrics import Floats
 from forgetfree.results.unit_folder import Units
@@ -47,7 +47,7 @@ class Interval:
 
     Attributes:
         value: the mean over seeds.
-        low: NaN where there is one seed, which says nothing of others.
+        low: NaN where there is one seed, or nothing varies: neither says what others would give.
         high: as ``low``.
         p: returns the two-sided p-value of a threshold, that the truth is there; below 0.05 outside the interval.
     """
@@ -106,6 +106,9 @@ def ratio(numerator: Floats, denominator: Floats, rows: Floats | None = None) ->
         of_seeds, of_rows = (float(v[0, 0] - 2 * r * v[0, 1] + r * r * v[1, 1]) for v in (both, shared))
         return abs(top - r * bottom), of_seeds if of_seeds > 1e-16 else 0.0, max(0.0, of_rows), seeds
 
+    if math.isnan(_beyond(*gap(mean))):
+        return Interval(mean, math.nan, math.nan)
+
     def end(side: int) -> float:
         step, inside = 1e-3, 0.0
         while _beyond(*gap(mean + side * step)) < 0:
@@ -149,7 +152,7 @@ def _half(seed_variance: float, row_variance: float, seeds: int, alpha: float = 
     """Return half the width of the interval, see the head of this file."""
     variance = seed_variance + row_variance
     if not variance > 0:  # nothing varies, or there is one seed
-        return variance
+        return math.nan
     of_seeds, of_rows = _quantiles(alpha, seeds)
     return (seed_variance * of_seeds + row_variance * of_rows) / math.sqrt(variance)
 
@@ -163,10 +166,10 @@ def _p_value(distance: float, seed_variance: float, row_variance: float, seeds: 
     """Return the chance at which an interval would just reach as far."""
     from scipy.optimize import brentq
 
-    if math.isnan(seed_variance) or distance <= 0:
-        return math.nan if math.isnan(seed_variance) else 1.0
-    if seed_variance + row_variance == 0:
-        return 0.0
+    if not seed_variance + row_variance > 0:
+        return math.nan
+    if distance <= 0:
+        return 1.0
 
     def beyond(log_alpha: float) -> float:
         return distance - _half(seed_variance, row_variance, seeds, math.exp(log_alpha))
@@ -198,10 +201,11 @@ class RowScore:
     def of_value(cls, value: float, metric: str, rows: int, accuracy: float | None = None) -> Self:
         """Return a score of which no more is known.
 
-        The mean m of numbers in [0, 1] has rows of a variance of at most m·(1 − m), which is that of accuracy. F1 has
-        F·(1 − F)·(2 − F) / M, where M, positive labels and answers for each row, is taken as at least 1/2. A row adds
-        ± (right − confidence) to the ECE, which has about the variance of accuracy. Of metrics without such bounds, nothing is
-        said of rows.
+        The mean m of numbers in [0, 1], such as accuracy, has rows of a variance of at most m·(1 − m). A row adds
+        ± (right − confidence) to the ECE e. Within a bin, ``right`` varies as accuracy does and confidence by no more than half
+        the bin's width w; between bins, their gaps in [0, 1] have the mean e. With accuracy a, 1/2 where it is not
+        known, the variance is at most (√(a·(1 − a)) + w/2)² + e·(1 − e). Of F1 and other scores, which are no means over rows, a
+        value alone bounds nothing: nothing is said of rows.
 
         Args:
             value: the score.
@@ -210,13 +214,10 @@ class RowScore:
             accuracy: where the metric is ``ece``, on the same rows.
         """
         if metric == "ece":
-            variance = accuracy * (1 - accuracy) if accuracy is not None and 0 <= accuracy <= 1 else 0.25
-        elif metric == "f1":
-            variance = 2 * value * (1 - value) * (2 - value)
+            of_right = 0.5 if accuracy is None else math.sqrt(max(0.0, accuracy * (1 - accuracy)))
+            variance = (of_right + 0.5 / BINS) ** 2 + value * (1 - value)
         else:
-            known = metric in registry.metrics()
-            bounded = not known or registry.metric(metric).limits == (0.0, 1.0)
-            variance = value * (1 - value) if bounded and 0 <= value <= 1 else 0.0
+            variance = value * (1 - value) if _is_mean_of_shares(metric) else 0.0
         return cls(value, rows, max(0.0, variance))
 
     @classmethod
@@ -232,6 +233,14 @@ class RowScore:
             value = float(numerator.sum() / max(denominator.sum(), 1.0))
             influence = (numerator - value * denominator) / max(float(denominator.mean()), 1e-9)
         return cls(value, len(influence), float(influence.var()), influence - influence.mean())
+
+
+def _is_mean_of_shares(metric: str) -> bool:
+    """Return whether a score is the mean over rows of numbers in [0, 1]."""
+    if metric == "accuracy" or metric not in registry.metrics():
+        return metric == "accuracy"
+    its = registry.metric(metric)
+    return its.rows is not None and its.limits == (0.0, 1.0)
 
 
 def contributions(answers: LabelAnswers, metric: str) -> Floats:
@@ -304,10 +313,11 @@ class Evidence:
                     value = run.ece[-1][number] if metric == "ece" else score
                     if value is None:
                         continue
+                    right = score if comparison.metric[number] == "accuracy" else None
                     if task in kept and _is_of_rows(kept[task], its):
                         of_tasks[task] = RowScore.of_answers(kept[task], its)
                     else:
-                        of_tasks[task] = RowScore.of_value(value, its, comparison.test_rows.get(task, 0), score)
+                        of_tasks[task] = RowScore.of_value(value, its, comparison.test_rows.get(task, 0), right)
         return cls(scores)
 
     def average(self, strategy: str, task: str | None = None) -> Interval:

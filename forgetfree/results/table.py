@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,7 +11,7 @@ import pandas as pd
 
 from forgetfree.display import PERCENT, PLAIN, Scale
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
-from forgetfree.results.evidence import Interval, RowScore, interval, shared_variance
+from forgetfree.results.evidence import RowScore, interval, shared_variance
 from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.metrics import scale_of
 from forgetfree.results.run_results import REFERENCE
@@ -186,7 +185,9 @@ class ScoreTable:
 
         def score(strategy: str, seed: int) -> RowScore:
             found = self._of(metric, strategy=strategy, seed=seed, task=task).sort_values("after").iloc[-1]
-            accuracy = float(self.matrix(strategy, seed)[task].iloc[-1]) if metric == "ece" else None
+            accuracy = None
+            if metric == "ece" and self._metrics(strategy, seed)[self.tasks.index(task)] == "accuracy":
+                accuracy = float(self.matrix(strategy, seed)[task].iloc[-1])
             return RowScore.of_value(float(found["value"]), str(found["metric"]), int(found["rows"]), accuracy)
 
         return float(np.trace(shared_variance([[score(name, seed) for seed in seeds] for name in (a, b)])))
@@ -271,8 +272,6 @@ class ScoreTable:
 def _compared(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], row_variance: float) -> dict[str, Any]:
     """Compare numbers paired by seed, see `ScoreTable.compare`."""
     found = interval(a - b, row_variance)
-    if found.low == found.high:  # no spread says nothing of other seeds
-        found = Interval(found.value, math.nan, math.nan)
     return {
         **{"a": float(a.mean()), "b": float(b.mean()), "difference": found.value, "low": found.low, "high": found.high},
         **{"pairs": len(a), "verdict": found.verdict},

@@ -216,8 +216,8 @@ def _forgetting(comparison: Comparison) -> Section:
         pictures.append(picture(ax, "Forgetting at the end", ", ".join(says)))
     text = "How far tasks are below their best score since they were learned; the mean over all tasks but the last. "
     if many:
-        text += "Mark: mean over n seeds. Bar: Student's 95 % interval for other seeds on the same test rows and tasks; none "
-        text += "where all seeds agree. Strokes: the seeds"
+        text += "Mark: mean over n seeds. Bar: 95 % interval for other seeds and test rows of the same tasks; none "
+        text += "where nothing varies. Strokes: the seeds"
     else:
         text += "One seed: there is no interval, and how far another seed would differ is not known"
     return Section("forgetting", "Forgetting", f"{text}{_rows(comparison)}.", pictures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -88,7 +89,7 @@ def _lost(entry: StrategyRuns, comparison: Comparison) -> str:
         return f"{lost}{', with every seed' if seeds > 1 else ''}"
     if seeds == 1:
         return f"{lost} (one seed)"
-    if loss.low == loss.high:
+    if math.isnan(loss.low):
         return f"{lost} (with each of {seeds} seeds)"
     undecided = ": undecided whether it forgot" if loss.verdict == "undecided" else ""
     interval = f"95 % interval of the loss {scale.text(loss.low)} to {scale.text(loss.high)}"
@@ -111,7 +112,7 @@ def _difference(ours: StrategyRuns, naive: StrategyRuns, scale: Scale, evidence:
         return f"{scores}; they have no seed in common."
     if seeds == 1:
         return f"{scores}: one seed in common, so what other seeds would give is not known."
-    if difference.low == difference.high:
+    if math.isnan(difference.low):
         return f"{scores}, with the same difference for each of {seeds} seeds."
     ends = f"{scale.text(difference.low)} to {scale.text(difference.high)}{' points' if scale == PERCENT else ''}"
     interval = f"95 % interval of the difference {ends} over {seeds} seeds"
