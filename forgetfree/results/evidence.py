@@ -204,8 +204,8 @@ class RowScore:
         The mean m of numbers in [0, 1], such as accuracy, has rows of a variance of at most m·(1 − m). A row adds
         ± (right − confidence) to the ECE e. Within a bin, ``right`` varies as accuracy does and confidence by no more than half
         the bin's width w; between bins, their gaps in [0, 1] have the mean e. With accuracy a, 1/2 where it is not
-        known, the variance is at most (√(a·(1 − a)) + w/2)² + e·(1 − e). Of F1 and other scores, which are no means over rows, a
-        value alone bounds nothing: nothing is said of rows.
+        known, the variance is at most (√(a·(1 − a)) + w/2)² + e·(1 − e). Of F1 and other scores, which are no means over
+        rows, a value alone bounds nothing: nothing is said of rows.
 
         Args:
             value: the score.
