@@ -22,7 +22,7 @@ from avalanche.training.supervised.der import ClassBalancedBufferWithLogits
 from torch import Tensor, nn
 
 from forgetfree.continual.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, one_label_a_row, showing
-from forgetfree.continual.strategy import Training
+from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import OptionError, UsageError
@@ -239,10 +239,20 @@ class GDumbOptions(TrainingOptions):
     )
 
 
+def _passes_over_memory(strategy: ContinualStrategy, task: EncodedTask) -> int | None:
+    """Return the updates of the passes over the memory, which the plugin fills before the first one."""
+    seen = {each.name: each for each in (*strategy.learned, task)}
+    apart = strategy.stream.scenario == "task"  # else equal labels of several tasks share one place
+    labels = Counter((name if apart else "", y) for name, each in seen.items() for y in each.train.targets)
+    options: Any = strategy.options
+    return _steps_of_passes(options, _remembered(list(labels.values()), options.mem_size))
+
+
 class GDumb(
     PluginStrategy,
     plugin=_GDumbPlugin,
     keeps="storage_policy",  # the plugin's copy of the first model is θ_pre
+    updates=_passes_over_memory,
     requires=partial(_a_row_a_label, "gdumb"),
     mem_size=option(200, "rows remembered, balanced over the labels of all tasks", at_least=1),
 ):
@@ -264,14 +274,6 @@ class GDumb(
             ],
             model_bytes,
         )
-
-    def begin(self, task: EncodedTask) -> Training:
-        """Train everything on the memory, which the plugin fills before the first step."""
-        seen = {each.name: each for each in (*self.learned, task)}
-        apart = self.stream.scenario == "task"  # else equal labels of several tasks share one place
-        labels = Counter((name if apart else "", y) for name, each in seen.items() for y in each.train.targets)
-        steps = _steps_of_passes(self.options, _remembered(list(labels.values()), self.options.mem_size))
-        return self.everything_by_avalanche(task, **({} if steps is None else {"steps": steps}))
 
 
 def _remembered(rows: Sequence[int], most: int) -> int:

@@ -22,7 +22,7 @@ from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates import SupervisedTemplate
 from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import cycle
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from forgetfree.checkpoint import Checkpoint
@@ -131,8 +131,8 @@ class StrategyTemplate(SupervisedTemplate):
         """Plan the batches of this task, cut into parts where gradients are accumulated."""
         training, data = training_of(self.training), self.adapted_dataset
         whole = data is self.experience.dataset and part_of(self.experience) is None
-        lengths = training.task.train.lengths if whole else lengths_of(data, self.model)
-        counts = training.task.train.counts if whole else counts_of(data, self.model)
+        train = training.task.train
+        lengths, counts = (train.lengths, train.counts) if whole else sizes_of(data, self.model)
         seed = self.phase_seed(training.phase, training.task)
         batches = plan(lengths, training.options, self._updates, seed)
         self._parts = [part for batch in batches for part in cut(batch, training.options, counts)]
@@ -275,7 +275,7 @@ class StrategyTemplate(SupervisedTemplate):
         data = self.adapted_dataset
         rows = getattr(self.task, self.experience.origin_stream.name, None)
         self._rows = rows if rows is not None and len(rows) == len(data) else None
-        lengths = lengths_of(data, self.model) if self._rows is None else self._rows.lengths
+        lengths = sizes_of(data, self.model)[0] if self._rows is None else self._rows.lengths
         batches = by_length(lengths, self.eval_mb_size)
         if self.choose_batches is not None:
             batches = self.choose_batches(self.task, batches)
@@ -372,20 +372,12 @@ def answers_in_order(
     return task.kind.answers(task.definition, logits[in_order], labels[in_order], rows)
 
 
-def lengths_of(data: Any, model: nn.Module) -> list[int]:
-    """Return the tokens per row of rows that a plugin put together; 0 where rows are no texts."""
-    tokens: Any = getattr(model, "tokens", None)
-    if tokens is None:
-        return [0] * len(data)
-    return [int(tokens.attention_mask(data[i][0].unsqueeze(0)).sum()) for i in range(len(data))]
-
-
-def counts_of(data: Any, model: nn.Module) -> list[int] | None:
-    """Return the labels per row of rows that a plugin put together; ``None`` where rows are no texts, and each has one."""
+def sizes_of(data: Any, model: Any) -> tuple[list[int], list[int] | None]:
+    """Return the tokens and the labels per row of rows that a plugin put together; 0 and ``None`` where rows are no texts."""
     if getattr(model, "tokens", None) is None:
-        return None
-    counted: Any = model
-    return [int(counted.counts(data[i][0].unsqueeze(0))) for i in range(len(data))]
+        return [0] * len(data), None
+    rows = [data[i][0].unsqueeze(0) for i in range(len(data))]
+    return [int(model.tokens.attention_mask(row).sum()) for row in rows], [int(model.counts(row)) for row in rows]
 
 
 def alone(plugins: Iterable[Any]) -> bool:

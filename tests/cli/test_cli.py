@@ -48,11 +48,15 @@ def tiny_cli(data_directory: Path, model_directory, tmp_path_factory: pytest.Tem
     return Tiny(data_directory, model_directory("bert"), tmp_path_factory.mktemp("runs"))
 
 
+#: Tasks are evaluated before they are learned, too.
+BEFORE = ("--set", "upper_triangle=true")
+
+
 @pytest.fixture(scope="module")
 def finished(tiny_cli: Tiny) -> Path:
     """A run directory with two seeds of the three strategies."""
     out = tiny_cli.root / "finished"
-    assert tiny_cli.run(out, "--seed", "0", "--seed", "1", "--set", "final_union=true") == 0
+    assert tiny_cli.run(out, "--seed", "0", "--seed", "1", *BEFORE, "--set", "final_union=true") == 0
     return out
 
 
@@ -126,7 +130,7 @@ def test_extra_results(finished: Path) -> None:
 
 
 def test_same_seed_same_results(tiny_cli: Tiny, finished: Path, tmp_path: Path) -> None:
-    assert tiny_cli.run(tmp_path / "again", "--seed", "0", "--seed", "1", "--set", "final_union=true") == 0
+    assert tiny_cli.run(tmp_path / "again", "--seed", "0", "--seed", "1", *BEFORE, "--set", "final_union=true") == 0
     assert without_times(results_of(tmp_path / "again")) == without_times(results_of(finished))
 
 
@@ -441,7 +445,7 @@ def test_a_run_that_diverges_only_in_evaluation_does_not_take_the_others_down(
         raise MetricError("logits are not finite")
 
     monkeypatch.setattr(ContinualFT, "save", diverged)
-    assert tiny_cli.run(tmp_path / "out", stream="sst2") == 1
+    assert tiny_cli.run(tmp_path / "out", *BEFORE, stream="sst2") == 1
     results = results_of(tmp_path / "out")
     assert [run["strategy"] for run in results["runs"]] == ["fine-tune", "grafting-continual"]
     (failed,) = results["failed"]
@@ -479,7 +483,7 @@ def test_graftable_tensors_can_be_chosen_by_pattern(tiny_cli: Tiny, tmp_path: Pa
 
 
 def test_resume_refuses_another_configuration(tiny_cli: Tiny, finished: Path, capsys) -> None:
-    assert tiny_cli.run(finished, "--resume", "--set", "batch_size=2") == 2
+    assert tiny_cli.run(finished, "--resume", *BEFORE, "--set", "batch_size=2") == 2
     expected = "these differ: --set final_union (was true, now not given), --batch-size (was not given, now 2)"
     assert expected in capsys.readouterr().err
 
@@ -978,7 +982,7 @@ def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(
     """joint answers again after the first task alone, and before: 2 x 3 evaluations, in scenario=class too."""
     monkeypatch.setattr(progress, "_INTERVAL", 0.0)  # every message has a line
     more = ("--set", "scenario=class", "--set", "temperature_scaling=false")
-    arguments = tiny_cli.arguments(tmp_path / "out", "--strategy", "joint", *more)
+    arguments = tiny_cli.arguments(tmp_path / "out", "--strategy", "joint", *BEFORE, *more)
     at = arguments.index("--sparsity")
     assert cli.main(arguments[:at] + arguments[at + 2 :]) == 0
     assert len(re.findall(r"evaluate 0/\d+\n", capsys.readouterr().err)) == 6
@@ -1026,14 +1030,14 @@ def test_verify_tells_one_thing_to_do_about_a_damaged_ledger(finished: Path, tmp
     assert said.endswith("Restore it from a copy.\n") and "again" not in said
 
 
-def test_the_list_of_kinds_is_the_table_of_the_readme(capsys) -> None:
+def test_the_list_of_kinds_is_the_table_of_the_documents(capsys) -> None:
     assert cli.main(["list", "kinds"]) == 0
     shown = capsys.readouterr().out
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    table = re.findall(r"^\| (.+) \| (.+) \|$", readme.partition("| a row of a task is |")[2], flags=re.M)
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    table = re.findall(r"^\| (.+) \| (.+) \|$", page.partition("| a row of a task is |")[2], flags=re.M)
     rows = [row for row in table if "`" in row[1]][:5]
     assert [f"{row}; columns {columns.replace('`', '')}" in shown for row, columns in rows] == [True] * 5
-    assert all(part in readme for part in shown.splitlines()[-1].partition("refused: ")[2].split(", "))
+    assert all(part in page for part in shown.splitlines()[-1].partition("refused: ")[2].split(", "))
 
 
 def test_the_full_list_says_what_a_run_takes_and_what_a_recipe_sets(capsys) -> None:

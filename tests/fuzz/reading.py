@@ -242,7 +242,7 @@ def sound_results(results: Any, path: Path) -> None:
     assert render(merge([results]), "markdown") and json.loads(render(merge([results]), "json"))
     for run in results.runs:
         assert run.learning_matrix.shape == (len(results.tasks) + 1, len(results.tasks))
-        assert ((run.learning_matrix >= 0) & (run.learning_matrix <= 1)).all()
+        assert not ((run.learning_matrix < 0) | (run.learning_matrix > 1)).any()
 
 
 def sound_scores(scores: Any, path: Path) -> None:

@@ -48,8 +48,11 @@ def test_a_bag_of_words_is_what_scikit_learn_makes_of_the_same_rows(known: Any) 
 
     def read(rows: Rows) -> Any:
         first, second = (words.transform(each).toarray() for each in (rows.first, rows.second))
-        return np.concatenate([first, second, first * second], axis=1)
+        shared = scaler.transform(floors.overlap(rows.first, rows.second, weights))
+        return np.concatenate([first, second, first * second, shared], axis=1)
 
+    weights = dict(zip(words.get_feature_names_out(), words.idf_, strict=True))
+    scaler = StandardScaler().fit(floors.overlap(train[0].first, train[0].second, weights))
     fitted = LogisticRegression(max_iter=1000).fit(read(train[0]), train[0].labels)
     assert found[0] == fitted.score(read(test[0]), test[0].labels)
 

@@ -653,6 +653,7 @@ def test_both_run_from_the_command_line(
     out = tmp_path / "out"
     given = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--shots", "4", "--steps", "3"]
     chosen = ["--strategy", "lora", "--strategy", "o-lora", "--set", "lora.rank=4", "--set", "orthogonality=1.5"]
+    chosen += ["--set", "upper_triangle=true"]
     assert cli.main(["run", "qnli,ag_news,sst2", *given, *chosen, "--out", str(out)]) == 0
     runs = {run["strategy"]: run for run in json.loads((out / "results.json").read_text())["runs"]}
     assert (runs["lora"]["options"]["rank"], runs["o-lora"]["options"]["rank"]) == (4, 8)
