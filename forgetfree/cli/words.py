@@ -60,13 +60,19 @@ def say(message: str) -> None:
 
 
 def recipe_of(config: Any) -> str:
-    """Say what the model of a run, sweep or graft brings; an empty text where that is nothing."""
+    """Say what the model of a run, sweep or graft brings; an empty text where it brings nothing, and the optimizer is set."""
     if chosen := config.recipe():
         options = " ".join(f"{key}={value}" for key, value in chosen.items())
         return f"Recipe of {config.model}: {options} (--set changes any of them)"
     if config.model in MODELS and MODELS[config.model].recipe:
         return (
             f"note: the optimizer that is set drops the recipe of {config.model}; the defaults are used in its place."
+        )
+    trains = getattr(config, "fine_tuned", None) is None
+    if trains and not any(key.rpartition(".")[2] == "optimizer" for key in config.settings):
+        return (
+            f"No recipe for {config.model}: the paper's options train it, by SGD (--set optimizer=adamw, with a learning rate "
+            "such as 1e-4, often needs fewer steps)"
         )
     return ""
 

@@ -54,9 +54,11 @@ def tiny_region_note(space_size: int, sparsities: Iterable[float]) -> str:
     entries = math.floor(sparsity * space_size + 1e-6)
     if space_size < _ENOUGH or not 0 < entries < _TINY:
         return ""
+    digit = 10.0 ** math.floor(math.log10(_ENOUGH / space_size))
+    enough = math.ceil(_ENOUGH / space_size / digit - 1e-9) * digit
     return (
         f"sparsity {sparsity:g} of {space_size:,} graftable entries is a region of {counted(entries, 'entry')}, which can hold "
-        f"little of a task. For {_ENOUGH} entries, set the sparsity to {_ENOUGH / space_size:.1g}."
+        f"little of a task. For {_ENOUGH} entries or more, set the sparsity to {enough:.1g}."
     )
 
 

@@ -8,6 +8,7 @@ may give ``instruction``, ``template``, ``metric``, ``max_new_tokens`` and ``sto
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -471,7 +472,7 @@ def _texts(cell: Any) -> tuple[Any, ...]:
     if isinstance(cell, list | tuple):
         return tuple(dict.fromkeys(text for each in cell for text in _texts(plain(each))))
     if isinstance(cell, int | float) and not isinstance(cell, bool):
-        return () if cell != cell else (str(int(cell)) if cell == int(cell) else repr(cell),)
+        return () if not math.isfinite(cell) else (str(int(cell)) if cell == int(cell) else repr(cell),)
     return () if cell is None else (cell,)
 
 

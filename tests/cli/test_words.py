@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
 from forgetfree import cli
-from forgetfree.cli.words import say
+from forgetfree.cli.words import recipe_of, say
+from forgetfree.jobs.run_config import RunConfig
 
 
 class Terminal(io.StringIO):
@@ -59,3 +61,10 @@ def test_a_fault_of_several_strategies_is_told_once(
     assert cli.main(["run", "sst2", "--data", "demo", *words]) == 2
     told = capsys.readouterr().err.removeprefix("forgetfree: error: ").splitlines()
     assert sorted(line.removeprefix("- ") for line in told if not line.endswith("faults:")) == sorted(faults)
+
+
+def test_who_has_no_recipe_and_sets_no_optimizer_is_told_what_trains() -> None:
+    config = RunConfig(stream="sst2", model="gpt2", strategies=("fine-tune",))
+    assert recipe_of(config).startswith("No recipe for gpt2: the paper's options train it, by SGD")
+    for key in ("optimizer", "fine-tune.optimizer"):
+        assert recipe_of(replace(config, settings={key: "adamw"})) == ""

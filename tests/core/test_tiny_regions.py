@@ -14,7 +14,7 @@ from forgetfree.core.base_regions import tiny_region_note
 def test_a_tiny_region_is_told_with_a_larger_sparsity() -> None:
     note = tiny_region_note(67_000, [0.5, 1e-4])
     assert note.startswith("sparsity 0.0001 of 67,000 graftable entries is a region of 6 entries,")
-    assert note.endswith("set the sparsity to 0.001.")
+    assert note.endswith("For 100 entries or more, set the sparsity to 0.002.")
 
 
 @pytest.mark.parametrize(("size", "sparsities"), [(85_000_000, [1e-4]), (67_000, [1e-3]), (67_000, []), (50, [0.1])])

@@ -146,6 +146,15 @@ def test_rows_that_cannot_be_learned_are_told(row: dict[str, Any], message: str,
     assert message in str(error.value)
 
 
+def test_a_number_that_is_not_finite_is_no_target(tmp_path: Path) -> None:
+    for split in ("train", "validation", "test"):
+        (tmp_path / "own").mkdir(exist_ok=True)
+        rows = pandas.DataFrame({"prompt": ["a", "b"], "target": [2.0, float("inf")]})
+        rows.to_parquet(tmp_path / "own" / f"{split}.parquet")
+    with pytest.raises(DataError, match=r"no target \(3\)"):
+        load_tasks("own", str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

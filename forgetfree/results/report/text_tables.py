@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forgetfree.display import NULL
 from forgetfree.results.comparison import Comparison
 from forgetfree.results.report.page import Table
 from forgetfree.results.unit_folder import Units
@@ -37,4 +36,4 @@ def text_tables(comparison: Comparison, units: Units) -> Iterator[Table]:
 
 def _cut(text: str) -> str:
     line = " ".join(text.split())
-    return (line if len(line) <= _CHARACTERS else f"{line[:_CHARACTERS]}…") or NULL
+    return (line if len(line) <= _CHARACTERS else f"{line[:_CHARACTERS]}…") or "(empty)"

@@ -92,8 +92,9 @@ def test_a_run_fits_into_80_columns_and_its_bar_reaches_the_end(
     monkeypatch.undo()
     end = terminal.closed()
     assert terminal.widest <= 80
-    (bar,) = [line for line in end.splitlines() if "━" in line]
-    assert re.fullmatch(r"2 of 2 done ━+ 100 % took \d:\d\d", bar)
+    bars = [line for line in end.splitlines() if "━" in line]
+    assert len(bars) == 1, end
+    assert re.fullmatch(r"2 of 2 done ━+ 100 % took \d:\d\d", bars[0])
     told = re.findall(r"✓ (\S+) seed 0 · (\w+) [\d.]+ %(, average of \d tasks [\d.]+ %)?", "\n".join(terminal.frames))
     tasks = {(strategy, task) for strategy, task, _ in told}
     assert tasks == {
