@@ -382,7 +382,7 @@ def _reader(table: Table, task: TaskTables) -> _Reader:
 def _closed(task: TaskTables) -> tuple[str, ...]:
     """Return the answers that a task allows; none where any text may answer."""
     known = task.registered.closed_answers if task.registered else ()
-    return tuple(str(text).strip() for text in task.source.get("closed_answers", known))
+    return tuple(str(text).strip() for text in task.source.get("closed_answers") or known)
 
 
 def _told(columns: Sequence[str], form: str) -> str:

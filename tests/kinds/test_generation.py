@@ -426,8 +426,9 @@ def test_a_definition_of_texts_has_their_fields_alone() -> None:
     texts = TaskDefinition("own", "generation", (), instruction="Say it.", stop=("\n",))
     assert not {"instruction", "max_new_tokens", "stop"} & labels.fields.keys()
     assert TaskDefinition.of_fields(texts.fields | {"stop": ["\n"]}) == texts
-    assert set(texts.reading("generate")) == {"kind", "template", "instruction", "max_new_tokens", "stop", "decoding"}
-    assert "decoding" not in texts.fields  # it is greedy
+    how = {"kind", "template", "instruction", "max_new_tokens", "stop", "decoding", "closed_answers"}
+    assert set(texts.reading("generate")) == how
+    assert not {"decoding", "closed_answers"} & texts.fields.keys()  # it is greedy, and any text may answer
     drawn = replace(texts, decoding=Decoding(temperature=0.5))
     assert TaskDefinition.of_fields(json.loads(json.dumps(drawn.fields))) == drawn
 
