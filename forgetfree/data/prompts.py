@@ -182,12 +182,7 @@ class PromptEncoder(Encoder):
         answers = self._answers(rows)
         whole, labels, longer, long = list[list[int]](), list[list[int]](), dict[int, list[int]](), list[int]()
         for i, (prompt, answer) in enumerate(zip(rows.first, answers, strict=True)):
-            turns = self._turns(prompt)
-            parts, places = self._parts_of(turns) if self._task.form == "messages" else self._usual
-            written = [place.of(turn["content"]) for place, turn in zip(places, turns, strict=True)]
-            texts = self._texts(written, begin=not parts[0][len(self.opening) :])
-            fixed = [i for i, turn in enumerate(turns) if turn["role"] in _FIXED and len(turns) > 1]
-            room = self._max_length - sum(map(len, [*parts, *(texts[i] for i in fixed)]))
+            parts, texts, fixed, room = self._divided(prompt)
             kept = min(self._task.max_new_tokens, room // 2)
             if len(answer) > room:
                 long.append(i)
@@ -204,6 +199,24 @@ class PromptEncoder(Encoder):
         if long:
             self._refuse(rows.take(long), [len(answers[i]) for i in long])
         return whole, labels, longer
+
+    def too_long(self, rows: Rows) -> list[int]:
+        """Return the numbers of the rows whose answer does not fit."""
+        answers = zip(rows.first, self._answers(rows), strict=True)
+        return [i for i, (prompt, answer) in enumerate(answers) if len(answer) > self._divided(prompt)[-1]]
+
+    def _divided(self, prompt: str) -> tuple[list[list[int]], list[list[int]], list[int], int]:
+        """Return a prompt in parts, and how many tokens its answer may have.
+
+        The parts are the ids around the texts of its turns, these texts, and the numbers of those that are never cut. The
+        others share the tokens with the answer.
+        """
+        turns = self._turns(prompt)
+        parts, places = self._parts_of(turns) if self._task.form == "messages" else self._usual
+        written = [place.of(turn["content"]) for place, turn in zip(places, turns, strict=True)]
+        texts = self._texts(written, begin=not parts[0][len(self.opening) :])
+        fixed = [i for i, turn in enumerate(turns) if turn["role"] in _FIXED and len(turns) > 1]
+        return parts, texts, fixed, self._max_length - sum(map(len, [*parts, *(texts[i] for i in fixed)]))
 
     @property
     def frame(self) -> str:
@@ -381,5 +394,5 @@ class PromptEncoder(Encoder):
         raise DataError(
             f"Task {self._task.name!r} has {counted(len(rows), 'row')} whose answer does not fit into max_length="
             f"{self._max_length} tokens beside the instruction, the template and the marks of turns: the answer {named}{more}. "
-            "Set a higher max_length, or remove the rows."
+            "Set a higher max_length, or remove the rows: --skip-bad-rows leaves them out."
         )

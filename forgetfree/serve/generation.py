@@ -18,8 +18,10 @@ from forgetfree.display import brief, escaped
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.generation import one_prompt, prompt_columns, text_of, turns_of
+from forgetfree.models.decoding import unheard
 from forgetfree.models.generation import plain_generation, stops, write
 from forgetfree.serve.classification import text_rows
+from forgetfree.serve.growing_text import GrowingText
 from forgetfree.serve.network import Parts, Reading, TaskNetwork, name_labels_
 from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, refuse_one_text
 from forgetfree.tasks import MOST_NEW_TOKENS
@@ -135,12 +137,18 @@ class WritingTask(ServedTask):
         if faults := decoding.faults():
             raise UsageError(f"{'; '.join(faults)}.")
         task = replace(self.task, max_new_tokens=most, stop=(*self.task.stop, *ending.stop), decoding=decoding)
+        if ending.send is not None and len(rows) != 1:
+            raise UsageError(f"One text is sent while it is written, got {len(rows)} prompts. Ask for each on its own.")
+        growing = None if ending.send is None else GrowingText(rows.tokenizer, task.stop, ending.send)
+        heard = unheard if growing is None else growing.hear
         found = []
-        written = write(task, model, rows, batch_size=batch_size, precision=precision)
+        written = write(task, model, rows, batch_size=batch_size, precision=precision, heard=heard)
         for prompt, ids in zip(rows.prompts, written, strict=True):
             text = text_of(rows.tokenizer, ids, task.stop)
             ended = len(ids) < min(most, model.most_after(prompt)) or stops(rows.tokenizer, ids, task.stop)
             found.append(WrittenText(text, self.task.name, 0, len(prompt), len(ids), ended))
+            if growing is not None:
+                growing.end(text)
         return found
 
     def answers(self, texts: Sequence[Text], said: Iterable[WrittenText], cut: Iterable[int]) -> list[WrittenText]:

@@ -199,9 +199,9 @@ def test_texts_with_labels_beside_them_stay_classification(
 
 def test_an_answer_that_does_not_fit_is_told_with_its_file_and_row(model: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"a {i}", "target": "film " * (60 if i == 2 else 1)} for i in range(4)]
-    write(tmp_path, "own", {"train": rows[:1], "validation": rows[:1], "test": [{"prompt": "", "target": ""}, *rows]})
-    with pytest.raises(DataError, match=r"the answer to 'a 2' \(.*test\.jsonl, row 4\) has \d+ tokens"):
-        load_stream("own", data=str(tmp_path), model=str(model), skip_bad_rows=True)
+    write(tmp_path, "own", {"train": rows[:1], "validation": rows[:1], "test": rows})
+    with pytest.raises(DataError, match=r"the answer to 'a 2' \(.*test\.jsonl, row 3\) has \d+ tokens"):
+        load_stream("own", data=str(tmp_path), model=str(model))
 
 
 def test_splits_are_of_one_form(tmp_path: Path) -> None:
@@ -373,6 +373,40 @@ def test_one_process_and_two_write_the_same(data: Path, model: Path, tmp_path: P
         files = [tmp_path / out / "grafting-continual" / "seed-0" / name for out in ("one", "two")]
         assert files[0].read_bytes() == files[1].read_bytes()
     assert one.scores.equals(two.scores)
+
+
+@pytest.mark.parametrize("command", ["run", "graft"])
+def test_rows_whose_answer_does_not_fit_are_left_out_and_counted(
+    command: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others give what they give alone."""
+    good = {
+        split: rows_of("prompt", lambda words: words[0], count, count) for split, count in (("train", 9), ("test", 5))
+    }
+    long = {"prompt": "a", "target": "film " * 60}
+    write(tmp_path / "good", "own", good | {"validation": good["test"]})
+    write(
+        tmp_path / "bad",
+        "own",
+        {"train": [long, *good["train"]], "test": good["test"], "validation": [*good["test"], long]},
+    )
+    words = [command, "own", "--model", str(model), "--steps", "2", "--set", "max_length=32", "--skip-bad-rows"]
+    words += ["--strategy", "continual-ft"] if command == "run" else ["--sparsity", "0.1"]
+    assert cli.main([*words[:-3], "--data", str(tmp_path / "bad"), *words[-2:], "--check"]) == 1
+    assert "--skip-bad-rows leaves them out" in capsys.readouterr().err
+    for place in ("good", "bad"):
+        more = ["--data", str(tmp_path / place)]
+        assert cli.main([*words, *more, "--check"]) == 0
+        assert cli.main([*words, *more, "--out", str(tmp_path / place / "out")]) == 0
+    told = capsys.readouterr()
+    note = "Task 'own': 1 bad train row left out: answer does not fit (1); 1 bad validation row left out"
+    assert note in told.err and note in told.out
+    one, other = (json.loads((tmp_path / place / "out" / "results.json").read_text()) for place in ("good", "bad"))
+    fault = {"rows": 1, "faults": {"answer does not fit": 1}}
+    assert other["data"].pop("left_out") == {"own": {"train": fault, "validation": fault}}
+    assert one["data"] == other["data"]
+    scores = (forgetfree.load_results(tmp_path / place / "out").scores for place in ("good", "bad"))
+    assert next(scores).equals(next(scores)) if command == "run" else one["rows"] == other["rows"]
 
 
 def test_what_writes_no_texts_is_refused(data: Path, model: Path, tmp_path: Path) -> None:
