@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from forgetfree import registry
 from forgetfree.continual.streams import Stream, make_stream
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.kinds.generation import TextAnswers
 from forgetfree.learning.training import answers_of
+from forgetfree.results.text_answers import TextAnswers
 from forgetfree.testing.tiny import copies, tiny_model, tiny_task, tiny_texts
 
 
