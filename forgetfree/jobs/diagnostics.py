@@ -15,10 +15,10 @@ from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, is_number, read_json
 from forgetfree.kinds.kind import kind_of
-from forgetfree.learning.encoded_task import sampled
+from forgetfree.learning.encoded_task import EncodedTask, sampled
 from forgetfree.learning.floors import bag_of_words, linear_probe, linear_probes, nearest_rows
 from forgetfree.models.state import ModelState
-from forgetfree.results.answers import LabelAnswers, label_answers
+from forgetfree.results.answers import LabelAnswers, label_answers, pack_rows
 from forgetfree.results.calibration import CALIBRATION_ROWS, fitted_temperature
 from forgetfree.results.run_results import LEARNED_FLOORS
 
@@ -96,6 +96,19 @@ def temperatures(strategy: ContinualStrategy, answers: Row) -> dict[str, Numbers
     found = {task: fitted_temperature(each.logits, each.labels) for task, each in known.items()}
     eces = {task: each.scaled(found[task]).ece for task, each in scaled.items()}
     return {"temperature": dict(found), "ece_scaled": dict(eces)}
+
+
+def right_rows(tasks: Sequence[EncodedTask], answers: Row) -> dict[str, dict[str, str]]:
+    """Return which test rows of each task are right, packed, where its score is their share.
+
+    Intervals of a CSV file need them.
+    """
+    packed: dict[str, str] = {}
+    for task in tasks:
+        its = answers[task.name]
+        if task.definition.metric == "accuracy" and isinstance(its, LabelAnswers) and len(its.right) == len(task.test):
+            packed[task.name] = pack_rows(its.right)
+    return {"right_rows": packed} if packed else {}
 
 
 def readouts_again(strategy: ContinualStrategy) -> Numbers:

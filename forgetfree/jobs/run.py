@@ -194,7 +194,7 @@ class RunJob(Job[RunConfig]):
             write_scores(directory / SCORES_FILE, scores)
             monitor.scored(more)
 
-        from forgetfree.jobs.diagnostics import loss_before, losses_after, readouts_again, temperatures
+        from forgetfree.jobs.diagnostics import loss_before, losses_after, readouts_again, right_rows, temperatures
 
         # Floors are those of a seed, so one strategy measures them, before anything can fail.
         if key["strategy"] == self.config.strategies[0]:
@@ -204,7 +204,8 @@ class RunJob(Job[RunConfig]):
         before = texts and loss_before(stream, texts, options, self.device)
         learned = self.learner.learn(key["strategy"], key["seed"], monitor, directory, write)
         strategy = learned.strategy
-        by_task = temperatures(strategy, learned.rows[-1]) if self.common.temperature_scaling else {}
+        by_task: Json = {**right_rows(tasks, learned.rows[-1])}
+        by_task |= temperatures(strategy, learned.rows[-1]) if self.common.temperature_scaling else {}
         by_task |= {"readout_again": readouts_again(strategy)} if self.common.readout_again else {}
         aside = texts and {"before": before, **losses_after(strategy, texts), **texts.counts}
         save_predictions(directory, learned.rows[-1])
