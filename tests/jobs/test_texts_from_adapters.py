@@ -59,7 +59,5 @@ def test_an_adapter_of_another_model_is_refused_before_training(tmp_path: Path) 
     model = prompted.write_model("Llama", tmp_path / "model")
     write_adapter("T5", prompted.write_model("T5", tmp_path / "t5"), tmp_path / "lora")
     data, starts = prompted.write_data(tmp_path / "data"), {"first": str(tmp_path / "lora")}
-    with pytest.raises(
-        ModelError, match="is for AutoModelForSeq2SeqLM, and '.*' is no such network. Give the model that it"
-    ):
+    with pytest.raises(ModelError, match="is for AutoModelForSeq2SeqLM, and"):
         prompted.run(data, model, tmp_path / "out", "grafting-continual", starts=starts)
