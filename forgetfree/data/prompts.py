@@ -59,6 +59,7 @@ class EncodedTexts(EncodedRows):
         asked: what each row asks, as a report shows it.
         tokenizer: turns token ids into texts.
         end: the token id that ends a text.
+        allowed: the ids of each answer that the task allows; none where any text may answer.
         longer: the token ids of prompts that are cut further where their answer is learned, by the number of the row.
     """
 
@@ -66,6 +67,7 @@ class EncodedTexts(EncodedRows):
     asked: Sequence[str] = ()
     tokenizer: Any = None
     end: int = 0
+    allowed: Sequence[Sequence[int]] = ()
     longer: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property
@@ -161,8 +163,16 @@ class PromptEncoder(Encoder):
         #: What stands between prompt and answer, as a part of the latter.
         self._space = "" if self._chat or self._around(one).endswith(("\n", "\t")) else " "
         self._usual = self._parts_of(one)
+        #: The ids of the answers that the task allows, and for how many an answer has room.
+        self.allowed = self._answers(Rows((), (), tuple((text,) for text in task.closed_answers)))
+        self._most = max(map(len, self.allowed), default=task.max_new_tokens)
+        if len({*map(tuple, self.allowed)}) < len(self.allowed):
+            raise ModelError(
+                f"The tokenizer makes the same tokens of two closed_answers of task {task.name!r}, got "
+                f"{brief(task.closed_answers, 200)}. Write them in words that it knows."
+            )
         fixed = max_length - sum(map(len, self._usual[0]))
-        if fixed < 2:
+        if fixed < (2 if not self.allowed else 1 + self._most):
             raise ModelError(
                 f"The instruction and the template of task {task.name!r} take {max_length - fixed} tokens, and a row has "
                 f"max_length={max_length}: nothing is left for a prompt and its answer. Set a higher max_length, or shorten "
@@ -183,12 +193,12 @@ class PromptEncoder(Encoder):
         whole, labels, longer, long = list[list[int]](), list[list[int]](), dict[int, list[int]](), list[int]()
         for i, (prompt, answer) in enumerate(zip(rows.first, answers, strict=True)):
             parts, texts, fixed, room = self._divided(prompt)
-            kept = min(self._task.max_new_tokens, room // 2)
-            if len(answer) > room:
+            kept = self._most if self.allowed else min(self._most, room // 2)
+            if max(len(answer), kept) > room:
                 long.append(i)
                 continue
             left = room - max(len(answer), kept)
-            if len(answer) > self._task.max_new_tokens:
+            if len(answer) > self._most:
                 self._unwritable.append(len(answer))
             ids = self._before(parts, texts, fixed, left)
             self.count(sum(map(len, [*parts, *texts])) - len(ids))
@@ -203,7 +213,8 @@ class PromptEncoder(Encoder):
     def too_long(self, rows: Rows) -> list[int]:
         """Return the numbers of the rows whose answer does not fit."""
         answers = zip(rows.first, self._answers(rows), strict=True)
-        return [i for i, (prompt, answer) in enumerate(answers) if len(answer) > self._divided(prompt)[-1]]
+        least = self._most if self.allowed else 0
+        return [i for i, (prompt, answer) in enumerate(answers) if max(len(answer), least) > self._divided(prompt)[-1]]
 
     def _divided(self, prompt: str) -> tuple[list[list[int]], list[list[int]], list[int], int]:
         """Return a prompt in parts, and how many tokens its answer may have.

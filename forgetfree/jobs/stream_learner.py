@@ -96,7 +96,8 @@ class StreamLearner:
             return []
         decoding, tasks = self.checked.run.decoding, self.read()
         tasks = [
-            replace(rows, task=replace(rows.task, decoding=decoding)) if rows.task.writes else rows for rows in tasks
+            replace(rows, task=replace(rows.task, decoding=decoding)) if rows.task.writes_freely else rows
+            for rows in tasks
         ]
         if self.config.skip_bad_rows and any(rows.task.writes for rows in tasks):
             self._fresh = self._load([rows.task for rows in tasks])

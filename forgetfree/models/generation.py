@@ -8,7 +8,8 @@ written greedily is written alone in any case: see `forgetfree.models.decoding`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +59,9 @@ def write(
         turns: which rows are answered together, where not all are answered alike.
         heard: hears of each token when it is decided.
     """
-    prompts, before = rows.prompts, (model.training, model.precision)
-
+    prompts = rows.prompts
     written: list[list[int]] = [[] for _ in prompts]
-    model.eval()
-    model.precision = precision
-    try:
+    with evaluating(model, precision):
         for together, answering in turns(prompts, batch_size) if turns else [(range(len(prompts)), answer)]:
             # Of each batch the ids of all texts, how many each text has, and the number of each row.
             found = list[tuple[Tensor, Tensor, Tensor]]()
@@ -90,10 +88,20 @@ def write(
             for ids, lengths, numbers in gathered(found):
                 for number, text in zip(numbers.tolist(), torch.split(ids, lengths.tolist()), strict=True):
                     written[number] = text.tolist()
+    return written
+
+
+@contextmanager
+def evaluating(model: TaskModel, precision: str) -> Iterator[None]:
+    """Let a model answer in evaluation mode and in a precision, inside."""
+    before = model.training, model.precision
+    model.eval()
+    model.precision = precision
+    try:
+        yield
     finally:
         model.train(before[0])
         model.precision = before[1]
-    return written
 
 
 def stops(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> bool:

@@ -368,7 +368,7 @@ def _phases(
         )
         for number, (task, base) in enumerate(zip(unit.tasks, bases, strict=True))
     ]
-    for task, phases in zip(unit.tasks, unit.cost(sizes).phases, strict=True):
+    for task, size, phases in zip(unit.tasks, sizes, unit.cost(sizes).phases, strict=True):
         tokens = lengths.get(task) or [max_length // 2]
         length = min(costs.padded(tokens, options.batch_size), max_length)
         phase = partial(_phase, task, rates)
@@ -388,6 +388,9 @@ def _phases(
                 answered += min(len(held.validation), options.choice_rows) * options.choices
             if getattr(workload.common, "temperature_scaling", False) and not held.task.writes:
                 answered += min(len(held.validation), CALIBRATION_ROWS)
+            probed = getattr(workload.common, "floors", "constant") == "probe" and not held.task.writes
+            if probed and made.setdefault(("probe", task, unit.seed), unit.name) == unit.name:
+                answered += (size.rows or 0) + min(len(held.test), limit or len(held.test))
             mean = sum(tokens) / len(tokens)
             # After its loss is known, a prompt is read again, and as long a text as may be is written after it.
             more = written * (mean + held.task.max_new_tokens) if held.task.writes else 0
