@@ -23,6 +23,18 @@ def unheard(_: Sequence[int]) -> None:
     """Hear of a token, and do nothing."""
 
 
+def counting(tell: Callable[[int], object]) -> Heard:
+    """Return what tells how many tokens have been heard of."""
+    count = 0
+
+    def heard(_: Sequence[int]) -> None:
+        nonlocal count
+        count += 1
+        tell(count)
+
+    return heard
+
+
 @torch.no_grad()
 def write_alone(
     model: TaskModel,
