@@ -196,7 +196,7 @@ def test_the_published_claims_are_judged_from_csv_files(monkeypatch: pytest.Monk
 
 
 def test_wrong_input_is_told(runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    with pytest.raises(ReportError, match="It has those of: next, main-job"):
+    with pytest.raises(ReportError, match="It has those of: movement, main-job"):
         judged("nothing", runs)
     monkeypatch.setattr(sys, "argv", ["claims", "main-job", "/nowhere"])
     with pytest.raises(SystemExit) as end:
