@@ -42,16 +42,16 @@ def run_files() -> list[Path]:
 def claims() -> Table:
     """Return the claims of all experiments, the paper's number beside ours."""
     rows: list[tuple[str, ...]] = []
-    headings = set()
+    headings = []
     for file in run_files():
         results = load_experiment_results(file)
         page = outcome(results)
         seeds = len(distinct(results.rows, "seed"))
         where = page.title.partition(": ")[2]
-        headings.add((len(rows), 0))
+        headings.append((len(rows), 0))
         name = f"{file.stem}{' †' if file.stem in OLD else ''}, {where}, {seeds} {'seed' if seeds == 1 else 'seeds'}"
         rows += [(name, "", "", ""), *page.tables[0].rows]
-    return Table("Claims", ("claim", "paper", "here", "holds here"), tuple(rows), frozenset(headings))
+    return Table("Claims", ("claim", "paper", "here", "holds here"), tuple(rows), tuple(headings))
 
 
 def scores() -> Table:
@@ -66,6 +66,8 @@ def scores() -> Table:
             ours = (percent(mean(measured, key, **at)) for key in ("score", "ece"))
             cells += [" / ".join(each).replace(f"{NULL} / {NULL}", NULL) for each in (theirs, ours)]
         rows.append((name, str(len(distinct(measured, "seed"))), *cells))
-    floors = [percent(mean(load_experiment_results(RESULTS / "fish.csv").rows, "constant", task=task)) for task in TASKS]
+    floors = [
+        percent(mean(load_experiment_results(RESULTS / "fish.csv").rows, "constant", task=task)) for task in TASKS
+    ]
     rows.append((CONSTANT, NULL, *(each for floor in floors for each in (NULL, floor))))
     return Table("Score / ECE, 4096 shots", ("trained", "seeds here", *header), tuple(rows))
