@@ -261,15 +261,17 @@ def test_predict_keeps_columns_beside_texts(apart: Path, tmp_path: Path, capsys:
     assert capsys.readouterr().out == ""  # no table is begun
 
 
-def test_predict_reads_the_columns_that_the_run_named(apart: Path, tmp_path: Path) -> None:
+def test_predict_reads_the_columns_that_the_run_named(
+    apart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the file has them, and nothing else is named."""
+    assert _columns_of_run(apart, "first") == _columns_of_run(apart / "config.json", "first") == ()
     config = json.loads((apart / "config.json").read_text())
     config["run"]["text_column"] = ["first.review", "body"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("forgetfree.results.config_file.load_run", lambda _: config)
     task = served(TaskDefinition("first", "generation", ()))
     columns = {name: _columns_of_run(tmp_path, name) for name in ("first", "first@2", "last")}
     assert columns == {"first": ("review",), "first@2": ("review",), "last": ("body",)}
-    assert _columns_of_run(apart, "first") == _columns_of_run(tmp_path / "config.json", "first") == ()
     (tmp_path / "rows.csv").write_text("review,prompt\na,b\n")
     (tmp_path / "other.csv").write_text("prompt\nb\n")
 
