@@ -217,6 +217,7 @@ class GraftJob(Job[GraftConfig]):
                 self.in_memory.model_or(config.model),
                 readout,
                 tasks=[self.rows.task],
+                dtype=self.common.dtype,
                 **how,
                 **self.in_memory.model_arguments,
             ),

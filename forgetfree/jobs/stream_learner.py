@@ -119,10 +119,11 @@ class StreamLearner:
                 "scenario": common.scenario,
             }
             if memory.reads_tensors:
-                drawn |= {"graftable": common.graftable, "evaluate_on": common.evaluate_on}
+                drawn |= {"graftable": common.graftable, "evaluate_on": common.evaluate_on, "dtype": common.dtype}
                 self._streams[seed] = load_stream(config.stream, data=memory.data, model=memory.model, **drawn)
             else:
-                how: Json = {"graftable": common.graftable, "max_length": common.max_length, **memory.model_arguments}
+                how: Json = {"graftable": common.graftable, "max_length": common.max_length, "dtype": common.dtype}
+                how |= memory.model_arguments
                 tasks = [rows.task for rows in self.tasks]
                 readout = readout_for(config.readout, tasks)
                 model = load_model(memory.model_or(config.model), readout, tasks=tasks, **how)

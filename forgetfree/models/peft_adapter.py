@@ -375,8 +375,9 @@ class AdapterStart:
             torch.random.fork_rng(devices=[]),  # a head that is not there is drawn
             merged_directory(self.directory, self.model, whole=False) as merged,
         ):
-            network, _ = read_weights(merged, adapter_loader(self.directory), self.directory)
-        check_same_body(body_of(model), body_of(network), self.model, self.directory)
+            body: Any = body_of(model)
+            network, _ = read_weights(merged, adapter_loader(self.directory), self.directory, body.dtype)
+        check_same_body(body, body_of(network), self.model, self.directory)
         return body_of(network)
 
 
