@@ -150,6 +150,7 @@ class TaskDefinition:
         max_new_tokens: the longest text that is written, in tokens.
         stop: texts before which an answer ends.
         decoding: how a text is written.
+        closed_answers: the texts that may answer, of which the likeliest does; none where any text may.
     """
 
     name: str
@@ -164,6 +165,7 @@ class TaskDefinition:
     max_new_tokens: int = 64
     stop: tuple[str, ...] = ()
     decoding: Decoding = GREEDY
+    closed_answers: tuple[str, ...] = ()
 
     __pydantic_config__ = {"extra": "forbid", "revalidate_instances": "always"}  # noqa: RUF012  # pydantic's name
 
@@ -195,15 +197,22 @@ class TaskDefinition:
     def fields(self) -> dict[str, Any]:
         """All fields without ``hub``, which says where rows are and not what they mean.
 
-        Those of answers that are texts stand there for such tasks alone, and ``decoding`` where it is not greedy.
+        Those of answers that are texts stand there for such tasks alone; ``decoding`` where it is not greedy, and
+        ``closed_answers`` where there are some.
         """
         unsaid = [*(() if self.writes else _OF_TEXTS), *(["decoding"] if self.decoding == GREEDY else [])]
+        unsaid += [] if self.closed_answers else ["closed_answers"]
         return {name: value for name, value in (asdict(self) | {"hub": None}).items() if name not in unsaid}
 
     @property
     def writes(self) -> bool:
         """Whether the answers are texts, which a language model writes."""
         return self.kind in ("generation", "messages")
+
+    @property
+    def writes_freely(self) -> bool:
+        """Whether any text may answer."""
+        return self.writes and not self.closed_answers
 
     def reading(self, readout: str) -> dict[str, Any]:
         """Return the fields that decide how a model with this readout answers, by name.
@@ -213,7 +222,7 @@ class TaskDefinition:
         """
         names = ["kind", "labels"]
         if self.writes:
-            names = ["kind", "template", *_OF_TEXTS, "decoding"]
+            names = ["kind", "template", *_OF_TEXTS, "decoding", "closed_answers"]
         elif readout in ("prompt", "causal", "generate"):
             names += ["label_words", "template" if readout == "prompt" else "causal_template"]
         fields = asdict(self)
@@ -297,6 +306,14 @@ class TaskDefinition:
             faults.append("template must be left out for chats, which the tokenizer's chat template puts together")
         if not all(self.stop):
             faults.append(f"stop must hold no empty text, got {brief(self.stop, 200)}")
+        closed = self.closed_answers
+        if closed and (
+            len({*closed}) < max(2, len(closed)) or not all(text and text == text.strip() for text in closed)
+        ):
+            faults.append(
+                "closed_answers must be at least two texts, all different, without white space around them, got "
+                f"{brief(closed, 200)}"
+            )
         return [*faults, *self.decoding.faults()]
 
     def label_faults(self) -> list[str]:

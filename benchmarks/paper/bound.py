@@ -1,6 +1,21 @@
 """How far the error on new rows can lie above that on training rows. Section 4.3 and appendix D of the paper.
 
-The bounds stand below the experiment; their derivation is in docs/experiments.md, "Certificates". All logarithms are natural.
+A bound says something if few bits say which model was learned:
+
+1. which s of N entries its region holds: ln C(N, s) nats;
+2. their values as θ_pre + scale · g, with g one of q even steps from −1 to 1: s·ln q, and 16·ln 2 for the scale;
+3. its readout relative to the first label's: for n labels and H features (n − 1)·(H + 1) values of q′ steps, with a
+   scale a tensor;
+4. which sparsity, q and q′ were chosen from lists that were fixed before.
+
+Let L be the sum. Give each model δ·e^(−L) of the allowed failures, which sum to at most δ (Occam's razor: Blumer et
+al., 1987; McAllester, 1999). The errors of one model on n independent rows are binomial. So with k errors, each share
+p is excluded for which k errors or fewer have a probability below δ·e^(−L); the largest p that is left is the
+certificate (Langford, 2005, section 3). The union bound makes it hold however the model was found. ``--shots`` draws
+as many rows of each label: the lower tail of such a sum is no heavier than that of a binomial with its mean
+(Hoeffding, 1956, theorem 4), so the error is that on new rows with the labels' shares among the training rows. Of
+rows that took no part in training, ``certified_error(k, m, 0.0, 0.05)`` gives a tighter limit. docs/experiments.md,
+"Certificates", has what this rests on. The bounds stand below the experiment; all logarithms are natural.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measure how fast forgetfree is: ratios to plain PyTorch, to peers and to limits, one script a topic.
 
-    python -m forgetfree.benchmarks.speed [NAME …] [--turns N] [--threads N] [--json FILE] [--document FILE]
+    python -m forgetfree.benchmarks.speed [NAME …] [--turns N] [--threads N] [--json FILE]
 
 Without a name, all of them run.
 """
@@ -45,32 +45,19 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=9, help="turns that count (default: 9)")
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch (default: 1)")
     parser.add_argument("--json", type=Path, help="also write the figures into this file")
-    parser.add_argument("--document", type=Path, help="also write the tables into this Markdown file")
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(SCRIPTS)):
         parser.error(f"unknown: {', '.join(unknown)}; expected some of {', '.join(SCRIPTS)}")
     machine = f"{platform.processor() or platform.machine()}, {options.threads} threads, PyTorch {torch.__version__}"
-    pages, written = [], {}
+    written = {}
     for name in options.names or SCRIPTS:
         # A process for each, so that none finds memory that another left.
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
             title, figures = process.submit(measured, name, options.turns, options.threads).result()
         written[name] = [asdict(figure) for figure in figures]
-        pages.append(f"## {title.rstrip('.')}\n\n{table(figures)}\n")
-        print(pages[-1], flush=True)
+        print(f"## {title.rstrip('.')}\n\n{table(figures)}\n", flush=True)
     if options.json:
         options.json.write_text(json.dumps({"machine": machine, "figures": written}, indent=1) + "\n")
-    if options.document:
-        command = "python -m forgetfree.benchmarks.speed --document docs/performance.md"
-        head = f"""# Performance
-
-Written by `{command}` ({machine}).
-
-Contenders take turns in one process; a ratio is the median of the turns' ratios, beside their quartiles. "To reach" is what
-we aim at, "limit" the least that we know to be possible. Milliseconds are those of this machine. The models are minilm on the
-embedded data, or tiny ones where the script says so. What a row compares stands in `benchmarks/speed/`, one script a section.
-"""
-        options.document.write_text("\n".join([head, *pages]))
 
 
 if __name__ == "__main__":

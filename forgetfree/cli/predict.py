@@ -173,6 +173,11 @@ def _ending(served: ServedTask, asked: Mapping[str, Any]) -> Ending:
             f"Task {served.task.name!r} is answered by labels, and --num-beams, --temperature, --top-p and --sampling-seed say "
             "how texts are written. Leave them out."
         )
+    if served.task.closed_answers:
+        raise UsageError(
+            f"Task {served.task.name!r} has closed_answers, of which the likeliest is chosen, and --num-beams, --temperature, "
+            "--top-p and --sampling-seed say how texts are written. Leave them out."
+        )
     decoding = served.task.decoding.otherwise(**asked)
     _check_decoding(decoding, asked)
     return Ending(decoding=decoding)

@@ -26,7 +26,7 @@ from forgetfree.data.sources import check_form, default_data, load_tasks
 from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import readout_for
-from forgetfree.learning.encoded_task import EncodedTask, encode_task, label_spaces
+from forgetfree.learning.encoded_task import EncodedTask, encode_task, fitting, label_spaces
 from forgetfree.models.loading import LoadedModel, is_pretrained, load_model
 from forgetfree.models.module_model import check_own_dtype
 from forgetfree.models.state import ModelState
@@ -102,7 +102,6 @@ def load_stream(
     tasks = load_tasks(
         stream, data or default_data(), evaluate_on, ReadOptions.of(text_column, label_column, skip_bad_rows)
     )
-    tell(tasks)
     definitions = [rows.task for rows in tasks]
     readout = readout_for(readout, definitions)
     loaded = load_model(
@@ -114,6 +113,9 @@ def load_stream(
         dtype=dtype,
         tasks=definitions,
     )
+    if skip_bad_rows:
+        tasks = [fitting(rows, loaded) for rows in tasks]
+    tell(tasks)
     tell_note(loaded.note)
     name = stream if isinstance(stream, str) else ",".join(rows.task.name for rows in tasks)
     made = make_stream(name, tasks, loaded, **common)

@@ -83,6 +83,18 @@ class BadRows:
         return {"rows": len(self), "faults": dict(self.counts)}
 
 
+def joined_summary(*summaries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one summary of several of the same table.
+
+    >>> joined_summary({}, {"rows": 2, "faults": {"no label": 2}}, {"rows": 1, "faults": {"no text": 1}})
+    {'rows': 3, 'faults': {'no label': 2, 'no text': 1}}
+    """
+    faults = Counter[str]()
+    for each in summaries:
+        faults.update(each.get("faults", {}))
+    return {"rows": sum(each.get("rows", 0) for each in summaries), "faults": dict(faults)}
+
+
 def refusal(fault: BadRow) -> BadDataError:
     """Return the error of a single bad row."""
     return BadDataError([escaped(fault.message)], [fault], counts={fault.what: 1}, count=1)

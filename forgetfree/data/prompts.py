@@ -59,6 +59,7 @@ class EncodedTexts(EncodedRows):
         asked: what each row asks, as a report shows it.
         tokenizer: turns token ids into texts.
         end: the token id that ends a text.
+        allowed: the ids of each answer that the task allows; none where any text may answer.
         longer: the token ids of prompts that are cut further where their answer is learned, by the number of the row.
     """
 
@@ -66,6 +67,7 @@ class EncodedTexts(EncodedRows):
     asked: Sequence[str] = ()
     tokenizer: Any = None
     end: int = 0
+    allowed: Sequence[Sequence[int]] = ()
     longer: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property
@@ -161,8 +163,16 @@ class PromptEncoder(Encoder):
         #: What stands between prompt and answer, as a part of the latter.
         self._space = "" if self._chat or self._around(one).endswith(("\n", "\t")) else " "
         self._usual = self._parts_of(one)
+        #: The ids of the answers that the task allows, and for how many an answer has room.
+        self.allowed = self._answers(Rows((), (), tuple((text,) for text in task.closed_answers)))
+        self._most = max(map(len, self.allowed), default=task.max_new_tokens)
+        if len({*map(tuple, self.allowed)}) < len(self.allowed):
+            raise ModelError(
+                f"The tokenizer makes the same tokens of two closed_answers of task {task.name!r}, got "
+                f"{brief(task.closed_answers, 200)}. Write them in words that it knows."
+            )
         fixed = max_length - sum(map(len, self._usual[0]))
-        if fixed < 2:
+        if fixed < (2 if not self.allowed else 1 + self._most):
             raise ModelError(
                 f"The instruction and the template of task {task.name!r} take {max_length - fixed} tokens, and a row has "
                 f"max_length={max_length}: nothing is left for a prompt and its answer. Set a higher max_length, or shorten "
@@ -182,18 +192,13 @@ class PromptEncoder(Encoder):
         answers = self._answers(rows)
         whole, labels, longer, long = list[list[int]](), list[list[int]](), dict[int, list[int]](), list[int]()
         for i, (prompt, answer) in enumerate(zip(rows.first, answers, strict=True)):
-            turns = self._turns(prompt)
-            parts, places = self._parts_of(turns) if self._task.form == "messages" else self._usual
-            written = [place.of(turn["content"]) for place, turn in zip(places, turns, strict=True)]
-            texts = self._texts(written, begin=not parts[0][len(self.opening) :])
-            fixed = [i for i, turn in enumerate(turns) if turn["role"] in _FIXED and len(turns) > 1]
-            room = self._max_length - sum(map(len, [*parts, *(texts[i] for i in fixed)]))
-            kept = min(self._task.max_new_tokens, room // 2)
-            if len(answer) > room:
+            parts, texts, fixed, room = self._divided(prompt)
+            kept = self._most if self.allowed else min(self._most, room // 2)
+            if max(len(answer), kept) > room:
                 long.append(i)
                 continue
             left = room - max(len(answer), kept)
-            if len(answer) > self._task.max_new_tokens:
+            if len(answer) > self._most:
                 self._unwritable.append(len(answer))
             ids = self._before(parts, texts, fixed, left)
             self.count(sum(map(len, [*parts, *texts])) - len(ids))
@@ -204,6 +209,25 @@ class PromptEncoder(Encoder):
         if long:
             self._refuse(rows.take(long), [len(answers[i]) for i in long])
         return whole, labels, longer
+
+    def too_long(self, rows: Rows) -> list[int]:
+        """Return the numbers of the rows whose answer does not fit."""
+        answers = zip(rows.first, self._answers(rows), strict=True)
+        least = self._most if self.allowed else 0
+        return [i for i, (prompt, answer) in enumerate(answers) if max(len(answer), least) > self._divided(prompt)[-1]]
+
+    def _divided(self, prompt: str) -> tuple[list[list[int]], list[list[int]], list[int], int]:
+        """Return a prompt in parts, and how many tokens its answer may have.
+
+        The parts are the ids around the texts of its turns, these texts, and the numbers of those that are never cut. The
+        others share the tokens with the answer.
+        """
+        turns = self._turns(prompt)
+        parts, places = self._parts_of(turns) if self._task.form == "messages" else self._usual
+        written = [place.of(turn["content"]) for place, turn in zip(places, turns, strict=True)]
+        texts = self._texts(written, begin=not parts[0][len(self.opening) :])
+        fixed = [i for i, turn in enumerate(turns) if turn["role"] in _FIXED and len(turns) > 1]
+        return parts, texts, fixed, self._max_length - sum(map(len, [*parts, *(texts[i] for i in fixed)]))
 
     @property
     def frame(self) -> str:
@@ -381,5 +405,5 @@ class PromptEncoder(Encoder):
         raise DataError(
             f"Task {self._task.name!r} has {counted(len(rows), 'row')} whose answer does not fit into max_length="
             f"{self._max_length} tokens beside the instruction, the template and the marks of turns: the answer {named}{more}. "
-            "Set a higher max_length, or remove the rows."
+            "Set a higher max_length, or remove the rows: --skip-bad-rows leaves them out."
         )

@@ -27,7 +27,7 @@ _UNREAD = (".arrow", ".feather", ".xls", ".xlsx")
 _KEYS = (
     *("label_names", "label_words", "template", "causal_template", "metric"),
     *("text_column", "label_column", "kind", "entities"),
-    *("instruction", "max_new_tokens", "stop"),
+    *("instruction", "max_new_tokens", "stop", "closed_answers"),
 )
 #: A file of a data set of the hub, which has its splits in parts.
 _SHARD = re.compile(
@@ -155,7 +155,7 @@ def read_source(folder: Path) -> dict[str, Any]:
     for key in [key for key in source if key not in _KEYS]:
         if meant := difflib.get_close_matches(key, [known for known in _KEYS if known not in source], 1, 0.8):
             raise DataError(f"{path}: {key!r} is not read. Did you mean {meant[0]!r}? Rename or remove it.")
-    for key in ("label_names", "label_words"):
+    for key in ("label_names", "label_words", "closed_answers"):
         names = source.get(key)
         if names is not None and not _are_names(names):
             raise DataError(

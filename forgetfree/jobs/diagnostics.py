@@ -15,10 +15,10 @@ from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, is_number, read_json
 from forgetfree.kinds.kind import kind_of
-from forgetfree.learning.encoded_task import sampled
-from forgetfree.learning.floors import bag_of_words, linear_probe, nearest_rows
+from forgetfree.learning.encoded_task import EncodedTask, sampled
+from forgetfree.learning.floors import bag_of_words, linear_probe, linear_probes, nearest_rows
 from forgetfree.models.state import ModelState
-from forgetfree.results.answers import LabelAnswers, label_answers
+from forgetfree.results.answers import LabelAnswers, label_answers, pack_rows
 from forgetfree.results.calibration import CALIBRATION_ROWS, fitted_temperature
 from forgetfree.results.run_results import LEARNED_FLOORS
 
@@ -51,7 +51,7 @@ def floors(
         shots: training rows per label, as the stream was made with.
         or_fewer: whether a label with fewer rows keeps all of them, as in the stream.
         test_limit: test rows, likewise.
-        probe: the device on which θ_pre reads the rows, once for each probe; ``None``: there is none.
+        probe: the device on which θ_pre reads the rows, once; ``None``: there is none.
     """
     tasks, known, found = stream.tasks, stream.scenario == "task", dict[str, Sequence[float | None]]()
     if rows:
@@ -67,10 +67,10 @@ def floors(
         held = ModelState.of(model)
         try:
             stream.pre_trained.load_(model)
-            found["linear_probe"] = linear_probe(tasks, model, task_known=known)
-            at_mean = linear_probe(tasks, model, task_known=known, at_mean=True) if model.readout != "mean" else []
-            if any(score is not None for score in at_mean):
-                found["mean_probe"] = at_mean
+            probes = linear_probes(tasks, model, task_known=known)
+            found["linear_probe"] = probes["linear_probe"]
+            if any(score is not None for score in probes["mean_probe"]):
+                found["mean_probe"] = probes["mean_probe"]
         finally:
             held.load_(model)
     names = [task.name for task in tasks]
@@ -96,6 +96,19 @@ def temperatures(strategy: ContinualStrategy, answers: Row) -> dict[str, Numbers
     found = {task: fitted_temperature(each.logits, each.labels) for task, each in known.items()}
     eces = {task: each.scaled(found[task]).ece for task, each in scaled.items()}
     return {"temperature": dict(found), "ece_scaled": dict(eces)}
+
+
+def right_rows(tasks: Sequence[EncodedTask], answers: Row) -> dict[str, dict[str, str]]:
+    """Return which test rows of each task are right, packed, where its score is their share.
+
+    Intervals of a CSV file need them.
+    """
+    packed: dict[str, str] = {}
+    for task in tasks:
+        its = answers[task.name]
+        if task.definition.metric == "accuracy" and isinstance(its, LabelAnswers) and len(its.right) == len(task.test):
+            packed[task.name] = pack_rows(its.right)
+    return {"right_rows": packed} if packed else {}
 
 
 def readouts_again(strategy: ContinualStrategy) -> Numbers:

@@ -37,13 +37,14 @@ from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.kinds.kind import readout_for
+from forgetfree.learning.encoded_task import fitting
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Monitor, Stopwatch
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import answers_of
 from forgetfree.ledger.graft import Graft, find_graft
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
-from forgetfree.models.loading import load_model
+from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers
@@ -52,6 +53,7 @@ from forgetfree.results.report.graft_and_sweep import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.results.unit_folder import sha256
+from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
     from forgetfree.core.parameters import ParameterSpace
@@ -193,11 +195,24 @@ class GraftJob(Job[GraftConfig]):
     @cached_property
     def rows(self) -> TaskRows:
         """Return the task and all its rows."""
-        return load_task(
+        rows = load_task(
             self.config.task,
             self.in_memory.data_or(self.config.data),
             self.common.evaluate_on,
             self.config.read_options,
+        )
+        return fitting(rows, self._model(rows.task)) if self.config.skip_bad_rows and rows.task.writes else rows
+
+    def _model(self, task: TaskDefinition) -> LoadedModel:
+        """Load the model that is grafted onto."""
+        return load_model(
+            self.in_memory.model_or(self.config.model),
+            readout_for(self.config.readout, [task]),
+            tasks=[task],
+            graftable=self.common.graftable,
+            max_length=self.common.max_length,
+            dtype=self.common.dtype,
+            **self.in_memory.model_arguments,
         )
 
     def _subject(self, seed: int) -> _Subject:
@@ -209,18 +224,8 @@ class GraftJob(Job[GraftConfig]):
         if config.fine_tuned is not None:
             tuned = load_fine_tuned(config.fine_tuned, config.model, self.rows.task, **how)
             tuned.add_task(self.rows.task)
-        readout = readout_for(config.readout, [self.rows.task])
         bench = SingleTask.of(
-            tuned.loaded
-            if tuned
-            else load_model(
-                self.in_memory.model_or(config.model),
-                readout,
-                tasks=[self.rows.task],
-                dtype=self.common.dtype,
-                **how,
-                **self.in_memory.model_arguments,
-            ),
+            tuned.loaded if tuned else self._model(self.rows.task),
             self.rows,
             shots=config.shots,
             or_fewer=self.common.or_fewer,

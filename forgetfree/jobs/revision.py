@@ -13,7 +13,6 @@ import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -298,18 +297,17 @@ class _RevisedLearner(StreamLearner):
         self._prefixes: dict[str, StreamPrefix] = {}
         self._reused: set[str] = set()
 
-    @cached_property
-    def tasks(self) -> list[TaskRows]:
-        """Return the tasks with all their rows; those of a new version may lie elsewhere."""
+    def read(self) -> list[TaskRows]:
+        """Read the tasks; those of a new version may lie elsewhere."""
         from forgetfree.data.sources import check_versions, load_tasks
 
         data, place = self.config.data, self.checked.run.evaluate_on
         if self._rows is None:
-            return self.decoded(load_tasks(self.config.stream, data, place, self.config.read_options))
+            return load_tasks(self.config.stream, data, place, self.config.read_options)
         old = load_tasks(list(self._of.tasks), data, place, self.config.read_options)
         (new,) = load_tasks([self._task], self._rows, place, self.config.read_options)
         check_versions([rows.task for rows in (*old, new)])
-        return self.decoded([*old, new])
+        return [*old, new]
 
     def prefix(self, key: Mapping[str, Any]) -> StreamPrefix:
         """Return what is carried over from a unit."""

@@ -123,9 +123,10 @@ class RunJob(Job[RunConfig]):
         if self.common.scenario == "domain":
             tell_shared_labels(self.learner.tasks)
         stream = self.learner.stream(self.config.seeds[0])
-        if self.common.decoding != GREEDY and not any(task.definition.writes for task in stream.tasks):
+        if self.common.decoding != GREEDY and not any(task.definition.writes_freely for task in stream.tasks):
             tell_note(
-                "num_beams, sampling_temperature and top_p have no effect: no task of the stream is answered by texts."
+                "num_beams, sampling_temperature and top_p have no effect: no task of the stream is answered by texts "
+                "that are free."
             )
         for name, strategy in self.checked.classes.items():
             check_options(strategy, self.checked.options[name], stream)
@@ -193,7 +194,7 @@ class RunJob(Job[RunConfig]):
             write_scores(directory / SCORES_FILE, scores)
             monitor.scored(more)
 
-        from forgetfree.jobs.diagnostics import loss_before, losses_after, readouts_again, temperatures
+        from forgetfree.jobs.diagnostics import loss_before, losses_after, readouts_again, right_rows, temperatures
 
         # Floors are those of a seed, so one strategy measures them, before anything can fail.
         if key["strategy"] == self.config.strategies[0]:
@@ -203,7 +204,8 @@ class RunJob(Job[RunConfig]):
         before = texts and loss_before(stream, texts, options, self.device)
         learned = self.learner.learn(key["strategy"], key["seed"], monitor, directory, write)
         strategy = learned.strategy
-        by_task = temperatures(strategy, learned.rows[-1]) if self.common.temperature_scaling else {}
+        by_task: Json = {**right_rows(tasks, learned.rows[-1])}
+        by_task |= temperatures(strategy, learned.rows[-1]) if self.common.temperature_scaling else {}
         by_task |= {"readout_again": readouts_again(strategy)} if self.common.readout_again else {}
         aside = texts and {"before": before, **losses_after(strategy, texts), **texts.counts}
         save_predictions(directory, learned.rows[-1])

@@ -42,7 +42,7 @@ class RunOptions(CommonOptions):
     floors: Literal["constant", "words", "probe"] = option(
         "probe",
         "what scores are compared with: constant: one answer to all rows; words: a bag of words, too (a second a task or "
-        "so); probe: and linear probes on the pre-trained model, at its readout and at the mean of tokens (two passes over "
+        "so); probe: and linear probes on the pre-trained model, at its readout and at the mean of tokens (one pass over "
         "training and test rows, for each seed)",
     )
     temperature_scaling: bool = option(

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from forgetfree.data.rows import TaskRows
     from forgetfree.learning.texts_aside import TextsAside
     from forgetfree.learning.training_options import TrainingOptions
+    from forgetfree.models.loading import LoadedModel
     from forgetfree.models.peft_adapter import AdapterStart
+    from forgetfree.tasks import TaskDefinition
 
 
 _FILE, _MEASURED = TensorFile(RunError, "", "forgetfree.answers"), "measured.json"
@@ -81,31 +83,46 @@ class StreamLearner:
     def __init__(self, config: RunConfig, checked: CheckedRun, in_memory: InMemory, store: Path) -> None:
         self.config, self.checked, self.in_memory, self.store = config, checked, in_memory, store
         self._streams: dict[int, Stream] = {}
+        self._fresh: LoadedModel | None = None  # the model that rows were measured by, for the first stream
         # The answers before training, by the precision and batch size they are computed in.
         self._first_rows: dict[tuple[str, int], Row] = {}
 
     @cached_property
     def tasks(self) -> list[TaskRows]:
-        """Return the tasks of the stream with all their rows, unless these are tensors."""
-        from forgetfree.data.sources import load_tasks
+        """Return the tasks of the stream with all their rows, unless these are tensors; the run says how texts are written."""
+        from forgetfree.learning.encoded_task import fitting
 
         if self.in_memory.reads_tensors:
             return []
-        data = self.in_memory.data_or(self.config.data)
-        how = self.checked.run.evaluate_on, self.config.read_options
-        return self.decoded(load_tasks(self.config.stream, data, *how))
-
-    def decoded(self, tasks: Sequence[TaskRows]) -> list[TaskRows]:
-        """Return tasks whose texts are written as the run asks for."""
-        decoding = self.checked.run.decoding
-        return [
-            replace(rows, task=replace(rows.task, decoding=decoding)) if rows.task.writes else rows for rows in tasks
+        decoding, tasks = self.checked.run.decoding, self.read()
+        tasks = [
+            replace(rows, task=replace(rows.task, decoding=decoding)) if rows.task.writes_freely else rows
+            for rows in tasks
         ]
+        if self.config.skip_bad_rows and any(rows.task.writes for rows in tasks):
+            self._fresh = self._load([rows.task for rows in tasks])
+            tasks = [fitting(rows, self._fresh) for rows in tasks]
+        return tasks
+
+    def read(self) -> list[TaskRows]:
+        """Read the tasks of the stream."""
+        from forgetfree.data.sources import load_tasks
+
+        data = self.in_memory.data_or(self.config.data)
+        return load_tasks(self.config.stream, data, self.checked.run.evaluate_on, self.config.read_options)
+
+    def _load(self, tasks: Sequence[TaskDefinition]) -> LoadedModel:
+        """Load the model for tasks."""
+        from forgetfree.models.loading import load_model
+
+        config, common, memory = self.config, self.checked.run, self.in_memory
+        how: Json = {"graftable": common.graftable, "max_length": common.max_length, "dtype": common.dtype}
+        how |= memory.model_arguments
+        return load_model(memory.model_or(config.model), readout_for(config.readout, tasks), tasks=tasks, **how)
 
     def stream(self, seed: int) -> Stream:
         """Return the stream of a seed, on its own model; the last stream that was asked for is kept."""
         from forgetfree.continual.streams import load_stream, make_stream
-        from forgetfree.models.loading import load_model
 
         if seed not in self._streams:
             self._streams.clear()
@@ -122,12 +139,9 @@ class StreamLearner:
                 drawn |= {"graftable": common.graftable, "evaluate_on": common.evaluate_on, "dtype": common.dtype}
                 self._streams[seed] = load_stream(config.stream, data=memory.data, model=memory.model, **drawn)
             else:
-                how: Json = {"graftable": common.graftable, "max_length": common.max_length, "dtype": common.dtype}
-                how |= memory.model_arguments
-                tasks = [rows.task for rows in self.tasks]
-                readout = readout_for(config.readout, tasks)
-                model = load_model(memory.model_or(config.model), readout, tasks=tasks, **how)
-                self._streams[seed] = make_stream(config.stream, self.tasks, model, **drawn)
+                tasks = self.tasks
+                model, self._fresh = self._fresh or self._load([rows.task for rows in tasks]), None
+                self._streams[seed] = make_stream(config.stream, tasks, model, **drawn)
             self._streams[seed] = replace(self._streams[seed], starts=self._starts)
         return self._streams[seed]
 

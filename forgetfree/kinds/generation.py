@@ -2,17 +2,16 @@
 
 A row has ``prompt`` and ``target``, or columns of a common name; the target is a text, or a list of texts that are all right,
 of which the first is learned. Or it has ``messages``, a chat, whose last turn of the assistant is the target. ``source.json``
-may give ``instruction``, ``template``, ``metric``, ``max_new_tokens`` and ``stop``.
+may give ``instruction``, ``template``, ``metric``, ``max_new_tokens``, ``stop`` and ``closed_answers``.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +23,10 @@ from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.sampling import evenly
 from forgetfree.data.tables import Table, TaskTables, plain
 from forgetfree.display import brief, is_text
-from forgetfree.errors import DataError, MetricError, UsageError
-from forgetfree.json_file import check, parse_json
+from forgetfree.errors import DataError, UsageError
+from forgetfree.json_file import parse_json
 from forgetfree.kinds.kind import Form, TaskKind
-from forgetfree.results.answers import WrittenTexts
-from forgetfree.results.metrics import sign
+from forgetfree.results.text_answers import TextAnswers
 from forgetfree.tasks import Scenario, TaskDefinition
 
 if TYPE_CHECKING:
@@ -71,92 +69,10 @@ _CHATS = ("messages", "conversations", "conversation")
 _ROLES = {"human": "user", "gpt": "assistant"}
 #: Who may speak in a chat. A role stands in the chat template as it is, so any other text could forge turns.
 ROLES = ("system", "developer", "user", "assistant", "tool")
-#: How many of the commonest right texts are tried as an answer to all rows.
-_CONSTANTS = 20
 #: How many characters of a prompt are kept for reports.
 _SHOWN = 500
 #: How many training rows they are scored on.
 _SCORED = 500
-
-
-@dataclass(frozen=True, eq=False)
-class TextAnswers:
-    """Texts that a model wrote, and its losses on the right ones.
-
-    Attributes:
-        ids: the token ids of all texts, one after another: int64 ``(n,)``.
-        lengths: how many of them each text has: int64 ``(rows,)``.
-        losses: the cross-entropy of each token of the right texts, with that which ends them, in nats: float32 ``(m,)``.
-        counts: how many of those each row has: int64 ``(rows,)``.
-        texts: what was written.
-        right: of each row the texts that are right.
-        prompts: what each row asks, as far as a report shows it.
-    """
-
-    ids: npt.NDArray[Any]
-    lengths: npt.NDArray[Any]
-    losses: npt.NDArray[Any]
-    counts: npt.NDArray[Any]
-    texts: Sequence[str]
-    right: Sequence[Sequence[str]]
-    prompts: Sequence[str] = ()
-
-    #: A text has no probabilities of labels.
-    ece: ClassVar[float | None] = None
-
-    def score(self, metric: str) -> float:
-        """Return the score by a registered metric.
-
-        Raises:
-            MetricError: there are no texts, because a plugin put the rows together.
-        """
-        if not self.texts or len(self.texts) != len(self.right):
-            raise MetricError(
-                f"The metric {metric!r} scores texts, and none were written for these rows, which a plugin or a caller put "
-                "together. Evaluate the rows of the stream."
-            )
-        score: float = registry.metric(metric).score(self)
-        return score
-
-    def more_scores(self) -> dict[str, float]:
-        """Return the mean loss of a token of the right texts, in nats, and its exponential, the perplexity."""
-        loss = float(self.losses.astype(np.float64).mean())
-        return {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0)))}
-
-    def constant_score(self, metric: str) -> float:
-        """Return the score where all rows have the commonest of the texts: see `Generation.unanswered`."""
-        ((text, _),) = Counter(self.texts).most_common(1)
-        return replace(self, texts=[text] * len(self.texts)).score(metric)
-
-    def best_constant(self, metric: str) -> str:
-        """Return the text that scores best as the answer to all rows, among the commonest right ones; 20 are tried."""
-        common = [text for text, _ in Counter(texts[0] for texts in self.right).most_common(_CONSTANTS)]
-        scores = [sign(metric) * replace(self, texts=[text] * len(self.right)).score(metric) for text in common]
-        return common[int(np.argmax(scores))]
-
-    def same_as(self, other: Self) -> bool:
-        """Return whether the token ids and the losses are equal, to the last bit."""
-        names = ("ids", "lengths", "losses", "counts")
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
-
-    def agreement(self, other: Self) -> float:
-        """Return the share of rows with the same text."""
-        return float(np.mean([one == another for one, another in zip(self.texts, other.texts, strict=True)]))
-
-    def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        """Return token ids, losses, and all texts as JSON in UTF-8."""
-        arrays = {name: getattr(self, name) for name in ("ids", "lengths", "losses", "counts")}
-        return arrays | {"texts": WrittenTexts(self.texts, self.right, self.prompts).array}
-
-    @classmethod
-    def of_tensors(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """Return answers from what `tensors` gave; raise ``ValueError`` where they do not belong together."""
-        texts = WrittenTexts.of_array(arrays["texts"])
-        ids, lengths, losses, counts = (arrays[name] for name in ("ids", "lengths", "losses", "counts"))
-        rows = {len(texts.texts), len(lengths), len(counts)}
-        sound = len(rows) == 1 and (len(ids), len(losses)) == (lengths.sum(), counts.sum())
-        check("texts, token ids and losses", sorted(rows), sound, "those of the same rows")
-        return cls(ids, lengths, losses, counts, texts.texts, texts.right, texts.prompts)
 
 
 class Generation(TaskKind):
@@ -223,7 +139,8 @@ class Generation(TaskKind):
         known = task.registered or TaskDefinition(task.name, form, (), metric=self.metrics[0])
         given = {key: source[key] for key in ("instruction", "template", "metric", "max_new_tokens") if key in source}
         stop = source.get("stop", known.stop)
-        definition = replace(known, kind=form, stop=(stop,) if isinstance(stop, str) else tuple(stop), **given)
+        given |= {"stop": (stop,) if isinstance(stop, str) else tuple(stop), "closed_answers": _closed(task)}
+        definition = replace(known, kind=form, **given)
         if faults := self.faults(definition):
             raise DataError(f"{task.folder / 'source.json'}: {faults[0]}.")
         return definition
@@ -274,8 +191,13 @@ class Generation(TaskKind):
 
         ids, labels, longer = encoder.learned(rows)
         encoded = EncodedTexts.of(ids, labels, label, pad, task.kind)
-        how = {"tokenizer": encoder.tokenizer, "end": encoder.end, "longer": longer}
+        how = {"tokenizer": encoder.tokenizer, "end": encoder.end, "longer": longer, "allowed": encoder.allowed}
         return replace(encoded, right=rows.labels, asked=[_asked(prompt, task) for prompt in rows.first], **how)
+
+    def too_long(self, rows: Rows, encoder: Any) -> Sequence[int]:
+        """Return the numbers of the rows whose right text does not fit."""
+        found: list[int] = encoder.too_long(rows)
+        return found
 
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each token ``(n, 1)``: logits of all tokens of the vocabulary would fill the memory."""
@@ -293,10 +215,13 @@ class Generation(TaskKind):
         return TextAnswers(none, none, losses, counts, (), right, asked)
 
     def with_texts(self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, **how: Any) -> TextAnswers:
-        """Return answers with the text that a model writes after each prompt."""
+        """Return answers with the text that a model writes after each prompt, or with the likeliest that is allowed."""
+        from forgetfree.models.choosing import log_probabilities
         from forgetfree.models.generation import write
 
         assert isinstance(answers, TextAnswers)
+        if task.closed_answers:
+            return _chosen(answers, log_probabilities(model, rows, **how).numpy(), task, rows)
         return _filled(answers, write(task, model, rows, **how), rows.tokenizer, task.stop)
 
     def loss(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> float:
@@ -335,6 +260,17 @@ def _filled(
     ids = np.array([token for each in written for token in each], np.int64)
     texts = [text_of(tokenizer, each, stop) if each else "" for each in written]
     return replace(answers, ids=ids, lengths=np.array([len(each) for each in written], np.int64), texts=texts)
+
+
+def _chosen(answers: TextAnswers, logits: npt.NDArray[Any], task: TaskDefinition, rows: EncodedTexts) -> TextAnswers:
+    """Return answers with the likeliest of the allowed ones, by the log-probabilities of all."""
+    chosen, closed = logits.argmax(1), task.closed_answers
+    texts = [closed[i] for i in chosen]
+    labels = [
+        closed.index(text if text in right else right[0]) for text, right in zip(texts, answers.right, strict=True)
+    ]
+    found = _filled(answers, [rows.allowed[i] for i in chosen], rows.tokenizer)
+    return replace(found, texts=texts, logits=logits, labels=np.array(labels, np.int64))
 
 
 def text_of(tokenizer: Any, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
@@ -384,15 +320,27 @@ class _Reader:
         form: str,
         columns: tuple[str, ...],
         read: Callable[[_Reader, int], tuple[str, tuple[str, ...]]],
+        allowed: tuple[str, ...],
     ) -> None:
-        self.table, self.form, self.columns, self._read = table, form, columns, read
+        self.table, self.form, self.columns, self._read, self._allowed = table, form, columns, read, allowed
 
     def rows(self) -> Rows:
         """Return the good rows; the others are added to the table's bad rows."""
-        found = [self.table.bad.attempt(self._read, self, i) for i in range(len(self.table.numbers))]
+        found = [self.table.bad.attempt(self._row, i) for i in range(len(self.table.numbers))]
         good = [(*row, number) for row, number in zip(found, self.table.numbers, strict=True) if row is not None]
         places = tuple((self.table.where, number) for _, _, number in good)
         return Rows(tuple(prompt for prompt, *_ in good), (), tuple(right for _, right, _ in good), places)
+
+    def _row(self, i: int) -> tuple[str, tuple[str, ...]]:
+        """Return the prompt of a row, and the texts that are right; where answers are closed, as they are written there."""
+        prompt, right = self._read(self, i)
+        if self._allowed:
+            allowed = tuple(text.strip() for text in right if text.strip() in self._allowed)
+            if not allowed:
+                expected = f"one of closed_answers, {brief(self._allowed, 200)}"
+                raise refusal(self.fault(self.columns[-1], i, "no allowed answer", expected, right[0]))
+            right = allowed
+        return prompt, right
 
     def cell(self, column: str, i: int) -> Any:
         """Return a cell; a number of numpy as one of Python, an array as a list."""
@@ -425,10 +373,16 @@ def _reader(table: Table, task: TaskTables) -> _Reader:
     if kind == "messages" or (chat and not (pair and (named.label or kind == "generation"))):
         if chat is None:
             raise DataError(_lacks(table, "messages"))
-        return _Reader(table, "messages", (chat,), _chat)
+        return _Reader(table, "messages", (chat,), _chat, _closed(task))
     if pair is None or pair[1] is None:
         raise DataError(_lacks(table, "prompt" if "prompt" not in names else "target"))
-    return _Reader(table, "generation", (*pair[0], pair[1]), _prompt_and_targets)
+    return _Reader(table, "generation", (*pair[0], pair[1]), _prompt_and_targets, _closed(task))
+
+
+def _closed(task: TaskTables) -> tuple[str, ...]:
+    """Return the answers that a task allows; none where any text may answer."""
+    known = task.registered.closed_answers if task.registered else ()
+    return tuple(str(text).strip() for text in task.source.get("closed_answers") or known)
 
 
 def _told(columns: Sequence[str], form: str) -> str:

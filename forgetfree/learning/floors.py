@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from forgetfree.core.readout_model import LINEAR, ReadoutModel
 from forgetfree.data.examples import Examples
@@ -170,11 +172,26 @@ def linear_probe(
     model: ReadoutModel,
     *,
     task_known: bool = True,
-    at_mean: bool = False,
     batch_size: int = 64,
     precision: str = "fp32",
 ) -> list[float | None]:
-    """Return the score on each task of a linear readout on the model's features as they are, standardised.
+    """Return the score on each task of a linear readout on the model's features as they are, see `linear_probes`."""
+    found = linear_probes(
+        tasks, model, places=("linear_probe",), task_known=task_known, batch_size=batch_size, precision=precision
+    )
+    return found["linear_probe"]
+
+
+def linear_probes(
+    tasks: Sequence[EncodedTask],
+    model: ReadoutModel,
+    *,
+    places: Sequence[str] = ("linear_probe", "mean_probe"),
+    task_known: bool = True,
+    batch_size: int = 64,
+    precision: str = "fp32",
+) -> dict[str, list[float | None]]:
+    """Return the scores on each task of linear readouts on the model's features as they are, standardised.
 
     ``None`` where there are no such features: a readout that is not linear reads logits of the whole vocabulary, and the mean
     of a row says nothing of its single words, or of a text to be written.
@@ -182,29 +199,48 @@ def linear_probe(
     Args:
         tasks: whose rows are read.
         model: with the backbone that is probed.
+        places: what is read: ``linear_probe``, where the model's readout reads; ``mean_probe``, the mean of a row's tokens in
+            the last layer. One pass over the rows gives both.
         task_known: whether each task has a classifier of its own.
-        at_mean: read the mean of a row's tokens in the last layer, whatever the readout is.
         batch_size: rows per forward pass.
         precision: of forward passes.
     """
-
-    def read(rows: Examples) -> npt.NDArray[np.float32]:
-        features = features_of(model, rows, at_mean=at_mean, batch_size=batch_size, precision=precision)
-        found: npt.NDArray[np.float32] = features.numpy()
-        return found
-
-    scores: list[float | None] = []
+    scores: dict[str, list[float | None]] = {place: [] for place in places}
     for group in _groups(len(tasks), task_known):
-        if not (all(_has_mean(tasks[i], model) for i in group) if at_mean else model.readout in LINEAR):
-            scores += [None] * len(group)
+        possible = {
+            "linear_probe": model.readout in LINEAR,
+            "mean_probe": model.readout != "mean" and all(_has_mean(tasks[i], model) for i in group),
+        }
+        here = [place for place in places if possible[place]]
+        for place in places:
+            if place not in here:
+                scores[place] += [None] * len(group)
+        if not here:
             continue
+
+        def read(rows: Examples, here: Sequence[str] = here) -> npt.NDArray[np.float32]:
+            features = features_of(model, rows, _read(model, here), batch_size=batch_size, precision=precision)
+            found: npt.NDArray[np.float32] = features.numpy()
+            return found
+
         rows = [_at_most(tasks[i].train, MOST_ROWS // len(group)) for i in group]
         features, labels = (np.concatenate([of(part) for part in rows]) for of in (read, _labels_read))
         test = [read(tasks[i].test) for i in group]
         ends = np.cumsum([len(each) for each in test])[:-1]
-        predicted = np.split(probe_answers(features, labels, np.concatenate(test)), ends)
-        scores += [_score(tasks[i], each) for i, each in zip(group, predicted, strict=True)]
+        for number, place in enumerate(here):
+            answers = probe_answers(features[:, number], labels, np.concatenate(test)[:, number])
+            scores[place] += [_score(tasks[i], each) for i, each in zip(group, np.split(answers, ends), strict=True)]
     return scores
+
+
+def _read(model: ReadoutModel, places: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    """Return what reads features at places in one pass ``(n, P, H)``."""
+    if len(places) == 2:
+        return model.features_and_mean
+    alone: Callable[[Tensor], Tensor] = (
+        model.features if places[0] == "linear_probe" else partial(model.pooled, layer=-1)
+    )
+    return lambda x: alone(x).unsqueeze(1)
 
 
 def probe_answers(train: npt.NDArray[Any], labels: Integers, test: npt.NDArray[Any]) -> Integers:

@@ -42,6 +42,9 @@ class Monitor:
     def learning_rate(self, of_step: Callable[[int], float]) -> None:
         """Hear how to tell the learning rate of a step of the phase that has begun, by its number."""
 
+    def wrote(self, tokens: int, most: int) -> None:
+        """Hear how many tokens of texts were written so far in the phase that has begun, of ``most`` that there may be."""
+
     def scored(self, scores: Sequence[Score]) -> None:
         """Hear what was measured: of a stream, on every task before the first is learned, and after each."""
 
@@ -65,6 +68,10 @@ class Relay(Monitor):
     def learning_rate(self, of_step: Callable[[int], float]) -> None:
         """Pass it on."""
         self._monitor.learning_rate(of_step)
+
+    def wrote(self, tokens: int, most: int) -> None:
+        """Pass it on."""
+        self._monitor.wrote(tokens, most)
 
     def scored(self, scores: Sequence[Score]) -> None:
         """Pass them on."""

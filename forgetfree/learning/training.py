@@ -13,7 +13,7 @@ import random
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -407,13 +407,14 @@ def predict(
 
 
 def features_of(
-    model: ReadoutModel, rows: Examples, *, at_mean: bool = False, batch_size: int = 64, precision: str = "fp32"
+    model: ReadoutModel,
+    rows: Examples,
+    read: Callable[[Tensor], Tensor],
+    *,
+    batch_size: int = 64,
+    precision: str = "fp32",
 ) -> Tensor:
-    """Return what the readouts read of every row, as `predict` returns logits: float32 ``(n, H)``.
-
-    With ``at_mean``, the mean over its tokens of the last layer of a model that has one (``pooled``).
-    """
-    read: Callable[..., Tensor] = partial(model.pooled, layer=-1) if at_mean else model.features
+    """Return what a method of the model reads of every row, as `predict` returns logits: float32 ``(n, H)``."""
     return _of_all_rows(model, lambda x, y, t: read(x), rows, batch_size, precision)
 
 

@@ -15,6 +15,25 @@ from forgetfree.tasks import Decoding
 if TYPE_CHECKING:
     from forgetfree.models.task_model import TaskModel
 
+#: Hears of each token that is decided: the ids of its text up to there.
+Heard = Callable[[Sequence[int]], object]
+
+
+def unheard(_: Sequence[int]) -> None:
+    """Hear of a token, and do nothing."""
+
+
+def counting(tell: Callable[[int], object]) -> Heard:
+    """Return what tells how many tokens have been heard of."""
+    count = 0
+
+    def heard(_: Sequence[int]) -> None:
+        nonlocal count
+        count += 1
+        tell(count)
+
+    return heard
+
 
 @torch.no_grad()
 def write_alone(
@@ -25,6 +44,7 @@ def write_alone(
     most: int,
     ends: Callable[[Sequence[int]], bool],
     end: int,
+    heard: Heard = unheard,
 ) -> list[int]:
     """Return the ids that a model writes after a prompt, without the token that ends a text.
 
@@ -35,6 +55,7 @@ def write_alone(
         most: the most tokens of a text; fewer where the model has fewer positions.
         ends: whether a text is at its end, by its ids.
         end: the token that ends a text.
+        heard: hears of each token when it is decided: of beams, which decide at their end, of all one after another.
     """
     limit = min(most, model.most_after(prompt))
     if limit < 1:
@@ -43,9 +64,11 @@ def write_alone(
     begin = 1 if model.writes_apart else len(prompt)
     generator = torch.Generator().manual_seed(derive_seed(decoding.seed, "text", *prompt))
 
-    def draw(_: Tensor, logits: Tensor) -> Tensor:
-        alone = torch.full_like(logits, -torch.inf)
-        alone[0, drawn(logits[0], decoding, generator)] = 0.0
+    def draw(ids: Tensor, logits: Tensor) -> Tensor:
+        alone, token = torch.full_like(logits, -torch.inf), drawn(logits[0], decoding, generator)
+        alone[0, token] = 0.0
+        if token != end:
+            heard([*ids[0, begin:].tolist(), token])
         return alone
 
     def stop(ids: Tensor, _: Any) -> Tensor:
@@ -67,6 +90,8 @@ def write_alone(
     text = text[: text.index(end)] if end in text else text
     while text and text[-1] == model.tokens.pad:  # fills a beam that a stop text ended
         text.pop()
+    for count in range(1, 1 + len(text) * (decoding.num_beams > 1)):
+        heard(text[:count])
     return text
 
 

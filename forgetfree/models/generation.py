@@ -8,7 +8,8 @@ written greedily is written alone in any case: see `forgetfree.models.decoding`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from forgetfree.core.readout_model import autocast
 from forgetfree.data.prompts import EncodedTexts
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import UsageError
-from forgetfree.models.decoding import write_alone
+from forgetfree.models.decoding import Heard, unheard, write_alone
 from forgetfree.parallel.exchange import gathered, own_items
 from forgetfree.tasks import TaskDefinition
 
@@ -44,6 +45,7 @@ def write(
     precision: str,
     answer: Answer | None = None,
     turns: Turns | None = None,
+    heard: Heard = unheard,
 ) -> list[list[int]]:
     """Return the token ids that a model writes after each prompt, in the rows' order; each process writes batches of its own.
 
@@ -55,13 +57,11 @@ def write(
         precision: of forward passes.
         answer: what answers in the model's place, if anything.
         turns: which rows are answered together, where not all are answered alike.
+        heard: hears of each token when it is decided.
     """
-    prompts, before = rows.prompts, (model.training, model.precision)
-
+    prompts = rows.prompts
     written: list[list[int]] = [[] for _ in prompts]
-    model.eval()
-    model.precision = precision
-    try:
+    with evaluating(model, precision):
         for together, answering in turns(prompts, batch_size) if turns else [(range(len(prompts)), answer)]:
             # Of each batch the ids of all texts, how many each text has, and the number of each row.
             found = list[tuple[Tensor, Tensor, Tensor]]()
@@ -72,6 +72,7 @@ def write(
                     "most": task.max_new_tokens,
                     "ends": partial(stops, rows.tokenizer, stop=task.stop),
                     "end": rows.end,
+                    "heard": heard,
                 }
                 if task.decoding.is_greedy:
                     texts = write_greedily(model, asked, task=rows.task, answer=answering, **how)
@@ -87,10 +88,20 @@ def write(
             for ids, lengths, numbers in gathered(found):
                 for number, text in zip(numbers.tolist(), torch.split(ids, lengths.tolist()), strict=True):
                     written[number] = text.tolist()
+    return written
+
+
+@contextmanager
+def evaluating(model: TaskModel, precision: str) -> Iterator[None]:
+    """Let a model answer in evaluation mode and in a precision, inside."""
+    before = model.training, model.precision
+    model.eval()
+    model.precision = precision
+    try:
+        yield
     finally:
         model.train(before[0])
         model.precision = before[1]
-    return written
 
 
 def stops(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> bool:
@@ -126,6 +137,33 @@ def plain_generation(tokenizer: Any, pad: int, config: Any) -> Any:
     )
 
 
+class _Text:
+    """A text that is being written, a token at a time.
+
+    Attributes:
+        ids: its tokens so far.
+        ended: whether it is at its end.
+    """
+
+    def __init__(self, limit: int, end: int, ends: Callable[[Sequence[int]], bool], heard: Heard) -> None:
+        self.ids = list[int]()
+        self.ended = limit < 1
+        self._limit, self._end, self._ends, self._heard = limit, end, ends, heard
+
+    @property
+    def room(self) -> int:
+        """How many tokens may still come."""
+        return self._limit - len(self.ids)
+
+    def add(self, token: int) -> None:
+        """Add a token, unless it is that which ends texts."""
+        self.ended = token == self._end
+        if not self.ended:
+            self.ids.append(token)
+            self.ended = not self.room or self._ends(self.ids)
+            self._heard(self.ids)
+
+
 @torch.no_grad()
 def write_greedily(
     model: TaskModel,
@@ -136,7 +174,7 @@ def write_greedily(
     ends: Callable[[Sequence[int]], bool],
     end: int,
     answer: Answer | None = None,
-    on_token: Callable[[int], object] = lambda count: None,
+    heard: Heard = unheard,
 ) -> list[list[int]]:
     """Return the ids that a model writes after each prompt, without the token that ends a text.
 
@@ -148,97 +186,68 @@ def write_greedily(
         ends: whether a text is at its end, by its ids.
         end: the token that ends a text.
         answer: from marked ids and task labels to logits, what answers in the model's place, if anything.
-        on_token: hears of tokens as they are decided.
+        heard: hears of each token when it is decided.
     """
-    read = answer or model
-    texts = [list[int]() for _ in prompts]
-    limits = [min(most, model.most_after(prompt)) for prompt in prompts]
-    unfinished = [i for i in range(len(prompts)) if limits[i] > 0]
-    while unfinished:
-        before = sum(map(len, texts))
-        still = list[int]()
-        for batch in _together(model, unfinished, texts):
-            drafts: list[list[tuple[int, bool]]] = [[] for _ in batch]
-            if answer is None:
-                rows = [(prompts[i], texts[i]) for i in batch]
-                wanted = max(limits[i] - len(texts[i]) for i in batch)
-                room = min(model.most_after(prompt) - len(text) for prompt, text in rows)
-                drafts = _drafts(model, rows, min(wanted, room), end)
-            for i, draft in zip(batch, drafts, strict=True):
-                alone = partial(_alone, read, model, prompts[i], task)
-                if not _settle(texts[i], draft, limits[i], alone, ends, end):
-                    still.append(i)
-        on_token(sum(map(len, texts)) - before)
-        unfinished = still
-    return texts
+    alone = partial(_alone, answer or model, model.device, task)
+    rows = [(prompt, _Text(min(most, model.most_after(prompt)), end, ends, heard)) for prompt in prompts]
+    while unfinished := [row for row in rows if not row[1].ended]:
+        if answer is None:
+            _write_on(model, unfinished, alone, end)
+        else:
+            for prompt, text in unfinished:
+                text.add(alone(prompt, text.ids))
+    return [text.ids for _, text in rows]
 
 
-def _together(model: TaskModel, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the rows that are drafted in one batch: all, or for a decoder apart those whose texts are equally long so far."""
-    lengths = {i: len(texts[i]) if model.writes_apart else 0 for i in rows}
-    return [[i for i in rows if lengths[i] == length] for length in sorted(set(lengths.values()))]
-
-
-def _settle(
-    text: list[int],
-    draft: Sequence[tuple[int, bool]],
-    limit: int,
-    alone: Callable[[Sequence[int]], int],
-    ends: Callable[[Sequence[int]], bool],
-    end: int,
-) -> bool:
-    """Add the tokens of a draft to a text up to the first that turns out otherwise; return whether the text is at its end."""
-    for token, doubtful in draft or [(-1, True)]:
-        decided = alone(text) if doubtful else token
-        if decided == end:
-            return True
-        text.append(decided)
-        if len(text) == limit or ends(text):
-            return True
-        if decided != token:
-            return False
-    return False
-
-
-def _alone(
-    read: Callable[[Tensor, Any], Tensor], model: TaskModel, prompt: Sequence[int], task: int, text: Sequence[int]
-) -> int:
+def _alone(read: Answer, device: torch.device, task: int, prompt: Sequence[int], text: Sequence[int]) -> int:
     """Return the token that follows, by one row alone."""
     ids = [*prompt[:-1], ~prompt[-1], *(~token for token in text)]
-    x = torch.tensor([ids], device=model.device)
-    labels = torch.full((len(text) + 1,), task, device=model.device)
-    return int(read(x, labels)[-1].argmax())
+    labels = torch.full((len(text) + 1,), task, device=device)
+    return int(read(torch.tensor([ids], device=device), labels)[-1].argmax())
 
 
-def _drafts(
-    model: TaskModel, rows: Sequence[tuple[Sequence[int], Sequence[int]]], most: int, end: int
-) -> list[list[tuple[int, bool]]]:
-    """Return what a batch writes after prompts and the texts so far: each token, and whether another was nearly as likely."""
+def _write_on(
+    model: TaskModel,
+    rows: Sequence[tuple[Sequence[int], _Text]],
+    alone: Callable[[Sequence[int], Sequence[int]], int],
+    end: int,
+) -> None:
+    """Write texts on side by side, until each is at its end, or the longest row at the model's last position."""
     backbone: Any = model.backbone
-    steps = list[tuple[Tensor, Tensor]]()
+    share = _FLOAT32 if model.precision == "fp32" and backbone.dtype == torch.float32 else _HALF
 
-    def note(_: Tensor, logits: Tensor) -> Tensor:
-        largest, tokens = logits.float().topk(2, dim=-1)
-        steps.append((largest, tokens))
-        return logits
+    def decide(_: Tensor, logits: Tensor) -> Tensor:
+        """Return logits with one possible token for each row."""
+        decided = torch.full_like(logits, -torch.inf)
+        for i, ((prompt, text), (token, doubtful)) in enumerate(zip(rows, _likeliest(logits, share), strict=True)):
+            if not text.ended:
+                token = alone(prompt, text.ids) if doubtful else token
+                text.add(token)
+            decided[i, token] = 0.0
+        return decided
+
+    def ended(ids: Tensor, _: Any) -> Tensor:
+        return torch.tensor([text.ended for _, text in rows], device=ids.device)
 
     with autocast(model.precision, model.device.type):
         backbone.generate(
-            **model.to_continue(rows),
-            max_new_tokens=most,
+            **model.to_continue([(prompt, text.ids) for prompt, text in rows]),
+            max_new_tokens=min(
+                max(text.room for _, text in rows),
+                min(model.most_after(prompt) - len(text.ids) for prompt, text in rows),
+            ),
             do_sample=False,
             num_beams=1,
             use_cache=True,
             eos_token_id=end,
             pad_token_id=model.tokens.pad,
-            logits_processor=[note],
+            logits_processor=[decide],
+            stopping_criteria=[ended],
         )
-    largest = torch.stack([values for values, _ in steps], dim=1)  # (rows, new tokens, 2)
-    tokens = torch.stack([best[:, 0] for _, best in steps], dim=1)
-    share = _FLOAT32 if model.precision == "fp32" and backbone.dtype == torch.float32 else _HALF
-    doubtful = largest[..., 0] - largest[..., 1] <= share * largest[..., 0].abs().clamp(min=1)
-    drafts = []
-    for of_row, doubts in zip(tokens.tolist(), doubtful.tolist(), strict=True):
-        stop = of_row.index(end) + 1 if end in of_row else len(of_row)
-        drafts.append(list(zip(of_row[:stop], doubts[:stop], strict=True)))
-    return drafts
+
+
+def _likeliest(logits: Tensor, share: float) -> list[tuple[int, bool]]:
+    """Return the likeliest token of each row ``(B, V)``, and whether another is nearly as likely."""
+    largest, tokens = logits.float().topk(2, dim=-1)
+    doubtful = largest[:, 0] - largest[:, 1] <= share * largest[:, 0].abs().clamp(min=1)
+    return list(zip(tokens[:, 0].tolist(), doubtful.tolist(), strict=True))

@@ -158,6 +158,20 @@ class TaskModel(ReadoutModel):
         states = read(**inputs, output_hidden_states=True).hidden_states
         return mean_of_tokens(states[len(states) // 2 if layer is None else layer], inputs["attention_mask"])
 
+    def features_and_mean(self, x: Tensor) -> Tensor:
+        """Return both of one pass, where one layer has them."""
+        config: Any = self.backbone.config
+        if self.readout != "linear" or config.is_encoder_decoder:
+            return super().features_and_mean(x)
+        inputs = self.inputs(x)
+        hidden: Tensor = self.backbone(**inputs).last_hidden_state
+        return torch.stack([self._first_tokens(x, inputs, hidden), mean_of_tokens(hidden, inputs["attention_mask"])], 1)
+
+    def _first_tokens(self, x: Tensor, inputs: dict[str, Tensor], hidden: Tensor) -> Tensor:
+        """Return the hidden state that each label is read from ``(n, H)``."""
+        rows, position = self._read_at(x[:, : hidden.shape[1]], inputs["input_ids"])
+        return hidden[rows, position]
+
     @property
     def device(self) -> torch.device:
         """Where the model is."""
@@ -213,10 +227,9 @@ class TaskModel(ReadoutModel):
         inputs = self.inputs(x)
         if self.readout == "mean":
             return mean_of_tokens(self.backbone(**inputs).last_hidden_state, inputs["attention_mask"])
-        rows, position = self._read_at(x[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
         if self.readout == "linear":
-            hidden: Tensor = self.backbone(**inputs).last_hidden_state
-            return hidden[rows, position]
+            return self._first_tokens(x, inputs, self.backbone(**inputs).last_hidden_state)
+        rows, position = self._read_at(x[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
         body, head = _body_and_head(self.backbone)
         if head is None:  # the head cannot be called alone: compute all positions, then take one
             logits: Tensor = self.backbone(**inputs).logits

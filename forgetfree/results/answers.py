@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import operator
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,23 @@ from forgetfree.errors import MetricError
 from forgetfree.json_file import check, parse_json
 from forgetfree.results.calibration import expected_calibration_error
 from forgetfree.results.metrics import Metric, agreement, sign
+
+
+def pack_rows(right: npt.NDArray[np.bool_]) -> str:
+    """Return which rows are right ``(n,)`` as a text: a bit a row, in base64."""
+    return base64.b64encode(np.packbits(right).tobytes()).decode()
+
+
+def unpack_rows(text: str, count: int) -> npt.NDArray[np.bool_]:
+    """Return which of so many rows are right ``(count,)``: undoes `pack_rows`.
+
+    Raises:
+        ValueError: the text is not that of so many rows.
+    """
+    held = base64.b64decode(text, validate=True)
+    if len(held) != -(-count // 8):
+        raise ValueError(f"{len(held)} bytes are not a bit for each of {count} rows")
+    return np.unpackbits(np.frombuffer(held, np.uint8), count=count).astype(bool)
 
 
 class Answers(Protocol):
@@ -61,6 +79,12 @@ class LabelAnswers:
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
         return self._metric(metric).score(self)
+
+    @property
+    def right(self) -> npt.NDArray[np.bool_]:
+        """Which rows have the right label ``(n,)``."""
+        right: npt.NDArray[np.bool_] = self.logits.argmax(axis=1) == self.labels
+        return right
 
     def more_scores(self) -> dict[str, float]:
         """Return the expected calibration error, in [0, 1]."""

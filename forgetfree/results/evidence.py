@@ -9,9 +9,9 @@ more seeds, and s² does not show it: it is the covariance between seeds of what
 The quantile is the mean of Student's and the normal one, weighted by the variances (Cochran and Cox, Experimental Designs,
 1957). ``python -m forgetfree.benchmarks.coverage`` simulates how often such intervals hold the truth.
 
-Where the answers to single rows are not kept, as in a CSV file, a bound stands in for c: the whole variance of a row's part of
-accuracy or ECE, and strategies as if their rows had nothing in common. Such intervals are wider than need be. F1 alone bounds
-nothing: those intervals are over seeds, on the same rows.
+A CSV file says which rows were right, and no more of the answers to single rows. So a bound stands in for c of an ECE, and of
+an accuracy in older files: the whole variance of a row's part, and strategies as if their rows had nothing in common. Such
+intervals are wider than need be. F1 alone bounds nothing: those intervals are over seeds, on the same rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forgetfree import registry
-from forgetfree.results.answers import LabelAnswers, WrittenTexts
+from forgetfree.results.answers import LabelAnswers, WrittenTexts, unpack_rows
 from forgetfree.results.calibration import BINS, calibration_gaps
 from forgetfree.results.comparison import Comparison, StrategyRuns
 from forgetfree.results.metrics import Floats
@@ -234,6 +234,12 @@ class RowScore:
             influence = (numerator - value * denominator) / max(float(denominator.mean()), 1e-9)
         return cls(value, len(influence), float(influence.var()), influence - influence.mean())
 
+    @classmethod
+    def of_right_rows(cls, right: npt.NDArray[np.bool_]) -> Self:
+        """Return the accuracy of rows of which it is known whether they are right ``(rows,)``."""
+        values = right.astype(np.float64)
+        return cls(float(values.mean()), len(values), float(values.var()), values - values.mean())
+
 
 def _is_mean_of_shares(metric: str) -> bool:
     """Return whether a score is the mean over rows of numbers in [0, 1]."""
@@ -314,8 +320,11 @@ class Evidence:
                     if value is None:
                         continue
                     right = score if comparison.metric[number] == "accuracy" else None
+                    known = run.right_rows[number] if its == "accuracy" and run.right_rows else None
                     if task in kept and _is_of_rows(kept[task], its):
                         of_tasks[task] = RowScore.of_answers(kept[task], its)
+                    elif known is not None:
+                        of_tasks[task] = RowScore.of_right_rows(unpack_rows(known, comparison.test_rows[task]))
                     else:
                         of_tasks[task] = RowScore.of_value(value, its, comparison.test_rows.get(task, 0), right)
         return cls(scores)

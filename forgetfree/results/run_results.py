@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from forgetfree import registry
 from forgetfree.errors import MetricError, UsageError, first_line
 from forgetfree.json_file import check, checked
+from forgetfree.results.answers import unpack_rows
 from forgetfree.results.learning_matrix import forgetting_per_task, summarize
 from forgetfree.results.metrics import Floats
 from forgetfree.results.records import Amount, Context, Json, Record, Share, check_version, checked_by
@@ -24,6 +25,7 @@ Shares = Annotated[list[Share], checked_by(lambda v, c: len(v) == c["n"], "{n} n
 Amounts = Annotated[list[Amount], checked_by(lambda v, c: len(v) == c["n"], "{n} numbers of at least 0")]
 ScoresOrNone = Annotated[list[float | None], checked_by(lambda v, c: len(v) == c["n"], "{n} numbers, or null")]
 ByTask = Annotated[list[Amount | None], checked_by(lambda v, c: len(v) == c["n"], "{n} numbers of at least 0, or null")]
+TextsOrNone = Annotated[list[str | None], checked_by(lambda v, c: len(v) == c["n"], "{n} texts, or null")]
 #: By tasks: whether numbers are within the bounds of their metric, see `RunResults.check_sense`.
 Scores = Annotated[list[float], checked_by(lambda v, c: len(v) == c["n"], "{n} numbers")]
 
@@ -132,6 +134,7 @@ class Run(Record):
     temperature: ByTask | None = None
     ece_scaled: ByTask | None = None
     readout_again: ScoresOrNone | None = None
+    right_rows: TextsOrNone | None = None
     union: FinalUnion | None = None
     held_aside: HeldAside | None = None
     broken_claims: list[str] = Field(default_factory=list)
@@ -312,11 +315,24 @@ class RunResults(_OfTasks):
             self._check_summary(f"runs[{number}]", run)
             if run.union is not None:
                 _check_bounds(f"runs[{number}].union.accuracy", run.union.accuracy, run.metric)
+            self._check_right_rows(f"runs[{number}].right_rows", run)
             _check_bounds(f"runs[{number}].readout_again", run.readout_again or [None] * len(self.tasks), run.metric)
         if not self.runs or self.floors is None:  # without a run, no metric is known
             return
         for place, floors in self.floors.by_place().items():
             _check_bounds(f"floors.{place}", floors, self.runs[0].metric)
+
+    def _check_right_rows(self, place: str, run: Run) -> None:
+        for task, text, score in zip(
+            self.tasks, run.right_rows or [None] * len(self.tasks), run.matrix[-1], strict=True
+        ):
+            if text is not None:
+                try:
+                    share = float(unpack_rows(text, self.data.get("test_rows", {}).get(task, 0)).mean())
+                except ValueError as error:
+                    raise ValueError(f"{place}: {error}") from error
+                agrees = score is not None and abs(share - score) <= _CLOSE
+                check(f"{place} of {task}", share, agrees, f"a share of right rows of {score}, which is the score")
 
     def _check_summary(self, place: str, run: Run) -> None:
         reference = next((r for r in self.runs if r.strategy == REFERENCE and r.seed == run.seed), None)

@@ -239,9 +239,9 @@ def _answers(run: Run, tasks: Sequence[str]) -> tuple[dict[str, LabelAnswers], d
     try:
         arrays, answers, texts = _arrays(path), dict[str, LabelAnswers](), dict[str, WrittenTexts]()
         for task, expected in zip(tasks, run.ece[-1], strict=True):
+            if (kept := arrays.get(f"{task}/texts")) is not None:
+                texts[task] = WrittenTexts.of_array(kept)
             if expected is None:  # its answers are no probabilities of labels, and no figure shows them
-                if (kept := arrays.get(f"{task}/texts")) is not None:
-                    texts[task] = WrittenTexts.of_array(kept)
                 continue
             answers[task] = LabelAnswers(arrays[f"{task}/logits"], arrays[f"{task}/labels"])
             right = math.isclose(ece := answers[task].ece, expected, abs_tol=1e-6)

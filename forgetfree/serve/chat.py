@@ -1,16 +1,18 @@
 """Texts over HTTP as clients of OpenAI's API ask for them: ``/v1/models`` and ``/v1/chat/completions``, whole or as a stream.
 
-A model is a task that writes. A text is decoded whole in its turn, and a stream sends it word by word.
+A model is a task that writes. A text is written in its turn, and a stream sends it meanwhile, one text at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-import re
 import time
 import uuid
 from asyncio import Future
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import FastAPI, HTTPException
@@ -186,19 +188,46 @@ def add_routes(app: FastAPI, predictor: Predictor, put: Put, *, tokens: int, bea
         text = task.chat([message.turn for message in asked.messages])
         ending = asked.ending(task.task.decoding, tokens, beams)
         task.rows([text])  # what does not fit its task is refused here
-        answer = put(asked.model, [text], ending)
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": asked.model}
         if asked.stream:
             with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-            return StreamingResponse(_events(head, answer, with_usage), media_type="text/event-stream")
-        (written,) = await answer
+            pieces = _Pieces()
+            answer = put(asked.model, [text], replace(ending, send=pieces.send))
+            events = _events(head, answer, pieces, with_usage)
+            return StreamingResponse(events, media_type="text/event-stream")
+        (written,) = await put(asked.model, [text], ending)
         message = {"role": "assistant", "content": written.text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(written)}
         return {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(written)}
 
 
-async def _events(head: dict[str, Any], answer: Future[list[Any]], with_usage: bool) -> AsyncIterator[str]:
-    """Yield the events of a stream: the role at once, then the words when they are there."""
+class _Pieces:
+    """The pieces of a text, from the thread that writes it to the client that reads it."""
+
+    def __init__(self) -> None:
+        self._loop, self._pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
+        self._gone = False
+
+    def send(self, piece: str) -> None:
+        """Hand a piece over; raise ``ForgetfreeError`` if nobody reads it, so that nothing more is written."""
+        if self._gone:
+            raise ForgetfreeError("The client has gone.")
+        self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+
+    async def until(self, answer: Future[list[Any]]) -> AsyncGenerator[str]:
+        """Yield the pieces until the answer is there, or has failed."""
+        answer.add_done_callback(lambda _: self._pieces.put_nowait(None))
+        try:
+            while (piece := await self._pieces.get()) is not None:
+                yield piece
+        finally:
+            self._gone = True
+
+
+async def _events(
+    head: dict[str, Any], answer: Future[list[Any]], pieces: _Pieces, with_usage: bool
+) -> AsyncIterator[str]:
+    """Yield the events of a stream: the role at once, then the pieces of the text while it is written."""
 
     def event(delta: dict[str, Any], reason: str | None = None) -> str:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
@@ -206,6 +235,9 @@ async def _events(head: dict[str, Any], answer: Future[list[Any]], with_usage: b
 
     yield event({"role": "assistant", "content": ""})
     try:
+        async with aclosing(pieces.until(answer)) as coming:
+            async for piece in coming:
+                yield event({"content": piece})
         (written,) = await answer
     except ForgetfreeError as error:  # the status is sent already
         yield _event(fault(422, str(error)))
@@ -213,8 +245,6 @@ async def _events(head: dict[str, Any], answer: Future[list[Any]], with_usage: b
     except Exception as error:
         yield _event(fault(500, f"The server failed ({type(error).__name__}). Its log says more."))
         raise
-    for word in re.findall(r"\s*\S+", written.text):
-        yield event({"content": word})
     yield event({}, _reason(written))
     if with_usage:
         yield _event({**head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(written)})

@@ -91,15 +91,16 @@ class LabelTask(ServedTask):
 
     def columns(self) -> tuple[str, ...]:
         """Return task, label, and a column for the probability of each label."""
-        return ("task", "label", "probability", *map(_column, self.task.labels))
+        return ("task", "label", "probability", *map(probability_column, self.task.labels))
 
     def cells(self, answer: Answer) -> dict[str, Any]:
         """Return task, label and probabilities."""
-        shares = {_column(label): share for label, share in answer.probabilities.items()}
+        shares = {probability_column(label): share for label, share in answer.probabilities.items()}
         return {"task": answer.task, "label": answer.label, "probability": answer.probability, **shares}
 
 
-def _column(label: str) -> str:
+def probability_column(label: str) -> str:
+    """Return the name of the column for the probability of a label."""
     return f"probability of {label}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from pydantic import BaseModel, Field
@@ -18,8 +18,11 @@ from forgetfree.display import brief, escaped
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.generation import one_prompt, prompt_columns, text_of, turns_of
+from forgetfree.models.choosing import log_probabilities
+from forgetfree.models.decoding import unheard
 from forgetfree.models.generation import plain_generation, stops, write
-from forgetfree.serve.classification import text_rows
+from forgetfree.serve.classification import probability_column, text_rows
+from forgetfree.serve.growing_text import GrowingText
 from forgetfree.serve.network import Parts, Reading, TaskNetwork, name_labels_
 from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, refuse_one_text
 from forgetfree.tasks import MOST_NEW_TOKENS
@@ -36,6 +39,7 @@ class WrittenText:
         prompt_tokens: how many tokens were read, with instruction and template.
         tokens: how many were written, without that which ends a text.
         ended: whether the text came to its end; else there was room for no further token.
+        probabilities: where the task has closed answers, that of each, given that it is one of them.
     """
 
     text: str
@@ -44,6 +48,7 @@ class WrittenText:
     prompt_tokens: int = 0
     tokens: int = 0
     ended: bool = True
+    probabilities: Mapping[str, float] = field(default_factory=dict)
 
 
 class OneWrittenText(BaseModel):
@@ -52,6 +57,13 @@ class OneWrittenText(BaseModel):
     task: str
     text: str
     cut_tokens: int = Field(description="tokens of the prompt that are beyond the model's longest, and were not read")
+
+
+class OneChosenText(OneWrittenText):
+    """Which of its closed answers a task gives after one prompt."""
+
+    probability: float
+    probabilities: dict[str, float]
 
 
 class WritingTask(ServedTask):
@@ -135,13 +147,40 @@ class WritingTask(ServedTask):
         if faults := decoding.faults():
             raise UsageError(f"{'; '.join(faults)}.")
         task = replace(self.task, max_new_tokens=most, stop=(*self.task.stop, *ending.stop), decoding=decoding)
+        if ending.send is not None and len(rows) != 1:
+            raise UsageError(f"One text is sent while it is written, got {len(rows)} prompts. Ask for each on its own.")
+        if task.closed_answers:
+            chosen = self._chosen(model, rows, batch_size=batch_size, precision=precision)
+            if ending.send is not None:
+                ending.send(chosen[0].text)
+            return chosen
+        growing = None if ending.send is None else GrowingText(rows.tokenizer, task.stop, ending.send)
+        heard = unheard if growing is None else growing.hear
         found = []
-        written = write(task, model, rows, batch_size=batch_size, precision=precision)
+        written = write(task, model, rows, batch_size=batch_size, precision=precision, heard=heard)
         for prompt, ids in zip(rows.prompts, written, strict=True):
             text = text_of(rows.tokenizer, ids, task.stop)
             ended = len(ids) < min(most, model.most_after(prompt)) or stops(rows.tokenizer, ids, task.stop)
             found.append(WrittenText(text, self.task.name, 0, len(prompt), len(ids), ended))
+            if growing is not None:
+                growing.end(text)
         return found
+
+    def _chosen(self, model: Any, rows: Any, **passes: Any) -> list[WrittenText]:
+        """Return the likeliest of the closed answers after each prompt, with the probabilities of all."""
+        found, closed = log_probabilities(model, rows, **passes), self.task.closed_answers
+        return [
+            WrittenText(
+                closed[best],
+                self.task.name,
+                prompt_tokens=len(prompt),
+                tokens=len(rows.allowed[best]),
+                probabilities=dict(zip(closed, of_row, strict=True)),
+            )
+            for prompt, best, of_row in zip(
+                rows.prompts, found.argmax(1).tolist(), found.softmax(1).tolist(), strict=True
+            )
+        ]
 
     def answers(self, texts: Sequence[Text], said: Iterable[WrittenText], cut: Iterable[int]) -> list[WrittenText]:
         """Return what was written after each prompt."""
@@ -152,8 +191,9 @@ class WritingTask(ServedTask):
         return writing_network(parts)
 
     def lines(self, texts: tuple[str, ...], answer: WrittenText) -> list[str]:
-        """Return what was written, and the prompt."""
-        return [f"{escaped(answer.text)}\t{escaped(one_prompt(texts))}"]
+        """Return what was written, its probability among closed answers, and the prompt."""
+        share = [f"{answer.probabilities[answer.text]:.3f}"] if answer.probabilities else []
+        return ["\t".join([escaped(answer.text), *share, escaped(one_prompt(texts))])]
 
     def json(self, texts: tuple[str, ...], answer: WrittenText) -> dict[str, Any]:
         """Return the prompt, what was written, and how much of the prompt was not read."""
@@ -161,15 +201,21 @@ class WritingTask(ServedTask):
 
     def response(self, answer: WrittenText) -> OneWrittenText:
         """Return the answer as the server sends it."""
-        return OneWrittenText(task=answer.task, text=answer.text, cut_tokens=answer.cut_tokens)
+        said: dict[str, Any] = {"task": answer.task, "text": answer.text, "cut_tokens": answer.cut_tokens}
+        if not (shares := dict(answer.probabilities)):
+            return OneWrittenText(**said)
+        return OneChosenText(**said, probability=shares[answer.text], probabilities=shares)
 
     def columns(self) -> tuple[str, ...]:
-        """Return task and text."""
-        return ("task", "text")
+        """Return task, text, and the probabilities of closed answers."""
+        closed = self.task.closed_answers
+        return ("task", "text", *(["probability"] if closed else []), *map(probability_column, closed))
 
     def cells(self, answer: WrittenText) -> Mapping[str, Any]:
-        """Return task and text."""
-        return {"task": answer.task, "text": answer.text}
+        """Return task, text, and the probabilities of closed answers."""
+        shares = answer.probabilities
+        more = {"probability": shares[answer.text]} if shares else {}
+        return {"task": answer.task, "text": answer.text, **more, **{probability_column(a): shares[a] for a in shares}}
 
 
 def chat_of(chat: str | list[Any], number: int = 1) -> list[dict[str, str]]:

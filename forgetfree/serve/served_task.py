@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,11 +32,13 @@ class Ending:
         max_tokens: after how many tokens; default: the task's ``max_new_tokens``.
         stop: before which texts, beside those of the task.
         decoding: how it is written; default: as the task's texts were in the run.
+        send: takes the pieces of the one text while it is written.
     """
 
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     decoding: Decoding | None = None
+    send: Callable[[str], object] | None = None
 
 
 UNTIL_THE_END = Ending()

@@ -29,7 +29,7 @@ from forgetfree.errors import ForgetfreeError, TaskError
 from forgetfree.json_file import parse_json
 from forgetfree.serve import chat
 from forgetfree.serve.classification import OneAnswer
-from forgetfree.serve.generation import OneWrittenText
+from forgetfree.serve.generation import OneChosenText, OneWrittenText
 from forgetfree.serve.inference import Predictor
 from forgetfree.serve.served_task import UNTIL_THE_END, Ending, Text
 from forgetfree.serve.tagging import OneSentence
@@ -76,7 +76,7 @@ class Question(BaseModel):
 class Answers(BaseModel):
     """The answers, in the order of the texts."""
 
-    answers: list[OneAnswer | OneSentence | OneWrittenText]
+    answers: list[OneAnswer | OneSentence | OneChosenText | OneWrittenText]
 
 
 class Fault(BaseModel):

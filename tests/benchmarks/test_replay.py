@@ -93,7 +93,7 @@ def test_scores_that_were_not_published_are_told(
     results = load_run_results(file)
 
     def ending(*last: float) -> Run:
-        return results.runs[0].with_facts(matrix=[*results.runs[0].matrix[:-1], list(last)])
+        return results.runs[0].with_facts(matrix=[*results.runs[0].matrix[:-1], list(last)], right_rows=None)
 
     run, same, near, far = ending(0.8, 0.5), ending(0.8, 0.5), ending(0.85, 0.5), ending(0.8, 0.2)
     rows = [100, 40]  # Wilson: 0.711 to 0.867, and 0.352 to 0.648

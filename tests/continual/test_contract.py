@@ -271,7 +271,7 @@ def test_an_interrupt_at_the_end_of_begin_costs_no_earlier_task_a_bit(
 
 
 class NearestMean(ContinualStrategy):
-    """Answers by the nearest class mean of the features of θ_pre (docs/plug-in.md)."""
+    """Answers by the nearest class mean of the features of θ_pre."""
 
     def setup(self) -> None:
         self.means: dict[str, Tensor] = {}

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from forgetfree import registry
 from forgetfree.continual.streams import Stream, make_stream
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.kinds.generation import TextAnswers
+from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.training import answers_of
+from forgetfree.results.text_answers import TextAnswers
 from forgetfree.testing.tiny import copies, tiny_model, tiny_task, tiny_texts
 
 
@@ -152,3 +153,20 @@ def test_labels_and_texts_are_not_withheld_together_and_entropy_tells_nothing_of
         OptionError, match=r"entropy of labels, and 'qnli' is answered by texts. Use task_inference=lda"
     ):
         learned("grafting-continual", withheld(), task_inference="router")
+
+
+def test_the_tokens_of_an_evaluation_are_counted() -> None:
+    """While they are written; of tasks with labels there are none."""
+    counts = list[tuple[int, int]]()
+
+    class Counting(Monitor):
+        def wrote(self, tokens: int, most: int) -> None:
+            counts.append((tokens, most))
+
+    stream, cls = mixed(), registry.strategy("continual-ft")
+    strategy = cls(stream=stream, options=cls.Options(), monitor=Counting(), device="cpu")
+    answers = strategy.evaluate(stream.tasks[1:])["ag_news"]
+    assert isinstance(answers, TextAnswers)
+    written, most = int(answers.lengths.sum()), 4 * len(stream.tasks[2].test)
+    assert counts == [(count, most) for count in range(1, written + 1)]
+    assert 0 < written <= most

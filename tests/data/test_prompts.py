@@ -187,6 +187,7 @@ def test_answers_that_do_not_fit_are_told_by_their_rows(tokenizer: Any) -> None:
         DataError, match=r"2 rows whose answer does not fit .*: the answer to 'b' has \d+ tokens, to 'c' has"
     ):
         encoder.learned(rows(("a", "great"), ("b", long), ("c", long)))
+    assert encoder.too_long(rows(("a", "great"), ("b", long), ("a", ""), ("c", long))) == [1, 3]
 
 
 def test_what_leaves_no_room_is_refused(tokenizer: Any) -> None:

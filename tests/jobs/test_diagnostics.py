@@ -20,7 +20,12 @@ from forgetfree.errors import TrainingError
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.floors import linear_probe, overlap, word_answers
 from forgetfree.models.state import ModelState
-from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.answers import LabelAnswers, pack_rows
+from forgetfree.results.comparison import merge
+from forgetfree.results.evidence import Evidence
+from forgetfree.results.run_results import RunResults
+from forgetfree.results.stored import load_run_results
+from forgetfree.results.unit_folder import read_unit_files
 from forgetfree.strategies.continual_ft import ContinualFT
 
 ALL = ("--set", "floors=probe", "--set", "readout_again=true")
@@ -74,6 +79,38 @@ def test_ece_after_scaling_is_that_of_the_answers_divided_by_the_temperature(fin
         for number, task in enumerate(results["tasks"]):
             logits = held[f"{task}/logits"].astype(np.float64) / run["temperature"][number]
             assert run["ece_scaled"][number] == LabelAnswers(logits, held[f"{task}/labels"]).ece
+
+
+def test_a_csv_file_has_the_intervals_of_its_run(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says which rows were right, so differences in pairs are those of single answers."""
+    assert cli.main(["report", str(finished), "--format", "csv"]) == 0
+    file = tmp_path / "run.csv"
+    file.write_text(capsys.readouterr().out)
+    tables = []
+    for source in (finished, file):
+        results = load_run_results(source)
+        comparison = merge([results])
+        units = {
+            each.label: [read_unit_files(run, comparison.tasks) for run in each.runs] for each in comparison.strategies
+        }
+        assert any(unit.answers for of_seeds in units.values() for unit in of_seeds) == (source == finished)
+        tables.append(Evidence.of(comparison, units).difference("continual-ft", "fine-tune"))
+    of_run, of_file = tables
+    assert of_run is not None and of_file is not None and not np.isnan(of_run.low)
+    assert (of_file.low, of_file.high) == pytest.approx((of_run.low, of_run.high), rel=1e-9)
+
+
+def test_rows_that_do_not_give_the_score_are_refused(finished: Path) -> None:
+    content = results_of(finished)
+    rows = content["data"]["test_rows"]["ag_news"]
+    content["runs"][0]["right_rows"][1] = pack_rows(np.arange(rows) > rows * content["runs"][0]["matrix"][-1][1])
+    with pytest.raises(ValueError, match=r"runs\[0\].right_rows of ag_news must be a share"):
+        RunResults.of(content).check_sense()
+    content["runs"][0]["right_rows"][1] = "AAAAAAAA"
+    with pytest.raises(ValueError, match="are not a bit for each of"):
+        RunResults.of(content).check_sense()
 
 
 def test_a_new_readout_is_trained_on_the_model_as_it_is_at_the_end(

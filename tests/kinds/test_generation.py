@@ -18,18 +18,20 @@ import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 import forgetfree
-from forgetfree import Ledger, cli
+from forgetfree import Ledger, Predictor, cli
 from forgetfree.continual.streams import load_stream
 from forgetfree.continual.template import sizes_of
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, MetricError, ModelError, UsageError
+from forgetfree.jobs.predictions import load_answers
 from forgetfree.jobs.revision import remove
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running import costs
-from forgetfree.kinds.generation import TextAnswers
 from forgetfree.models.loading import load_model
 from forgetfree.results import stored
+from forgetfree.results.text_answers import TextAnswers
+from forgetfree.serve.served_task import Ending
 from forgetfree.tasks import Decoding, TaskDefinition
 
 WORDS = ("great", "terrible", "film", "movie")
@@ -199,9 +201,9 @@ def test_texts_with_labels_beside_them_stay_classification(
 
 def test_an_answer_that_does_not_fit_is_told_with_its_file_and_row(model: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"a {i}", "target": "film " * (60 if i == 2 else 1)} for i in range(4)]
-    write(tmp_path, "own", {"train": rows[:1], "validation": rows[:1], "test": [{"prompt": "", "target": ""}, *rows]})
-    with pytest.raises(DataError, match=r"the answer to 'a 2' \(.*test\.jsonl, row 4\) has \d+ tokens"):
-        load_stream("own", data=str(tmp_path), model=str(model), skip_bad_rows=True)
+    write(tmp_path, "own", {"train": rows[:1], "validation": rows[:1], "test": rows})
+    with pytest.raises(DataError, match=r"the answer to 'a 2' \(.*test\.jsonl, row 3\) has \d+ tokens"):
+        load_stream("own", data=str(tmp_path), model=str(model))
 
 
 def test_splits_are_of_one_form(tmp_path: Path) -> None:
@@ -375,6 +377,40 @@ def test_one_process_and_two_write_the_same(data: Path, model: Path, tmp_path: P
     assert one.scores.equals(two.scores)
 
 
+@pytest.mark.parametrize("command", ["run", "graft"])
+def test_rows_whose_answer_does_not_fit_are_left_out_and_counted(
+    command: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others give what they give alone."""
+    good = {
+        split: rows_of("prompt", lambda words: words[0], count, count) for split, count in (("train", 9), ("test", 5))
+    }
+    long = {"prompt": "a", "target": "film " * 60}
+    write(tmp_path / "good", "own", good | {"validation": good["test"]})
+    write(
+        tmp_path / "bad",
+        "own",
+        {"train": [long, *good["train"]], "test": good["test"], "validation": [*good["test"], long]},
+    )
+    words = [command, "own", "--model", str(model), "--steps", "2", "--set", "max_length=32", "--skip-bad-rows"]
+    words += ["--strategy", "continual-ft"] if command == "run" else ["--sparsity", "0.1"]
+    assert cli.main([*words[:-3], "--data", str(tmp_path / "bad"), *words[-2:], "--check"]) == 1
+    assert "--skip-bad-rows leaves them out" in capsys.readouterr().err
+    for place in ("good", "bad"):
+        more = ["--data", str(tmp_path / place)]
+        assert cli.main([*words, *more, "--check"]) == 0
+        assert cli.main([*words, *more, "--out", str(tmp_path / place / "out")]) == 0
+    told = capsys.readouterr()
+    note = "Task 'own': 1 bad train row left out: answer does not fit (1); 1 bad validation row left out"
+    assert note in told.err and note in told.out
+    one, other = (json.loads((tmp_path / place / "out" / "results.json").read_text()) for place in ("good", "bad"))
+    fault = {"rows": 1, "faults": {"answer does not fit": 1}}
+    assert other["data"].pop("left_out") == {"own": {"train": fault, "validation": fault}}
+    assert one["data"] == other["data"]
+    scores = (forgetfree.load_results(tmp_path / place / "out").scores for place in ("good", "bad"))
+    assert next(scores).equals(next(scores)) if command == "run" else one["rows"] == other["rows"]
+
+
 def test_what_writes_no_texts_is_refused(data: Path, model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="answered by texts, and the readout 'linear' gives labels"):
         run(data, model, tmp_path / "out", "grafting-continual", readout="linear")
@@ -390,8 +426,9 @@ def test_a_definition_of_texts_has_their_fields_alone() -> None:
     texts = TaskDefinition("own", "generation", (), instruction="Say it.", stop=("\n",))
     assert not {"instruction", "max_new_tokens", "stop"} & labels.fields.keys()
     assert TaskDefinition.of_fields(texts.fields | {"stop": ["\n"]}) == texts
-    assert set(texts.reading("generate")) == {"kind", "template", "instruction", "max_new_tokens", "stop", "decoding"}
-    assert "decoding" not in texts.fields  # it is greedy
+    how = {"kind", "template", "instruction", "max_new_tokens", "stop", "decoding", "closed_answers"}
+    assert set(texts.reading("generate")) == how
+    assert not {"decoding", "closed_answers"} & texts.fields.keys()  # it is greedy, and any text may answer
     drawn = replace(texts, decoding=Decoding(temperature=0.5))
     assert TaskDefinition.of_fields(json.loads(json.dumps(drawn.fields))) == drawn
 
@@ -409,3 +446,77 @@ def test_routing_sees_the_prompt_and_not_the_answer(data: Path, model: Path) -> 
         padding_value=loaded.pad,  # type: ignore[attr-defined]
     )
     assert torch.equal(loaded.model.pooled(x), loaded.model.pooled(alone))
+
+
+# -- Closed answers ---------------------------------------------------------------------------------------
+
+
+def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a run, which has an ECE then, and the same by predict and serve."""
+    closed = [*WORDS, "great film"]
+    rows = {
+        split: rows_of("prompt", lambda words: words[0], count, count)
+        for split, count in (("train", 24), ("validation", 9), ("test", 13))
+    }
+    write(tmp_path, "first", rows, closed_answers=closed)
+    write(tmp_path, "last", rows, max_new_tokens=3)
+    results = run(tmp_path, model, tmp_path / "out", "grafting-continual")
+    unit = tmp_path / "out" / "grafting-continual" / "seed-0"
+    tasks = [rows.task for rows in load_tasks("first,last", str(tmp_path))]
+    kept = load_answers(unit, tasks, {"first": 13, "last": 13})
+    first, last = kept["first"], kept["last"]
+    assert isinstance(first, TextAnswers) and isinstance(last, TextAnswers)
+    assert first.logits is not None and first.labels is not None
+    assert (first.logits.shape, last.logits, last.ece) == ((13, 5), None, None)
+    assert list(first.texts) == [closed[i] for i in first.logits.argmax(1)]
+    assert [closed[i] for i in first.labels] == [each[0] for each in first.right]
+    share = np.exp(first.logits - first.logits.max(1, keepdims=True))
+    share /= share.sum(1, keepdims=True)
+    right = first.logits.argmax(1) == first.labels
+    bins = np.ceil(share.max(1) * 15)
+    gaps = [abs(right[bins == b].mean() - share.max(1)[bins == b].mean()) * (bins == b).mean() for b in set(bins)]
+    assert results.matrix("grafting-continual", metric="ece").iloc[-1, 0] == pytest.approx(sum(gaps), abs=1e-6)
+    assert not first.same_as(replace(first, logits=np.nextafter(first.logits, np.float32(9))))
+    assert len(first.tensors()["ids"]) == first.lengths.sum()
+
+    predictor = Predictor.of_run(tmp_path / "out")
+    assert predictor.definition("first").closed_answers == tuple(closed)
+    said = predictor.answer("first", [row["prompt"] for row in rows["test"]], batch_size=5)
+    assert [each.text for each in said] == list(first.texts)
+    assert np.allclose([list(each.probabilities.values()) for each in said], share, atol=1e-6)
+    pieces = list[str]()
+    (one,) = predictor.answer("first", ["great"], ending=Ending(send=pieces.append))
+    assert pieces == [one.text]
+    words = ["predict", str(tmp_path / "out"), "--task", "first", "great"]
+    assert cli.main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["text"], told["probability"]) == (one.text, one.probabilities[one.text])
+    assert list(told["probabilities"]) == closed
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == f"{one.text}\t{one.probabilities[one.text]:.3f}\tgreat\n"
+    assert cli.main([*words, "--num-beams", "2"]) == 2
+    assert "has closed_answers, of which the likeliest is chosen" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("closed", "message"),
+    [
+        (["great"], "closed_answers must be a list of at least two names, all different"),
+        (["great", " great"], "closed_answers must be a list of at least two names, all different"),
+        ("great", "closed_answers must be a list of at least two names, all different"),
+        (["great", "no"], r"row 2, column 'target': expected one of closed_answers, .*, got 'film'\. Fix or remove"),
+    ],
+)
+def test_what_is_no_closed_answer_is_told(closed: Any, message: str, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "a", "target": "great"},
+        {"prompt": "b", "target": "film"},
+        {"prompt": "c", "target": ["x", "no "]},
+    ]
+    write(tmp_path, "own", in_all_splits(rows[:1]) | {"train": rows}, closed_answers=closed)
+    with pytest.raises(DataError, match=message):
+        load_tasks("own", str(tmp_path))
+    write(tmp_path, "own", in_all_splits(rows), closed_answers=["great", "no", "film"])
+    assert load_tasks("own", str(tmp_path))[0].train.labels == (("great",), ("film",), ("no",))

@@ -92,21 +92,26 @@ def test_a_batch_writes_what_each_row_gets_alone(family: str, loaded: Callable[[
     assert written(model, rows, answer=model.model) == expected
 
 
+@pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("family", ["GPT2", "Bart"])
 @torch.no_grad()
 def test_of_two_tokens_that_nearly_agree_the_row_alone_decides(
-    family: str, loaded: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+    family: str, every: int, loaded: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A draft in which every token is in doubt, and wrong, changes nothing."""
+    """Every token, or one in three, is in doubt, and the batch takes another for it."""
     model = loaded(family)
     rows = prompts(model)
     expected = [slow(model, row) for row in rows]
+    likeliest, calls = generation._likeliest, list[int]()
 
-    def wrong(_: Any, begun: Sequence[Any], most: int, end: int) -> list[list[tuple[int, bool]]]:
-        return [[(7, True)] * most for _ in begun]
+    def wrong(logits: torch.Tensor, share: float) -> list[tuple[int, bool]]:
+        calls.append(len(logits))
+        right = likeliest(logits, share)
+        return [(7, True) if (len(calls) + i) % every == 0 else each for i, each in enumerate(right)]
 
-    monkeypatch.setattr(generation, "_drafts", wrong)
+    monkeypatch.setattr(generation, "_likeliest", wrong)
     assert written(model, rows) == expected
+    assert max(calls) == len(rows)
 
 
 @pytest.mark.parametrize("family", ["GPT2", "Llama", "T5"])
@@ -129,29 +134,6 @@ def test_rounding_between_batches_is_far_below_what_is_doubted(
     for row, logits in zip(rows, logits_of(rows), strict=True):
         (alone,) = logits_of([row])
         assert float((alone - logits).abs().max()) < 1e-2 * generation._FLOAT32 * max(1.0, float(alone.abs().max()))
-
-
-@pytest.mark.parametrize("family", ["GPT2", "Bart", "T5"])
-@torch.no_grad()
-def test_drafts_that_begin_again_at_different_lengths_are_right(
-    family: str, loaded: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first draft of each row is in doubt, and wrong, at another token; what goes on is drafted by the model."""
-    model = loaded(family)
-    rows = prompts(model)
-    expected = [slow(model, row) for row in rows]
-    drafted, calls = generation._drafts, list[int]()
-
-    def wrong(*arguments: Any) -> list[list[tuple[int, bool]]]:
-        found = drafted(*arguments)
-        calls.append(len(found))
-        if len(calls) > 1:
-            return found
-        return [[*each[:i], (-1, True)] for i, each in enumerate(found)]
-
-    monkeypatch.setattr(generation, "_drafts", wrong)
-    assert written(model, rows) == expected
-    assert len(calls) > 1
 
 
 @torch.no_grad()

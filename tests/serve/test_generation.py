@@ -24,6 +24,7 @@ from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import kind_of
 from forgetfree.learning.training import predict
 from forgetfree.ledger.graft import Graft, GraftOrigin
+from forgetfree.models.generation import _Text
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import write_model
 from forgetfree.serve.cards import Change, hub_card, model_card
@@ -120,6 +121,38 @@ def test_a_text_ends_where_it_is_asked_to(run: Path, data: Path) -> None:
     assert (stopped.text, stopped.ended) == (whole.text[:1].strip(), True)
     with pytest.raises(UsageError, match="max_tokens must be from 1 to"):
         predictor.answer("last", prompt, ending=Ending(max_tokens=0))
+
+
+@pytest.mark.parametrize("decoding", [None, Decoding(temperature=1.5, seed=3), Decoding(num_beams=2)])
+def test_a_text_is_sent_while_it_is_written(run: Path, data: Path, decoding: Decoding | None) -> None:
+    """To the character, also where a stop text ends it."""
+    predictor = Predictor.of_run(run, strategy="fine-tune")
+    for prompt in asked(data, "last")[:4]:
+        (whole,) = predictor.answer("last", [prompt], ending=Ending(decoding=decoding))
+        for stop in ((), (whole.text[2:4],), (whole.text[-2:] + "zz",)):
+            pieces = list[str]()
+            how = Ending(stop=stop, decoding=decoding, send=pieces.append)
+            (sent,) = predictor.answer("last", [prompt], ending=how)
+            assert "".join(pieces) == sent.text
+            assert sent == predictor.answer("last", [prompt], ending=replace(how, send=None))[0]
+        assert len(pieces) > 1
+
+
+def test_nothing_is_written_for_a_client_that_has_gone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor, heard = Predictor.of_run(run, strategy="fine-tune"), list[int]()
+    add = _Text.add
+    monkeypatch.setattr(_Text, "add", lambda text, token: (heard.append(token), add(text, token)))
+
+    def gone(_: str) -> None:
+        raise ConnectionError
+
+    predictor.answer("last", ["great film"])
+    whole = len(heard)
+    with pytest.raises(ConnectionError):
+        predictor.answer("last", ["great film"], ending=Ending(send=gone))
+    assert 0 < len(heard) - whole < whole
+    with pytest.raises(UsageError, match="One text is sent while it is written, got 2 prompts"):
+        predictor.answer("last", ["great", "film"], ending=Ending(send=gone))
 
 
 # -- Prompts and chats ------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ from forgetfree.jobs.running.memory import ModelSize, device_memory, memory_of_p
 from forgetfree.jobs.running.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.learning.cost import TaskSize
-from forgetfree.learning.encoded_task import sampled
+from forgetfree.learning.encoded_task import fitting, sampled
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.scaled_start import ScaleOptions
@@ -118,8 +118,11 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
     model = faults.attempt(_model, workload, in_memory, list(definitions.values()), notes)
     if model is not None and model.loaded is not None:
         faults.attempt(model.loaded.check_words, definitions.values())
-        for task in definitions.values():
-            faults.attempt(model.loaded.encoder, task)
+        for name, task in definitions.items():
+            encoder = faults.attempt(model.loaded.encoder, task)
+            if encoder is not None and config.skip_bad_rows and name in rows:
+                read, rows[name] = rows[name], fitting(rows[name], model.loaded)
+                notes += rows[name].notes[len(read.notes) :]
         if workload.held_aside is not None:
             data = in_memory.data_or(config.data)
             aside = faults.attempt(TextsAside.of, workload.held_aside, data, model.loaded, workload.common.test_limit)
@@ -368,7 +371,7 @@ def _phases(
         )
         for number, (task, base) in enumerate(zip(unit.tasks, bases, strict=True))
     ]
-    for task, phases in zip(unit.tasks, unit.cost(sizes).phases, strict=True):
+    for task, size, phases in zip(unit.tasks, sizes, unit.cost(sizes).phases, strict=True):
         tokens = lengths.get(task) or [max_length // 2]
         length = min(costs.padded(tokens, options.batch_size), max_length)
         phase = partial(_phase, task, rates)
@@ -388,6 +391,9 @@ def _phases(
                 answered += min(len(held.validation), options.choice_rows) * options.choices
             if getattr(workload.common, "temperature_scaling", False) and not held.task.writes:
                 answered += min(len(held.validation), CALIBRATION_ROWS)
+            probed = getattr(workload.common, "floors", "constant") == "probe" and not held.task.writes
+            if probed and made.setdefault(("probe", task, unit.seed), unit.name) == unit.name:
+                answered += (size.rows or 0) + min(len(held.test), limit or len(held.test))
             mean = sum(tokens) / len(tokens)
             # After its loss is known, a prompt is read again, and as long a text as may be is written after it.
             more = written * (mean + held.task.max_new_tokens) if held.task.writes else 0

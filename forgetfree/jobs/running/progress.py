@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TextIO
 
@@ -36,7 +36,7 @@ _BAR = 12
 
 @dataclass(frozen=True)
 class Step:
-    """What a unit is doing; ``step`` 0 begins a phase."""
+    """What a unit is doing; ``step`` 0 begins a phase. After its steps, texts may be written, of ``most`` tokens or fewer."""
 
     unit: str
     task: str
@@ -44,9 +44,22 @@ class Step:
     step: int
     steps: int
     loss: float = math.nan
+    tokens: int = 0
+    most: int = 0
 
     def __str__(self) -> str:
         return escaped(f"{self.unit} · {self.task} · {PHASE_NAMES[self.phase]}")
+
+    @property
+    def done(self) -> tuple[float, int]:
+        """How many steps are done, and of how many; to write texts counts as many as to read the rows did."""
+        read = min(self.step, self.steps)
+        return (read + self.steps * self.tokens / self.most, 2 * self.steps) if self.most else (read, self.steps)
+
+    @property
+    def count(self) -> str:
+        """What is counted: tokens while texts are written, else steps."""
+        return counted(self.tokens, "token") if self.most else f"{self.step}/{self.steps}"
 
 
 @dataclass(frozen=True)
@@ -88,22 +101,32 @@ class Teller(Monitor):
 
     def __init__(self, unit: str, tell: Callable[[Event], None]) -> None:
         self._unit, self._tell = unit, tell
+        self._now: Step | None = None
+        self._told = 0.0
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
         """Tell of a phase, and of its steps not more often than anyone can read."""
-        self._tell(Step(self._unit, task, phase, 0, steps))
-        told, last = time.monotonic(), (0, math.nan)
+        begun, self._told = Step(self._unit, task, phase, 0, steps), -math.inf
+        self._follow(begun)
 
         def on_step(step: int, loss: float) -> None:
-            nonlocal told, last
-            last, now = (step, loss), time.monotonic()
-            if now - told >= _OFTEN:
-                told = now
-                self._tell(Step(self._unit, task, phase, step, steps, loss))
+            self._follow(Step(self._unit, task, phase, step, steps, loss))
 
         yield on_step
-        self._tell(Step(self._unit, task, phase, max(steps, last[0]), steps, last[1]))
+        now, self._now = self._now or begun, None
+        self._tell(replace(now, step=max(steps, now.step), most=now.tokens))
+
+    def wrote(self, tokens: int, most: int) -> None:
+        """Tell of tokens, as often."""
+        if self._now is not None:
+            self._follow(replace(self._now, tokens=tokens, most=most))
+
+    def _follow(self, step: Step) -> None:
+        self._now, now = step, time.monotonic()
+        if now - self._told >= _OFTEN:
+            self._told = now
+            self._tell(step)
 
     def scored(self, scores: Sequence[Score]) -> None:
         """Tell what a task that was learned came to."""
@@ -116,7 +139,7 @@ class _UnitProgress:
     """How far one unit has come: tasks learned, and steps since the last of them, by phase."""
 
     learned: int = 0
-    steps: dict[tuple[str, Phase], tuple[int, int]] = field(default_factory=dict)
+    steps: dict[tuple[str, Phase], tuple[float, int]] = field(default_factory=dict)
     now: Step | None = None
     has_ended: bool = False
 
@@ -162,7 +185,7 @@ class Progress:
         self._first = self._first or time.monotonic()  # to load models and start workers takes time only once
         unit = self._units.setdefault(event.unit, _UnitProgress())
         if isinstance(event, Step):
-            unit.now, unit.steps[event.task, event.phase] = event, (min(event.step, event.steps), event.steps)
+            unit.now, unit.steps[event.task, event.phase] = event, event.done
             return
         if isinstance(event, TaskLearned):
             unit.learned = event.after
@@ -218,7 +241,7 @@ class PlainProgress(Progress):
         super().hear(event)
         text = self.news(event)
         if isinstance(event, Step) and time.monotonic() - self._spoken >= _INTERVAL:
-            text = f"{event} {event.step}/{event.steps}{_loss(event.loss)}"
+            text = f"{event} {event.count}{_loss(event.loss)}"
         if text:
             self._say(f"{100 * self.share:.0f} % ({self._clock()}) · {text}")
 
@@ -262,8 +285,8 @@ class LiveProgress(Progress):
         end = f"took {took}" if ended == len(units) else self._clock()
         lines = [_line(where, None, self.share, f"{100 * self.share:.0f} %", end)]
         for now in at_hand[:_SHOWN]:
-            done = now.step / max(now.steps, 1)
-            lines.append(_line(str(now), _BAR, done, f"{now.step}/{now.steps}", _loss(now.loss).strip()))
+            done, of = now.done
+            lines.append(_line(str(now), _BAR, done / max(of, 1), now.count, _loss(now.loss).strip()))
         more = [Text(f"and {len(at_hand) - _SHOWN} more")] if len(at_hand) > _SHOWN else []
         return Group(*lines, *more)
 

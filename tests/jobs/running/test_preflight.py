@@ -216,6 +216,14 @@ def test_regions_that_take_more_than_there_is_are_noted(plan: Plan) -> None:
     assert "are more than there are" in plan(*words, "--sparsity", "0.4")["notes"][0]
 
 
+def test_the_rows_that_linear_probes_read_are_counted_once_a_seed(plan: Plan) -> None:
+    words = ["run", "sst2", "--strategy", "fine-tune", "--strategy", "continual-ft", "--seed", "0", "--seed", "1"]
+    probed, bare = (plan(*words, "--set", f"floors={floors}") for floors in ("probe", "constant"))
+    (task,) = probed["tasks"]
+    more = probed["total"]["steps"]["evaluate"] - bare["total"]["steps"]["evaluate"]
+    assert more == 2 * (2 * 4 + task["test"])
+
+
 # -- What is not here ------------------------------------------------------------------------------------
 
 

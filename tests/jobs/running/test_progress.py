@@ -195,6 +195,28 @@ def test_plain_lines_come_with_each_task_and_once_a_minute(monkeypatch: pytest.M
     ]
 
 
+def test_tokens_are_counted_while_texts_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They move the share as far as the steps before them did; texts may end before the most tokens."""
+    now, out = [1.0], io.StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    plain = PlainProgress(out)
+    with plain.job(UNITS[:1], tasks=1):
+        monitor = plain.monitor(UNITS[0])
+        with monitor.phase("a", "evaluate", 2) as on_step:
+            on_step(2, math.nan)
+            now[0] += 61.0
+            monitor.wrote(1, 100)
+            now[0] += 61.0
+            monitor.wrote(50, 100)
+            assert plain.share == pytest.approx(0.75 / 2)
+        assert plain.share == pytest.approx(1 / 2)  # of a first task, nobody knows what is still to come
+    assert [line.split(" · ", 1)[1] for line in out.getvalue().splitlines()] == [
+        "fine-tune seed 0 · a · evaluate 1 token",
+        "fine-tune seed 0 · a · evaluate 50 tokens",
+        "done in 2:02",
+    ]
+
+
 def test_other_jobs_tell_of_their_units(
     data_directory: Path, model_directory: Any, tmp_path: Path, capsys: Any
 ) -> None:
