@@ -272,7 +272,7 @@ def merged_directory(directory: str, model: str, *, whole: bool = True) -> Itera
     """
     import transformers
 
-    loader, extra, tensors = adapter_loader(directory), {}, adapter_shapes(directory)
+    loader, tensors, extra = adapter_loader(directory), adapter_shapes(directory), dict[str, Any]()
     heads = [shape for name, shape in tensors.items() if re.search(_HEAD, name) and shape]
     if "Classification" in loader and heads:
         check_labels(heads[0][0], f"The adapter {directory!r}", _REMEDY)

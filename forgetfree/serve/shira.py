@@ -276,7 +276,7 @@ def _classifier(loaded: LoadedModel, origin: GraftOrigin) -> Any:
     Raises:
         UsageError: the graft's head needs another network.
     """
-    classes = {"num_labels": len(origin.task.labels), "pad_token_id": loaded.pad}
+    classes: dict[str, Any] = {"num_labels": len(origin.task.labels), "pad_token_id": loaded.pad}
     network, _ = read_weights(locate(loaded.name), _CLASSIFIER, loaded.name, **classes)
     differ = [f"the class (expected {origin.architecture}, got {type(network).__name__})"]
     if type(network).__name__ == origin.architecture:
