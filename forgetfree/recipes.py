@@ -42,6 +42,15 @@ MODELS: dict[str, ModelEntry] = {
             "readout_learning_rate": 1e-3,
             "warmup": 0.06,
             "sparsity": 1e-3,
+            # Chosen on validation rows: see docs/results/recipe.md.
+            "region_from": "movement",
+            "region_start": "pre-trained",
+            "region_rate_factor": 3.0,
+            "region_dropout": False,
+            # Their regions are others, for which the defaults stand.
+            **{f"{name}.region_rate_factor": 1.0 for name in ("packnet", "wsn", "bitfit")},
+            **{f"{name}.region_dropout": None for name in ("packnet", "wsn", "bitfit")},
+            # Where the mask is searched for.
             "base": "empty",
             "mask_steps": 4,
             "mask_batch_size": 256,
@@ -110,6 +119,9 @@ def recipe_of(
     regions belong together. With an optimizer of the user's own, all else stays. This decides for run, graft, experiments and
     strategies that are made by hand.
 
+    The options of the region belong together as well: nothing is left of them where ``region_from`` is set otherwise, or an
+    option of the search for a mask is, which wants that search.
+
     Args:
         model: as ``--model``.
         settings: the options that are set.
@@ -125,6 +137,10 @@ def recipe_of(
     if set_here.get("optimizer", recipe.get("optimizer")) in {"sgd", "adamw"} - {recipe.get("optimizer")}:
         return {}
     own = {key.removeprefix(f"{strategy}."): value for key, value in recipe.items()}
+    named = {key.rpartition(".")[2]: value for key, value in set_here.items()}
+    searched = "mask" if any(key == "base" or key.startswith("mask_") for key in named) else own.get("region_from")
+    if named.get("region_from", searched) != own.get("region_from"):
+        own = {key: value for key, value in own.items() if not key.rpartition(".")[2].startswith("region_")}
     return {
         key: value
         for key, value in own.items()

@@ -66,6 +66,7 @@ _LOADERS = {
     "SEQ_CLS": "AutoModelForSequenceClassification",
     "TOKEN_CLS": "AutoModelForTokenClassification",
     "CAUSAL_LM": "AutoModelForCausalLM",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
     "FEATURE_EXTRACTION": "AutoModel",
 }
 
@@ -277,7 +278,15 @@ def merged_directory(directory: str, model: str, *, whole: bool = True) -> Itera
     if "Classification" in loader and heads:
         check_labels(heads[0][0], f"The adapter {directory!r}", _REMEDY)
         extra["num_labels"] = heads[0][0]
-    network, missing = read_weights(locate(model), loader, model, **extra)
+    try:
+        network, missing = read_weights(locate(model), loader, model, **extra)
+    except ModelError as error:
+        if "Unrecognized configuration class" not in str(error):
+            raise
+        raise ModelError(
+            f"The adapter {directory!r} is for {loader}, and {model!r} is no such network. Give the model that it was made "
+            "from."
+        ) from error
     if whole and (random := [name for name in missing if f"{PREFIX}{name}" not in tensors]):
         raise UsageError(
             f"The adapter {directory!r} does not hold {random[0]!r}, which {model!r} lacks, too: it would be random. Give the "

@@ -77,7 +77,7 @@ def test_adapters_that_do_not_fit_are_refused(
     save_file({name: tensor for name, tensor in tensors.items() if "layer.1" not in name}, weights)
     assert "does not fit this BertForSequenceClassification" in refusal(1)
     save_file(tensors, weights)
-    (lora / "adapter_config.json").write_text(json.dumps(config | {"task_type": "SEQ_2_SEQ_LM", "auto_mapping": None}))
+    (lora / "adapter_config.json").write_text(json.dumps(config | {"task_type": "QUESTION_ANS", "auto_mapping": None}))
     assert "does not say which network it belongs to" in refusal(2)
     (lora / "adapter_config.json").write_text("{")
     assert "is not valid JSON" in refusal(1)

@@ -118,3 +118,28 @@ def test_an_optimizer_of_ones_own_keeps_the_rest_of_the_recipe_and_another_of_ou
     assert recipes.recipe_of("minilm", {"optimizer": "torch.optim:RMSprop"}) == rest
     assert recipes.recipe_of("minilm", {"optimizer": lambda parameters: None}) == rest
     assert recipes.recipe_of("minilm", {"optimizer": "sgd"}) == {}
+
+
+def test_the_options_of_a_region_belong_together() -> None:
+    """Who sets where the region comes from, or how a mask is searched for, gets nothing that was tuned for another region."""
+    strategies = ("grafting-continual",)
+
+    def of_region(**settings: Any) -> set[str]:
+        its = recipes.recipe_of("minilm", settings, strategies, "grafting-continual")
+        return {key for key in its if key.startswith("region_")}
+
+    whole = {"region_from", "region_start", "region_rate_factor", "region_dropout"}
+    assert of_region() == of_region(learning_rate=1e-5) == whole
+    assert of_region(region_rate_factor=1.0) == whole - {"region_rate_factor"}
+    assert of_region(region_from="movement") == whole - {"region_from"}
+    for others in ({"region_from": "gradient"}, {"mask_steps": 1}, {"grafting-continual.base": "movement"}):
+        assert of_region(**others) == set()
+    both = recipes.recipe_of("minilm", {"grafting-continual.mask_steps": 1}, strategies)
+    assert not any("region_" in key for key in both)
+
+
+def test_a_recipe_may_say_for_one_strategy_what_it_says_for_all_otherwise() -> None:
+    config = RunConfig(stream="sst2", strategies=("grafting-continual", "packnet"), model="minilm").checked()
+    assert config.options["grafting-continual"].region_rate_factor == 3.0
+    packnet = registry.strategy("packnet").Options.for_model("minilm", strategy="packnet")
+    assert config.options["packnet"].region_rate_factor == packnet.region_rate_factor == 1.0

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub.hf_api
+import prompted
 import pytest
 import torch
 import yaml
 from huggingface_hub import constants
 
-from forgetfree import Ledger, cli
+from forgetfree import Ledger, Predictor, cli
+from forgetfree.data.sources import load_tasks
 from forgetfree.errors import ForgetfreeError
 from forgetfree.ledger import Record
 from forgetfree.ledger.graft import Graft, GraftOrigin
@@ -250,6 +252,29 @@ def test_a_ledger_goes_there_and_back_on_a_branch_of_its_own(
     assert cli.main(["pull", "me/two-tasks", "--out", str(tmp_path / "other")]) == 1
     assert "neither a graft.safetensors nor a ledger.safetensors" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+def test_what_was_learned_of_texts_goes_there_and_back(hub: Hub, tmp_path: Path) -> None:
+    """A ledger, which writes the run's texts, and a graft; their cards say what a row is."""
+    model, data = prompted.write_model("Llama", tmp_path / "model", chats=True), prompted.write_data(tmp_path / "data")
+    run = prompted.run(data, model, tmp_path / "run", "grafting-continual", steps=2, upper_triangle=False)
+    assert cli.main(["push", str(run), "me/texts"]) == 0
+    card = hub.repositories["me/texts"]["main"]["README.md"].decode()
+    assert "`first` (a text after a prompt)" in card and "`chat` (a text after a chat)" in card
+    assert len(re.findall(r"\| `(first|chat|last)` \| exact\\_match \| \d\.\d{3} \| 11 \|", card)) == 3
+    assert cli.main(["pull", "me/texts", "--out", str(tmp_path / "pulled")]) == 0
+    predictor = Predictor.of_run(tmp_path / "pulled" / "ledger.safetensors", model=str(model))
+    expected = prompted.answers_of_run(run, "grafting-continual")
+    for task in ("first", "last"):
+        prompts = load_tasks(task, str(data))[0].test.first
+        assert [each.text for each in predictor.answer(task, prompts)] == list(expected[task].texts)
+    how = ["--data", str(data), "--model", str(model), "--steps", "2", "--sparsity", "0.1", "--set", "max_length=128"]
+    assert cli.main(["graft", "last", *how, "--out", str(tmp_path / "graft")]) == 0
+    assert cli.main(["push", str(tmp_path / "graft"), "me/graft"]) == 0
+    for source, out in ((str(tmp_path / "graft"), "one"), ("hf://me/graft", "two")):
+        assert cli.main(["apply", source, "--model", str(model), "--out", str(tmp_path / out)]) == 0
+    one, two = ((tmp_path / out / "model.safetensors").read_bytes() for out in ("one", "two"))
+    assert one == two
 
 
 def test_a_damaged_file_is_not_put_in_place(
