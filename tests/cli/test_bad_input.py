@@ -552,7 +552,7 @@ CASES = [
     Case("experiment where --seed -1", "--seed must be at least 0, got -1."),
     Case("experiment where --jobs 0", "--jobs must be at least 1, got 0."),
     Case("experiment where --jobs many", "--jobs must be a whole number, got 'many'."),
-    Case("experiment where --set dtype=bfloat16", "Unknown option of the experiment 'dtype'"),
+    Case("experiment where --set dtype=bfloat16", "Unknown option 'dtype'. Known: accumulation,"),
     Case("experiment where --set sparsity=1", "--set sparsity has no effect here. Give --sparsity."),
     Case("experiment where --set steps=many", "steps must be a whole number or none, got 'many'"),
     Case("experiment where --set precision=fp16", "precision=fp16 is for GPUs"),
