@@ -6,7 +6,7 @@ export TOKENIZERS_PARALLELISM = false
 # Modules are compiled once, when they are first imported: pip compiles all of them, which takes a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo results test check lint types fast slow nightly kill docs install lock newest clean
+.PHONY: demo results test check lint types fast slow all-tests nightly kill docs install lock newest clean
 
 # A stream on the embedded model and data: about three minutes on two cores.
 DEMO_OUT ?= runs/demo
@@ -24,9 +24,9 @@ results: $(BIN)/.installed
 	$(BIN)/python -m forgetfree.benchmarks.pages
 	$(BIN)/python -m forgetfree.benchmarks.paper
 
-# Everything that CI checks.
+# Everything that CI checks: fast and slow tests in one session, and beside them what one core can check.
 test: $(BIN)/.installed
-	$(MAKE) check fast slow VENV=$(VENV)
+	$(MAKE) -j2 check all-tests VENV=$(VENV)
 
 check: lint types
 
@@ -45,6 +45,9 @@ fast: $(BIN)/.installed
 
 slow: $(BIN)/.installed
 	$(PYTEST) -m slow
+
+all-tests: $(BIN)/.installed
+	$(PYTEST) -m ""
 
 # Every case of every test, and the kills.
 nightly: $(BIN)/.installed

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.json_file import parse_json
+from forgetfree.results.report.figures import style_sheet
 
 ROOT = Path(__file__).parent.parent
+REPORT = ROOT / "forgetfree" / "results" / "report"
 #: What a strategy needs beside the model and one row after the other.
 NEEDS = {
     "rows": ("replay", "agem", "gem", "gdumb", "der", "cumulative", "joint"),
@@ -33,6 +35,8 @@ def page(files: list[Path]) -> str:
     variants = _variants(runs)
     content = {"files": {name: _short(name, text, variants) for name, text in runs.items()}, "needs": NEEDS}
     template = (ROOT / "docs" / "gallery.html").read_text(encoding="utf-8")
+    # The report of a run has the same look.
+    template = template.replace("{{style}}", f"{style_sheet()}\n{(REPORT / 'report.css').read_text(encoding='utf-8')}")
     return template.replace("{{content}}", json.dumps(content, ensure_ascii=False).replace("</", "<\\/"))
 
 

@@ -129,6 +129,18 @@ class Decoding:
 GREEDY = Decoding()
 
 
+def seeded(task: TaskDefinition, seed: int, sampling_seed: int | None) -> TaskDefinition:
+    """Return a task whose texts are drawn by a run's own seed, unless the run was given another for them.
+
+    Args:
+        task: as config.json has it, the same for all seeds of a run.
+        seed: of the run.
+        sampling_seed: what was given.
+    """
+    drawn = task.decoding.temperature and sampling_seed is None
+    return replace(task, decoding=replace(task.decoding, seed=seed)) if drawn else task
+
+
 @dataclass(frozen=True)
 class TaskDefinition:
     """A task over a text, a pair of texts, or each word of a sentence; or one that is answered by a text.

@@ -76,8 +76,8 @@ def run(data: Path, model: Path, out: Path, *strategies: str, **options: Any) ->
     return out
 
 
-def answers_of_run(run: Path, strategy: str) -> dict[str, TextAnswers]:
+def answers_of_run(run: Path, strategy: str, seed: int = 0) -> dict[str, TextAnswers]:
     """What a strategy answered at the run's end, by task."""
     tasks = [TaskDefinition.of_fields(task) for task in load_run(run)["tasks"]]
-    found = load_answers(run / strategy / "seed-0", tasks, dict.fromkeys(TASKS, COUNTS["test"]))
+    found = load_answers(run / strategy / f"seed-{seed}", tasks, dict.fromkeys(TASKS, COUNTS["test"]))
     return {name: answers for name, answers in found.items() if isinstance(answers, TextAnswers)}

@@ -67,9 +67,11 @@ LEVELS = (2, 4, 16)
 FLOAT32_LEVELS = 2.0**32
 #: What a described scale costs: it is a float16.
 SCALE_NATS = 16 * math.log(2)
-# In float32: bounds are small differences.
+# The paper's search; in float32: bounds are small differences.
 _RECIPE = {
-    key: value for key, value in recipe_of("minilm").items() if key not in {"sparsity", "precision", "answer_precision"}
+    key: value
+    for key, value in recipe_of("minilm", {"region_from": "mask"}).items()
+    if key not in {"sparsity", "precision", "answer_precision"}
 }
 
 

@@ -12,7 +12,6 @@ from forgetfree.data.sources import load_task
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.loading import load_model
-from forgetfree.recipes import MODELS
 
 #: Steps of fine-tuning that are timed; more take as much longer as they are more.
 STEPS = 20
@@ -21,9 +20,8 @@ RATIOS = {60: None, 400: 0.25}
 
 
 def figures(turns: int = 9) -> list[Figure]:
-    """Measure on the demo task SST-2 with minilm and its recipe, in fp32."""
-    recipe = {name: value for name, value in MODELS["minilm"].recipe.items() if "." not in name}
-    options = LocalizationOptions(steps=STEPS, **recipe)
+    """Measure on the demo task SST-2 with minilm and the search for a mask of its recipe."""
+    options = LocalizationOptions.for_model("minilm", steps=STEPS, region_from="mask")
     bench = SingleTask.of(load_model("minilm", "linear"), load_task("sst2", "demo"))
     anew = SingleTask(bench.loaded, bench.task, pre=bench.pre, device=bench.device)  # without a store
     fine_tuned = anew.fine_tuned(options)

@@ -82,7 +82,9 @@ def command(
     top_p: Annotated[
         float | None, Parameter(metavar="F", help="draw among the likeliest, which make up this probability")
     ] = None,
-    sampling_seed: Annotated[int | None, Parameter(metavar="N", help="seed of what is drawn (default: 0)")] = None,
+    sampling_seed: Annotated[
+        int | None, Parameter(metavar="N", help="seed of what is drawn (default: as in the run)")
+    ] = None,
     seed: Seed = None,
     strategy: Strategy = None,
     model: BaseModel = None,

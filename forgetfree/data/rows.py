@@ -230,7 +230,7 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
     """Return a task with all three splits.
 
     A missing test split is the validation split; a missing validation split is held out from the training
-    rows. Where both are missing, both are held out, label by label.
+    rows, equal texts together. Where both are missing, both are held out, label by label.
 
     Raises:
         DataError: a split is empty, or a label has no training row.
@@ -246,16 +246,26 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
             raise DataError(
                 f"Task {task.name!r} has one training row and no validation split to spare it. Add rows of every label."
             )
-        order = list(range(len(train)))
-        random.Random(derive_seed(0, "held out", task.name)).shuffle(order)
-        count = min(_HELD_OUT_ROWS, max(1, round(len(train) * HELD_OUT_SHARE)))
-        validation, train = train.take(sorted(order[:count])), train.take(sorted(order[count:]))
+        train, validation = _validation_of(train, kind, derive_seed(0, "held out", task.name))
     splits = dict(zip(SPLITS, (train, validation, test), strict=True))
     for split, split_rows in splits.items():
         if len(split_rows) == 0:
             raise DataError(f"Task {task.name!r} has no rows in its {split} split. Add some.")
     kind.check_splits(task, splits, before)
     return TaskRows(task, train, validation, test, held_out=held_out)
+
+
+def _validation_of(rows: Rows, kind: RowKind, seed: int) -> tuple[Rows, Rows]:
+    """Cut off a share of training rows, equal texts together where every label keeps a row."""
+    order, texts = list(range(len(rows))), rows.texts
+    random.Random(seed).shuffle(order)
+    out = set(order[: min(_HELD_OUT_ROWS, max(1, round(len(rows) * HELD_OUT_SHARE)))])
+    drawn = {texts[i] for i in out}
+    together = {i for i in order if texts[i] in drawn}
+    groups = kind.groups(rows.labels)
+    if {groups[i] for i in order if i not in together} == {groups[i] for i in order if i not in out}:
+        out = together
+    return rows.take([i for i in sorted(order) if i not in out]), rows.take(sorted(out))
 
 
 def read_rows(

@@ -45,7 +45,7 @@ from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_sco
 from forgetfree.results.stored import run_of_scores, with_timings
 from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK, size_and_sha256
 from forgetfree.serve.source import run_binding
-from forgetfree.tasks import GREEDY, TaskDefinition
+from forgetfree.tasks import GREEDY, TaskDefinition, seeded
 
 if TYPE_CHECKING:
     from forgetfree.core.parameters import ParameterSpace
@@ -133,6 +133,8 @@ class RunJob(Job[RunConfig]):
         model, unanswered = self.config.model, [task.unanswered for task in stream.tasks]
         metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
         found, about = model_and_data(model, self.request()["model"], stream.loaded, stream.tasks)
+        if self.common.sampling_seed is None:  # what is written for all seeds names none of them
+            found["tasks"] = [seeded(task.definition, 0, None).fields for task in stream.tasks]
         aside = self.learner.texts_aside(self.config.seeds[0])
         apart = aside.notes(self.learner.tasks) if aside else []
         for note in (stream.loaded.note, *(task.note for task in stream.tasks), *apart):

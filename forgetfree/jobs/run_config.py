@@ -66,25 +66,25 @@ class RunOptions(CommonOptions):
         1.0, "tokens are drawn among the likeliest, which make up this probability", above=0, at_most=1
     )
 
-    sampling_seed: int = option(
-        0, "of the tokens that are drawn, the same for all seeds of a run; each prompt draws on its own", at_least=0
+    sampling_seed: int | None = option(
+        None, "of the tokens that are drawn; none: the seed of the run; each prompt draws on its own", at_least=0
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         faults = self.decoding.faults(lambda name: _NAMES_OF_DECODING.get(name, name))
-        if self.sampling_seed and not self.sampling_temperature:
+        if self.sampling_seed is not None and not self.sampling_temperature:
             faults.append(
-                f"sampling_seed must be 0 where texts are not drawn, got {self.sampling_seed}: give sampling_temperature, too, "
-                "or leave it out"
+                f"sampling_seed must be none where texts are not drawn, got {self.sampling_seed}: give sampling_temperature, "
+                "too, or leave it out"
             )
         if faults:
             raise OptionError(f"{'; '.join(faults)}.", faults)
 
     @property
     def decoding(self) -> Decoding:
-        """How texts are written."""
-        return Decoding(self.num_beams, self.sampling_temperature, self.top_p, self.sampling_seed)
+        """How texts are written; where no seed of what is drawn is given, `seeded` puts that of the run in."""
+        return Decoding(self.num_beams, self.sampling_temperature, self.top_p, self.sampling_seed or 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,7 @@ from forgetfree.json_file import parse_json, read_json, sign
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.monitor import Monitor
 from forgetfree.results.answers import Answers
+from forgetfree.tasks import seeded
 from forgetfree.tensor_file import TensorFile
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ class StreamLearner:
                 drawn |= {"graftable": common.graftable, "evaluate_on": common.evaluate_on, "dtype": common.dtype}
                 self._streams[seed] = load_stream(config.stream, data=memory.data, model=memory.model, **drawn)
             else:
-                tasks = self.tasks
+                given = common.sampling_seed
+                tasks = [replace(rows, task=seeded(rows.task, seed, given)) for rows in self.tasks]
                 model, self._fresh = self._fresh or self._load([rows.task for rows in tasks]), None
                 self._streams[seed] = make_stream(config.stream, tasks, model, **drawn)
             self._streams[seed] = replace(self._streams[seed], starts=self._starts)

@@ -19,7 +19,7 @@ from forgetfree.recipes import ModelDtype
 from forgetfree.registry import WEIGHTS
 from forgetfree.results.config_file import check_whole, load_run, located
 from forgetfree.results.unit_folder import RECORD, check_own, read_record
-from forgetfree.tasks import TaskDefinition
+from forgetfree.tasks import TaskDefinition, seeded
 
 if TYPE_CHECKING:
     from forgetfree.core.readout_model import Precision
@@ -92,6 +92,7 @@ class Source:
         file = saved_file(place, seed, strategy)
         settings, options = config["run"]["set"], _options(config, file.parts[-3])
         name = located(config["model"]["name"], place)
+        own_seed, given = int(file.parts[-2].removeprefix("seed-")), settings.get("sampling_seed")
         return cls(
             file=file,
             model=model or name,
@@ -99,7 +100,7 @@ class Source:
             base=config["model"],
             graftable=settings.get("graftable"),
             dtype="bfloat16" if settings.get("dtype") == "bfloat16" else "float32",
-            tasks=[TaskDefinition.of_fields(task) for task in config["tasks"]],
+            tasks=[seeded(TaskDefinition.of_fields(task), own_seed, given) for task in config["tasks"]],
             shared_labels=config.get("scenario") == "class",
             precision="bf16" if (options.get("answer_precision") or options.get("precision")) == "bf16" else "fp32",
             deterministic=options.get("deterministic") is True,

@@ -358,7 +358,8 @@ CASES = [
     ),
     Case("run sst2 --set sampling_temperature=500", "sampling_temperature must be 0, or from 1e-06 to 100, got 500.0."),
     Case(
-        "run sst2 --set sampling_seed=7", "sampling_seed must be 0 where texts are not drawn, got 7: give sampling_temp"
+        "run sst2 --set sampling_seed=7",
+        "sampling_seed must be none where texts are not drawn, got 7: give sampling_temp",
     ),
     Case("run sst2 --set top_p=0.5", "top_p must be 1 where texts are not drawn, got 0.5: give sampling_temperature,"),
     Case("run sst2 --set cache=", "--set cache needs a value, got an empty text."),

@@ -213,6 +213,19 @@ def test_a_missing_validation_split_is_a_tenth_of_the_training_rows(tmp_path: Pa
     assert list(map(int, rows.train.first)) == sorted(map(int, rows.train.first))
 
 
+def test_equal_texts_are_held_out_together(tmp_path: Path) -> None:
+    """Else a choice on validation rows would be one on rows that were trained; a label keeps a row in any case."""
+    folder = task_folder(tmp_path, "mine", [{"text": f"{i % 40}", "label": i % 2} for i in range(200)])
+    (folder / "validation.jsonl").unlink()
+    rows = load(tmp_path, "mine")
+    assert not {*rows.train.first} & {*rows.validation.first}
+    assert len(rows.validation) == 5 * len({*rows.validation.first}) and len(rows.train) + len(rows.validation) == 200
+    folder = task_folder(tmp_path, "all", [{"text": f"{i % 2}", "label": i % 2} for i in range(40)])
+    (folder / "validation.jsonl").unlink()
+    rows = load(tmp_path, "all")
+    assert {*rows.train.first} == {"0", "1"} and len(rows.validation) == 4
+
+
 def test_a_folder_with_files_of_another_format_is_reported(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "train.xlsx").write_text("text\tlabel\n")

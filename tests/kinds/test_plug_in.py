@@ -259,7 +259,7 @@ def test_an_average_of_both_directions_has_no_best(ratings: Path) -> None:
 
 
 def test_shades_reach_as_far_as_scores(ratings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each metric has its own: from its lowest score to its highest, but all of [0, 1] of shares."""
+    """From the constant answer to the best of the column where higher is better; else from the lowest score to the highest."""
     seen = []
     usual = run_figures.shaded
     monkeypatch.setattr(run_figures, "shaded", lambda *given, **more: seen.append(given[7]) or usual(*given, **more))
@@ -268,7 +268,7 @@ def test_shades_reach_as_far_as_scores(ratings: Path, monkeypatch: pytest.Monkey
         results["runs"][0]["matrix"][-1] = [0.25, 1.5]
         held = together([results])
         run_figures.sections_of(held, {entry.label: [UnitFiles({}, [], {})] for entry in held.strategies})
-    assert [[end.tolist() for end in ends] for ends in seen[::2]] == [[[0.1, 0.1], [0.8, 1.5]], [[0, 0.1], [100, 1.5]]]
+    assert [[end.tolist() for end in ends] for ends in seen[::2]] == [[[0.4, 0.1], [0.8, 1.5]], [[40, 0.1], [80, 1.5]]]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ REPORTS = sorted(path.relative_to(GOLDEN) for path in GOLDEN.glob("*/report.*"))
 FORMATS = {".md": "markdown", ".html": "html", ".latex": "latex", ".json": "json"}
 
 
-@pytest.mark.sampled("continual/report.md", "graft/report.html")
+@pytest.mark.sampled("continual/report.md", "graft/report.html", "run/report.md")
 @pytest.mark.parametrize("report", REPORTS, ids=str)
 def test_an_older_directory_is_reported_as_it_was(
     report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

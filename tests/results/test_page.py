@@ -67,6 +67,20 @@ def test_the_sentence_has_the_interval_over_seeds() -> None:
     assert (loss.value, loss.low, loss.high) == pytest.approx((0.15, -0.4853, 0.7853), abs=1e-4)
 
 
+def test_the_sentence_says_where_nothing_was_learned() -> None:
+    """Right after learning both have 80 on the first task, and 70 and 80 on the second."""
+    runs = [run_of("continual-ft", 0, [0.8, 0.7]), run_of("grafting-continual", 0, [0.8, 0.8])]
+    text = headline(compared(*runs, floors={"constant": [0.8, 0.75]}))
+    assert text.startswith(
+        "Naive fine-tuning (continual-ft) learned no task above a constant answer, grafting-continual lost 0.0 points"
+    )
+    text = headline(compared(*runs, floors={"constant": [0.8, 0.8]}))
+    assert text.startswith(
+        "No strategy learned a task above a constant answer, so nothing could be forgotten. At the end"
+    )
+    assert "lost" not in text
+
+
 @pytest.mark.parametrize(
     ("runs", "expected"),
     [
@@ -174,7 +188,7 @@ def sections(text: str) -> list[str]:
     return re.findall(r'<section id="([a-z]+)">', text)
 
 
-EVERY = ["curves", "forgetting", "cost", "matrix", "reliability", "ownership", "overlap", "losses", "tables"]
+EVERY = ["matrix", "curves", "forgetting", "cost", "reliability", "ownership", "overlap", "losses", "tables"]
 
 
 @pytest.mark.sampled(share=0.4)
@@ -182,7 +196,7 @@ def test_the_page_has_every_figure_and_needs_nothing_else(whole: Path) -> None:
     """And the same results make the same page."""
     text, again = (render(merge([load_run_results(whole)]), "html") for _ in range(2))
     assert text == again
-    assert sections(text) == EVERY  # the falling lines of the tasks first
+    assert sections(text) == EVERY  # the matrices of few strategies first
     assert len(text) < 1_000_000
     assert not re.findall(r"""(?:src|href)=["'](?!#|data:image/png)""", text)
     assert "<b>" not in text and "&lt;b&gt;&amp;" in text
@@ -190,6 +204,7 @@ def test_the_page_has_every_figure_and_needs_nothing_else(whole: Path) -> None:
     assert "120 test rows a task" in text and "mean over 2 seeds" in text
     assert "forgetfree run &#39;qnli,&lt;b&gt;&amp;&#39; --strategy continual-ft" in text
     drawn = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.S))
+    assert drawn.count(">a constant answer</text>") == 2  # below the matrix of each strategy
     assert "var(--blue)" in drawn and not {light for light, _ in COLOURS.values() if light in drawn}
 
 

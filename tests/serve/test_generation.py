@@ -96,12 +96,23 @@ def test_a_ledger_alone_writes_the_run_s_texts(run: Path, data: Path) -> None:
 
 def test_texts_that_were_drawn_are_drawn_again(run: Path, data: Path, tmp_path: Path) -> None:
     """By the ledger, which holds how they were."""
-    how: dict[str, Any] = {"steps": 1, "upper_triangle": False, "sampling_temperature": 1.2, "top_p": 0.95}
-    drawn = prompted.run(data, run.parent / "model", tmp_path / "drawn", "grafting-continual", **how)
-    expected = prompted.answers_of_run(drawn, "grafting-continual")
-    file = drawn / "grafting-continual" / "seed-0" / "ledger.safetensors"
-    for predictor in (Predictor.of_run(drawn), Predictor.of_run(file, model=str(run.parent / "model"))):
-        assert predictor.definition("last").decoding == Decoding(temperature=1.2, top_p=0.95)
+    how: dict[str, Any] = {
+        "steps": 1,
+        "upper_triangle": False,
+        "sampling_temperature": 1.2,
+        "top_p": 0.95,
+        "seeds": (4, 3),
+    }
+    drawn = prompted.run(data, run.parent / "model", tmp_path / "drawn", "grafting-continual", "fine-tune", **how)
+    for strategy, seed in (("fine-tune", 3), ("fine-tune", 4), ("grafting-continual", 4)):
+        texts = prompted.answers_of_run(drawn, strategy, seed)["last"].texts
+        predictor = Predictor.of_run(drawn, seed=seed, strategy=strategy)
+        assert predictor.definition("last").decoding == Decoding(temperature=1.2, top_p=0.95, seed=seed)
+        assert [each.text for each in predictor.answer("last", asked(data, "last"))] == list(texts)
+    expected = prompted.answers_of_run(drawn, "grafting-continual", 3)
+    file = drawn / "grafting-continual" / "seed-3" / "ledger.safetensors"
+    for predictor in (Predictor.of_run(drawn, seed=3), Predictor.of_run(file, model=str(run.parent / "model"))):
+        assert predictor.definition("last").decoding == Decoding(temperature=1.2, top_p=0.95, seed=3)
         for task in ("last", "chat"):
             assert [each.text for each in predictor.answer(task, asked(data, task))] == list(expected[task].texts)
     prompts, ending = asked(data, "last"), Ending(decoding=Decoding(num_beams=3))

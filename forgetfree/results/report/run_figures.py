@@ -14,6 +14,7 @@ from forgetfree.display import PERCENT, Scale, counted
 from forgetfree.results.calibration import reliability
 from forgetfree.results.comparison import Comparison, StrategyRuns
 from forgetfree.results.evidence import forgetting
+from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.figures import (
     FAINT,
     LINES,
@@ -31,6 +32,8 @@ from forgetfree.results.report.page import percent, size
 from forgetfree.results.run_results import LedgerSummary, Run
 from forgetfree.results.unit_folder import Units
 
+#: The matrices of so many strategies stand beside each other, and are the first that a reader sees.
+FEW = 4
 Json = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 _PHASES = {"fine_tune": "fine-tuning", "localize": "localizing", "train": "training", "evaluate": "evaluating"}
@@ -57,8 +60,11 @@ def sections_of(comparison: Comparison, units: Units) -> list[Section]:
     """Return the figures of a comparison; a section without any is left out."""
     if not comparison.strategies:
         return []
+    curves, matrices = _curves(comparison), _matrices(comparison)
+    few = len(comparison.strategies) <= FEW
     sections = (
-        *(_curves(comparison), _forgetting(comparison), _costs(comparison), _matrices(comparison)),
+        *((matrices, curves) if few else (curves, matrices)),
+        *(_forgetting(comparison), _costs(comparison)),
         *(_calibration(comparison, units), _places(comparison), _overlaps(comparison), _losses(comparison, units)),
     )
     return [section for section in sections if section.pictures]
@@ -74,33 +80,55 @@ def _matrices(comparison: Comparison) -> Section:
     means = np.array([np.mean([run.learning_matrix for run in e.runs], axis=0) for e in comparison.strategies])
     factors, shares = np.array([scale.factor for scale in scales]), [scale == PERCENT for scale in scales]
     low, high = factors * _ends(means, comparison)
+    floors = _floors(comparison) if len(tasks) <= NAMED else {}
+    below = [np.full(len(tasks), np.nan), *(factors * scores for scores in floors.values())] if floors else []
     digits, caption = (
         ("{:.0f}", "") if all(shares) else ("{:.3g}", "From dark, the lowest score, to light, the highest.")
     )
+    if comparison.constant:
+        caption = "" if floors else "From dark, a constant answer, to light, the best score of the column."
     for entry, mean in zip(comparison.strategies, factors * means, strict=True):
         lost = f"{average.with_unit(float(np.nanmean(mean[-1])) / average.factor)} on average after the last task"
-        names = ("before", *tasks), tasks, "after", "score on"
-        pictures.append(shaded(mean, entry.label, lost, *names, (low, high), digits, caption))
+        names = ("before", *tasks, *([""] if floors else []), *floors), tasks, "after", "score on"
+        pictures.append(shaded(np.vstack([mean, *below]), entry.label, lost, *names, (low, high), digits, caption))
     text = "A column is a task, a row is what was learned last. Read a column downwards: it lights up when the task is learned"
     text += ", and darkens where it is forgotten"
     text += "; where a lower score is better, the other way round" * (-1 in signs)
+    if comparison.constant:
+        text += ". Darkest: no better than a constant answer; lightest: the best score of the column"
+    text += ". The lowest rows are floors: scores without fine-tuning" * bool(floors)
     unit = "" if not any(shares) else " in %" if all(shares) else " in % where they are shares"
     text += f". Scores{unit}, {_seeds(comparison)}{_rows(comparison)}."
-    text += " Each metric has shades of its own." * (not all(shares) and len({*comparison.metric}) > 1)
+    text += " Each metric has shades of its own." * (
+        not all(shares) and len({*comparison.metric}) > 1 and not comparison.constant
+    )
     text += " Tasks are numbered as they stand in the tables." * (len(tasks) > NAMED)
     return Section("matrix", "Scores after each task", text, pictures)
 
 
-def _ends(means: Floats, comparison: Comparison) -> Floats:
-    """Return for each task the scores of the darkest and of the lightest shade, shape (2, T): one pair for each metric.
+def _floors(comparison: Comparison) -> dict[str, Floats]:
+    """Return the scores that take no fine-tuning, below the matrix: the constant answer's, and the best of each task."""
+    if not comparison.constant:
+        return {}
+    constant, best = np.array(comparison.constant), np.array([score for _, score in comparison.best_floors])
+    return {CONSTANT: constant} | ({"best floor": best} if comparison.learned_floors else {})
 
-    They are 0 and 1 of shares, unless there are scores beyond; else the lowest and the highest score.
+
+def _ends(means: Floats, comparison: Comparison) -> Floats:
+    """Return for each task the scores of the darkest and of the lightest shade, shape (2, T).
+
+    Where a constant answer is known and higher is better, they are its score and the best of the column; else one pair for each
+    metric: 0 and 1 of shares, unless there are scores beyond, or the lowest and the highest score.
     """
     ends = np.empty((2, len(comparison.tasks)))
     for metric, scale in zip(comparison.metric, comparison.scales, strict=True):
         own = [name == metric for name in comparison.metric]
         least, most = (0.0, 1.0) if scale == PERCENT else (np.inf, -np.inf)
         ends[:, own] = [[min(least, np.nanmin(means[..., own]))], [max(most, np.nanmax(means[..., own]))]]
+    if comparison.constant:
+        higher, floors = np.array(comparison.signs) > 0, np.array([score for _, score in comparison.best_floors])
+        best = np.maximum(floors, np.nanmax(means, axis=(0, 1)))
+        ends[:, higher] = np.stack([np.array(comparison.constant), best])[:, higher]
     return ends
 
 

@@ -44,6 +44,8 @@ def _sentences(comparison: Comparison, evidence: Evidence) -> Iterator[str]:
     ours = _first(comparison, OURS) or _best_of_the_others(comparison)
     if len(comparison.tasks) == 1:
         yield "The stream has one task, so nothing can be forgotten."
+    elif not any(_learned(entry, comparison) for entry in comparison.strategies):
+        yield "No strategy learned a task above a constant answer, so nothing could be forgotten."
     else:
         parts = [_lost(entry, comparison) for entry in (naive, ours) if entry]
         if parts:
@@ -78,11 +80,20 @@ def _best_of_the_others(comparison: Comparison) -> StrategyRuns | None:
     return max(others, key=lambda entry: comparison.sign * _average(entry), default=None)
 
 
+def _learned(entry: StrategyRuns, comparison: Comparison) -> bool:
+    """Say whether any task was above the constant answer right after it was learned; yes where no such answer is known."""
+    scores = np.mean([np.diagonal(run.learning_matrix, -1) for run in entry.runs], axis=0)
+    floors, signs = comparison.constant, np.array(comparison.signs)
+    return floors is None or bool(np.any((signs * (scores - floors) > 0) | (signs == 0)))
+
+
 def _lost(entry: StrategyRuns, comparison: Comparison) -> str:
     """Say how much of its score a strategy lost on average, and how sure that is."""
     scale, seeds = comparison.scale, len(entry.runs)
-    loss = forgetting(entry, comparison.test_rows, comparison.tasks)
     name = f"naive fine-tuning ({entry.label})" if entry.runs[0].strategy == NAIVE else entry.label
+    if not _learned(entry, comparison):
+        return f"{name} learned no task above a constant answer"
+    loss = forgetting(entry, comparison.test_rows, comparison.tasks)
     gained = scale.text(loss.value).startswith("-")
     lost = f"{name} {'gained' if gained else 'lost'} {_points(abs(loss.value), scale)} on average"
     if not any(run.forgetting for run in entry.runs):
