@@ -59,7 +59,7 @@ MODELS: dict[str, ModelEntry] = {
             # See docs/results/precision.md. In fp32, an exported model answers as the run did.
             "precision": "auto",
             "answer_precision": "fp32",
-            # Chosen on validation rows of QNLI and AG News: see docs/results/baselines.md.
+            # Chosen on validation rows of QNLI and AG News: see docs/results/recipe.md.
             "ewc.ewc_lambda": 1e5,
             "online-ewc.ewc_lambda": 1e5,
             "si.si_lambda": 1e3,

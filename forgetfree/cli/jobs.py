@@ -22,7 +22,7 @@ from forgetfree.jobs.config import JobConfig
 from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.run_config import RunConfig, StreamConfig, starts_of
-from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.jobs.running.environment import nothing_to_resume, quiet_libraries
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.sweep_config import SweepConfig
 
@@ -58,6 +58,8 @@ def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob
 
     def command(*subjects: str, debug: bool = False, **flags: Any) -> int:
         config, execution, output = read_flags(config_class, subjects, flags)
+        if execution.resume and not output.check and not os.path.lexists(config.out):
+            raise nothing_to_resume(Path(config.out))
         check_headers(config.names, config.data, config.read_options)  # before torch is imported
         quiet_libraries()
         if output.check:

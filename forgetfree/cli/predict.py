@@ -21,7 +21,7 @@ from forgetfree.cli.words import say
 from forgetfree.data.columns import PAIR, ColumnNames
 from forgetfree.display import counted
 from forgetfree.errors import UsageError
-from forgetfree.tasks import Decoding
+from forgetfree.tasks import Decoding, version_of
 
 if TYPE_CHECKING:
     from forgetfree.serve.served_task import Ending, ServedTask
@@ -134,14 +134,16 @@ def command(
     form = served[0] if len({each.task.kind for each in served}) == 1 else None
     ending = _ending(served[0], asked)
     answers_to = predictor.route if routed else partial(predictor.answer, task, ending=ending)
-    show = _as_csv(served, size, keep) if as_csv else _as_json(served[0]) if as_json else _plain(served[0])
+    table = _Csv(served, size, keep) if as_csv else None
+    show = table or (_as_json(served[0]) if as_json else _plain(served[0]))
+    usual = _columns_of_run(directory, tasks[0]) if form is not None and not text_column else ()
     if streaming or (not texts and file is None and sys.stdin.isatty()):
         if sys.stdin.isatty():
             say("Reading texts from the terminal, one a line; end with Ctrl-D.")
         chunks: Iterable[Sequence[TextRow]] = ([TextRow(row)] for row in rows_of_stdin(size))
     else:
         rows = (
-            rows_of_file(file, form, columns, keep)
+            rows_of_file(file, form, columns, keep, usual)
             if file is not None
             else map(TextRow, rows_of_texts(texts, size) if texts else rows_of_stdin(size))
         )
@@ -154,6 +156,8 @@ def command(
             empty += not any(text.strip() for text in row.texts)
         cut += [answer.cut_tokens for answer in answers if answer.cut_tokens]
         sys.stdout.flush()
+    if table is not None:
+        table.begin()
     if cut:
         what = "text is" if len(cut) == 1 else "texts are"
         say(
@@ -162,6 +166,18 @@ def command(
         )
     if empty:
         say(f"warning: {empty} {'text is' if empty == 1 else 'texts are'} empty: what is answered there means nothing.")
+
+
+def _columns_of_run(run: Path, task: str) -> tuple[str, ...]:
+    """Return the columns that a run's texts of a task were read from, where they were named."""
+    from forgetfree.data.columns import ReadOptions
+    from forgetfree.results.config_file import load_run
+
+    if not run.is_dir():
+        return ()
+    config = load_run(run)
+    options = ReadOptions.of(config["run"].get("text_column", ()), None)
+    return options.columns(version_of(task)[0], [each["name"] for each in config["tasks"]]).texts
 
 
 def _ending(served: ServedTask, asked: Mapping[str, Any]) -> Ending:
@@ -216,19 +232,25 @@ def _as_json(served: ServedTask) -> Print:
     return show
 
 
-def _as_csv(tasks: Sequence[ServedTask], size: int | None, keep: Sequence[str]) -> Print:
-    """Print the header, and return what prints a line: what is kept, texts, and what the tasks' answers have."""
-    texts = tasks[0].names if size == 1 else PAIR
-    columns = list(dict.fromkeys(column for each in tasks for column in each.columns()))
-    table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow(_as_text([*keep, *texts, *columns]))
+class _Csv:
+    """Prints a line for each answer: what is kept, texts, and what the tasks' answers have."""
 
-    def show(row: TextRow, answer: Any) -> None:
-        cells, missing = tasks[0].cells(answer), [""] * (len(texts) - len(row.texts))
-        answered = [cells.get(column, "") for column in columns]
-        table.writerow(_as_text([*row.extra.values(), *row.texts, *missing, *answered]))
+    def __init__(self, tasks: Sequence[ServedTask], size: int | None, keep: Sequence[str]) -> None:
+        self._task, self._texts = tasks[0], tasks[0].names if size == 1 else PAIR
+        self._columns = list(dict.fromkeys(column for each in tasks for column in each.columns()))
+        self._header = [_as_text([*keep, *self._texts, *self._columns])]
+        self._table = csv.writer(sys.stdout, lineterminator="\n")
 
-    return show
+    def begin(self) -> None:
+        """Print the header, once. Whatever is refused before the first answer leaves no table."""
+        while self._header:
+            self._table.writerow(self._header.pop())
+
+    def __call__(self, row: TextRow, answer: Any) -> None:
+        self.begin()
+        cells, missing = self._task.cells(answer), [""] * (len(self._texts) - len(row.texts))
+        answered = [cells.get(column, "") for column in self._columns]
+        self._table.writerow(_as_text([*row.extra.values(), *row.texts, *missing, *answered]))
 
 
 def _as_text(cells: Iterable[Any]) -> list[Any]:

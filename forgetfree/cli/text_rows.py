@@ -69,7 +69,11 @@ def rows_of_stdin(size: int | None) -> Iterator[Row]:
 
 
 def rows_of_file(
-    path: Path, task: ServedTask | None, columns: ColumnNames = NO_COLUMN_NAMES, keep: Sequence[str] = ()
+    path: Path,
+    task: ServedTask | None,
+    columns: ColumnNames = NO_COLUMN_NAMES,
+    keep: Sequence[str] = (),
+    usual: Sequence[str] = (),
 ) -> Iterator[TextRow]:
     """Yield the rows of a file: a table's by its columns, records by their keys, txt a text a line.
 
@@ -80,6 +84,7 @@ def rows_of_file(
         task: that is asked; ``None``: rows have one text or two, as the file has them.
         columns: of the texts, where they are named.
         keep: other columns that are wanted.
+        usual: columns of the texts that are read where none are named and the file has them.
 
     Raises:
         DataError: it cannot be read, or a row is not as it must be; the message says which.
@@ -90,14 +95,16 @@ def rows_of_file(
             f"text may be packed ({', '.join(PACKED[1:])}). Rename it, or write < {path}."
         )
     try:
-        yield from _read(path, task, columns, keep)
+        yield from _read(path, task, columns, keep, usual)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} cannot be read: {first_line(error)}. Write it in UTF-8, and check its name."
         ) from error
 
 
-def _read(path: Path, task: ServedTask | None, columns: ColumnNames, keep: Sequence[str]) -> Iterator[TextRow]:
+def _read(
+    path: Path, task: ServedTask | None, columns: ColumnNames, keep: Sequence[str], usual: Sequence[str]
+) -> Iterator[TextRow]:
     if is_plain(path):
         size = task.size if task else None
         form = text_form(path)
@@ -107,6 +114,8 @@ def _read(path: Path, task: ServedTask | None, columns: ColumnNames, keep: Seque
     names: tuple[str, ...] = ()
     for number, record in _records(path):
         header = list(record)
+        if usual and not columns.texts and {*usual} <= {*header}:
+            columns = ColumnNames.of(tuple(usual), None)
         names = names or _columns(f"{path}", header, task, columns)
         if lacking := [name for name in keep if name not in header]:
             raise DataError(

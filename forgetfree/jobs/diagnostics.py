@@ -139,8 +139,8 @@ def loss_before(stream: Stream, texts: TextsAside, options: TrainingOptions, dev
 def losses_after(strategy: ContinualStrategy, texts: TextsAside) -> dict[str, Any]:
     """Return the loss on texts that no task trains at the end of a stream.
 
-    ``after`` is without a task: by the model as the ledger takes all regions out of it, where there is a ledger; by θ_pre where
-    each task is answered by a model of its own; else by the one model.
+    ``after`` is without a task: by the model as the ledger takes all regions out of it, where there is a ledger; else by the
+    one model. Where each task has a model of its own there is none without a task, and no ``after``.
     ``by_task`` is by the model that answers for each task, where these differ.
     """
     from forgetfree.continual.regions import RegionStrategy
@@ -154,10 +154,10 @@ def losses_after(strategy: ContinualStrategy, texts: TextsAside) -> dict[str, An
     if not strategy.taskwise:
         return {"after": loss(strategy.answering(tasks[-1]))}
     by_task = [loss(strategy.answering(task)) for task in tasks]
-    grafts = isinstance(strategy, RegionStrategy)
+    if not isinstance(strategy, RegionStrategy):
+        return {"by_task": by_task}
     # Nothing is put back here: what a strategy spoilt outside of its regions shows.
-    without = strategy.regions.holding(union=False) if grafts else strategy.holding(strategy.pre_trained)
-    return {"after": loss(without), "by_task": by_task}
+    return {"after": loss(strategy.regions.holding(union=False)), "by_task": by_task}
 
 
 # -- floors.json in a unit's folder: the floors of its seed, also where the unit failed later -------------

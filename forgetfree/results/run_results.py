@@ -111,7 +111,7 @@ class HeldAside(Record):
     texts: Annotated[int, Field(ge=1)]
     tokens: Annotated[int, Field(ge=1)]
     before: Amount
-    after: Amount
+    after: Amount | None = None
     by_task: Amounts | None = None
 
 

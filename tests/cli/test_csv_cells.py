@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forgetfree.cli.predict import _as_csv
+from forgetfree.cli.predict import _Csv
 from forgetfree.cli.text_rows import TextRow
 from forgetfree.serve.classification import Answer, LabelTask
 from forgetfree.tasks import TaskDefinition
@@ -14,7 +14,7 @@ from forgetfree.tasks import TaskDefinition
 
 def test_what_a_spreadsheet_takes_for_a_formula_is_written_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     kept: dict[str, Any] = {"id": "-5", "by": "@me"}
-    show = _as_csv([LabelTask(TaskDefinition("sst2", "single", ("good", "=bad")))], 1, list(kept))
+    show = _Csv([LabelTask(TaskDefinition("sst2", "single", ("good", "=bad")))], 1, list(kept))
     for text in ("=1+1", "+1 to this", "- no", "\t=x", "a = b", "-0.5"):
         show(TextRow((text,), kept), Answer("=bad", 0.75, {"good": 0.25, "=bad": 0.75}, "sst2"))
     lines = capsys.readouterr().out.splitlines()

@@ -17,6 +17,9 @@ import transformers
 from cards import card_code, card_probabilities
 
 from forgetfree import Ledger, Predictor, cli
+from forgetfree.cli.predict import _columns_of_run
+from forgetfree.cli.text_rows import rows_of_file
+from forgetfree.data.columns import ColumnNames
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
@@ -253,6 +256,30 @@ def test_predict_keeps_columns_beside_texts(apart: Path, tmp_path: Path, capsys:
     assert [(str(each["id"]), each["text"]) for each in said] == list(zip(["7", "8"], texts, strict=True))
     assert cli.main([*words, "--csv"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "id,prompt,task,text"
+    (tmp_path / "rows.csv").write_text("id,question\n7,\n8\n")
+    assert cli.main([*words, "--csv"]) == 1
+    assert capsys.readouterr().out == ""  # no table is begun
+
+
+def test_predict_reads_the_columns_that_the_run_named(
+    apart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file has them, and nothing else is named."""
+    assert _columns_of_run(apart, "first") == _columns_of_run(apart / "config.json", "first") == ()
+    config = json.loads((apart / "config.json").read_text())
+    config["run"]["text_column"] = ["first.review", "body"]
+    monkeypatch.setattr("forgetfree.results.config_file.load_run", lambda _: config)
+    task = served(TaskDefinition("first", "generation", ()))
+    columns = {name: _columns_of_run(tmp_path, name) for name in ("first", "first@2", "last")}
+    assert columns == {"first": ("review",), "first@2": ("review",), "last": ("body",)}
+    (tmp_path / "rows.csv").write_text("review,prompt\na,b\n")
+    (tmp_path / "other.csv").write_text("prompt\nb\n")
+
+    def read(file: str, named: str | None = None) -> list[tuple[str, ...]]:
+        rows = rows_of_file(tmp_path / file, task, ColumnNames.of(named, None), usual=columns["first"])
+        return [row.texts for row in rows]
+
+    assert (read("rows.csv"), read("other.csv"), read("rows.csv", "prompt")) == ([("a",)], [("b",)], [("b",)])
 
 
 def test_a_run_whose_tasks_are_withheld_is_answered_from(data: Path, tmp_path: Path, plain: Path) -> None:

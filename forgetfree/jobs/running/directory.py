@@ -15,7 +15,7 @@ from forgetfree.display import counted
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import is_leftover, locked
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, in_a_phase
-from forgetfree.jobs.running.environment import versions
+from forgetfree.jobs.running.environment import nothing_to_resume, versions
 from forgetfree.jobs.running.unit import Json, Unit, named
 from forgetfree.jobs.stream_learner import tasks_learned
 from forgetfree.json_file import check, check_fields, read_json
@@ -51,9 +51,7 @@ def exclusive(out: Path) -> Iterator[None]:
 def check_begun(out: Path) -> None:
     """Raise ``UsageError`` unless there is something to resume in a directory, or it was killed before there was."""
     if not os.path.lexists(out / "config.json") and not is_unused(out):
-        raise UsageError(
-            f"There is nothing to resume in {str(out)!r}. Give the --out that was begun, or leave --resume out."
-        )
+        raise nothing_to_resume(out)
 
 
 def is_unused(out: Path) -> bool:

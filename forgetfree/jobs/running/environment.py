@@ -88,6 +88,13 @@ def caller_untouched() -> Iterator[None]:
             np.random.set_state(arrays)
 
 
+def nothing_to_resume(out: Path) -> UsageError:
+    """Return the error of a directory that no job was begun in."""
+    return UsageError(
+        f"There is nothing to resume in {str(out)!r}. Give the --out that was begun, or leave --resume out."
+    )
+
+
 def quiet_libraries() -> None:
     """Silence third-party warnings and bars, which would break up the progress display; errors still come through."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

@@ -273,8 +273,8 @@ MEANINGS = {
     "once learned": "the score right after the task was learned",
     "loss": "the mean cross-entropy of a token of the right texts, and of that which ends them; its exponential "
     "is the perplexity",
-    "held aside": "without a task, the pre-trained model answers where each task has a model of its own, else the one model; "
-    "the last column is the mean over the models that answer for the tasks",
+    "held aside": "where each task has a model of its own, there is none without a task; the last column is the mean over the "
+    "models that answer for the tasks",
     "word_accuracy": "the share of words that are labelled rightly",
 }
 
