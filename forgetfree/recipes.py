@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
+
+#: The dtype that a model's weights are held in, by its name in torch and transformers.
+ModelDtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
