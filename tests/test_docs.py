@@ -131,52 +131,13 @@ def test_every_dependency_is_justified() -> None:
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-def test_the_tables_of_the_main_job_are_those_of_the_committed_run() -> None:
-    """Every row of these tables stands on its page as `forgetfree report` writes it."""
-    from forgetfree.results.comparison import merge
-    from forgetfree.results.report.run_report import render
-    from forgetfree.results.stored import load_run_results
-
-    tables = ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")
-    report = render(merge([load_run_results(RESULTS / "main-job.csv")]), "markdown")
-    sections = [part for part in report.split("\n## ") if part.startswith(tables)]
-    rows = [line for part in sections for line in part.splitlines() if line.startswith("|") and "---" not in line]
-    rows = [
-        row for row in rows if not row.startswith(("| strategy |", "| task |"))
-    ]  # headers may be worded differently
-    text = (ROOT / "docs" / "results" / "main-job.md").read_text(encoding="utf-8")
-    assert len(sections) >= len(tables) and len(rows) >= 9
-    assert [row for row in rows if row not in text] == []
-
-
-@pytest.mark.parametrize(
-    ("runs", "page", "name"),
-    [
-        ("main-job-alone.csv", "main-job.md", "`composition=alone`"),
-        ("main-job-auto.csv", "main-job.md", "`composition=auto`"),
-    ],
-)
-def test_the_row_of_grafts_alone_is_that_of_the_committed_run(runs: str, page: str, name: str) -> None:
-    from forgetfree.results.comparison import merge
-    from forgetfree.results.report.run_report import lay_out
-    from forgetfree.results.stored import load_run_results
-
-    (row,) = (
-        each
-        for each in lay_out(merge([load_run_results(RESULTS / runs)])).tables[0].rows
-        if each[0] == "grafting-continual"
-    )
-    text = (ROOT / "docs" / "results" / page).read_text(encoding="utf-8")
-    assert " | ".join((f"| {name}", *row[1:])) + " |" in text
-
-
 def test_the_scores_of_the_readme_are_those_of_the_committed_run() -> None:
     """Every cell but the last, kept per task, stands in the report, and none is bold."""
     from forgetfree.results.comparison import merge
     from forgetfree.results.report.run_report import lay_out
     from forgetfree.results.stored import load_run_results
 
-    table = lay_out(merge([load_run_results(RESULTS / "main-job.csv")])).tables[0]
+    table = lay_out(merge([load_run_results(RESULTS / "movement.csv")])).tables[0]
     scores = {row[0]: [cell for cell in row[1:] if cell] for row in table.rows}
     lines = re.findall(
         r"^\| `([\w-]+)`.*?((?: \| [^|]+){5}) \| [^|]+ \|$", (ROOT / "README.md").read_text("utf-8"), re.M

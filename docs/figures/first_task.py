@@ -1,4 +1,4 @@
-"""Draw the README's picture from benchmarks/results/main-job.csv: ``python docs/figures/first_task.py``.
+"""Draw the README's picture from benchmarks/results/movement.csv: ``python docs/figures/first_task.py``.
 
 It shows the first task's accuracy while the others are learned. The same numbers always give the same bytes, and the picture
 follows the reader's light or dark scheme.
@@ -15,7 +15,7 @@ from forgetfree.results.comparison import merge
 from forgetfree.results.stored import load_run_results
 
 HERE = Path(__file__).parent
-RUN = HERE.parent.parent / "benchmarks" / "results" / "main-job.csv"
+RUN = HERE.parent.parent / "benchmarks" / "results" / "movement.csv"
 WIDTH, HEIGHT, LEFT, TOP, STEP, POINT = 640, 300, 60, 58, 261, 4.6  # in pixels; POINT for a point of accuracy
 LOWEST, HIGHEST = 45, 85
 #: What is drawn, with its name in the picture and its colours in the light and the dark scheme.
