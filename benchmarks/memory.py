@@ -6,11 +6,13 @@ python -m forgetfree.benchmarks.memory [MODEL]
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from forgetfree.benchmarks.speed.measurement import PeakMemory
+from forgetfree.core.tensors import DTYPES as TORCH_DTYPES
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.sources import load_task
 from forgetfree.jobs.running.memory import ModelSize, memory_of_phases
@@ -18,6 +20,7 @@ from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.loading import load_model
+from forgetfree.recipes import ModelDtype
 
 #: Parameters, graftable ones (layers and last norm), width and layers of the Llama models 3.2 and 3.1.
 LARGER = {
@@ -32,18 +35,19 @@ WAYS = {
     "gradient": {"region_from": "gradient"},
     "gradient, gradient checkpointing": {"region_from": "gradient", "gradient_checkpointing": True},
 }
+DTYPES: tuple[ModelDtype, ...] = ("float32", "bfloat16")
 OPTIONS = LocalizationOptions(
     steps=2, batch_size=8, optimizer="adamw", learning_rate=1e-5, mask_steps=1, mask_batch_size=16, gradient_rows=16
 )
 
 
-def measured(name: str, options: LocalizationOptions) -> tuple[ModelSize, float, dict[Phase, int]]:
+def measured(name: str, options: LocalizationOptions, dtype: ModelDtype) -> tuple[ModelSize, float, dict[Phase, int]]:
     """Return a model's size, the longest row, and the most bytes that tensors held in each phase, weights included."""
-    loaded = load_model(name)
+    loaded = load_model(name, dtype=dtype)
     bench = SingleTask.of(loaded, load_task("sst2", "demo"), shots=32, device="cpu")
     backbone: Any = bench.model.backbone
     parameters = sum(each.numel() for each in bench.model.parameters())
-    there = 4 * parameters + bench.pre.theta.nbytes
+    there = sum(each.nbytes for each in bench.model.parameters()) + bench.pre.theta.nbytes
 
     def peak(work: Callable[[], object]) -> tuple[Any, int]:
         with PeakMemory(bench.pre.theta, *bench.model.parameters()) as mode:
@@ -62,7 +66,7 @@ def measured(name: str, options: LocalizationOptions) -> tuple[ModelSize, float,
         bench.train_(options, "train", RegionParameters(backbone, bench.space, regions[0]), 2)
 
     _, peaks["train"] = peak(train)
-    size = ModelSize.of(backbone.config, parameters, len(bench.space))
+    size = ModelSize.of(backbone.config, parameters, len(bench.space), dtype)
     return size, float(max(bench.task.train.lengths)), peaks
 
 
@@ -72,18 +76,24 @@ def table(name: str) -> list[str]:
         f"| {name}: γ by | fine-tune | localize | train |",
         "|---|---:|---:|---:|",
     ]
-    for way, changes in WAYS.items():
-        options = replace(OPTIONS, **changes)  # type: ignore[arg-type]
-        size, length, peaks = measured(name, options)
+    for way, dtype, options in _ways():
+        size, length, peaks = measured(name, options, dtype)
         expected = memory_of_phases(size, options, length, PHASES)
         cells = [f"{peaks[phase] / 1e9:.2f} ({expected[phase] / 1e9:.2f})" for phase in PHASES]
         lines.append(f"| {way} | {' | '.join(cells)} |")
     lines += ["", "| computed, rows of 512 tokens: γ by | 1 billion | 3 billion | 8 billion |", "|---|---:|---:|---:|"]
-    for way, changes in WAYS.items():
-        options = replace(OPTIONS, **changes)  # type: ignore[arg-type]
-        most = [max(memory_of_phases(size, options, 512, PHASES).values()) / 1e9 for size in LARGER.values()]
+    for way, dtype, options in _ways():
+        sizes = [replace(size, width=TORCH_DTYPES[dtype].itemsize) for size in LARGER.values()]
+        most = [max(memory_of_phases(size, options, 512, PHASES).values()) / 1e9 for size in sizes]
         lines.append(f"| {way} | {' | '.join(f'{each:.0f}' for each in most)} |")
     return lines
+
+
+def _ways() -> Iterator[tuple[str, ModelDtype, LocalizationOptions]]:
+    """Yield each row of a table: what it is called, the dtype of the weights, and the options."""
+    for dtype, (way, changes) in product(DTYPES, WAYS.items()):
+        options = replace(OPTIONS, **changes)  # type: ignore[arg-type]
+        yield way if dtype == "float32" else f"{way}, {dtype}", dtype, options
 
 
 if __name__ == "__main__":

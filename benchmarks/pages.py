@@ -4,6 +4,8 @@
 
     <!-- made of: claims main-job -->
     <!-- made of: report main-job,main-job-alone: Kept above the floor -->
+    <!-- made of: averages long-2,long-3 -->
+    <!-- made of: paper claims -->
     <!-- made of: coverage -->
     …
     <!-- end -->
@@ -16,11 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forgetfree.benchmarks import claims, coverage
+from forgetfree.benchmarks.paper import overview
+from forgetfree.display import NULL
 from forgetfree.results.comparison import merge
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.report.run_report import lay_out
 from forgetfree.results.stored import load_run_results
 
+FLOORS = ("a constant answer", "a bag of words")
 DOCUMENTS = Path(__file__).resolve().parents[1] / "docs"
 _MARKED = re.compile(r"(<!-- made of: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -46,10 +51,31 @@ def made(what: str) -> str:
         return _markdown(coverage.tables().tables)
     if kind == "claims":
         return _markdown(claims.judged(rest).tables)
+    if kind == "paper":
+        return _markdown([overview.claims() if rest == "claims" else overview.scores()])
+    if kind == "averages":
+        return _markdown([averages(rest.split(","))])
     files, _, titles = rest.partition(": ")
     runs = [load_run_results(claims.RESULTS / f"{name}.csv") for name in files.split(",")]
     tables = lay_out(merge(runs)).tables
     return _markdown([next(each for each in tables if each.title.startswith(title)) for title in titles.split("; ")])
+
+
+def averages(names: Sequence[str]) -> Table:
+    """Return a row for each file: how its strategies do on average after the last task, and what naive training forgets."""
+    columns = ("fine-tune", "grafting-continual", "continual-ft", "continual-ft forgets", *FLOORS)
+    rows = []
+    for name in names:
+        results = load_run_results(claims.RESULTS / f"{name}.csv")
+        table = lay_out(merge([results])).tables[0]
+        lines = [table.header, *table.rows]
+        header, *lines = lines if "average" in table.header else list(zip(*lines, strict=True))  # many tasks are rows
+        average, forgetting = header.index("average"), header.index("forgetting")
+        found = {line[0]: line[average] for line in lines}
+        found |= {f"{line[0]} forgets": line[forgetting] for line in lines}
+        seeds = str(len({run.seed for run in results.runs}))
+        rows.append((name, seeds, *(found.get(column, NULL) for column in columns)))
+    return Table("Averages after the last task (in %; forgetting in points)", ("order", "seeds", *columns), tuple(rows))
 
 
 def _markdown(tables: Sequence[Table]) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
+
+#: The dtype that a model's weights are held in, by its name in torch and transformers.
+ModelDtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ MODELS: dict[str, ModelEntry] = {
             # See docs/results/precision.md. In fp32, an exported model answers as the run did.
             "precision": "auto",
             "answer_precision": "fp32",
-            # Chosen on validation rows of QNLI and AG News: see docs/results/baselines.md.
+            # Chosen on validation rows of QNLI and AG News: see docs/results/recipe.md.
             "ewc.ewc_lambda": 1e5,
             "online-ewc.ewc_lambda": 1e5,
             "si.si_lambda": 1e3,

@@ -46,7 +46,7 @@ class Joint(TemplateStrategy, supervised.JointTraining):
 
     The first experience trains on the whole stream, the later ones add nothing. It forgets nothing. With a factor of 1 it
     bounds no other strategy: rows are mixed as they come, and within these steps a task that needs many of its own may be
-    learned less well than alone (docs/results/baselines.md).
+    learned less well than alone.
     """
 
     Options: ClassVar[type[TrainingOptions]] = JointOptions

@@ -131,43 +131,21 @@ def test_every_dependency_is_justified() -> None:
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-@pytest.mark.parametrize(
-    ("runs", "tables"),
-    [
-        ("main-job.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
-        ("main-job-0.2.0.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
-        ("baselines.csv", ("After the last task", "Transfer", "Time")),
-        ("smollm2.csv", ("After the last task", "Transfer", "Calibration error", "Time")),
-        ("standard-1*.csv", ("After the last task", "Time")),
-        ("standard-2*.csv", ("After the last task",)),
-        ("standard-3*.csv", ("After the last task",)),
-        ("standard-4*.csv", ("After the last task",)),
-        ("progressive-8*.csv", ("After the last task", "Time")),
-        ("progressive-9*.csv", ("After the last task",)),
-        ("progressive-10*.csv", ("After the last task",)),
-        ("ner-domains.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
-        ("long.csv long-auto.csv", ("After the last task", "Time", "Growth of grafting-continual")),
-        ("long-2.csv", ("After the last task",)),
-        ("long-3.csv", ("After the last task",)),
-    ],
-)
-def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[str, ...]) -> None:
+def test_the_tables_of_the_main_job_are_those_of_the_committed_run() -> None:
     """Every row of these tables stands on its page as `forgetfree report` writes it."""
     from forgetfree.results.comparison import merge
     from forgetfree.results.report.run_report import render
     from forgetfree.results.stored import load_run_results
 
-    report = render(
-        merge([load_run_results(path) for name in runs.split() for path in sorted(RESULTS.glob(name))]), "markdown"
-    )
+    tables = ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")
+    report = render(merge([load_run_results(RESULTS / "main-job.csv")]), "markdown")
     sections = [part for part in report.split("\n## ") if part.startswith(tables)]
     rows = [line for part in sections for line in part.splitlines() if line.startswith("|") and "---" not in line]
     rows = [
         row for row in rows if not row.startswith(("| strategy |", "| task |"))
     ]  # headers may be worded differently
-    page = "literature.md" if "*" in runs else "long.md" if "long" in runs else runs.replace(".csv", ".md")
-    text = (ROOT / "docs" / "results" / page).read_text(encoding="utf-8")
-    assert len(sections) >= len(tables) and len(rows) >= (9 if "Time" in tables else 4)
+    text = (ROOT / "docs" / "results" / "main-job.md").read_text(encoding="utf-8")
+    assert len(sections) >= len(tables) and len(rows) >= 9
     assert [row for row in rows if row not in text] == []
 
 
@@ -176,7 +154,6 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
     [
         ("main-job-alone.csv", "main-job.md", "`composition=alone`"),
         ("main-job-auto.csv", "main-job.md", "`composition=auto`"),
-        ("ner-domains-alone.csv", "ner-domains.md", "`composition=alone`"),
     ],
 )
 def test_the_row_of_grafts_alone_is_that_of_the_committed_run(runs: str, page: str, name: str) -> None:
@@ -220,30 +197,22 @@ def test_the_digits_are_those_of_the_committed_run() -> None:
     assert [row for row in rows if row not in text] == []
 
 
-def test_the_experiments_are_those_of_the_committed_runs() -> None:
-    """``python -m forgetfree.benchmarks.paper`` would change nothing."""
-    from forgetfree.benchmarks.paper import __main__ as paper
+def test_the_runs_of_experiments_are_complete_and_drawn() -> None:
+    """Those on test rows have a figure each; those that chose the presets' options differ from them as their setting says."""
+    from forgetfree.benchmarks.paper import overview
     from forgetfree.jobs.experiments import load_experiment, load_experiment_results
 
-    results = ROOT / "docs" / "results"
-    overview = (results / "paper.md").read_text(encoding="utf-8")
-    assert paper.contents() in overview
-    assert paper.choices() in overview
-    pages = {path.stem: path.read_text(encoding="utf-8") for path in (results / "paper").glob("*.md")}
-    assert pages == {file.stem: paper.page(file) for file in paper.run_files()}
-    tried = [load_experiment_results(file) for file in paper.CHOICES.glob("*.csv")]
+    tried = [load_experiment_results(file) for file in (overview.RESULTS / "choices").glob("*.csv")]
     assert tried and all(run.complete and run.setting.evaluate_on == "validation" for run in tried)
-    # One row for each task of each run: none is a mean of two, and nothing is tried that its row does not name.
-    assert paper.choices().count("\n|") == 2 + sum(len(run.units) for run in tried)
     named = ("model", "readout", "tasks", "shots", "seeds", "sparsities", "fixed", "test_limit", "evaluate_on")
     preset = json.loads(json.dumps(asdict(load_experiment("localization").presets["small"])))
     assert [
         run for run in tried if preset | {key: run.setting.content[key] for key in named} != run.setting.content
     ] == []
-    held = {path.stem for path in paper.RESULTS.glob("*.csv")}
-    assert {file.stem for file in paper.run_files()} == held
-    assert all(load_experiment_results(file).complete for file in paper.run_files())
-    for file in paper.RESULTS.rglob("*.csv"):  # no places of the machine they were made on
+    held = {path.stem for path in overview.RESULTS.glob("*.csv")}
+    assert {file.stem for file in overview.run_files()} == held
+    assert all(load_experiment_results(file).complete for file in overview.run_files())
+    for file in overview.RESULTS.rglob("*.csv"):  # no places of the machine they were made on
         assert re.findall(r"(?<![\w.])/(?:home|root|tmp|work|Users|mnt)/\S*", file.read_text(encoding="utf-8")) == []
     assert {path.stem for path in (ROOT / "docs" / "figures").glob("*.png")} == held
 
@@ -254,10 +223,10 @@ RUN = [name for name in registry.EXPERIMENTS if (ROOT / "benchmarks" / "paper" /
 
 @pytest.mark.parametrize("name", RUN)
 def test_the_committed_run_of_an_experiment_is_whole_and_of_the_preset(name: str) -> None:
-    from forgetfree.benchmarks.paper import __main__ as paper
+    from forgetfree.benchmarks.paper import overview
     from forgetfree.jobs.experiments import load_experiment, load_experiment_results
 
-    results = load_experiment_results(paper.RESULTS / f"{name}.csv")
+    results = load_experiment_results(overview.RESULTS / f"{name}.csv")
     preset = load_experiment(name).presets["small"]
     seeds = tuple(results.setting.seeds)
     assert set(seeds) >= set(preset.seeds)  # there may be more

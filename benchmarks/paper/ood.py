@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.benchmarks.paper.published import TABLE_7, cell
 from forgetfree.core.graft import interpolate
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.sampling import representative
+from forgetfree.display import NULL
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.jobs.experiments import (
     Claim,
@@ -135,7 +137,7 @@ class OutOfDistribution(Experiment):
                 found.append(
                     Claim(
                         f"{task} → {target}: the graft answers better than the fine-tuned model",
-                        "—",
+                        _published(f"{task} → {target.partition('_')[0]}"),
                         f"{percent(graft)} against {percent(full)}{beside}",
                         None if max(full, graft) <= constant else verdict(graft > full, graft, full),
                     )
@@ -160,6 +162,13 @@ class OutOfDistribution(Experiment):
         axes[0].set_ylabel("accuracy on the target (%)")
         legend(figure, axes)
         return figure
+
+
+def _published(pair: str) -> str:
+    """Return what the smallest graft and the fine-tuned model have there."""
+    if pair not in TABLE_7.header:
+        return NULL
+    return f"{cell(TABLE_7, 'graft 0.01 %', pair)} against {cell(TABLE_7, 'graft 100 %', pair)}"
 
 
 def target_rows(context: ExperimentContext, tuned: TunedTask, name: str) -> EncodedRows:

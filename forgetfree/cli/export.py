@@ -72,8 +72,8 @@ def export(
         print(escaped(f"{out / FILE}: {written.architecture} {what}; logits equal torch's to {TOLERANCE:.0e}."))
     else:
         _print_written(written, what)
-    if predictor.weights.precision != "fp32":
-        print(f"note: the run answered in {predictor.weights.precision}, and the model is written in fp32.")
+    if predictor.precision != written.precision:
+        print(f"note: the run answered in {predictor.precision}, and the model is written in {written.precision}.")
 
 
 def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Debug = False) -> None:

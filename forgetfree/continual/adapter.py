@@ -87,7 +87,8 @@ class AvalancheStrategy(ContinualStrategy):
         if narrow := [spec for spec in stream.model.space().tensors if spec.dtype.itemsize < 4]:
             raise UsageError(
                 f"{cls.__name__} runs Avalanche's code, which computes in the dtype of the weights: expected float32, got "
-                f"{narrow[0].dtype} of {narrow[0].name!r}. Give the network in float32; precision=bf16 makes its passes faster."
+                f"{narrow[0].dtype} of {narrow[0].name!r}. Give the network in float32, without dtype=bfloat16; precision=bf16 "
+                "makes its passes faster."
             )
         if cls._requires is not None:
             cls._requires(options, stream)

@@ -28,7 +28,9 @@ from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.encoded_task import EncodedTask, encode_task, fitting, label_spaces
 from forgetfree.models.loading import LoadedModel, is_pretrained, load_model
+from forgetfree.models.module_model import check_own_dtype
 from forgetfree.models.state import ModelState
+from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import EvaluatedOn, Scenario
 
 
@@ -48,6 +50,7 @@ def load_stream(
     test_limit: int | None = None,
     graftable: str | None = None,
     max_length: int | None = None,
+    dtype: ModelDtype = "float32",
     scenario: Scenario = "task",
     evaluate_on: EvaluatedOn = "test",
 ) -> Stream:
@@ -74,6 +77,7 @@ def load_stream(
         graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
         max_length: tokens a row is read at, at most; default: 128, or 1,024 where a task's answers are texts, as far as the
             model reads.
+        dtype: see `forgetfree.models.loading.load_model`; a network that reads tensors keeps its own.
         scenario: what is known at inference: the ``task``; or not the task, and all tasks' labels are told apart by one
             readout (``class``) or are the same labels for all (``domain``).
         evaluate_on: ``validation`` puts the test rows away and scores validation rows, to choose options by.
@@ -90,6 +94,7 @@ def load_stream(
                 f"A {type(model).__name__} reads tensors: give them as data={{NAME: (x, y)}}. For texts give a PreTrainedModel "
                 "and its tokenizer."
             )
+        check_own_dtype(model, dtype)
         names = stream.split(",") if isinstance(stream, str) else list(data if stream is None else stream)
         return tensor_stream(names, data, model, graftable=graftable, evaluate_on=evaluate_on, **common)
     if data is not None:
@@ -100,7 +105,13 @@ def load_stream(
     definitions = [rows.task for rows in tasks]
     readout = readout_for(readout, definitions)
     loaded = load_model(
-        model, readout, tokenizer=tokenizer, graftable=graftable, max_length=max_length, tasks=definitions
+        model,
+        readout,
+        tokenizer=tokenizer,
+        graftable=graftable,
+        max_length=max_length,
+        dtype=dtype,
+        tasks=definitions,
     )
     if skip_bad_rows:
         tasks = [fitting(rows, loaded) for rows in tasks]

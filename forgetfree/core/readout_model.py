@@ -24,7 +24,7 @@ READOUTS: tuple[ReadoutKind, ...] = ("linear", "mean", "prompt", "causal", "gene
 BY_WORDS: tuple[ReadoutKind, ...] = ("prompt", "causal", "generate")
 #: Those that are a linear layer of each task's own, on one hidden state or on their mean.
 LINEAR: tuple[ReadoutKind, ...] = ("linear", "mean")
-#: The precision of forward passes, see `autocast`.
+#: The precision of forward passes, see `autocast`; ``fp32`` leaves them in the dtype of the weights.
 Precision = Literal["fp32", "bf16", "fp16"]
 #: As it is asked for: ``auto`` is what `native_precision` says of the device.
 PrecisionChoice = Literal["fp32", "bf16", "fp16", "auto"]
@@ -268,7 +268,7 @@ def native_precision(device: str) -> Precision:
 
 
 def autocast(precision: str, device: str) -> AbstractContextManager[object]:
-    """Compute forward passes in mixed precision on ``device``, except for fp32; losses stay outside, in float32."""
+    """Compute forward passes in mixed precision on ``device``, for fp32 in the dtype of the weights; losses in float32."""
     if precision == "auto":
         precision = native_precision(device)
     if precision == "fp32":

@@ -50,13 +50,13 @@ def saliency(kind: Saliency, gradient: Tensor, theta_pre: Tensor, theta_ft: Tens
         case "snip":
             return gradient.mul_(theta_pre).abs_()
         case "gallop":
-            return gradient.abs_().div_(theta_pre.abs().add_(SMALL))
+            return gradient.abs_().div_(theta_pre.abs().to(gradient.dtype).add_(SMALL))
         case "fisher" | "random":
             return gradient
 
 
 def _move(theta_pre: Tensor, theta_ft: Tensor) -> Tensor:
-    return theta_ft.to(at_least_float32(theta_ft.dtype)) - theta_pre
+    return theta_ft.to(at_least_float32(theta_ft.dtype), copy=True).sub_(theta_pre)
 
 
 def is_saliency(source: RegionSource) -> TypeGuard[Saliency]:

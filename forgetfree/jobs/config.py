@@ -28,6 +28,7 @@ from forgetfree.errors import (
 )
 from forgetfree.json_file import read_json
 from forgetfree.options import Options, build, faults_in, name_of_function, option
+from forgetfree.recipes import ModelDtype
 from forgetfree.results.config_file import PLACES, of_each, portable
 from forgetfree.tasks import EvaluatedOn
 
@@ -76,6 +77,10 @@ class CommonOptions(Options):
         at_least=8,
     )
     graftable: str | None = option(None, "regular expression over names; only such tensors may be grafted and trained")
+    dtype: ModelDtype = option(
+        "float32",
+        "float32, or bfloat16: the model's weights take half the memory, and what trains a region stays in float32",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -128,7 +128,8 @@ def adjusted(
     from forgetfree.learning.localization import LocalizationOptions
 
     faults = faults or Faults()
-    own = {*CommonOptions.__dataclass_fields__} - {"or_fewer"}  # an experiment always takes fewer
+    # An experiment always takes fewer rows, and is in float32 as the paper's are.
+    own = {*CommonOptions.__dataclass_fields__} - {"or_fewer", "dtype"}
     known = set(LocalizationOptions.__dataclass_fields__)
     compared = {name for grid in preset.arms.values() for choice in grid for name in choice}
     for name in options:

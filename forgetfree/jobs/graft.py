@@ -211,6 +211,7 @@ class GraftJob(Job[GraftConfig]):
             tasks=[task],
             graftable=self.common.graftable,
             max_length=self.common.max_length,
+            dtype=self.common.dtype,
             **self.in_memory.model_arguments,
         )
 

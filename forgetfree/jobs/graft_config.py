@@ -108,6 +108,10 @@ class GraftConfig(JobConfig):
         common = faults.attempt(self.set_of, CommonOptions)
         if common is not None:
             faults.attempt(check_or_fewer, common, self.shots)
+            if self.fine_tuned is not None and common.dtype != "float32":
+                faults.add(
+                    f"dtype={common.dtype} does not go with --fine-tuned, whose weights are read in float32. Leave it out."
+                )
         faults.report()
         return CheckedGraft(tuple(options), common)
 

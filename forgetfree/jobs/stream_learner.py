@@ -117,7 +117,8 @@ class StreamLearner:
         from forgetfree.models.loading import load_model
 
         config, common, memory = self.config, self.checked.run, self.in_memory
-        how: Json = {"graftable": common.graftable, "max_length": common.max_length, **memory.model_arguments}
+        how: Json = {"graftable": common.graftable, "max_length": common.max_length, "dtype": common.dtype}
+        how |= memory.model_arguments
         return load_model(memory.model_or(config.model), readout_for(config.readout, tasks), tasks=tasks, **how)
 
     def stream(self, seed: int) -> Stream:
@@ -136,7 +137,7 @@ class StreamLearner:
                 "scenario": common.scenario,
             }
             if memory.reads_tensors:
-                drawn |= {"graftable": common.graftable, "evaluate_on": common.evaluate_on}
+                drawn |= {"graftable": common.graftable, "evaluate_on": common.evaluate_on, "dtype": common.dtype}
                 self._streams[seed] = load_stream(config.stream, data=memory.data, model=memory.model, **drawn)
             else:
                 given = common.sampling_seed

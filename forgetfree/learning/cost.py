@@ -101,7 +101,7 @@ def cost_of(strategy: Any, options: TrainingOptions, tasks: Sequence[TaskSize]) 
 
 def model_bytes(space: ParameterSpace) -> int:
     """Return the bytes of one whole model."""
-    return 4 * len(space)
+    return space.dtype.itemsize * len(space)
 
 
 def ledger_bytes(space: ParameterSpace, *entries: int) -> int:
@@ -111,4 +111,5 @@ def ledger_bytes(space: ParameterSpace, *entries: int) -> int:
         space: of N entries.
         entries: that each record has.
     """
-    return sum(round(each * (32 + math.log2(math.e * len(space) / each)) / 8) for each in entries if each)
+    bits = 8 * space.dtype.itemsize
+    return sum(round(each * (bits + math.log2(math.e * len(space) / each)) / 8) for each in entries if each)

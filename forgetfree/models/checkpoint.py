@@ -29,7 +29,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _BUFFERS = (
     r"(^|\.)(position_ids|token_type_ids|inv_freq|(attn|attention)\.((masked_)?bias|causal_mask|scale_attn)|version)$"
 )
-#: The types that weights may have, as safetensors names them; they are read in float32.
+#: The types that weights may have in files, as safetensors names them.
 _FLOATS = ("F64", "F32", "F16", "BF16")
 #: The implementations of attention that transformers itself has.
 _ATTENTION = ("eager", "sdpa", "flex_attention")
@@ -130,13 +130,16 @@ def read_tokenizer(path: str, name: str) -> Any:
     return tokenizer
 
 
-def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, list[str]]:
-    """Read a Hugging Face model in float32, and list the names of its tensors that the files lack.
+def read_weights(
+    path: str, loader: str, name: str, dtype: torch.dtype = torch.float32, **extra: Any
+) -> tuple[Any, list[str]]:
+    """Read a Hugging Face model, and list the names of its tensors that the files lack.
 
     Args:
         path: directory or hub name.
         loader: a class of ``transformers``, e.g. ``AutoModel``.
         name: the model's name, for messages.
+        dtype: to hold its weights in, whatever the files have.
         extra: more arguments for the loader.
 
     Raises:
@@ -151,7 +154,7 @@ def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, 
             _check_size(kind.from_config, read_config(path, name), files, name)
         backbone, info = kind.from_pretrained(
             path,
-            dtype=torch.float32,
+            dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,
             ignore_mismatched_sizes=True,

@@ -18,6 +18,7 @@ from forgetfree import recipes, registry
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
+from forgetfree.core.tensors import DTYPES
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.deferred import deferred
 from forgetfree.display import counted
@@ -37,6 +38,7 @@ from forgetfree.models.checkpoint import explained, quiet, read_config, read_tok
 from forgetfree.models.generation import plain_generation
 from forgetfree.models.module_model import refuse_frozen
 from forgetfree.models.task_model import TaskModel, TokenLayout, positions_of
+from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, usual_max_length
 
 if TYPE_CHECKING:
@@ -126,6 +128,7 @@ def load_model(
     tokenizer: Any = None,
     graftable: str | None = None,
     max_length: int | None = None,
+    dtype: ModelDtype = "float32",
     tasks: Iterable[TaskDefinition] = (),
 ) -> LoadedModel:
     """Load a pre-trained model.
@@ -139,6 +142,7 @@ def load_model(
         graftable: see `TaskModel`.
         max_length: the longest row it is given, in tokens; fewer where it has fewer positions. Default: what is usual for
             ``tasks``.
+        dtype: to hold the backbone's weights in, whatever its files have; readouts are in float32.
         tasks: that it is to learn; ``auto`` looks at their label words.
 
     Raises:
@@ -152,7 +156,7 @@ def load_model(
     if max_length is None:
         max_length = usual_max_length(tasks)
     if isinstance(name, str) and tokenizer is None:
-        return _load(locate(name), name, readout, graftable, max_length, tasks)
+        return _load(locate(name), name, readout, graftable, max_length, dtype, tasks)
     if isinstance(name, str) or tokenizer is None or not is_pretrained(name):
         raise UsageError(
             "A model in memory is a PreTrainedModel and its tokenizer, got model="
@@ -167,7 +171,7 @@ def load_model(
         with explained(type(name).__name__), quiet(transformers):
             name.save_pretrained(directory)
             tokenizer.save_pretrained(directory)
-        return _load(directory, type(name).__name__, readout, graftable, max_length, tasks)
+        return _load(directory, type(name).__name__, readout, graftable, max_length, dtype, tasks)
 
 
 def is_pretrained(model: object) -> TypeGuard[PreTrainedModel]:
@@ -178,7 +182,13 @@ def is_pretrained(model: object) -> TypeGuard[PreTrainedModel]:
 
 
 def _load(
-    path: str, name: str, readout: str, graftable: str | None, max_length: int, tasks: Iterable[TaskDefinition]
+    path: str,
+    name: str,
+    readout: str,
+    graftable: str | None,
+    max_length: int,
+    dtype: ModelDtype,
+    tasks: Iterable[TaskDefinition],
 ) -> LoadedModel:
     """Load what lies at ``path``, called ``name`` in messages."""
     with deferred("scipy.optimize"):  # for losses of object detection alone
@@ -189,7 +199,7 @@ def _load(
     if note := _words_note(tokenizer, readout, kind, tasks):
         kind = "linear"
     loader = loader_of(config, kind, name)
-    backbone, missing = read_weights(path, loader, name, **loader_arguments(config, kind))
+    backbone, missing = read_weights(path, loader, name, DTYPES[dtype], **loader_arguments(config, kind))
     _check_weights(backbone, missing, tokenizer, kind, name)
     fingerprint = fingerprint_of(backbone)
     tokens = TokenLayout(
@@ -206,8 +216,18 @@ def _load(
     return LoadedModel(name, model, tokenizer, kind, fingerprint, min(max_length, positions_of(backbone)), note)
 
 
+def dtype_of(space: ParameterSpace) -> ModelDtype:
+    """Return the dtype that a model was loaded in, by its parameter space."""
+    return "bfloat16" if torch.bfloat16 in space.dtypes else "float32"  # a family may keep some tensors in float32
+
+
 def sized(
-    path: str, name: str, readout: str, graftable: str | None = None, tasks: Iterable[TaskDefinition] = ()
+    path: str,
+    name: str,
+    readout: str,
+    graftable: str | None = None,
+    dtype: ModelDtype = "float32",
+    tasks: Iterable[TaskDefinition] = (),
 ) -> tuple[ReadoutKind, Any, int, ParameterSpace]:
     """Return a model's readout, configuration, number of parameters and graftable tensors; its weights are not read.
 
@@ -216,6 +236,7 @@ def sized(
         name: the model's name, for messages.
         readout: as it is asked for.
         graftable: see `TaskModel`.
+        dtype: see `load_model`.
         tasks: see `load_model`; without any, the tokenizer is not read either.
 
     Raises:
@@ -230,7 +251,9 @@ def sized(
         kind = "linear"
     loader = getattr(transformers, loader_of(config, kind, name))
     with explained(name), quiet(transformers), torch.device("meta"):
-        network = loader.from_config(config, trust_remote_code=False, **loader_arguments(config, kind))
+        network = loader.from_config(
+            config, dtype=DTYPES[dtype], trust_remote_code=False, **loader_arguments(config, kind)
+        )
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return kind, config, parameters, ParameterSpace.of(network, include=(graftable or ".",))
 

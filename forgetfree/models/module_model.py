@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.readout_model import ReadoutModel, TaskHead
-from forgetfree.errors import ModelError
+from forgetfree.errors import ModelError, UsageError
+from forgetfree.recipes import ModelDtype
 
 
 class ModuleModel(ReadoutModel):
@@ -70,6 +71,15 @@ class ModuleModel(ReadoutModel):
         """Return what the network gives to its last layer: ``(B, H)``."""
         features: Tensor = self.backbone(x)
         return features
+
+
+def check_own_dtype(network: nn.Module, dtype: ModelDtype) -> None:
+    """Raise ``UsageError`` if a network in memory is to be held in another dtype than its own."""
+    if dtype != "float32":
+        raise UsageError(
+            f"dtype={dtype} is for models that are read from files, and a {type(network).__name__} in memory keeps its own "
+            "dtype. Leave it out, and give the network in the dtype that you want."
+        )
 
 
 def refuse_frozen(network: nn.Module, space: ParameterSpace, called: str) -> None:

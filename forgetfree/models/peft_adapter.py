@@ -273,7 +273,7 @@ def merged_directory(directory: str, model: str, *, whole: bool = True) -> Itera
     """
     import transformers
 
-    loader, extra, tensors = adapter_loader(directory), {}, adapter_shapes(directory)
+    loader, tensors, extra = adapter_loader(directory), adapter_shapes(directory), dict[str, Any]()
     heads = [shape for name, shape in tensors.items() if re.search(_HEAD, name) and shape]
     if "Classification" in loader and heads:
         check_labels(heads[0][0], f"The adapter {directory!r}", _REMEDY)
@@ -384,8 +384,9 @@ class AdapterStart:
             torch.random.fork_rng(devices=[]),  # a head that is not there is drawn
             merged_directory(self.directory, self.model, whole=False) as merged,
         ):
-            network, _ = read_weights(merged, adapter_loader(self.directory), self.directory)
-        check_same_body(body_of(model), body_of(network), self.model, self.directory)
+            body: Any = body_of(model)
+            network, _ = read_weights(merged, adapter_loader(self.directory), self.directory, body.dtype)
+        check_same_body(body, body_of(network), self.model, self.directory)
         return body_of(network)
 
 

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout_model import Precision
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.architecture import body_loader, loader_of
 from forgetfree.models.checkpoint import quiet, read_config, read_weights
 from forgetfree.models.fine_tuned_directory import write_readout
-from forgetfree.models.loading import LoadedModel, load_model, locate
+from forgetfree.models.loading import LoadedModel, dtype_of, load_model, locate
 from forgetfree.models.peft_adapter import READOUT
 from forgetfree.serve.cards import Change, model_card
 from forgetfree.serve.inference import Predictor
@@ -37,6 +38,7 @@ class WrittenModel:
         usual: whether the usual call of transformers answers as the task's own model: ``pipeline("text-classification")``,
             ``"token-classification"`` or ``"text-generation"``, or ``generate`` of an encoder-decoder.
         note: a note for the user, if there is one.
+        precision: of its weights: that of the base model, but for a classifier fp32.
     """
 
     directory: Path
@@ -44,6 +46,7 @@ class WrittenModel:
     loader: str
     usual: bool = False
     note: str = ""
+    precision: Precision = "fp32"
 
 
 def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
@@ -68,7 +71,7 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
     origin, space = _origin_and_space(graft)
     check_free(Path(out))
     readout = "linear" if origin.readout == "classifier" else origin.readout
-    loaded = load_model(model, readout, max_length=origin.max_length)
+    loaded = load_model(model, readout, max_length=origin.max_length, dtype=dtype_of(space))
     graft.apply_(loaded.model)
     if origin.tokenizer and origin.tokenizer != loaded.tokenizer_digest:
         raise GraftError(
@@ -119,7 +122,8 @@ def write_model(
     config = read_config(locate(model), model)
     # The body of an encoder-decoder that writes is more than a linear readout reads of it.
     loader = loader_of(config, "generate", model) if loaded.writes_apart else body_loader(config, model)
-    pre, missing = read_weights(locate(model), loader, model)
+    backbone: Any = loaded.model.backbone
+    pre, missing = read_weights(locate(model), loader, model, backbone.dtype)
     whole, prefix = body_of(pre), body_prefix(pre)
     body = {name: tensor for name, tensor in whole.state_dict().items() if f"{prefix}{name}" not in missing}
     own = body_of(loaded.model)
@@ -143,7 +147,8 @@ def write_model(
             write_readout(directory / READOUT, readout, origin.task.labels, origin.readout)
         write_atomically(directory / "README.md", model_card(origin, reading, change))
         _verify(directory, network)
-    return WrittenModel(out, type(network).__name__, reading.loader, reading.usual, _note(reading, network))
+    note, narrow = _note(reading, network), network.dtype == torch.bfloat16
+    return WrittenModel(out, type(network).__name__, reading.loader, reading.usual, note, "bf16" if narrow else "fp32")
 
 
 def _note(reading: Reading, network: Any) -> str:
@@ -204,7 +209,7 @@ def _save(directory: Path, network: Any, tensors: Mapping[str, Tensor], tokenize
 
 def _verify(directory: Path, network: Any) -> None:
     """Raise ``ModelError`` unless the directory holds ``network``, bit for bit."""
-    written, missing = read_weights(str(directory), type(network).__name__, str(directory))
+    written, missing = read_weights(str(directory), type(network).__name__, str(directory), network.dtype)
     got, meant = written.state_dict(), network.state_dict()
     lacking = [name for name in missing if name in meant]  # a body may be loaded with a pooler, which nothing reads
     wrong = lacking or [name for name, tensor in meant.items() if not torch.equal(got[name], tensor)]

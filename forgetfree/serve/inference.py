@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree.core.readout_model import Precision
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
@@ -22,7 +23,7 @@ from forgetfree.learning.task_features import FILE as FEATURES
 from forgetfree.learning.task_features import TaskFeatures, share_of_entropy
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, MixedBatchModel
-from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.models.loading import LoadedModel, dtype_of, load_model
 from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.classification import Answer, text_rows
 from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, served
@@ -103,9 +104,9 @@ class Predictor:
     @classmethod
     def of_ledger(cls, ledger: Ledger, model: str) -> Predictor:
         """Return the predictor of a ledger, for its base model."""
-        binding = ledger.binding
-        loaded = load_model(model, binding.readout, max_length=binding.max_length) if binding else load_model(model)
-        return cls(loaded, ledger)
+        binding, dtype = ledger.binding, dtype_of(ledger.space)
+        how: dict[str, Any] = {"readout": binding.readout, "max_length": binding.max_length} if binding else {}
+        return cls(load_model(model, dtype=dtype, **how), ledger)
 
     @classmethod
     def of_source(cls, source: Source, device: str = "cpu", deterministic: bool = False) -> Predictor:
@@ -123,8 +124,8 @@ class Predictor:
         readout, max_length = source.base.get("readout", "linear"), source.base.get("max_length", MAX_LENGTH)
         if ledger is not None and ledger.binding:
             readout, max_length = ledger.binding.readout, ledger.binding.max_length
-        graftable = source.graftable if ledger is None else None
-        loaded = load_model(source.model, readout, graftable=graftable, max_length=max_length)
+        graftable, dtype = (source.graftable, source.dtype) if ledger is None else (None, dtype_of(ledger.space))
+        loaded = load_model(source.model, readout, graftable=graftable, max_length=max_length, dtype=dtype)
         loaded.model.to(device)
         features = None
         if source.task_inference == "lda":  # the model holds θ_pre now
@@ -137,6 +138,13 @@ class Predictor:
             check_run_binding(source, replace(now, precision=weights.precision))
         routed = source.task_inference != "last"
         return cls(loaded, weights, routed=routed, deterministic=deterministic, features=features)
+
+    @property
+    def precision(self) -> Precision:
+        """How passes compute: by autocast, or else in the dtype of the weights."""
+        backbone: Any = self.loaded.model.backbone
+        narrow = self.weights.precision == "fp32" and backbone.dtype == torch.bfloat16
+        return "bf16" if narrow else self.weights.precision
 
     @property
     def tasks(self) -> Mapping[str, TaskDefinition]:

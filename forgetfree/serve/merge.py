@@ -12,7 +12,7 @@ from forgetfree.errors import GraftError, UsageError
 from forgetfree.ledger import Ledger, merged_graft, merged_ledger
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.ledger.records import Record
-from forgetfree.models.loading import load_model
+from forgetfree.models.loading import dtype_of, load_model
 from forgetfree.serve.apply import base_model_name
 
 #: What must be the same in all grafts, and what it is called.
@@ -49,9 +49,11 @@ def merge_grafts(
     check_merge(rule, weight, density)
     origins = _origins(grafts)
     first = origins[0]
-    loaded = load_model(base_model_name(model, *grafts.values()), first.readout, max_length=first.max_length)
-    backbone, own = loaded.model.backbone, grafts[next(iter(grafts))].space
+    own = grafts[next(iter(grafts))].space
     assert own is not None  # of every graft with an origin
+    name = base_model_name(model, *grafts.values())
+    loaded = load_model(name, first.readout, max_length=first.max_length, dtype=dtype_of(own))
+    backbone = loaded.model.backbone
     prefix = body_prefix(backbone)
     space = ParameterSpace(tuple(replace(spec, name=f"{prefix}{spec.name}") for spec in own.tensors))
     one = next(iter(grafts.values()))

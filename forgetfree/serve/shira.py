@@ -34,7 +34,7 @@ from forgetfree.ledger.binding import network_differences, network_of
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.checkpoint import read_weights
 from forgetfree.models.fine_tuned_directory import read_readout, write_readout
-from forgetfree.models.loading import LoadedModel, load_model, locate
+from forgetfree.models.loading import LoadedModel, dtype_of, load_model, locate
 from forgetfree.models.peft_adapter import READOUT, adapter_config, is_adapter, put_on
 from forgetfree.models.task_model import ClassifierModel, head_names
 from forgetfree.serve.served_task import served
@@ -97,7 +97,8 @@ def to_shira(graft: Graft, model: str, out: StrPath, *, drop_others: bool = Fals
             "The graft does not say for which task and model it was made. Give one that `forgetfree graft` made."
         )
     headed = origin.readout == "classifier"
-    loaded = load_model(model, "linear" if headed else origin.readout, max_length=origin.max_length)
+    readout = "linear" if headed else origin.readout
+    loaded = load_model(model, readout, max_length=origin.max_length, dtype=dtype_of(space))
     before = graft.apply_(loaded.model)
     before.apply_(loaded.model, check=False)
     network: Any = _classifier(loaded, origin) if headed else loaded.model.backbone
@@ -275,7 +276,7 @@ def _classifier(loaded: LoadedModel, origin: GraftOrigin) -> Any:
     Raises:
         UsageError: the graft's head needs another network.
     """
-    classes = {"num_labels": len(origin.task.labels), "pad_token_id": loaded.pad}
+    classes: dict[str, Any] = {"num_labels": len(origin.task.labels), "pad_token_id": loaded.pad}
     network, _ = read_weights(locate(loaded.name), _CLASSIFIER, loaded.name, **classes)
     differ = [f"the class (expected {origin.architecture}, got {type(network).__name__})"]
     if type(network).__name__ == origin.architecture:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from forgetfree.display import brief
 from forgetfree.errors import RunError, UsageError
 from forgetfree.json_file import check_fields
+from forgetfree.recipes import ModelDtype
 from forgetfree.registry import WEIGHTS
 from forgetfree.results.config_file import check_whole, load_run, located
 from forgetfree.results.unit_folder import RECORD, check_own, read_record
@@ -41,6 +42,7 @@ class Source:
         run_model: its name in the run, where ``model`` is another's choice; else empty.
         base: what the run's config.json says of the base model; nothing where there is no run.
         graftable: the run's ``--set graftable``.
+        dtype: the run's ``--set dtype``.
         tasks: the definitions of the run's tasks, in the order of the stream.
         shared_labels: whether all tasks' labels have one readout (``scenario=class``).
         precision: of forward passes.
@@ -55,6 +57,7 @@ class Source:
     run_model: str = ""
     base: Mapping[str, Any] = field(default_factory=dict)
     graftable: str | None = None
+    dtype: ModelDtype = "float32"
     tasks: Sequence[TaskDefinition] = ()
     shared_labels: bool = False
     precision: Precision = "fp32"
@@ -96,6 +99,7 @@ class Source:
             run_model="" if model is None else name,
             base=config["model"],
             graftable=settings.get("graftable"),
+            dtype="bfloat16" if settings.get("dtype") == "bfloat16" else "float32",
             tasks=[seeded(TaskDefinition.of_fields(task), own_seed, given) for task in config["tasks"]],
             shared_labels=config.get("scenario") == "class",
             precision="bf16" if (options.get("answer_precision") or options.get("precision")) == "bf16" else "fp32",

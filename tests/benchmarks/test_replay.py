@@ -77,7 +77,7 @@ def test_a_file_without_units_machines_is_repeated_too(
 
 
 @pytest.mark.sampled("long")
-@pytest.mark.parametrize("name", ["main-job", "baselines", "long", "small"])
+@pytest.mark.parametrize("name", ["main-job", "long", "small"])
 def test_every_published_unit_can_still_be_asked_for(name: str, tmp_path: Path) -> None:
     results = load_run_results(replay.RESULTS / f"{name}.csv")
     for run in results.runs:

@@ -373,6 +373,11 @@ CASES = [
     Case("run sst2 --set threads=0", "threads must be at least 1, got 0."),
     Case("run sst2 --set precision=fp16", "precision=fp16 is for GPUs, and this runs on the CPU"),
     Case("run sst2 --set max_length=3", "max_length must be at least 8, got 3."),
+    Case("run sst2 --set dtype=float16", "dtype must be float32 or bfloat16, got 'float16'."),
+    Case(
+        "run sst2 --set dtype=bfloat16 --strategy grafting-continual --strategy ewc",
+        "EWC runs Avalanche's code, which computes in the dtype of the weights: expected float32, got torch.bfloat16",
+    ),
     Case("run sst2 --set graftable=(", "graftable must be a regular expression, got '('"),
     Case("run sst2 --set graftable=nosuch", "No graftable tensor in BertModel: expected at least one name matching", 1),
     Case("run sst2 --set scenario=none", "scenario must be task or class or domain, got 'none'."),
@@ -523,6 +528,10 @@ CASES = [
         "graft sst2 --fine-tuned data", "--fine-tuned 'data' is no model. Expected a directory in Hugging Face layout"
     ),
     Case("graft sst2 --fine-tuned model", "--fine-tuned 'model' is BertModel without a head"),
+    Case(
+        "graft sst2 --fine-tuned model --set dtype=bfloat16",
+        "dtype=bfloat16 does not go with --fine-tuned, whose weights are read in float32. Leave it out.",
+    ),
     Case("graft sst2 --seed x", "--seed must be a whole number, got 'x'."),
     Case("graft sst2 --sparsity 0.1 --sparsity 0.1", "--sparsity names the same sparsity twice: 0.1, 0.1."),
     Case("graft sst2 --steps 1 --set steps=2", "--steps and --set steps=2 are both given. Leave one of them out."),
@@ -544,6 +553,7 @@ CASES = [
     Case("experiment where --seed -1", "--seed must be at least 0, got -1."),
     Case("experiment where --jobs 0", "--jobs must be at least 1, got 0."),
     Case("experiment where --jobs many", "--jobs must be a whole number, got 'many'."),
+    Case("experiment where --set dtype=bfloat16", "Unknown option 'dtype'. Known: accumulation,"),
     Case("experiment where --set sparsity=1", "--set sparsity has no effect here. Give --sparsity."),
     Case("experiment where --set steps=many", "steps must be a whole number or none, got 'many'"),
     Case("experiment where --set precision=fp16", "precision=fp16 is for GPUs"),

@@ -248,15 +248,14 @@ def test_results_without_runs_have_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled("long")
-@pytest.mark.parametrize("name", ["main-job", "baselines", "long"])
+@pytest.mark.parametrize("name", ["main-job", "long"])
 def test_results_in_one_file_have_a_page(name: str) -> None:
     source = Path(__file__).parents[2] / "benchmarks" / "results" / f"{name}.csv"
     found = load_run_results(source)
-    kept = ("continual-ft", "grafting-continual")  # of 22
+    kept = ("continual-ft", "grafting-continual")
     found = found.with_runs([run for run in found.runs if run.strategy in kept])
     text = render(merge([found]), "html")
-    newer = {"ownership"} if name != "baselines" else set()  # files of version 0.2.0 do not say who owns what
-    assert {"forgetting", "cost", "matrix", "curves", "overlap", "tables"} | newer == set(sections(text))
+    assert {"forgetting", "cost", "matrix", "curves", "overlap", "ownership", "tables"} == set(sections(text))
     assert "grafting-continual lost 0.0 points on average" in text.lower()
 
 

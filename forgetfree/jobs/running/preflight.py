@@ -51,7 +51,7 @@ from forgetfree.learning.scaled_start import ScaleOptions
 from forgetfree.learning.texts_aside import TextsAside
 from forgetfree.learning.training_options import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
-from forgetfree.models.module_model import ModuleModel
+from forgetfree.models.module_model import ModuleModel, check_own_dtype
 from forgetfree.results.calibration import CALIBRATION_ROWS
 from forgetfree.tasks import TaskDefinition, usual_max_length, version_of
 
@@ -210,11 +210,13 @@ class _Model:
 
 def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefinition], notes: list[str]) -> _Model:
     readout = readout_for(workload.readout, tasks)
-    how: Json = {"graftable": workload.common.graftable, "max_length": workload.common.max_length}
+    common = workload.common
+    how: Json = {"graftable": common.graftable, "max_length": common.max_length, "dtype": common.dtype}
     if in_memory.reads_tensors:
+        check_own_dtype(in_memory.model, common.dtype)
         notes.append("The model reads tensors: it is not timed here.")
         size = sum(parameter.numel() for parameter in in_memory.model.parameters())
-        space = ModuleModel(in_memory.model, graftable=workload.common.graftable).space()
+        space = ModuleModel(in_memory.model, graftable=common.graftable).space()
         return _Model(type(in_memory.model).__name__, "linear", None, size, space, True)
     path = None if in_memory.model is not None else locate(workload.model)
     local = path is None or Path(path).is_dir()
@@ -242,7 +244,7 @@ def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefiniti
             loaded,
         )
     try:
-        how = {"graftable": workload.common.graftable, "tasks": tasks if local else ()}
+        how = {"graftable": common.graftable, "dtype": common.dtype, "tasks": tasks if local else ()}
         return _Model(workload.model, *sized(str(path), workload.model, readout, **how), local)
     except ModelError as error:
         if local:
@@ -271,7 +273,7 @@ def _plan(config: JobConfig, found: _Found) -> Json:
             notes.append("Without --steps or --shots, the steps depend on the rows, which are not here.")
     seconds = [phase["seconds"] for unit in units for phase in unit["phases"]]
     longest = max((max(each) for each in lengths.values()), default=limit)
-    size = ModelSize.of(model.config, model.parameters, model.graftable)
+    size = ModelSize.of(model.config, model.parameters, model.graftable, workload.common.dtype)
     memory: Counter[Phase] = Counter()
     for each, planned in zip(workload.units, units, strict=True):
         named = {phase["phase"] for phase in planned["phases"]}
@@ -335,7 +337,8 @@ def _rates(
         return None
     options = workload.units[0].options
     if model.loaded is None or not rows:
-        return costs.computed_rates(model.parameters, device, options.precision)
+        narrow = workload.common.dtype != "float32"
+        return costs.computed_rates(model.parameters, device, "bf16" if narrow else options.precision)
     first = next(iter(rows.values()))
     sample = first.train.take(evenly(len(first.train), costs.SAMPLE))
     try:

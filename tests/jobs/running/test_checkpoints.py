@@ -300,7 +300,7 @@ def test_a_run_goes_on_in_the_midst_of_a_phase(
 def test_what_a_strategy_tells_at_the_end_is_kept_with_its_tasks(
     config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings: Json = {"region_start": "scaled", "region_dropout": False, "localize_at": "union"}
+    settings: Json = {"region_start": "scaled", "region_dropout": False, "localize_at": "union", "dtype": "bfloat16"}
     whole = run(config("grafting-continual", "whole", **settings))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         Cut(patch, "qnli", "train", 2)
@@ -315,7 +315,7 @@ def test_what_a_strategy_tells_at_the_end_is_kept_with_its_tasks(
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"accumulation": 3, "dropout": True, "momentum": 0.9, "optimizer": "sgd"}, "sgd"),
+        ({"accumulation": 3, "dropout": True, "momentum": 0.9, "optimizer": "sgd", "dtype": "bfloat16"}, "sgd"),
         ({"l1": 1e-4, "warmup": 0.5, "max_gradient_norm": 1.0, "precision": "bf16"}, "penalty"),
         ({"optimizer": "torch.optim:Adagrad", "schedule": "constant"}, "another"),
     ],

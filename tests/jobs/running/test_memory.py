@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,19 @@ def test_gradients_at_theta_pre_need_one() -> None:
 
 def test_movement_reads_no_row() -> None:
     assert of(localization(region_from="movement"), "localize") == THERE + 2 * VECTOR
+
+
+def test_weights_in_bfloat16_take_half_and_what_is_trained_does_not() -> None:
+    """A region: half of all that is there. A whole model: AdamW's moments, a wide copy and its gradient beside that."""
+
+    def narrow(options: TrainingOptions, phase: Any) -> int:
+        return memory_of_phases(replace(SIZE, width=2), options, 5, PHASES)[phase]  # type: ignore[arg-type]
+
+    region = localization(region_from="gradient")
+    assert narrow(region, "train") == of(region, "train") / 2 == (THERE + KEPT) / 2
+    assert narrow(region, "localize") == THERE / 2 + VECTOR + 68 * 240 * 4  # scores are wide
+    assert narrow(TrainingOptions(optimizer="adamw"), "train") == THERE / 2 + 3 * VECTOR + VECTOR / 2 + KEPT / 2
+    assert narrow(localization(), "localize") == THERE / 2 + VECTOR / 2 + 1.5 * VECTOR + 68 * 240 * 4
 
 
 def test_a_whole_model_in_training() -> None:

@@ -1,0 +1,113 @@
+"""Weights in bfloat16: what a run keeps answers as the run did, to the bit, and weights in float32 do not take their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+
+from forgetfree import Ledger, Predictor, cli
+from forgetfree.data.rows import Rows
+from forgetfree.data.sources import load_tasks
+from forgetfree.errors import LedgerError
+from forgetfree.ledger import check_weights
+from forgetfree.models.loading import LoadedModel, dtype_of, load_model, sized
+
+MakeRun = Callable[..., Path]
+ModelDirectory = Callable[[str], Path]
+STRATEGIES = ("grafting-continual", "continual-ft", "lora")
+
+
+@pytest.fixture(scope="module")
+def run(finished_run: MakeRun) -> Path:
+    """A causal model's, whose label words need no readout that would be in float32."""
+    more = ("--set", "dtype=bfloat16", "--set", "region_from=gradient")
+    return finished_run("gpt2-lm", *STRATEGIES, stream="qnli,sst2", more=more)
+
+
+@pytest.fixture(scope="module")
+def ledger(run: Path) -> Ledger:
+    return Ledger.load(run / "grafting-continual" / "seed-0" / "ledger.safetensors")
+
+
+@pytest.fixture(scope="module")
+def rows(data_directory: Path) -> Rows:
+    (task,) = load_tasks("sst2", str(data_directory))
+    return task.test
+
+
+def run_logits(run: Path, strategy: str) -> Tensor:
+    """What the run answered at its end."""
+    stored = load_file(run / strategy / "seed-0" / "predictions.safetensors")
+    (name,) = (name for name in stored if "logits" in name and "sst2" in name)
+    return stored[name]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_kept_answers_as_the_run_did(run: Path, rows: Rows, strategy: str) -> None:
+    predictor = Predictor.of_run(run, strategy=strategy)
+    assert {each.dtype for each in predictor.loaded.model.parameters()} == {torch.bfloat16}
+    assert torch.equal(predictor.logits("sst2", rows), run_logits(run, strategy))
+
+
+def test_a_ledger_holds_bfloat16_and_refuses_the_same_model_in_float32(
+    ledger: Ledger, model_directory: ModelDirectory
+) -> None:
+    assert {each.owned.values.dtype for each in ledger.records} == {torch.bfloat16} and len(ledger.owned())
+    wide = load_model(str(model_directory("gpt2-lm"))).model.backbone
+    with pytest.raises(LedgerError, match=r"expected '.*' in torch\.bfloat16, got torch\.float32\. Load the model"):
+        check_weights(ledger, wide)
+
+
+def test_commands_read_the_model_as_the_ledger_had_it(
+    run: Path, ledger: Ledger, rows: Rows, model_directory: ModelDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = str(model_directory("gpt2-lm"))
+    file = str(run / "grafting-continual" / "seed-0" / "ledger.safetensors")
+    assert cli.main(["ledger", "verify", file, "--model", directory]) == 0, capsys.readouterr().err
+    alone = Predictor.of_ledger(ledger, directory)
+    assert torch.equal(alone.logits("sst2", rows), run_logits(run, "grafting-continual"))
+
+
+def test_an_exported_model_has_the_bits_of_the_run(
+    run: Path, rows: Rows, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Transformers reads it in the dtype that it is written in."""
+    assert cli.main(["export", str(run), "--task", "sst2", "--out", str(tmp_path / "model")]) == 0
+    assert "note" not in capsys.readouterr().out
+    network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert network.dtype == torch.bfloat16
+    predictor = Predictor.of_run(run)
+    with predictor.weights.answering("sst2"):
+        meant = {name: tensor.clone() for name, tensor in predictor.loaded.model.backbone.state_dict().items()}
+    got = network.state_dict()
+    assert all(torch.equal(got[name], tensor) for name, tensor in meant.items())
+
+
+def test_a_classifier_is_written_in_float32_and_that_is_told(
+    finished_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finished_run("bert", "bitfit", stream="sst2", more=("--set", "dtype=bfloat16"))
+    assert cli.main(["export", str(run), "--task", "sst2", "--out", str(tmp_path / "model")]) == 0
+    assert "note: the run answered in bf16, and the model is written in fp32." in capsys.readouterr().out
+
+
+def test_a_model_is_held_in_the_dtype_that_is_asked_for_and_a_readout_in_float32(
+    model_directory: ModelDirectory,
+) -> None:
+    path = str(model_directory("bert"))
+    narrow, wide = load_model(path, "linear", dtype="bfloat16"), load_model(path, "linear")
+    assert dtype_of(wide.model.space()) == "float32" and dtype_of(narrow.model.space()) == "bfloat16"
+    assert _bytes(narrow) == _bytes(wide) / 2 and narrow.fingerprint != wide.fingerprint
+    assert sized(path, path, "linear", dtype="bfloat16")[3].layout == narrow.model.space().layout
+    pre, ft = wide.model.backbone.state_dict(), narrow.model.backbone.state_dict()
+    assert all(torch.equal(pre[name].to(tensor.dtype), tensor) for name, tensor in ft.items())
+
+
+def _bytes(loaded: LoadedModel) -> int:
+    return sum(each.nbytes for each in loaded.model.backbone.parameters())
