@@ -137,7 +137,7 @@ def recipe_of(
     if set_here.get("optimizer", recipe.get("optimizer")) in {"sgd", "adamw"} - {recipe.get("optimizer")}:
         return {}
     own = {key.removeprefix(f"{strategy}."): value for key, value in recipe.items()}
-    named = {key.rpartition(".")[2]: value for key, value in set_here.items()}
+    named = {key.rpartition(".")[2]: value for key, value in set_here.items() if strategy is None or "." not in key}
     searched = "mask" if any(key == "base" or key.startswith("mask_") for key in named) else own.get("region_from")
     if named.get("region_from", searched) != own.get("region_from"):
         own = {key: value for key, value in own.items() if not key.rpartition(".")[2].startswith("region_")}

@@ -256,16 +256,19 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
 
 
 def _validation_of(rows: Rows, kind: RowKind, seed: int) -> tuple[Rows, Rows]:
-    """Cut off a share of training rows, equal texts together where every label keeps a row."""
-    order, texts = list(range(len(rows))), rows.texts
+    """Cut off a share of training rows: equal texts together, unless that takes twice as many rows, or a label's last."""
+    order, texts, together = list(range(len(rows))), rows.texts, dict[tuple[str, ...], list[int]]()
     random.Random(seed).shuffle(order)
-    out = set(order[: min(_HELD_OUT_ROWS, max(1, round(len(rows) * HELD_OUT_SHARE)))])
-    drawn = {texts[i] for i in out}
-    together = {i for i in order if texts[i] in drawn}
-    groups = kind.groups(rows.labels)
-    if {groups[i] for i in order if i not in together} == {groups[i] for i in order if i not in out}:
-        out = together
-    return rows.take([i for i in sorted(order) if i not in out]), rows.take(sorted(out))
+    for i in order:
+        together.setdefault(texts[i], []).append(i)
+    count = min(_HELD_OUT_ROWS, max(1, round(len(rows) * HELD_OUT_SHARE)))
+    alone, out, groups = set(order[:count]), set[int](), kind.groups(rows.labels)
+    for i in order:
+        if i not in out and len(out) < count and len(out) + len(same := together[texts[i]]) <= 2 * count:
+            out.update(same)
+    if not out or {groups[i] for i in order if i not in out} != {groups[i] for i in order if i not in alone}:
+        out = alone
+    return rows.take([i for i in range(len(rows)) if i not in out]), rows.take(sorted(out))
 
 
 def read_rows(

@@ -215,13 +215,14 @@ class _Pieces:
         self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
     async def until(self, answer: Future[list[Any]]) -> AsyncGenerator[str]:
-        """Yield the pieces until the answer is there, or has failed."""
+        """Yield the pieces until the answer is there, or has failed; who goes before wants none."""
         answer.add_done_callback(lambda _: self._pieces.put_nowait(None))
         try:
             while (piece := await self._pieces.get()) is not None:
                 yield piece
         finally:
             self._gone = True
+            answer.cancel()  # if it is still to come; else its failure would be logged as one that nobody saw
 
 
 async def _events(

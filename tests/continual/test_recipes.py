@@ -134,6 +134,7 @@ def test_the_options_of_a_region_belong_together() -> None:
     assert of_region(region_from="movement") == whole - {"region_from"}
     for others in ({"region_from": "gradient"}, {"mask_steps": 1}, {"grafting-continual.base": "movement"}):
         assert of_region(**others) == set()
+    assert of_region(**{"packnet.mask_steps": 1}) == whole  # it is another's
     both = recipes.recipe_of("minilm", {"grafting-continual.mask_steps": 1}, strategies)
     assert not any("region_" in key for key in both)
 

@@ -214,16 +214,20 @@ def test_a_missing_validation_split_is_a_tenth_of_the_training_rows(tmp_path: Pa
 
 
 def test_equal_texts_are_held_out_together(tmp_path: Path) -> None:
-    """Else a choice on validation rows would be one on rows that were trained; a label keeps a row in any case."""
-    folder = task_folder(tmp_path, "mine", [{"text": f"{i % 40}", "label": i % 2} for i in range(200)])
-    (folder / "validation.jsonl").unlink()
-    rows = load(tmp_path, "mine")
-    assert not {*rows.train.first} & {*rows.validation.first}
-    assert len(rows.validation) == 5 * len({*rows.validation.first}) and len(rows.train) + len(rows.validation) == 200
-    folder = task_folder(tmp_path, "all", [{"text": f"{i % 2}", "label": i % 2} for i in range(40)])
-    (folder / "validation.jsonl").unlink()
-    rows = load(tmp_path, "all")
-    assert {*rows.train.first} == {"0", "1"} and len(rows.validation) == 4
+    """Else a choice on validation rows would be one on rows that were trained. A tenth they stay, and a label keeps a row."""
+
+    def splits(name: str, texts: Sequence[str]) -> tuple[list[str], list[str]]:
+        folder = task_folder(tmp_path, name, [{"text": text, "label": i % 2} for i, text in enumerate(texts)])
+        (folder / "validation.jsonl").unlink()
+        rows = load(tmp_path, name)
+        return [*rows.train.first], [*rows.validation.first]
+
+    train, validation = splits("mine", [f"{i % 40}" for i in range(200)])
+    assert not {*train} & {*validation} and (len(train), len(validation)) == (180, 20)
+    train, validation = splits("often", ["often" if i < 60 else f"{i}" for i in range(100)])
+    assert not {*train} & {*validation} and (len(train), len(validation)) == (90, 10)
+    train, validation = splits("all", [f"{i % 2}" for i in range(40)])
+    assert {*train} == {"0", "1"} and len(validation) == 4
 
 
 def test_a_folder_with_files_of_another_format_is_reported(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -15,7 +16,7 @@ import tiny
 
 from forgetfree import Predictor
 from forgetfree.data.prompts import PromptEncoder
-from forgetfree.errors import ModelError
+from forgetfree.errors import ForgetfreeError, ModelError
 from forgetfree.serve.served_task import Ending, served
 from forgetfree.tasks import Decoding
 
@@ -97,6 +98,29 @@ def test_a_stream_has_the_same_text(client: Any) -> None:
     assert [each["finish_reason"] for each in deltas if each["finish_reason"]] == [whole["choices"][0]["finish_reason"]]
     assert (last["choices"], last["usage"]) == ([], whole["usage"])
     assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
+
+
+def test_a_client_that_goes_gets_nothing_more_and_leaves_nothing_behind() -> None:
+    from forgetfree.serve import chat
+
+    async def leave() -> None:
+        pieces, answer = chat._Pieces(), asyncio.get_running_loop().create_future()
+        events = chat._events({}, answer, pieces, False)
+        await anext(events)
+        reading = asyncio.create_task(anext(events))
+        await asyncio.sleep(0)
+        pieces.send("great")
+        assert '"great"' in await reading
+        reading = asyncio.create_task(anext(events))
+        await asyncio.sleep(0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        with pytest.raises(ForgetfreeError, match="has gone"):
+            pieces.send("film")
+        assert answer.cancelled()  # so the failure is none that asyncio logs because nobody saw it
+
+    asyncio.run(leave())
 
 
 def test_requests_that_wait_together_end_where_each_was_asked_to(run: Path, client: Any) -> None:
