@@ -256,7 +256,7 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
 
 
 def _validation_of(rows: Rows, kind: RowKind, seed: int) -> tuple[Rows, Rows]:
-    """Cut off a share of training rows: equal texts together, unless that takes twice as many rows, or a label's last."""
+    """Cut off a share of training rows: equal texts together, unless that takes more than twice as many, or a label's last."""
     order, texts, together = list(range(len(rows))), rows.texts, dict[tuple[str, ...], list[int]]()
     random.Random(seed).shuffle(order)
     for i in order:

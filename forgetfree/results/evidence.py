@@ -306,7 +306,12 @@ class Evidence:
             metric: ``ece``; default: that of each task.
         """
         answers: dict[str, list[dict[str, LabelAnswers | WrittenTexts]]] = {
-            label: [{**unit.answers, **unit.texts} for unit in of_seeds] for label, of_seeds in units.items()
+            label: [
+                # Of closed answers both are known: an ECE is that of the probabilities, a score that of the texts.
+                {**unit.texts, **unit.answers} if metric == "ece" else {**unit.answers, **unit.texts}
+                for unit in of_seeds
+            ]
+            for label, of_seeds in units.items()
         }
         whole = answers and len({_rows(each) for of_seeds in answers.values() for each in of_seeds if each}) == 1
         scores: dict[str, dict[int, dict[str, RowScore]]] = {}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from forgetfree.results.answers import WrittenTexts
+from forgetfree.results.answers import LabelAnswers, WrittenTexts
 from forgetfree.results.evidence import Evidence, RowScore
 from forgetfree.results.report.page import Page, render_page
 from forgetfree.results.report.text_tables import text_tables
@@ -68,3 +69,16 @@ def test_texts_are_kept_with_their_prompts() -> None:
     assert WrittenTexts.of_array(WrittenTexts(["a"], [["b"]]).array).prompts == []
     with pytest.raises(ValueError, match="those of the same rows"):
         WrittenTexts.of_array(WrittenTexts(["a", "b"], [["b"]]).array)
+
+
+def test_the_ece_of_closed_answers_is_one_of_single_rows() -> None:
+    """Both are known of them: texts, which are scored, and probabilities."""
+    answers = LabelAnswers(np.eye(4, 3, dtype=np.float32), np.array([0, 1, 0, 2]))
+    unit_of_both = replace(unit("red", "|", "red", "b"), answers={"colours": answers})
+    comparison = compared("ours")
+    for run in comparison.strategies[0].runs:
+        run.ece, run.right_rows = [[None], [answers.ece]], None
+    units = {"ours": [unit_of_both] * 2}
+    for metric, expected in (("ece", RowScore.of_answers(answers, "ece").influence), (None, [0.25, -0.75, 0.25, 0.25])):
+        found = Evidence.of(comparison, units, metric).scores["ours"][0]["colours"].influence
+        assert found is not None and found.tolist() == pytest.approx(list(expected))
