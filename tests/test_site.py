@@ -62,7 +62,7 @@ class Loaded(HTMLParser):
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
-    assert len(pages) > 50
+    assert len(pages) > 40
     for page in pages:
         found = Loaded()
         found.feed(page.read_text(encoding="utf-8"))

@@ -33,6 +33,7 @@ from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import by_length, representative
 from forgetfree.errors import OptionError
 from forgetfree.learning.encoded_task import EncodedTask
+from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.task_features import TaskFeatures, share_of_entropy
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
@@ -237,9 +238,10 @@ class TaskByTask:
         return self._answer
 
 
-def written_by(answer: Answer | None) -> dict[str, Any]:
-    """Return who writes texts, from what `answer_for` yields: an argument of `forgetfree.models.generation.write`."""
-    return {"turns": answer.turns} if isinstance(answer, TaskByTask) else {"answer": answer}
+def writer_of(answer: Answer | None, monitor: Monitor) -> dict[str, Any]:
+    """Return who writes texts, from what `answer_for` yields, and who hears of it: arguments of `TaskKind.with_texts`."""
+    who: dict[str, Any] = {"turns": answer.turns} if isinstance(answer, TaskByTask) else {"answer": answer}
+    return who | {"wrote": monitor.wrote}
 
 
 @contextmanager

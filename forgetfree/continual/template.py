@@ -33,7 +33,7 @@ from forgetfree.continual.task_inference import (
     among_own_labels,
     answer_for,
     learn_features,
-    written_by,
+    writer_of,
 )
 from forgetfree.continual.task_training import Training, checked_training, training_of
 from forgetfree.core.tensors import tensors_of
@@ -45,8 +45,7 @@ from forgetfree.learning.gradient_checkpoints import layer_checkpoints
 from forgetfree.learning.lower_layers import lower_layer_cache
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.training import TrainingState, Update, plan, training_mode
-from forgetfree.models.decoding import counting
-from forgetfree.parallel.exchange import gathered, own_items, size
+from forgetfree.parallel.exchange import gathered, own_items
 from forgetfree.parallel.parts import WHOLE, BatchSum, Part, cut
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
@@ -299,11 +298,8 @@ class StrategyTemplate(SupervisedTemplate):
             super().eval_epoch(**kwargs)
             answers = answers_in_order(self.task, rows, self._order, gathered(self._collected))
             if rows is not None:
-                passes = {**self.options.answering, "batch_size": self.eval_mb_size} | written_by(self._answer)
-                if self.task.definition.writes_freely:
-                    most = len(rows) * self.task.definition.max_new_tokens // size()
-                    passes["heard"] = counting(lambda tokens: self.monitor.wrote(tokens, max(most, tokens)))
-                answers = kind.with_texts(answers, self.task.definition, self.model, rows, **passes)
+                how = self.options.answering | writer_of(self._answer, self.monitor) | {"batch_size": self.eval_mb_size}
+                answers = kind.with_texts(answers, self.task.definition, self.model, rows, **how)
         self.predictions[self.task.name] = answers
 
     def _after_eval_iteration(self, **kwargs: Any) -> None:

@@ -25,7 +25,7 @@ from forgetfree.data.tables import Table, TaskTables, plain
 from forgetfree.display import brief, is_text
 from forgetfree.errors import DataError, UsageError
 from forgetfree.json_file import parse_json
-from forgetfree.kinds.kind import Form, TaskKind
+from forgetfree.kinds.kind import Form, TaskKind, Wrote
 from forgetfree.results.text_answers import TextAnswers
 from forgetfree.tasks import Scenario, TaskDefinition
 
@@ -214,14 +214,21 @@ class Generation(TaskKind):
         right, asked = ((), ()) if texts is None else (texts.right, texts.asked)
         return TextAnswers(none, none, losses, counts, (), right, asked)
 
-    def with_texts(self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, **how: Any) -> TextAnswers:
+    def with_texts(
+        self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, wrote: Wrote | None = None, **how: Any
+    ) -> TextAnswers:
         """Return answers with the text that a model writes after each prompt, or with the likeliest that is allowed."""
         from forgetfree.models.choosing import log_probabilities
+        from forgetfree.models.decoding import counting
         from forgetfree.models.generation import write
+        from forgetfree.parallel.exchange import size
 
         assert isinstance(answers, TextAnswers)
         if task.closed_answers:
             return _chosen(answers, log_probabilities(model, rows, **how).numpy(), task, rows)
+        if wrote is not None:
+            most = len(rows) * task.max_new_tokens // size()
+            how["heard"] = counting(lambda tokens: wrote(tokens, max(most, tokens)))
         return _filled(answers, write(task, model, rows, **how), rows.tokenizer, task.stop)
 
     def loss(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> float:

@@ -7,7 +7,7 @@ torch when it is read: the header of a data file is checked before that takes it
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forgetfree import registry
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: A form of rows: what a row is, and its columns.
 Form = tuple[str, tuple[str, ...]]
+#: Hears how many tokens were written so far, and of how many that there may be.
+Wrote = Callable[[int, int], object]
 
 
 class TaskKind(RowKind):
@@ -126,7 +128,9 @@ class TaskKind(RowKind):
             rows: the rows; ``None`` where a plugin, or a user, put others together.
         """
 
-    def with_texts(self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, **how: Any) -> Answers:
+    def with_texts(
+        self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, wrote: Wrote | None = None, **how: Any
+    ) -> Answers:
         """Return answers with what a model writes, where texts are the answers; by default they are complete.
 
         Args:
@@ -134,6 +138,7 @@ class TaskKind(RowKind):
             task: whose rows.
             model: the model.
             rows: the rows.
+            wrote: hears how many tokens were written so far, and of how many that there may be.
             how: see `forgetfree.models.generation.write`.
         """
         return answers
