@@ -276,6 +276,19 @@ def autocast(precision: str, device: str) -> AbstractContextManager[object]:
     return torch.autocast(device, dtype=torch.float16 if precision == "fp16" else torch.bfloat16)
 
 
+@contextmanager
+def evaluating(model: ReadoutModel, precision: str) -> Iterator[None]:
+    """Let a model answer in evaluation mode and in a precision, inside."""
+    before = model.training, model.precision
+    model.eval()
+    model.precision = precision
+    try:
+        yield
+    finally:
+        model.train(before[0])
+        model.precision = before[1]
+
+
 def attention_for_training(x: Tensor) -> AbstractContextManager[object]:
     """Compute attention by the plain formula inside, if rows ``x`` are trained on and its gradient is faster that way.
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from forgetfree import __version__
 from forgetfree.checkpoint import Checkpoint, Resumable
 from forgetfree.core.batch_loss import OnStep
-from forgetfree.core.readout_model import ReadoutModel, autocast
+from forgetfree.core.readout_model import ReadoutModel, autocast, evaluating
 from forgetfree.core.tensors import digest_of, persistent_buffers
 from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors, in_training
 from forgetfree.data.examples import Examples
@@ -436,18 +436,12 @@ def _of_all_rows(
     precision: str,
 ) -> Tensor:
     device = next(model.parameters()).device
-    before = model.training, model.precision
-    model.eval()
-    model.precision = precision
     pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
-    try:
+    with evaluating(model, precision):
         for batch in own_items(by_length(rows.lengths, batch_size)):
             x, y, t = rows.batch(batch)
             with autocast(precision, device.type):
                 outputs = read(x.to(device), y.to(device), t.to(device)).float().cpu()
             pieces.append((outputs, torch.tensor(batch).repeat_interleave(model.counts(x))))
-    finally:
-        model.train(before[0])
-        model.precision = before[1]
     outputs, order = map(torch.cat, zip(*gathered(pieces), strict=True))
     return outputs[torch.argsort(order, stable=True)]

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from forgetfree.core.readout_model import evaluating
 from forgetfree.data.prompts import EncodedTexts
-from forgetfree.models.generation import Answer, Turns, evaluating
+from forgetfree.models.generation import Answer, Turns
 from forgetfree.models.task_model import TaskModel
 from forgetfree.parallel.exchange import gathered, own_items
 

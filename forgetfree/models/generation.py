@@ -8,15 +8,14 @@ written greedily is written alone in any case: see `forgetfree.models.decoding`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from forgetfree.core.readout_model import autocast
+from forgetfree.core.readout_model import autocast, evaluating
 from forgetfree.data.prompts import EncodedTexts
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import UsageError
@@ -89,19 +88,6 @@ def write(
                 for number, text in zip(numbers.tolist(), torch.split(ids, lengths.tolist()), strict=True):
                     written[number] = text.tolist()
     return written
-
-
-@contextmanager
-def evaluating(model: TaskModel, precision: str) -> Iterator[None]:
-    """Let a model answer in evaluation mode and in a precision, inside."""
-    before = model.training, model.precision
-    model.eval()
-    model.precision = precision
-    try:
-        yield
-    finally:
-        model.train(before[0])
-        model.precision = before[1]
 
 
 def stops(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> bool:
