@@ -21,6 +21,7 @@ from forgetfree.errors import ReportError
 from forgetfree.results.comparison import StrategyRuns, merge
 from forgetfree.results.costs import seconds_of_fine_tuning
 from forgetfree.results.evidence import ALPHA, Answers, Evidence, Interval, RowScore, forgetting, holm, interval
+from forgetfree.results.report.evidence_tables import shown
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.stored import load_run_results
 from forgetfree.results.unit_folder import read_unit_files
@@ -308,11 +309,11 @@ def judged(name: str, paths: Sequence[str] = ()) -> Page:
     }
     adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     rows = []
-    for (claim, each, shown), counts in zip(found, counted, strict=True):
+    for (claim, each, told), counts in zip(found, counted, strict=True):
         verdict = claim.verdict(each) if each else NULL
         p = adjusted.get((claim.compared, claim.threshold, each), math.nan) if each else math.nan
         together = verdict if not counts or p < ALPHA else "undecided"
-        rows.append((claim.name, f"{claim.compared} {100 * claim.threshold:g}", shown, verdict, together))
+        rows.append((claim.name, f"{claim.compared} {100 * claim.threshold:g}", told, verdict, together))
     table = Table(
         f"Claims of {name}, judged (in % or percentage points, as claims.md says)",
         ("claim", "threshold", "measured", "verdict", "together (Holm)"),
@@ -358,7 +359,7 @@ def figures(name: str, paths: Sequence[str] = ()) -> Table:
                 found = measure(role)
             except KeyError:  # a strategy that none of the runs has
                 found = None
-            cells.append(NULL if found is None else _shown(found, 1))
+            cells.append(NULL if found is None else shown(found))
         if {*cells} != {NULL}:
             rows.append((quantity, *cells))
     return Table(f"Figures of {name} (in %, differences in percentage points)", ("", *roles), tuple(rows))
@@ -372,9 +373,9 @@ def _final_union(runs: Runs, task: str | None, role: str) -> Interval | None:
     return final_union(runs, task=task) if role == "union" else None
 
 
-def _shown(found: Interval, decimals: int = 2) -> str:
-    value, low, high = (f"{100 * each:.{decimals}f}" for each in (found.value, found.low, found.high))
-    return value if math.isnan(found.low) else f"{value} [{low}, {high}]"
+def _shown(found: Interval) -> str:
+    value = f"{100 * found.value:.2f}"
+    return value if math.isnan(found.low) else f"{value} [{100 * found.low:.2f}, {100 * found.high:.2f}]"
 
 
 def main() -> None:

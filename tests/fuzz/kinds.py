@@ -82,7 +82,7 @@ KINDS: dict[str, Kind] = {
         ("graft/fine-tuned/*.json", "*/fine-tuned/*.json", "experiment-cache/*.json"),
         lambda path, samples: StateStore(path.parent).seconds(path.stem),
         repr,
-        reading.sound_seconds,
+        reading.sound_note,
         (ModelError,),
     ),
     "checkpoint": Kind(

@@ -149,7 +149,7 @@ def sound_graft(graft: Graft, path: Path) -> None:
 # -- What strategies write -------------------------------------------------------------------------------
 
 
-def sound_seconds(seconds: float | None, path: Path) -> None:
+def sound_note(seconds: float | None, path: Path) -> None:
     assert seconds is None or 0 <= seconds < math.inf
 
 
