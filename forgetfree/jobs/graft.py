@@ -32,9 +32,7 @@ from forgetfree.jobs.graft_config import CheckedGraft, GraftConfig
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, grafts_cost
 from forgetfree.jobs.running.directory import model_and_data
-from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
-from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.encoded_task import fitting
@@ -60,23 +58,6 @@ if TYPE_CHECKING:
 
 #: The file of the only graft.
 _ONLY = "graft"
-
-
-def run_graft(config: GraftConfig, execution: Execution = USUAL) -> Json:
-    """Graft one task, for each seed and sparsity.
-
-    Args:
-        config: what was asked for.
-        execution: how.
-
-    Returns:
-        The content of results.json. Seeds that failed stand under ``failed``.
-
-    Raises:
-        UsageError: the configuration is wrong, or the directory is not empty.
-        ForgetfreeError: data, model or graft cannot be loaded.
-    """
-    return perform(GraftJob(config), execution)
 
 
 @dataclass(frozen=True)
@@ -383,6 +364,3 @@ def _check_readout(readout: str, directory: str) -> None:
         raise UsageError(
             f"--readout {readout} does not suit {directory!r}, which is read by {how}. Leave --readout out."
         )
-
-
-__all__ = ["GraftConfig", "run_graft"]

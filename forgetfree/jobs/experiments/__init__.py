@@ -7,7 +7,6 @@ An experiment is one class in one file of `forgetfree.benchmarks.paper`. It says
 from forgetfree.jobs.experiment_config import ExperimentConfig, Preset, adjusted
 from forgetfree.jobs.experiments.context import ExperimentContext, TunedTask
 from forgetfree.jobs.experiments.experiment import Claim, Experiment, load_experiment
-from forgetfree.jobs.experiments.job import run_experiment
 from forgetfree.jobs.experiments.report import draw_outcome, load_experiment_results, outcome, rows_of
 from forgetfree.jobs.experiments.rows import (
     SCORE,
@@ -51,7 +50,6 @@ __all__ = [
     "pivot",
     "ratio",
     "rows_of",
-    "run_experiment",
     "scores_over_sparsity",
     "select",
     "share_of",
