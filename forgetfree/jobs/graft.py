@@ -9,8 +9,6 @@ OUT/seed-S/                     a unit: its grafts are the files above, once mor
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -26,7 +24,7 @@ from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
 from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
-from forgetfree.files import write_atomically
+from forgetfree.files import link_or_copy, sha256, write_atomically
 from forgetfree.jobs.config import CommonOptions, Faults, InMemory, with_precision
 from forgetfree.jobs.graft_config import CheckedGraft, GraftConfig
 from forgetfree.jobs.job import Job
@@ -50,7 +48,6 @@ from forgetfree.results.records import GraftResults
 from forgetfree.results.report.graft_and_sweep import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
-from forgetfree.results.unit_folder import sha256
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
@@ -294,7 +291,7 @@ class GraftJob(Job[GraftConfig]):
                 single = len(units) == len(details["regions"]) == 1
                 name = _ONLY if single else f"graft-seed-{seed}-sparsity-{region['sparsity']}"
                 path = out / f"{name}.safetensors"
-                _link(unit.directory / _file(region["sparsity"]), path)
+                link_or_copy(unit.directory / _file(region["sparsity"]), path)
                 graft = {"seed": seed, "sparsity": region["sparsity"], "file": path.name}
                 results["grafts"].append(graft | files[_file(region["sparsity"])])
             for phase, seconds in details["seconds"].items():
@@ -314,15 +311,6 @@ def _chosen_by(options: LocalizationOptions) -> str:
 
 def _file(sparsity: float) -> str:
     return f"graft-sparsity-{sparsity}.safetensors"
-
-
-def _link(source: Path, path: Path) -> None:
-    """Give a file a second name, or copy it where the file system has no hard links."""
-    path.unlink(missing_ok=True)
-    try:
-        os.link(source, path)
-    except OSError:
-        shutil.copyfile(source, path)
 
 
 def _distributions(region: Region, bench: SingleTask) -> Json:

@@ -62,8 +62,3 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
         for name in dict.fromkeys([*one, *other])
         if name not in one or name not in other or not torch.equal(one[name], other[name])
     ]
-
-
-def listed(names: list[str]) -> str:
-    """Return the first names of many."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
