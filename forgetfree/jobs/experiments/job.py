@@ -19,8 +19,7 @@ from forgetfree.files import write_atomically
 from forgetfree.jobs.config import CommonOptions, Faults, with_precision
 from forgetfree.jobs.experiment_config import CheckedExperiment, ExperimentConfig
 from forgetfree.jobs.experiments.context import ExperimentContext
-from forgetfree.jobs.experiments.experiment import load_experiment
-from forgetfree.jobs.experiments.report import draw_outcome, outcome, rows_of
+from forgetfree.jobs.experiments.experiment import draw_outcome, load_experiment, outcome, rows_of
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, grafts_cost
 from forgetfree.jobs.running.environment import tell_shared_rows, versions
