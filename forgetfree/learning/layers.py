@@ -1,8 +1,8 @@
 """What is kept of a model's layers between the passes of training: less than usual, or more.
 
-*Gradient checkpointing* keeps only what enters each layer; the backward pass computes the rest again (arXiv:1604.06174). Dropout
-draws the same numbers again, so gradients have the same bits. Models that keep keys and values for writing do without them
-inside: there, another order in memory may round otherwise.
+*Gradient checkpointing* keeps only what enters each layer; the backward pass computes the rest again (arXiv:1604.06174).
+Dropout draws the same numbers again, so gradients have the same bits. Models that keep keys and values for writing do without
+them inside: there, another order in memory may round otherwise.
 
 *The cache of lower layers* computes the layers below all that is trained once for each row: what leaves them is kept, and later
 passes start there. Without dropout, a row's hidden states below the lowest trained layer are the same at every step, up to

@@ -96,10 +96,6 @@ def _intransigence(scores: Floats, expected: Floats) -> float:
 
     Their reference is a model trained on all tasks so far; ours is the model fine-tuned on the task alone.
     """
-    if expected.shape != (tasks := scores.shape[1:]):
-        raise MetricError(
-            f"reference must hold one fine-tuning result per task, shape {tasks}; got shape {expected.shape}."
-        )
     return mean_of(expected - _right_after_learning(scores))
 
 
@@ -127,7 +123,12 @@ def summarize(
     scores, signs = _scores_and_signs(matrix, metrics)
     expected = None
     if reference is not None:
-        expected = signs * (fractions_of if metrics is None else floats_of)(reference, "reference")
+        expected = (fractions_of if metrics is None else floats_of)(reference, "reference")
+        if expected.shape != signs.shape:
+            raise MetricError(
+                f"reference must hold one fine-tuning result per task, shape {signs.shape}; got shape {expected.shape}."
+            )
+        expected = signs * expected
     gains = signs * scores
     return {
         "average": mean_of(scores[-1]),
