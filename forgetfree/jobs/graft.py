@@ -35,7 +35,7 @@ from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.encoded_task import fitting
 from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.monitor import Monitor, Stopwatch, told_seconds
+from forgetfree.learning.monitor import PHASES, Monitor, Stopwatch, told_seconds
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import answers_of
 from forgetfree.ledger.graft import Graft, find_graft
@@ -267,7 +267,7 @@ class GraftJob(Job[GraftConfig]):
                 {**key, "sparsity": sparsity, "scale": scales[sparsity], **_distributions(regions[sparsity], bench)}
                 for sparsity in regions
             ],
-            "seconds": told_seconds(watch.seconds),
+            "seconds": told_seconds(watch.seconds, [phase for phase in PHASES if phase in watch.seconds]),
         }
 
     # -- Results ---------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -158,12 +158,12 @@ class Stopwatch(Relay):
         self.seconds[name] = self.seconds.get(name, 0.0) + amount
 
 
-def told_seconds(seconds: Mapping[str, float]) -> dict[str, float | None]:
+def told_seconds(seconds: Mapping[str, float], phases: Iterable[str] = PHASES) -> dict[str, float | None]:
     """Return what results say of `Stopwatch.seconds`.
 
     `ELSEWHERE` is left out where all fine-tuned models were made here, and ``None`` where one does not tell its seconds.
     """
-    told: dict[str, float | None] = {phase: round(seconds.get(phase, 0.0), 3) for phase in PHASES}
+    told: dict[str, float | None] = {phase: round(seconds.get(phase, 0.0), 3) for phase in phases}
     if UNCOUNTED in seconds:
         return told | {ELSEWHERE: None}
     return told | ({ELSEWHERE: round(seconds[ELSEWHERE], 3)} if ELSEWHERE in seconds else {})
