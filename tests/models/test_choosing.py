@@ -14,7 +14,7 @@ from torch import Tensor
 from forgetfree.data.prompts import EncodedTexts, PromptEncoder
 from forgetfree.errors import ModelError
 from forgetfree.models import choosing
-from forgetfree.models.choosing import log_probabilities
+from forgetfree.models.generation import log_probabilities
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.tasks import TaskDefinition
 

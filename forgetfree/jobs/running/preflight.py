@@ -38,9 +38,16 @@ from forgetfree.jobs.config import Faults, InMemory, JobConfig
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.run_config import starts_of
 from forgetfree.jobs.running import costs
-from forgetfree.jobs.running.costs import PlannedUnit, Workload, needed_bytes, refuse_without
+from forgetfree.jobs.running.costs import (
+    ModelSize,
+    PlannedUnit,
+    Workload,
+    device_memory,
+    memory_of_phases,
+    needed_bytes,
+    refuse_without,
+)
 from forgetfree.jobs.running.environment import check_place, check_precision, existing, refuse_held, set_threads
-from forgetfree.jobs.running.memory import ModelSize, device_memory, memory_of_phases
 from forgetfree.jobs.running.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.learning.cost import TaskSize
