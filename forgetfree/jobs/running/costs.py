@@ -23,8 +23,8 @@ from forgetfree.data.rows import Rows
 from forgetfree.device import kind_of_device
 from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
+from forgetfree.files import existing
 from forgetfree.jobs.config import CommonOptions
-from forgetfree.jobs.running.environment import existing
 from forgetfree.jobs.running.unit import Json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, model_bytes, search_phase
