@@ -57,7 +57,8 @@ from forgetfree.learning.monitor import Phase
 from forgetfree.learning.scaled_start import ScaleOptions
 from forgetfree.learning.texts_aside import TextsAside
 from forgetfree.learning.training_options import MOST_SHOTS, paper_steps
-from forgetfree.models.loading import LoadedModel, load_model, locate, sized
+from forgetfree.models.loading import LoadedModel, load_model, sized
+from forgetfree.models.location import locate
 from forgetfree.models.module_model import ModuleModel, check_own_dtype
 from forgetfree.results.calibration import CALIBRATION_ROWS
 from forgetfree.tasks import TaskDefinition, usual_max_length, version_of
