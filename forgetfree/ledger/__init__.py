@@ -9,7 +9,13 @@ from forgetfree.ledger.ledger import Ledger
 from forgetfree.ledger.merging import JoinedTask, joined_ledger, merged_graft, merged_ledger
 from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.ledger.records import Composition, Record
-from forgetfree.ledger.switch import LedgerSwitch, changed_buffers, check_binding, check_definitions, check_weights
+from forgetfree.ledger.switch import (
+    LedgerSwitch,
+    changed_buffers,
+    check_binding,
+    check_definitions,
+    check_weights,
+)
 
 __all__ = [
     "Composition",

@@ -1,4 +1,4 @@
-"""Changing one model between θ_pre and what the tasks of a ledger are inferred with; whether it is the ledger's model."""
+"""Changing one model between θ_pre and what the tasks of a ledger are inferred with, and whether it is the ledger's model."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[s
     }
 
 
-# -- Whether a ledger belongs to a model -----------------------------------------------------------------
+# -- Checks that a ledger belongs to a model. Each raises ``LedgerError`` and says what differs. ----------
 
 
 def check_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None = None) -> None:

@@ -21,6 +21,7 @@ from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, Precision,
 from forgetfree.core.tensors import DTYPES
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.deferred import deferred
+from forgetfree.display import listed
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
 from forgetfree.models.checkpoint import (
@@ -267,10 +268,9 @@ def _words_note(tokenizer: Any, readout: str, kind: ReadoutKind, tasks: Iterable
     wrong = [f"{word!r} of {task.name!r}" for task in tasks for word in words_without_token(tokenizer, _words(task))]
     if not wrong:
         return ""
-    more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
     return (
         f"The readout is 'linear', because '{kind}' reads each label as one token of its own, and these label words are none "
-        f"in this model's vocabulary: {', '.join(wrong[:5])}{more}. To use '{kind}', set label_words in the task's source.json."
+        f"in this model's vocabulary: {listed(wrong, 5)}. To use '{kind}', set label_words in the task's source.json."
     )
 
 

