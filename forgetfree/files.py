@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -245,6 +246,21 @@ def write_json(path: Path, value: Any) -> None:
 def is_place(name: str) -> bool:
     """Return whether a model's name can only mean a directory, and not ``OWNER/NAME`` on the hub."""
     return name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def link_or_copy(source: Path, path: Path) -> None:
+    """Give a file a second name in the place of what has it, or copy it where the file system has no hard links."""
+    path.unlink(missing_ok=True)
+    try:
+        os.link(source, path)
+    except OSError:
+        shutil.copyfile(source, path)
 
 
 def size_of(path: Path) -> int:

