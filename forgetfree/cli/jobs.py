@@ -117,7 +117,7 @@ def _perform(job: ReadyJob, config: JobConfig, execution: Execution, quiet: bool
     if not quiet:
         execution = replace(execution, progress=make_progress(sys.stderr))
     if needs_hub(job.model, config.data):
-        from forgetfree.models.loading import locate
+        from forgetfree.models.location import locate
 
         locate(job.model)  # before data are downloaded
         go_offline_if_cut_off()

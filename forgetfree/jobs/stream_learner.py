@@ -102,7 +102,7 @@ class StreamLearner:
         ]
         if self.config.skip_bad_rows and any(rows.task.writes for rows in tasks):
             self._fresh = self._load([rows.task for rows in tasks])
-            tasks = [fitting(rows, self._fresh) for rows in tasks]
+            tasks = [fitting(rows, self._fresh.encoder(rows.task)) for rows in tasks]
         return tasks
 
     def read(self) -> list[TaskRows]:

@@ -114,32 +114,33 @@ class Predictor:
     def of_source(cls, source: Source, device: str = "cpu", deterministic: bool = False) -> Predictor:
         """Return the predictor of a file that a strategy saved: see `of_run`."""
         try:
-            return cls._of_source(source, device, deterministic or source.deterministic)
+            ledger = Ledger.load(source.file) if source.is_ledger else None
+            readout, max_length = source.base.get("readout", "linear"), source.base.get("max_length", MAX_LENGTH)
+            if ledger is not None and ledger.binding:
+                readout, max_length = ledger.binding.readout, ledger.binding.max_length
+            graftable, dtype = (source.graftable, source.dtype) if ledger is None else (None, dtype_of(ledger.space))
+            loaded = load_model(source.model, readout, graftable=graftable, max_length=max_length, dtype=dtype)
+            loaded.model.to(device)
+            features = None
+            if source.task_inference == "lda":  # the model holds θ_pre now
+                features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
+                features.load(source.file.parent)
+                check_own(source.file.with_name(FEATURES))
+            now = loaded.binding(source.precision)
+            weights = weights_of(source, loaded) if ledger is None else LedgerWeights(loaded, ledger, source)
+            if source.tasks:
+                check_run_binding(source, replace(now, precision=weights.precision))
+            return cls(
+                loaded,
+                weights,
+                routed=source.task_inference != "last",
+                deterministic=deterministic or source.deterministic,
+                features=features,
+            )
         except (LedgerError, ModelError, RunError) as error:
             if not source.run_model:
                 raise
             raise type(error)(f"{error} The run was made with the model {source.run_model!r}.") from error
-
-    @classmethod
-    def _of_source(cls, source: Source, device: str, deterministic: bool) -> Predictor:
-        ledger = Ledger.load(source.file) if source.is_ledger else None
-        readout, max_length = source.base.get("readout", "linear"), source.base.get("max_length", MAX_LENGTH)
-        if ledger is not None and ledger.binding:
-            readout, max_length = ledger.binding.readout, ledger.binding.max_length
-        graftable, dtype = (source.graftable, source.dtype) if ledger is None else (None, dtype_of(ledger.space))
-        loaded = load_model(source.model, readout, graftable=graftable, max_length=max_length, dtype=dtype)
-        loaded.model.to(device)
-        features = None
-        if source.task_inference == "lda":  # the model holds θ_pre now
-            features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
-            features.load(source.file.parent)
-            check_own(source.file.with_name(FEATURES))
-        now = loaded.binding(source.precision)
-        weights = weights_of(source, loaded) if ledger is None else LedgerWeights(loaded, ledger, source)
-        if source.tasks:
-            check_run_binding(source, replace(now, precision=weights.precision))
-        routed = source.task_inference != "last"
-        return cls(loaded, weights, routed=routed, deterministic=deterministic, features=features)
 
     @property
     def precision(self) -> Precision:

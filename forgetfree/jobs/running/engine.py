@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.device import spread
-from forgetfree.errors import RunError, UsageError
+from forgetfree.errors import Faults, RunError, UsageError
 from forgetfree.files import sweep, write_json
-from forgetfree.jobs.config import Faults, keys_of
+from forgetfree.jobs.config import keys_of
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.cluster import Place, RayTasks
 from forgetfree.jobs.running.costs import check_space
