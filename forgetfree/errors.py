@@ -5,6 +5,7 @@
     │   ├── UnknownNameError     no strategy, stream, task, model or option of that name
     │   ├── OptionError          an option's value has the wrong type or is out of its range
     │   ├── RareLabelError       a label has fewer training rows than shots
+    │   ├── FieldError           a field of a request, or an argument, asks for what a task does not do
     │   └── SeveralFaultsError   several of these, one a line
     ├── DataError                a data file does not hold what a task needs
     │   ├── NoDataError          there is no data for a task
@@ -64,6 +65,14 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     begun = [each for each in names if len(name) > 2 and each.startswith(name)]
     near = begun[:1] or difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+class FieldError(UsageError):
+    """A field of a request, or an argument, asks for what a task does not do; ``field`` is its name."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        self.field = field
+        super().__init__(message)
 
 
 class UnknownNameError(UsageError):

@@ -110,7 +110,7 @@ class SettingFlags:
     batch_size: str = option("", "rows per update", group="How to learn")
     precision: str = option(
         "",
-        "fp32, bf16, on a GPU fp16, or auto: bf16 where it is native",
+        "fp32 (that of the weights, see dtype), bf16, on a GPU fp16, or auto: bf16 where it is native",
         group="How to learn",
         placeholder="NAME",
     )

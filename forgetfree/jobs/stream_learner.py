@@ -155,7 +155,7 @@ class StreamLearner:
         if place is None:
             return None
         data = self.in_memory.data_or(self.config.data)
-        return TextsAside.of(place, data, stream.loaded, self.checked.run.test_limit)
+        return TextsAside.of(place, data, stream.loaded, self.checked.run.test_limit, self.config.read_options)
 
     @cached_property
     def _starts(self) -> Mapping[str, AdapterStart]:

@@ -2,8 +2,9 @@
 
 Sums in another order round otherwise, so logits of a row that is read beside others differ in their last bits, and where the
 two largest nearly agree, the other may win. Hence a batch decides only where they are clearly apart; else the row is read
-alone, without padding and without a cache, and that decides. So a text depends on its row and on nothing else. What is not
-written greedily is written alone in any case: see `forgetfree.models.decoding`.
+alone, without padding and without a cache, and that decides. So a text depends on its row and on nothing else. A row that may
+change the factors of other rows' positions (LongRoPE) is read alone throughout, and what is not written greedily is written
+alone in any case: see `forgetfree.models.decoding`.
 """
 
 from __future__ import annotations
@@ -176,9 +177,11 @@ def write_greedily(
     """
     alone = partial(_alone, answer or model, model.device, task)
     rows = [(prompt, _Text(min(most, model.most_after(prompt)), end, ends, heard)) for prompt in prompts]
+    longest = model.even_length if answer is None else 0  # a row that may get longer is read alone
     while unfinished := [row for row in rows if not row[1].ended]:
-        if answer is None:
-            _write_on(model, unfinished, alone, end)
+        even = [(prompt, text) for prompt, text in unfinished if len(prompt) + len(text.ids) + text.room <= longest]
+        if even:
+            _write_on(model, even, alone, end)
         else:
             for prompt, text in unfinished:
                 text.add(alone(prompt, text.ids))

@@ -16,15 +16,14 @@ from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.data.tables import plain
 from forgetfree.display import brief, escaped
-from forgetfree.errors import ModelError, UsageError
+from forgetfree.errors import FieldError, ModelError, UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.generation import one_prompt, prompt_columns, text_of, turns_of
-from forgetfree.models.decoding import unheard
 from forgetfree.models.generation import log_probabilities, plain_generation, stops, write
 from forgetfree.serve.classification import probability_column, text_rows
 from forgetfree.serve.network import Parts, Reading, TaskNetwork, name_labels_
 from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, refuse_one_text
-from forgetfree.tasks import MOST_NEW_TOKENS
+from forgetfree.tasks import MOST_NEW_TOKENS, Decoding
 
 
 @dataclass(frozen=True)
@@ -121,6 +120,23 @@ class WritingTask(ServedTask):
         alone = text[0] if isinstance(text, tuple) and len(text) == 1 else text
         return alone if isinstance(alone, tuple) else json.dumps(chat_of(alone, number), ensure_ascii=False)
 
+    def check(self, ending: Ending) -> None:
+        """Raise ``FieldError`` where a closed answer, which is chosen, is to be written in another way, or cut."""
+        if not self.task.closed_answers:
+            return
+        decoding = ending.decoding or Decoding()
+        asked = {
+            "stop": bool(ending.stop),
+            "num_beams": decoding.num_beams > 1,
+            "temperature": decoding.temperature > 0,
+        }
+        for name in (name for name, is_asked in asked.items() if is_asked):
+            raise FieldError(
+                f"Task {self.task.name!r} has closed answers, of which the likeliest is given whole: {name} would change "
+                "nothing. Leave it out.",
+                name,
+            )
+
     def chat(self, turns: Sequence[Mapping[str, str]]) -> str:
         """Return a chat as JSON; where prompts are read that are no chats, the text of the one turn."""
         if turns[-1]["role"] == "assistant":
@@ -148,13 +164,27 @@ class WritingTask(ServedTask):
         task = replace(self.task, max_new_tokens=most, stop=(*self.task.stop, *ending.stop), decoding=decoding)
         if ending.send is not None and len(rows) != 1:
             raise UsageError(f"One text is sent while it is written, got {len(rows)} prompts. Ask for each on its own.")
+        self.check(ending)
         if task.closed_answers:
+            longest = max(map(len, rows.allowed))
+            if most < longest and ending.max_tokens is not None:
+                raise FieldError(
+                    f"Task {task.name!r} has closed answers, which are given whole and have up to {longest} tokens, got "
+                    f"max_tokens={most}. Ask for that many, or leave it out.",
+                    "max_tokens",
+                )
             chosen = self._chosen(model, rows, batch_size=batch_size, precision=precision)
             if ending.send is not None:
                 ending.send(chosen[0].text)
             return chosen
         growing = None if ending.send is None else GrowingText(rows.tokenizer, task.stop, ending.send)
-        heard = unheard if growing is None else growing.hear
+
+        def heard(ids: Sequence[int]) -> None:
+            if growing is not None:
+                growing.hear(ids)
+            if ending.pause is not None and ending.pause.is_due():
+                ending.pause.take()
+
         found = []
         written = write(task, model, rows, batch_size=batch_size, precision=precision, heard=heard)
         for prompt, ids in zip(rows.prompts, written, strict=True):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forgetfree.core.readout_model import Precision
+from forgetfree.core.readout_model import Precision, evaluating
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
@@ -349,9 +351,25 @@ class Predictor:
         self, task: str, texts: Sequence[Text], rows: Rows, batch_size: int = 64, ending: Ending = UNTIL_THE_END
     ) -> list[Any]:
         served, (encoded, cut) = self._served[task], self._encoded(task, rows)
-        with self.weights.answering(task):
+        with ExitStack() as present:
+            present.enter_context(self._present(task))
+            if pause := ending.pause:
+                ending = replace(ending, pause=replace(pause, take=partial(self._away, present, task, pause.take)))
             said = served.read(self.loaded.model, encoded, ending=ending, **self._passes(batch_size))
         return served.answers(texts, said, cut)
+
+    @contextmanager
+    def _present(self, task: str) -> Iterator[None]:
+        """Let the model answer for a task inside; it is afterwards as it was before."""
+        with evaluating(self.loaded.model, self.weights.precision), self.weights.answering(task):
+            yield
+
+    def _away(self, present: ExitStack, task: str, take: Callable[[], object]) -> None:
+        """Let others have the model during a pause, as if the task had not begun, and have it again as it was."""
+        present.close()
+        torch.clear_autocast_cache()  # which may hold weights of the task in half precision
+        take()
+        present.enter_context(self._present(task))
 
     def _label(self, task: str) -> int:
         """Return the model's label for a task, whose readout is added at its first use."""

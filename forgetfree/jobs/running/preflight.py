@@ -12,7 +12,6 @@ A plan is JSON:
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +46,8 @@ from forgetfree.jobs.job import Job
 from forgetfree.jobs.run_config import starts_of
 from forgetfree.jobs.running import costs
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, needed_bytes, refuse_without
-from forgetfree.jobs.running.environment import check_place, check_precision, refuse_held, set_threads
+from forgetfree.jobs.running.directory import refuse_used
+from forgetfree.jobs.running.environment import check_place, check_precision, set_threads
 from forgetfree.jobs.running.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.learning.cost import TaskSize
@@ -113,11 +113,8 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
     faults.attempt(check_place, out, "--out")
     if workload.common.cache:
         faults.attempt(check_place, Path(workload.common.cache), "--cache")
-    if not resume and os.path.isdir(out):
-        held = sorted(each.name for each in out.iterdir() if each.name != ".lock")
-        faults.attempt(
-            refuse_held, out, held, f"Give another directory, or --resume to continue that {config.command}."
-        )
+    if not resume:
+        faults.attempt(refuse_used, out, config.command)
     device = faults.attempt(find_device, config.device) or "cpu"
     faults.attempt(check_precision, [name for each in workload.units for name in each.options.precisions], device)
     rows = _rows(config, workload, in_memory, faults, notes)
@@ -133,7 +130,8 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
                 notes += rows[name].notes[len(read.notes) :]
         if workload.held_aside is not None:
             data = in_memory.data_or(config.data)
-            aside = faults.attempt(TextsAside.of, workload.held_aside, data, model.loaded, workload.common.test_limit)
+            limit, options = workload.common.test_limit, config.read_options
+            aside = faults.attempt(TextsAside.of, workload.held_aside, data, model.loaded, limit, options)
             notes += (aside and faults.attempt(aside.notes, rows.values())) or ()
         for unit in workload.units:
             with suppress(AttributeError):  # of a stream there is no more than its model
