@@ -69,6 +69,16 @@ def first_twice(names: Iterable[str]) -> str | None:
     return next((name for name, count in counts.items() if count > 1), None)
 
 
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """Return the first names of many, and how many more there are.
+
+    >>> listed("abcde"), listed("abc")
+    ('a, b, c and 2 more', 'a, b, c')
+    """
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
 def counted(count: int, what: str) -> str:
     """Return how many things there are, which ``what`` names in the singular.
 

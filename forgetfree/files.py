@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -247,6 +248,21 @@ def is_place(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
 
 
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def link_or_copy(source: Path, path: Path) -> None:
+    """Give a file a second name in the place of what has it, or copy it where the file system has no hard links."""
+    path.unlink(missing_ok=True)
+    try:
+        os.link(source, path)
+    except OSError:
+        shutil.copyfile(source, path)
+
+
 def size_of(path: Path) -> int:
     """Return the size of a file in bytes, before it is opened: reading a pipe or a device might never end.
 
@@ -259,3 +275,8 @@ def size_of(path: Path) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is a pipe or a device, expected a file", str(path))
     return status.st_size
+
+
+def existing(path: Path) -> Path:
+    """Return ``path`` where it exists, else the nearest folder above it that does."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))

@@ -234,16 +234,6 @@ def check_fields(key: str, value: Any, fields: Fields) -> None:
         check(inner, value[name], right, _KIND_NAMES[kind])
 
 
-def is_table(value: Any, rows: int, columns: int, most: float = math.inf) -> bool:
-    """Return whether a JSON value has that shape and holds numbers in [0, most]."""
-    return (
-        isinstance(value, list)
-        and len(value) == rows
-        and all(isinstance(row, list) and len(row) == columns for row in value)
-        and all(is_number(number, 0.0, most) for row in value for number in row)
-    )
-
-
 def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
     """Return whether a JSON value is a finite number in [least, most]."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

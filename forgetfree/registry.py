@@ -207,8 +207,8 @@ JOBS: dict[str, JobEntry] = {
     "experiment": JobEntry(
         Entry("forgetfree.jobs.experiments.job:ExperimentJob"),
         "experiment",
-        Entry("forgetfree.jobs.experiments.report:load_experiment_results"),
-        Entry("forgetfree.jobs.experiments.report:outcome"),
+        Entry("forgetfree.jobs.experiments.experiment:load_experiment_results"),
+        Entry("forgetfree.jobs.experiments.experiment:outcome"),
     ),
     "sweep": JobEntry(
         Entry("forgetfree.jobs.sweep:SweepJob"),

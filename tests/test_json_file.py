@@ -12,7 +12,7 @@ from pydantic import Field
 
 from forgetfree import json_file
 from forgetfree.errors import ReportError
-from forgetfree.json_file import MOST_DEPTH, check_fields, checked, is_number, is_table, parse_json, read_json
+from forgetfree.json_file import MOST_DEPTH, check_fields, checked, is_number, parse_json, read_json
 
 
 def nested(depth: int) -> str:
@@ -118,7 +118,6 @@ def test_a_value_that_does_not_fit_is_refused_with_each_place(value: Any, messag
     assert str(caught.value).endswith(message)
 
 
-def test_numbers_and_tables() -> None:
+def test_what_is_a_number() -> None:
     assert is_number(1) and is_number(-2.5) and is_number(0.5, 0, 1)
     assert not any(map(is_number, (True, "1", None, 10**400, float("nan"), float("inf"))))
-    assert is_table([[0, 0.5]], 1, 2, most=1) and not is_table([[0, 1.5]], 1, 2, most=1) and not is_table([0], 1, 1)

@@ -22,7 +22,7 @@ from forgetfree.benchmarks.speed.region_step import (
     whole,
 )
 from forgetfree.core.regions import Region
-from forgetfree.learning.lower_layers import lower_layer_cache
+from forgetfree.learning.layers import lower_layer_cache
 from forgetfree.learning.training_options import TrainingOptions
 
 #: The layers that hold the region, and the most that a step may take of a step of the whole model.

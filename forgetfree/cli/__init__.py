@@ -99,7 +99,7 @@ _SHARED = {
     **dict.fromkeys(("run", "sweep", "graft", "experiment"), "jobs"),
     **dict.fromkeys(("export", "apply"), "export"),
     **dict.fromkeys(("merge", "convert"), "grafts"),
-    **dict.fromkeys(("push", "pull"), "hub"),
+    **dict.fromkeys(("fetch", "push", "pull"), "hub"),
 }
 for _name, (_group, _usage, _help, _example) in _COMMANDS.items():
     _file = "listing" if _name == "list" else _name  # a module named list would hide the type

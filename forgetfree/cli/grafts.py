@@ -12,7 +12,7 @@ from forgetfree.cli.hub import local_path, reach_hub
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import Seed, Strategy
 from forgetfree.cli.words import check_new_file, say
-from forgetfree.display import counted, escaped
+from forgetfree.display import counted, escaped, listed
 from forgetfree.errors import UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
 
@@ -132,9 +132,7 @@ def convert(
         )
     )
     if made.dropped:
-        names = [*made.dropped]
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-        print(escaped(f"note: {sum(made.dropped.values()):,} entries are left out, in {', '.join(names[:8])}{more}."))
+        print(escaped(f"note: {sum(made.dropped.values()):,} entries are left out, in {listed(made.dropped, 8)}."))
     if made.rounded:
         print(f"note: {made.rounded:,} values are no θ_pre + Δ in float32, and are off by up to {made.error:.1e}.")
 

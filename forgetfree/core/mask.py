@@ -20,10 +20,9 @@ from forgetfree.checkpoint import Checkpoint
 from forgetfree.core.base_regions import budget, top
 from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy, OnStep, check_loss
 from forgetfree.core.graft import grafted
-from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
+from forgetfree.core.parameters import ParameterSpace, Stretches, at_least_float32, entries
 from forgetfree.core.readout_model import PrecisionChoice
 from forgetfree.core.regions import Region
-from forgetfree.core.stretches import Stretches
 from forgetfree.core.trained import trainable
 from forgetfree.errors import OptionError, RegionError, TrainingError
 from forgetfree.options import Options, option, recorded

@@ -7,7 +7,7 @@ nothing, and θ_pre ``(n,)``, and returns the merged values ``(n,)``. `forgetfre
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from forgetfree.errors import OptionError
 
 #: How grafts are merged, see the functions of these names.
 MergeRule = Literal["union", "task-arithmetic", "ties", "stitch"]
-RULES: tuple[MergeRule, ...] = get_args(MergeRule)
 #: λ where no validation rows choose it (Yadav et al., 2023, §4.2); the other rules have none.
 WEIGHTS = {"task-arithmetic": 0.4, "ties": 1.0}
 #: The share of all entries that TIES keeps of each task vector (Yadav et al., 2023, §4.2).

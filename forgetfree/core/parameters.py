@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -184,6 +185,16 @@ class ParameterSpace:
                     f"expected {spec.name!r} in {spec.dtype}, got {tensor.dtype}. Load the model with dtype={spec.dtype}."
                 )
 
+    def check_trainable(self, model: nn.Module, called: str) -> None:
+        """Raise ``ModelError`` where a part of what may be grafted is frozen; of a model for inference, all may be."""
+        graftable = zip(self.tensors, self.parameters(model), strict=True)
+        frozen = [spec.name for spec, parameter in graftable if not parameter.requires_grad]
+        if frozen and any(parameter.requires_grad for parameter in model.parameters()):
+            raise ModelError(
+                f"{frozen[0]!r} of {called} is frozen (requires_grad=False), and every tensor that may be grafted is trained. "
+                "Name those that may be as graftable=…, a regular expression, or freeze none."
+            )
+
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the tensors of a flat vector ``(N,)`` as views in their shapes, without copying."""
         return [flat[spec.offset : spec.offset + spec.size].view(spec.shape) for spec in self.tensors]
@@ -305,3 +316,63 @@ def weight_matrices(space: ParameterSpace) -> list[int]:
             f"{len(space.tensors)}. Choose another model, or a strategy that trains any tensor, such as grafting-continual."
         )
     return matrices
+
+
+# -- In stretches ----------------------------------------------------------------------------------------
+
+
+def stretch_of(device: torch.device) -> int:
+    """Return how many entries of long vectors to work on at a time: what the cache of a processor's core holds.
+
+    An accelerator is fastest with whole vectors.
+    """
+    return 2**17 if device.type == "cpu" else 2**62
+
+
+class Stretches:
+    """Views of a model's tensors and of flat vectors, all cut at the same entries, so that a processor's cache holds each.
+
+    What a step computes of them it computes stretch by stretch, so it reads memory once, however many operations there are.
+
+    Args:
+        tensors: the model's, in the order of the space.
+        space: its parameter space of N entries.
+        vectors: ``(N,)`` each.
+    """
+
+    def __init__(self, tensors: Sequence[nn.Parameter], space: ParameterSpace, *vectors: Tensor) -> None:
+        self._tensors, self._space, self._vectors = tensors, space, vectors
+        self._stretches: list[list[tuple[Tensor, ...]]] = []
+        self._where: list[tuple[int, tuple[int, ...]]] = []
+
+    @property
+    def longest(self) -> int:
+        """The most entries of a stretch."""
+        self._cut_()
+        return max(views[0].numel() for stretches in self._stretches for views in stretches)
+
+    def views(self, *, gradients: bool) -> Iterator[tuple[tuple[Tensor, ...], Tensor | None]]:
+        """Yield for each stretch the views of the tensor and of the vectors, and that of the tensor's gradient.
+
+        Args:
+            gradients: else there are none. A tensor's own may be missing, too.
+        """
+        self._cut_()
+        for tensor, stretches in zip(self._tensors, self._stretches, strict=True):
+            gradient = tensor.grad if gradients else None
+            yield from zip_longest(stretches, () if gradient is None else _cut(gradient, tensor))
+
+    def _cut_(self) -> None:
+        """Cut all of them; again if a tensor got other storage, as `forgetfree.ledger.flat.FlatTensors` gives it."""
+        where = [(tensor.data_ptr(), tensor.stride()) for tensor in self._tensors]
+        if where == self._where:
+            return
+        tensors = [tensor.detach() for tensor in self._tensors]
+        views = zip(tensors, *map(self._space.views, self._vectors), strict=True)
+        self._stretches = [list(zip(*(_cut(view, like[0]) for view in like), strict=True)) for like in views]
+        self._where = where
+
+
+def _cut(tensor: Tensor, like: Tensor) -> Sequence[Tensor]:
+    """Return views of a tensor that the cache holds; the whole one, where those of the tensor it is ``like`` have gaps."""
+    return torch.split(tensor.reshape(-1), stretch_of(tensor.device)) if like.is_contiguous() else (tensor,)

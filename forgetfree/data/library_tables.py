@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forgetfree.data.table_files import of_arrow
+from forgetfree.data.table_files import check_names, of_arrow
 from forgetfree.data.tables import Table, of_records, plain, split_of
 from forgetfree.data.text_files import MOST_BYTES, check_size
-from forgetfree.display import first_twice
 from forgetfree.errors import DataError, NoDataError, UsageError, first_line
 from forgetfree.tasks import HubSource, TaskDefinition, slots
 
@@ -68,7 +67,7 @@ def _table(where: str, rows: Any) -> Table:
     if datasets is not None and isinstance(rows, datasets.Dataset):
         return _of_dataset(where, rows)
     if pandas is not None and isinstance(rows, pandas.DataFrame):
-        _check_once(where, [str(name) for name in rows.columns])
+        check_names(where, [str(name) for name in rows.columns])
         cells = rows.astype(object).where(rows.notna(), None)
         return Table(where, {str(name): cells[name].tolist() for name in rows.columns}, range(len(rows)))
     if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
@@ -125,11 +124,6 @@ def _named(table: Table, features: Mapping[str, Any]) -> Table:
     }  # of a list of labels
     names = {column: each.names for column, each in inner.items() if type(each).__name__ == "ClassLabel"}
     return Table(table.where, table.columns, table.numbers, names)
-
-
-def _check_once(where: str, names: Sequence[str]) -> None:
-    if (name := first_twice(names)) is not None:
-        raise DataError(f"{where} has column {name!r} twice. Rename or remove one of them.")
 
 
 # -- Folders ---------------------------------------------------------------------------------------------

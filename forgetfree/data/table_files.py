@@ -152,7 +152,7 @@ def _read_parquet(path: Path) -> Table:
         field.name for field in schema if pyarrow.types.is_string(field.type) or pyarrow.types.is_binary(field.type)
     ]
     with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
-        _check_names(str(path), file.schema_arrow.names)
+        check_names(str(path), file.schema_arrow.names)
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         check_size(path, file.metadata.num_rows, "rows", MOST_ROWS)
         check_size(path, sum(group.total_byte_size for group in groups), "bytes when unpacked", most)
@@ -167,7 +167,7 @@ def of_arrow(where: str, schema: Any, batches: Iterable[Any], first: int, most: 
     """
     import pyarrow
 
-    _check_names(where, schema.names)
+    check_names(where, schema.names)
     parts, size = [schema.empty_table()], 0
     for batch in batches:
         size += sum(map(_decoded_bytes, batch.columns))
@@ -280,7 +280,7 @@ def _records(
                 continue
             if not names:
                 names = record
-                _check_names(str(path), [name for name in names if name])  # a column without a name is not read
+                check_names(str(path), [name for name in names if name])  # a column without a name is not read
             elif len(record) != len(names):
                 on_bad(_of_other_length(path, number, names, record, form.separator))
                 number += 1
@@ -349,9 +349,10 @@ class _Column:
         self.cells.extend(cells)
 
 
-def _check_names(path: str, names: Sequence[str]) -> None:
+def check_names(where: str, names: Sequence[str]) -> None:
+    """Raise ``DataError`` if a table has a column twice."""
     if (name := first_twice(names)) is not None:
-        raise DataError(f"{path} has column {name!r} twice. Rename or remove one of them.")
+        raise DataError(f"{where} has column {name!r} twice. Rename or remove one of them.")
 
 
 def _read_jsonl(path: Path, form: TextForm) -> Table:

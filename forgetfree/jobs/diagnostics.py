@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from forgetfree.results.run_results import LEARNED_FLOORS
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
+    from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.data.rows import TaskRows
     from forgetfree.jobs.stream_learner import Row
     from forgetfree.learning.texts_aside import TextsAside
@@ -63,16 +64,11 @@ def floors(
         if any(task.definition.writes for task in tasks):
             found["nearest_row"] = nearest_rows(tasks, train, test)
     if probe is not None:
-        model = stream.model.to(torch.device(probe))
-        held = ModelState.of(model)
-        try:
-            stream.pre_trained.load_(model)
+        with _pre_trained(stream, probe) as model:
             probes = linear_probes(tasks, model, task_known=known)
-            found["linear_probe"] = probes["linear_probe"]
-            if any(score is not None for score in probes["mean_probe"]):
-                found["mean_probe"] = probes["mean_probe"]
-        finally:
-            held.load_(model)
+        found["linear_probe"] = probes["linear_probe"]
+        if any(score is not None for score in probes["mean_probe"]):
+            found["mean_probe"] = probes["mean_probe"]
     names = [task.name for task in tasks]
     return {floor: dict(zip(names, scores, strict=True)) for floor, scores in found.items()}
 
@@ -127,13 +123,20 @@ def readouts_again(strategy: ContinualStrategy) -> Numbers:
 
 def loss_before(stream: Stream, texts: TextsAside, options: TrainingOptions, device: str) -> float:
     """Return the loss of θ_pre on texts that no task trains."""
+    with _pre_trained(stream, device) as model:
+        return texts.loss(model, options)
+
+
+@contextmanager
+def _pre_trained(stream: Stream, device: str) -> Iterator[ReadoutModel]:
+    """Give the stream's model on a device, with θ_pre in it; afterwards it is as it was before."""
     model = stream.model.to(torch.device(device))
-    now = ModelState.of(model)
+    before = ModelState.of(model)
     try:
         stream.pre_trained.load_(model)
-        return texts.loss(model, options)
+        yield model
     finally:
-        now.load_(model)
+        before.load_(model)
 
 
 def losses_after(strategy: ContinualStrategy, texts: TextsAside) -> dict[str, Any]:

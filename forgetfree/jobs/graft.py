@@ -9,8 +9,6 @@ OUT/seed-S/                     a unit: its grafts are the files above, once mor
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,16 +23,14 @@ from forgetfree.core.regions import Region, distribution, kind_of, layer_of
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
 from forgetfree.display import tell_note
-from forgetfree.errors import UsageError
-from forgetfree.files import write_atomically
-from forgetfree.jobs.config import CommonOptions, Faults, InMemory, with_precision
+from forgetfree.errors import Faults, UsageError
+from forgetfree.files import link_or_copy, sha256, write_atomically
+from forgetfree.jobs.config import CommonOptions, InMemory, with_precision
 from forgetfree.jobs.graft_config import CheckedGraft, GraftConfig
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, grafts_cost
 from forgetfree.jobs.running.directory import model_and_data
-from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
-from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.encoded_task import fitting
@@ -52,7 +48,6 @@ from forgetfree.results.records import GraftResults
 from forgetfree.results.report.graft_and_sweep import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
-from forgetfree.results.unit_folder import sha256
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
@@ -60,23 +55,6 @@ if TYPE_CHECKING:
 
 #: The file of the only graft.
 _ONLY = "graft"
-
-
-def run_graft(config: GraftConfig, execution: Execution = USUAL) -> Json:
-    """Graft one task, for each seed and sparsity.
-
-    Args:
-        config: what was asked for.
-        execution: how.
-
-    Returns:
-        The content of results.json. Seeds that failed stand under ``failed``.
-
-    Raises:
-        UsageError: the configuration is wrong, or the directory is not empty.
-        ForgetfreeError: data, model or graft cannot be loaded.
-    """
-    return perform(GraftJob(config), execution)
 
 
 @dataclass(frozen=True)
@@ -201,7 +179,8 @@ class GraftJob(Job[GraftConfig]):
             self.common.evaluate_on,
             self.config.read_options,
         )
-        return fitting(rows, self._model(rows.task)) if self.config.skip_bad_rows and rows.task.writes else rows
+        skips = self.config.skip_bad_rows and rows.task.writes
+        return fitting(rows, self._model(rows.task).encoder(rows.task)) if skips else rows
 
     def _model(self, task: TaskDefinition) -> LoadedModel:
         """Load the model that is grafted onto."""
@@ -313,7 +292,7 @@ class GraftJob(Job[GraftConfig]):
                 single = len(units) == len(details["regions"]) == 1
                 name = _ONLY if single else f"graft-seed-{seed}-sparsity-{region['sparsity']}"
                 path = out / f"{name}.safetensors"
-                _link(unit.directory / _file(region["sparsity"]), path)
+                link_or_copy(unit.directory / _file(region["sparsity"]), path)
                 graft = {"seed": seed, "sparsity": region["sparsity"], "file": path.name}
                 results["grafts"].append(graft | files[_file(region["sparsity"])])
             for phase, seconds in details["seconds"].items():
@@ -333,15 +312,6 @@ def _chosen_by(options: LocalizationOptions) -> str:
 
 def _file(sparsity: float) -> str:
     return f"graft-sparsity-{sparsity}.safetensors"
-
-
-def _link(source: Path, path: Path) -> None:
-    """Give a file a second name, or copy it where the file system has no hard links."""
-    path.unlink(missing_ok=True)
-    try:
-        os.link(source, path)
-    except OSError:
-        shutil.copyfile(source, path)
 
 
 def _distributions(region: Region, bench: SingleTask) -> Json:
@@ -383,6 +353,3 @@ def _check_readout(readout: str, directory: str) -> None:
         raise UsageError(
             f"--readout {readout} does not suit {directory!r}, which is read by {how}. Leave --readout out."
         )
-
-
-__all__ = ["GraftConfig", "run_graft"]

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from forgetfree import registry
 from forgetfree.errors import RareLabelError, RunError, TaskError, UsageError, nearest
-from forgetfree.files import write_atomically, write_json
+from forgetfree.files import link_or_copy, write_atomically, write_json
 from forgetfree.jobs.config import keys_of
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig, fine_tunes
@@ -35,7 +35,7 @@ from forgetfree.jobs.stream_prefix import StreamPrefix
 from forgetfree.json_file import parse_json, sign
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.monitor import Monitor
-from forgetfree.models.architecture import CAUSAL_HEAD
+from forgetfree.models.loading import CAUSAL_HEAD
 from forgetfree.options import build
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score
@@ -420,8 +420,4 @@ def _take_models(store: Path, new: Path, tasks: set[str]) -> None:
             continue
         if held <= tasks:
             make_directory(new)
-            (new / path.name).unlink(missing_ok=True)  # of a command that was cut short: a copy may lack its end
-            try:
-                os.link(path, new / path.name)
-            except OSError:
-                shutil.copyfile(path, new / path.name)
+            link_or_copy(path, new / path.name)  # also where a command was cut short: a copy may lack its end

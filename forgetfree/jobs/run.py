@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree.core.regions import distribution, kind_of, layer_of
 from forgetfree.display import tell_note
-from forgetfree.errors import ReportError, RunError
+from forgetfree.errors import Faults, ReportError, RunError
 from forgetfree.files import write_atomically, write_json
-from forgetfree.jobs.config import Faults, InMemory, with_precision
+from forgetfree.jobs.config import InMemory, with_precision
 from forgetfree.jobs.diagnostics import read_floors, write_floors
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.predictions import agreement, save_predictions
 from forgetfree.jobs.run_config import CheckedRun, RunConfig, RunOptions, tell_starts
 from forgetfree.jobs.running.costs import PlannedUnit, Workload
 from forgetfree.jobs.running.directory import model_and_data
-from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_labels, tell_shared_rows
-from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.stream_learner import Row, StreamLearner
 from forgetfree.json_file import read_json
@@ -57,23 +55,6 @@ _OF_THE_PLACE = ("cache", "threads", "evaluate_on", "scenario")
 
 
 _REMEDY = "Restore it from a copy, or start again with another --out."
-
-
-def run(config: RunConfig, execution: Execution = USUAL) -> Json:
-    """Train strategies on a stream of tasks, for each seed.
-
-    Args:
-        config: what to run.
-        execution: how.
-
-    Returns:
-        The content of results.json. Units that failed stand under ``failed``.
-
-    Raises:
-        UsageError: the configuration is wrong, or the directory is not empty.
-        ForgetfreeError: data or model cannot be loaded.
-    """
-    return perform(RunJob(config), execution)
 
 
 class RunJob(Job[RunConfig]):
@@ -418,6 +399,3 @@ def _places(ledger: Ledger) -> list[Json]:
 
 def _place(name: str) -> tuple[str, str]:
     return layer_of(name), kind_of(name)
-
-
-__all__ = ["RunConfig", "run"]

@@ -15,14 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.errors import ForgetfreeError, RunError
+from forgetfree.errors import Faults, ForgetfreeError, RunError
 from forgetfree.files import write_atomically
-from forgetfree.jobs.config import Faults, with_precision
+from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.running.costs import Workload
 from forgetfree.jobs.running.engine import perform
-from forgetfree.jobs.running.execution import USUAL, Execution
+from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.sweep_config import CheckedSweep, Range, Setting, SweepConfig, setting_text
 from forgetfree.learning.monitor import Monitor
@@ -37,17 +37,6 @@ if TYPE_CHECKING:
 
 #: Trials that are drawn at a time: from all that came before, so the outcome does not depend on the number of workers.
 _ROUND = 4
-
-
-def run_sweep(config: SweepConfig, execution: Execution = USUAL) -> Json:
-    """Try all settings on validation rows, then run the best one on test rows; see `Sweep`.
-
-    Raises:
-        UsageError: the configuration is wrong, or the directory is not empty.
-        RunError: no setting could be trained.
-        ForgetfreeError: data or model cannot be loaded.
-    """
-    return Sweep(config).perform(execution)
 
 
 class Sweep:
@@ -273,6 +262,3 @@ def _first_setting(config: SweepConfig) -> tuple[Setting]:
         return (config.grid()[0],)
     except ForgetfreeError:
         return ({},)
-
-
-__all__ = ["SweepConfig", "run_sweep"]

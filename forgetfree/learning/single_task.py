@@ -28,7 +28,7 @@ from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import representative
 from forgetfree.device import find_device
 from forgetfree.learning.encoded_task import EncodedTask, encode_task
-from forgetfree.learning.gradient_checkpoints import layer_checkpoints
+from forgetfree.learning.layers import layer_checkpoints
 from forgetfree.learning.localization import (
     LocalizationOptions,
     base_size,

@@ -31,8 +31,7 @@ from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTe
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.gradient_checkpoints import layer_checkpoints
-from forgetfree.learning.lower_layers import lower_layer_cache
+from forgetfree.learning.layers import layer_checkpoints, lower_layer_cache
 from forgetfree.learning.training_options import TrainingOptions, build_optimizer, for_device, rate_at
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.peft_adapter import AdapterStart

@@ -5,12 +5,17 @@ C.3). Task t_k is inferred with θ_pre and the union of the records of t_1 … t
 other compositions use fewer of these records, and never later ones.
 """
 
-from forgetfree.ledger.checks import check_binding, check_definitions, check_weights
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.ledger.merging import JoinedTask, joined_ledger, merged_graft, merged_ledger
 from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.ledger.records import Composition, Record
-from forgetfree.ledger.switch import LedgerSwitch, changed_buffers
+from forgetfree.ledger.switch import (
+    LedgerSwitch,
+    changed_buffers,
+    check_binding,
+    check_definitions,
+    check_weights,
+)
 
 __all__ = [
     "Composition",

@@ -103,20 +103,20 @@ def _confidence(scores: Floats) -> Floats:
     return np.asarray(1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1))
 
 
-def ece_noise_floor(logits: npt.ArrayLike, labels: npt.ArrayLike, draws: int = _DRAWS) -> float:
+def ece_noise_floor(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     """Return the expected calibration error that a perfectly calibrated model of the same confidences shows on as many rows.
 
-    Each row is right with the probability that the model gives to its answer; the mean over ``draws`` of such outcomes.
+    Each row is right with the probability that the model gives to its answer; the mean over many such outcomes.
     """
     shown = reliability(logits, labels)
     filled = np.flatnonzero(shown.counts)
     confidence = _confidence(np.asarray(logits, dtype=np.float64))
     member = np.searchsorted(shown.edges, confidence, side="left") - 1
     random = np.random.default_rng(len(confidence))
-    gaps = np.zeros(draws)
+    gaps = np.zeros(_DRAWS)
     for bin_ in filled:
         of_bin = confidence[member == bin_]
-        right = random.random((draws, len(of_bin))) < of_bin
+        right = random.random((_DRAWS, len(of_bin))) < of_bin
         gaps += np.abs((right - of_bin).sum(axis=1))
     return float(gaps.mean() / len(confidence))
 

@@ -81,49 +81,21 @@ def _backward(scores: Floats) -> float:
     return mean_of((scores[-1] - _right_after_learning(scores))[:-1])
 
 
-def forward_transfer(matrix: npt.ArrayLike) -> float | None:
+def _forward(scores: Floats) -> float | None:
     """Return the mean over tasks but the first of row just before learning − row 0 (Lopez-Paz & Ranzato, 2017).
 
-    Their baseline is a randomly initialised model; ours is the pre-trained model, which is row 0.
-
-    Args:
-        matrix: learning matrix, shape (T+1, T), in [0, 1].
-
-    Returns:
-        A fraction in [-1, 1], positive where earlier tasks helped; 0.0 for a stream of one task; None where tasks were not
-        evaluated before they were learned.
+    Their baseline is a randomly initialised model; ours is the pre-trained model, which is row 0. ``None`` where tasks were not
+    evaluated before they were learned.
     """
-    return _forward(matrix_of(matrix))
-
-
-def _forward(scores: Floats) -> float | None:
     transfer = mean_of((np.diagonal(scores) - scores[0])[1:])
     return None if np.isnan(transfer) else transfer
 
 
-def intransigence(matrix: npt.ArrayLike, reference: npt.ArrayLike | None) -> float | None:
+def _intransigence(scores: Floats, expected: Floats) -> float:
     """Return the mean over tasks of reference − row right after learning (Chaudhry et al., ECCV 2018, eq. 4).
 
     Their reference is a model trained on all tasks so far; ours is the model fine-tuned on the task alone.
-
-    Args:
-        matrix: learning matrix, shape (T+1, T), in [0, 1].
-        reference: one result of separate fine-tuning per task, shape (T,), in [0, 1]; None if unknown.
-
-    Returns:
-        A fraction in [-1, 1], positive where the strategy learned less than fine-tuning did; None without a
-        reference.
     """
-    if reference is None:
-        return None
-    return _intransigence(matrix_of(matrix), fractions_of(reference, "reference"))
-
-
-def _intransigence(scores: Floats, expected: Floats) -> float:
-    if expected.shape != (tasks := scores.shape[1:]):
-        raise MetricError(
-            f"reference must hold one fine-tuning result per task, shape {tasks}; got shape {expected.shape}."
-        )
     return mean_of(expected - _right_after_learning(scores))
 
 
@@ -151,7 +123,12 @@ def summarize(
     scores, signs = _scores_and_signs(matrix, metrics)
     expected = None
     if reference is not None:
-        expected = signs * (fractions_of if metrics is None else floats_of)(reference, "reference")
+        expected = (fractions_of if metrics is None else floats_of)(reference, "reference")
+        if expected.shape != signs.shape:
+            raise MetricError(
+                f"reference must hold one fine-tuning result per task, shape {signs.shape}; got shape {expected.shape}."
+            )
+        expected = signs * expected
     gains = signs * scores
     return {
         "average": mean_of(scores[-1]),

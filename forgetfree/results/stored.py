@@ -18,7 +18,7 @@ from forgetfree import registry
 from forgetfree.display import tell_note
 from forgetfree.errors import ReportError, first_line
 from forgetfree.files import StrPath
-from forgetfree.json_file import is_table, parse_json, read_bounded, read_json, unsigned
+from forgetfree.json_file import is_number, parse_json, read_bounded, read_json, unsigned
 from forgetfree.results.records import CHOSEN, ExperimentResults, GraftResults, SweepResults, check_version
 from forgetfree.results.run_results import UNION, RunResults
 from forgetfree.results.scores import Score, rows_of_scores, scores_of_rows, typed
@@ -123,7 +123,8 @@ def with_timings(results: RunResults, directory: Path) -> RunResults:
             seconds = read_json(path, ReportError, "")
         except ReportError:  # what can be said without it is said
             seconds = None
-        right = is_table([seconds], 1, len(results.tasks)) and is_own(path)
+        whole = isinstance(seconds, list) and len(seconds) == len(results.tasks)
+        right = whole and all(is_number(each, 0.0) for each in seconds) and is_own(path)
         runs.append(run.with_facts(seconds_per_task=seconds) if right else run)
     return results.with_runs(runs)
 

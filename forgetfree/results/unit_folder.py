@@ -16,7 +16,7 @@ import numpy as np
 
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, MetricError, ReportError, RunError, first_line
-from forgetfree.files import size_of
+from forgetfree.files import sha256, size_of
 from forgetfree.json_file import check, check_fields, check_signature, parse_json, read_bounded, read_json
 from forgetfree.results.answers import LabelAnswers, WrittenTexts
 from forgetfree.results.run_results import Run
@@ -46,12 +46,6 @@ _ADVICE = "Restore it from a copy, or go on with --resume, which makes it again.
 def size_and_sha256(path: Path) -> Json:
     """Return size and SHA-256 of a file."""
     return {"bytes": size_of(path), "sha256": sha256(path)}
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_record(directory: Path, error: type[ForgetfreeError] = RunError, remedy: str = _REMEDY) -> Json:

@@ -28,13 +28,15 @@ from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_sp
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.readout_model import LINEAR
 from forgetfree.core.regions import Region
+from forgetfree.display import listed
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
 from forgetfree.ledger.binding import network_differences, network_of
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.checkpoint import read_weights
 from forgetfree.models.fine_tuned_directory import read_readout, write_readout
-from forgetfree.models.loading import LoadedModel, dtype_of, load_model, locate
+from forgetfree.models.loading import LoadedModel, dtype_of, load_model
+from forgetfree.models.location import locate
 from forgetfree.models.peft_adapter import READOUT, adapter_config, is_adapter, put_on
 from forgetfree.models.task_model import ClassifierModel, head_names
 from forgetfree.serve.served_task import served
@@ -233,9 +235,8 @@ def _check_held(
         raise UsageError("SHiRA holds weights of linear layers in float32, and the graft has no entry there.")
     if (dropped or buffers) and not drop_others:
         names = [f"{name} ({count})" for name, count in dropped.items()] + buffers
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         raise UsageError(
-            f"SHiRA holds weights of linear layers in float32 alone, not {', '.join(names[:8])}{more}: {sum(dropped.values())} "
+            f"SHiRA holds weights of linear layers in float32 alone, not {listed(names, 8)}: {sum(dropped.values())} "
             "entries. --drop-others leaves them out, and the adapter answers otherwise then. `forgetfree graft … --set "
             "graftable='(query|key|value|dense)\\.weight'` makes a graft without them."
         )

@@ -12,15 +12,8 @@ from torch import Tensor, nn
 
 from forgetfree.errors import ConformanceError
 
-#: Libraries that strategies call, and our rooms.
+#: Libraries that strategies call.
 _LIBRARIES = {"torch", "transformers", "avalanche", "peft", "numpy"}
-_OURS = Path(__file__).parent.parent
-
-
-def _is_called(frame: traceback.FrameSummary) -> bool:
-    """Return whether a line is in what strategies call, and not in a strategy."""
-    path = Path(frame.filename)
-    return bool(_LIBRARIES & {*path.parts}) or (path.is_relative_to(_OURS) and "strategies" not in path.parts)
 
 
 class Faults:
@@ -69,8 +62,3 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
         for name in dict.fromkeys([*one, *other])
         if name not in one or name not in other or not torch.equal(one[name], other[name])
     ]
-
-
-def listed(names: list[str]) -> str:
-    """Return the first names of many."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -9,8 +9,9 @@ from typing import Any
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.streams import Stream, make_stream
 from forgetfree.data.rows import TaskRows
+from forgetfree.display import listed
 from forgetfree.tasks import SPLITS
-from forgetfree.testing.faults import Faults, listed
+from forgetfree.testing.faults import Faults
 from forgetfree.testing.runs import Run, learn
 from forgetfree.testing.tiny import copies, other_rows, tiny_model, tiny_task
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.display import listed
 from forgetfree.models.state import StateStore
-from forgetfree.testing.faults import Faults, differing, listed
+from forgetfree.testing.faults import Faults, differing
 from forgetfree.testing.runs import Look, Run, Untrained, look
 
 _COUNT_IT = "Count in kept.bytes_kept() what kept.save() writes and what the next task needs."

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.display import listed
 from forgetfree.learning.monitor import PHASES, Monitor
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.testing.faults import Faults, differing, listed, tensors
+from forgetfree.testing.faults import Faults, differing, tensors
 
 Tensors = dict[str, Tensor]
 
@@ -270,7 +271,7 @@ class Watch:
         if self._moved:
             faults.add(
                 "training: expected an update to move nothing but what begin(task) lists as trained.touched and readout, got "
-                f"{listed(list(self._moved))} moved. List it there, or look at trained.write()."
+                f"{listed(self._moved)} moved. List it there, or look at trained.write()."
             )
 
 
@@ -299,7 +300,7 @@ class Recorder(Monitor):
             if heard != list(range(1, steps + 1)):
                 faults.add(
                     f"progress: expected to hear of each step of {phase} that was announced, 1 to {steps}, got {len(heard)}: "
-                    f"{listed(list(map(str, heard))) or 'none'}. Look at Training.steps, and at self.monitor.phase(…)."
+                    f"{listed(map(str, heard)) or 'none'}. Look at Training.steps, and at self.monitor.phase(…)."
                 )
         trained = {task for task, phase, _, heard in self._phases if heard and phase != "evaluate"}
         # Nothing needs to be trained for a task that was learned with an earlier one.

@@ -13,11 +13,12 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.streams import Stream
+from forgetfree.display import listed
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
-from forgetfree.testing.faults import Faults, listed, tensors
+from forgetfree.testing.faults import Faults, tensors
 from forgetfree.testing.influences import (
     check_repeated,
     check_rows,

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from forgetfree.benchmarks.speed.measurement import PeakMemory
-from forgetfree.core import mask, stretches
+from forgetfree.core import mask, parameters
 from forgetfree.core.base_regions import base_region, budget, most_moved, top
 from forgetfree.core.batch_loss import CrossEntropy
 from forgetfree.core.body import body_space
@@ -439,7 +439,7 @@ class Mixed(nn.Module):
 @pytest.mark.parametrize("length", [7, 2**17])
 def test_a_step_is_equations_3_and_4_for_any_layout_and_dtype(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where tensors are cut into stretches. The gradients of bfloat16 tensors have two to three digits."""
-    monkeypatch.setattr(stretches, "stretch_of", lambda device: length)
+    monkeypatch.setattr(parameters, "stretch_of", lambda device: length)
     torch.manual_seed(0)
     model = Mixed()
     space = ParameterSpace.of(model)

@@ -23,7 +23,7 @@ from forgetfree.errors import (
 )
 from forgetfree.jobs.diagnostics import read_floors
 from forgetfree.jobs.experiments.context import read_score
-from forgetfree.jobs.experiments.report import load_experiment_results
+from forgetfree.jobs.experiments.experiment import load_experiment_results
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import read_readout

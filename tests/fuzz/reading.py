@@ -22,7 +22,7 @@ from forgetfree.data.reading import read_source
 from forgetfree.errors import (
     ForgetfreeError,
 )
-from forgetfree.jobs.experiments.report import outcome
+from forgetfree.jobs.experiments.experiment import outcome
 from forgetfree.jobs.predictions import load_answers
 from forgetfree.jobs.running.directory import merged_config, merged_request, read_job_config
 from forgetfree.jobs.running.unit import Unit

@@ -12,7 +12,7 @@ from torch import nn
 from forgetfree import registry
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.errors import OptionError
-from forgetfree.learning.gradient_checkpoints import layer_checkpoints
+from forgetfree.learning.layers import layer_checkpoints
 from forgetfree.models.module_model import ModuleModel
 
 MakeStream = Callable[..., Any]

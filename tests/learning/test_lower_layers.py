@@ -21,7 +21,7 @@ from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError
-from forgetfree.learning.lower_layers import lower_layer_cache
+from forgetfree.learning.layers import lower_layer_cache
 from forgetfree.learning.training import fine_tune
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.module_model import ModuleModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from forgetfree import Ledger
 from forgetfree.core.body import fingerprint_of
-from forgetfree.core.merging import RULES, WEIGHTS
+from forgetfree.core.merging import WEIGHTS, MergeRule
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.errors import LedgerError, OptionError, TaskError
@@ -208,7 +208,7 @@ def by_the_book(rule: str, grafts: list[Graft], pre: Tensor, weight: float, dens
     return found
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", get_args(MergeRule))
 @pytest.mark.parametrize(("count", "seed"), [(1, 0), (2, 1), (4, 2)])
 def test_as_the_reference(rule: Any, count: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     grafts, pre = random_grafts(count, 500, seed)
@@ -242,7 +242,7 @@ def test_as_peft_merges_its_adapters() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", get_args(MergeRule))
 def test_one_graft_merged_with_an_empty_one_is_itself_bit_for_bit(rule: Any, dtype: torch.dtype) -> None:
     (graft,), pre = random_grafts(1, 300, 3)
     pre, values = pre.to(dtype), graft.values.to(dtype)

@@ -53,13 +53,12 @@ def test_backward_transfer_compares_with_the_row_of_learning_not_with_the_best()
 
 def test_forward_transfer_leaves_the_first_task_out() -> None:
     """((0.30 − 0.25) + (0.50 − 0.40)) / 2 = 0.075."""
-    assert learning_matrix.forward_transfer(MATRIX) == pytest.approx(0.075)
+    assert learning_matrix.summarize(MATRIX, None)["fwt"] == pytest.approx(0.075)
 
 
 def test_intransigence_against_fine_tuning() -> None:
     """((0.85 − 0.80) + (0.75 − 0.70) + (0.80 − 0.85)) / 3 = 0.05 / 3."""
-    assert learning_matrix.intransigence(MATRIX, [0.85, 0.75, 0.80]) == pytest.approx(0.05 / 3)
-    assert learning_matrix.intransigence(MATRIX, None) is None
+    assert learning_matrix.summarize(MATRIX, None, [0.85, 0.75, 0.80])["intransigence"] == pytest.approx(0.05 / 3)
 
 
 def test_summary_has_exactly_the_keys_of_the_results_file() -> None:
@@ -98,21 +97,20 @@ def test_a_wrong_matrix_is_refused_by_every_metric(matrix: list[list[float]], me
         learning_matrix.forgetting,
         learning_matrix.forgetting_per_task,
         learning_matrix.backward_transfer,
-        learning_matrix.forward_transfer,
     ):
         with pytest.raises(MetricError, match=message):
             metric(matrix)
     with pytest.raises(MetricError, match=message):
-        learning_matrix.intransigence(matrix, [0.5])
+        learning_matrix.summarize(matrix, None, [0.5])
     with pytest.raises(MetricError, match=message.replace("matrix", "ece")):
         learning_matrix.summarize(ONE_TASK, matrix)
 
 
 def test_a_wrong_reference_is_refused() -> None:
     with pytest.raises(MetricError, match=r"^reference must hold one .* shape \(3,\); got shape \(2,\)\.$"):
-        learning_matrix.intransigence(MATRIX, [0.5, 0.5])
+        learning_matrix.summarize(MATRIX, None, [0.5, 0.5])
     with pytest.raises(MetricError, match=r"^reference must hold fractions in \[0, 1\].* got 85\.0\.$"):
-        learning_matrix.intransigence(MATRIX, [85.0, 0.5, 0.5])
+        learning_matrix.summarize(MATRIX, None, [85.0, 0.5, 0.5])
 
 
 def test_an_ece_matrix_of_another_stream_is_refused() -> None:

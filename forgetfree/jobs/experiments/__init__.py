@@ -6,9 +6,15 @@ An experiment is one class in one file of `forgetfree.benchmarks.paper`. It says
 
 from forgetfree.jobs.experiment_config import ExperimentConfig, Preset, adjusted
 from forgetfree.jobs.experiments.context import ExperimentContext, TunedTask
-from forgetfree.jobs.experiments.experiment import Claim, Experiment, load_experiment
-from forgetfree.jobs.experiments.job import run_experiment
-from forgetfree.jobs.experiments.report import draw_outcome, load_experiment_results, outcome, rows_of
+from forgetfree.jobs.experiments.experiment import (
+    Claim,
+    Experiment,
+    draw_outcome,
+    load_experiment,
+    load_experiment_results,
+    outcome,
+    rows_of,
+)
 from forgetfree.jobs.experiments.rows import (
     SCORE,
     Row,
@@ -51,7 +57,6 @@ __all__ = [
     "pivot",
     "ratio",
     "rows_of",
-    "run_experiment",
     "scores_over_sparsity",
     "select",
     "share_of",

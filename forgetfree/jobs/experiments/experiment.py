@@ -1,18 +1,26 @@
-"""What an experiment is: one class in one file of `forgetfree.benchmarks.paper`."""
+"""What an experiment is, one class in one file of `forgetfree.benchmarks.paper`, and what it says of what was measured."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from forgetfree import registry
+from forgetfree.errors import ReportError, RunError, first_line
+from forgetfree.files import StrPath
 from forgetfree.jobs.experiment_config import Preset
 from forgetfree.jobs.experiments.context import ExperimentContext
 from forgetfree.jobs.experiments.rows import Row, Unit
-from forgetfree.results.report.page import Table
+from forgetfree.results.records import ExperimentResults
+from forgetfree.results.report.page import Page, Table, render_page
+from forgetfree.results.stored import find_results, read_stored
+from forgetfree.results.unit_folder import made_of_units
+from forgetfree.tasks import MAX_LENGTH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,3 +94,96 @@ def load_experiment(name: str) -> Experiment:
     """
     experiment: Experiment = registry.experiment(name)()
     return experiment
+
+
+# -- What was measured, read back: claims, tables and the figure ------------------------------------------
+
+#: What a setting means that was written before one of these could be chosen.
+_DEFAULTS = {"max_length": MAX_LENGTH, "evaluate_on": "test"}
+
+
+def load_experiment_results(path: StrPath) -> ExperimentResults:
+    """Read and check the results of an experiment; under ``made`` stands what its units were computed with.
+
+    Raises:
+        ReportError: it cannot be read, is of another kind, or lacks what its report is made of.
+    """
+    file = find_results(path)
+    results = read_stored(file, _read, "Give what `forgetfree experiment --out` wrote.")
+    return results.with_facts(**made_of_units(file.parent / "units")) if file.suffix == ".json" else results
+
+
+def _read(content: Any) -> ExperimentResults:
+    """Check that the report can be made of it, and that it can be resumed."""
+    if not isinstance(content, dict) or not {"experiment", "setting", "units"} <= content.keys():
+        raise ValueError("it holds no results of an experiment")
+    if isinstance(content["setting"], dict):
+        content = {**content, "setting": {**_DEFAULTS, **content["setting"]}}
+    results = ExperimentResults.of(content)
+    if results.rows:
+        with _what_rows_lack():
+            render_page(outcome(results), "markdown")
+    return results
+
+
+@contextmanager
+def _what_rows_lack() -> Iterator[None]:
+    """Turn what goes wrong with rows of a file into a ``ValueError``: only the experiment knows what they must hold."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"a row lacks {error}, which this experiment measures") from error
+    except (TypeError, LookupError, ArithmeticError, AttributeError, ValueError) as error:
+        raise ValueError(f"its rows are not those of this experiment ({first_line(error)})") from error
+
+
+def rows_of(content: Mapping[str, Any]) -> list[Row]:
+    """Return all rows in the content of results.json, unit after unit."""
+    return [row for unit in content["units"] for row in unit["rows"]]
+
+
+def outcome(results: ExperimentResults) -> Page:
+    """Return the report of an experiment: claims, then tables.
+
+    Raises:
+        RunError: nothing is measured yet.
+    """
+    experiment, rows, setting = load_experiment(results.experiment), results.rows, results.setting
+    if not rows:
+        raise RunError("The experiment has no rows yet: its first unit is not done. Go on with --resume.")
+    seeds = len({row["seed"] for row in rows})
+    notes = [
+        experiment.question,
+        f"preset {results.preset}: {setting.model}, readout {setting.readout}, "
+        f"{' and '.join(map(str, setting.shots))} shots, {seeds} {'seed' if seeds == 1 else 'seeds: mean (std)'}; all in %",
+    ]
+    if setting.evaluate_on != "test":
+        notes.append(f"scored on {setting.evaluate_on} rows: to choose options by, not to report")
+    if results.skipped:
+        notes.append(f"no data at hand for: {', '.join(results.skipped)}")
+    if not results.complete:
+        notes.append("not finished: some units are missing")
+    verdicts = {True: "yes", False: "no", None: "undecided"}
+    claims = Table(
+        "What the paper claims",
+        ("claim", "paper", "here", "holds here"),
+        tuple((c.text, c.paper, c.ours, verdicts[c.holds]) for c in experiment.claims(rows)),
+    )
+    return Page(f"{results.experiment}: {experiment.paper}", tuple(notes), (claims, *experiment.tables(rows)))
+
+
+def draw_outcome(results: ExperimentResults, out: Path) -> None:
+    """Write the figure as PNG and SVG.
+
+    Raises:
+        ReportError: the rows lack what it shows.
+    """
+    from forgetfree.results.report.figures import save_figure
+
+    name = results.experiment
+    try:
+        with _what_rows_lack():
+            figure = load_experiment(name).draw(results.rows)
+    except ValueError as error:
+        raise ReportError(f"The figure of {name!r} cannot be drawn: {error}. Measure it again.") from error
+    save_figure(figure, out / name)

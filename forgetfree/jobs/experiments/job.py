@@ -14,18 +14,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import check_tasks
 from forgetfree.display import tell_note
-from forgetfree.errors import DataError, ReportError, UsageError
+from forgetfree.errors import DataError, Faults, ReportError, UsageError
 from forgetfree.files import write_atomically
-from forgetfree.jobs.config import CommonOptions, Faults, with_precision
+from forgetfree.jobs.config import CommonOptions, with_precision
 from forgetfree.jobs.experiment_config import CheckedExperiment, ExperimentConfig
 from forgetfree.jobs.experiments.context import ExperimentContext
-from forgetfree.jobs.experiments.experiment import load_experiment
-from forgetfree.jobs.experiments.report import draw_outcome, outcome, rows_of
+from forgetfree.jobs.experiments.experiment import draw_outcome, load_experiment, outcome, rows_of
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, grafts_cost
-from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import tell_shared_rows, versions
-from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Monitor
@@ -41,23 +38,6 @@ if TYPE_CHECKING:
 
 #: Lists of a preset, and the part of a unit that each gives: a longer list is more units of the same kind.
 LISTS = {"tasks": "task", "shots": "shots", "seeds": "seed"}
-
-
-def run_experiment(config: ExperimentConfig, execution: Execution = USUAL) -> Json:
-    """Measure all units, then write report.md and the figure.
-
-    Args:
-        config: what was asked for.
-        execution: how.
-
-    Returns:
-        The content of results.json. Units that failed stand under ``failed``.
-
-    Raises:
-        UsageError: the configuration is wrong, or the directory is not empty.
-        ForgetfreeError: data or model cannot be loaded.
-    """
-    return perform(ExperimentJob(config), execution)
 
 
 class ExperimentJob(Job[ExperimentConfig]):

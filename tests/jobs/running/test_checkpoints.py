@@ -22,12 +22,13 @@ import torch
 from forgetfree import cli
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import locked
-from forgetfree.jobs.run import RunJob, run
+from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running import checkpoints, directory, environment, unit
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, KeptPhases, pack, unpack
 from forgetfree.jobs.running.directory import holdings, resumption
-from forgetfree.jobs.running.execution import Execution
+from forgetfree.jobs.running.engine import perform
+from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.signals import STOP, terminable
 from forgetfree.learning.training import generators, set_generators
 from forgetfree.models.state import ModelState, StateStore
@@ -36,6 +37,11 @@ from forgetfree.tensor_file import TensorFile
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Json = dict[str, Any]
+
+
+def run(config: RunConfig, execution: Execution = USUAL) -> Json:
+    """Do what a configuration asks for."""
+    return perform(RunJob(config), execution)
 
 
 @pytest.fixture

@@ -23,14 +23,16 @@ from tiny import last_of_each
 from forgetfree import cli, registry
 from forgetfree.errors import ConformanceError, DataError, RunError, TrainingError, UsageError, first_line
 from forgetfree.files import locked
-from forgetfree.jobs.experiments import ExperimentConfig, run_experiment
-from forgetfree.jobs.graft import run_graft
+from forgetfree.jobs.experiments import ExperimentConfig
+from forgetfree.jobs.experiments.job import ExperimentJob
+from forgetfree.jobs.graft import GraftJob
 from forgetfree.jobs.graft_config import GraftConfig
-from forgetfree.jobs.run import run
+from forgetfree.jobs.job import Job
+from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running.directory import LOCK, resumption
-from forgetfree.jobs.running.engine import assemble
-from forgetfree.jobs.running.execution import Execution
+from forgetfree.jobs.running.engine import assemble, perform
+from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.progress import Progress
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.jobs.running.workers import ThisProcess
@@ -49,22 +51,18 @@ class Command:
     Attributes:
         name: of the command.
         config: what is asked for.
-        perform: does it.
-        job: whose ``measure`` a test may replace.
+        job: its class, whose ``measure`` a test may replace.
         units: folders of the units.
     """
 
     name: str
     config: Any
-    perform: Callable[..., Json]
-    job: str
+    job: type[Job[Any]]
     units: tuple[str, ...]
 
-    @property
-    def job_class(self) -> Any:
-        """The class that `job` names."""
-        module, _, name = self.job.rpartition(".")
-        return getattr(sys.modules[module], name)
+    def perform(self, config: Any, execution: Execution = USUAL) -> Json:
+        """Do what a configuration asks for."""
+        return perform(self.job(config), execution)
 
     def at(self, out: Path, **changes: Any) -> Any:
         """The configuration with another directory, whose models are kept inside."""
@@ -109,14 +107,13 @@ def command(request: pytest.FixtureRequest, data_directory: Path, model_director
     if request.param == "run":
         config: Any = RunConfig(stream="sst2", strategies=both, shots=4, sparsity=0.05, **common)
         units = tuple(f"{name}/seed-0" for name in both)
-        return Command("run", config, run, "forgetfree.jobs.run.RunJob", units)
+        return Command("run", config, RunJob, units)
     if request.param == "graft":
         config = GraftConfig(task="sst2", seeds=(0, 1), shots=4, sparsities=(0.05,), **common)
-        job, units = "forgetfree.jobs.graft.GraftJob", ("seed-0", "seed-1")
-        return Command("graft", config, run_graft, job, units)
+        return Command("graft", config, GraftJob, ("seed-0", "seed-1"))
     config = ExperimentConfig(name="where", tasks=("sst2",), seeds=(0, 1), shots=(4,), sparsities=(0.05,), **common)
     units = tuple(f"units/sst2-shots-4-seed-{seed}" for seed in (0, 1))
-    return Command("experiment", config, run_experiment, "forgetfree.jobs.experiments.job.ExperimentJob", units)
+    return Command("experiment", config, ExperimentJob, units)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +147,7 @@ def bytes_of(out: Path) -> dict[str, bytes]:
 
 def failing(command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, unit: int = 1) -> list[str]:
     """Let one unit fail; the folders of all that are measured from then on."""
-    job = command.job_class
+    job = command.job
     measure, measured = job.measure, list[str]()
 
     def fails(self: Any, key: Any, directory: Path, monitor: Any) -> Json:
@@ -235,9 +232,7 @@ def test_a_unit_with_a_damaged_file_is_told_and_run_again_alone(
             history.unlink()
         else:
             history.write_bytes(damaged)
-        assert f"finished: {first}; damaged, begins again: {second} (history.jsonl)" in resumption(
-            command.job_class, out
-        )
+        assert f"finished: {first}; damaged, begins again: {second} (history.jsonl)" in resumption(command.job, out)
     with monkeypatch.context() as patch:
         again = failing(command, patch, TrainingError(""), unit=0)
         command.perform(command.at(out), Execution(resume=True))
@@ -458,9 +453,8 @@ def test_two_units_that_need_one_model_make_it_once(data_directory: Path, model_
         "settings": settings,
         "shots": 4,
     }
-    run(
-        RunConfig(stream="sst2", strategies=both, sparsity=0.05, out=str(tmp_path / "out"), **common), Execution(jobs=2)
-    )
+    config = RunConfig(stream="sst2", strategies=both, sparsity=0.05, out=str(tmp_path / "out"), **common)
+    perform(RunJob(config), Execution(jobs=2))
     made = [
         name
         for name in both

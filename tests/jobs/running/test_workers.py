@@ -24,7 +24,9 @@ from together import tell_surroundings
 from forgetfree import cli, errors
 from forgetfree.errors import RunError, UnknownNameError
 from forgetfree.files import write_json
-from forgetfree.jobs.experiments import ExperimentConfig, run_experiment, usual_jobs
+from forgetfree.jobs.experiments import ExperimentConfig, usual_jobs
+from forgetfree.jobs.experiments.job import ExperimentJob
+from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.jobs.running.workers import WorkerProcesses
@@ -104,7 +106,7 @@ def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: 
     with pytest.raises(
         RunError, match=r"(?s)stopped from outside, .*finished: nothing.* --resume --out .* goes on\. Add --jobs 1"
     ):
-        run_experiment(config, Execution(jobs=2))
+        perform(ExperimentJob(config), Execution(jobs=2))
     assert none_is_left()
 
 
