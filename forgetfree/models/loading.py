@@ -35,7 +35,6 @@ from forgetfree.models.checkpoint import (
 )
 from forgetfree.models.generation import plain_generation
 from forgetfree.models.location import locate
-from forgetfree.models.module_model import refuse_frozen
 from forgetfree.models.task_model import TaskModel, TokenLayout, positions_of
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, usual_max_length
@@ -193,7 +192,7 @@ def _files_of(model: str | nn.Module, tokenizer: Any, graftable: str | None) -> 
     import transformers
 
     if graftable is None:
-        refuse_frozen(model, ParameterSpace.of(model), called)
+        ParameterSpace.of(model).check_trainable(model, called)
     with tempfile.TemporaryDirectory() as directory:  # so it is checked as any other, and what was given is not touched
         with explained(called), quiet(transformers):
             model.save_pretrained(directory)
