@@ -154,8 +154,8 @@ class DataFaults:
         if len(self._caught) == paragraphs == 1 and not isinstance(self._caught[0], BadDataError):
             raise self._caught[0]
         if paragraphs:
-            told = [_told(self._bad, self._counts, self._count)] if self._bad else []
-            raise BadDataError([*told, *self._others], self._bad, self._others, self._counts, self._count)
+            messages = [_told(self._bad, self._counts, self._count)] if self._bad else []
+            raise BadDataError([*messages, *self._others], self._bad, self._others, self._counts, self._count)
 
 
 def counts_text(counts: Mapping[str, int]) -> str:

@@ -37,5 +37,5 @@ def note(ledger: Path, action: str, before: Mapping[str, Any], after: Mapping[st
         "before": dict(before),
         "after": dict(after),
     }
-    held = path.read_text(encoding="utf-8") if path.is_file() else ""
-    write_atomically(path, f"{held}{json.dumps(line)}\n")
+    lines = path.read_text(encoding="utf-8") if path.is_file() else ""
+    write_atomically(path, f"{lines}{json.dumps(line)}\n")

@@ -132,14 +132,14 @@ def _read(place: str, data: Data | Any) -> tuple[TaskDefinition, Rows, int]:
     if is_file and "text" in (table := read_table(path)).columns:
         return definition, *_texts(table.columns["text"], place)
     try:
-        found = load_task(stem if form else path.name, place) if os.path.exists(place) else load_task(place, data)
+        task_rows = load_task(stem if form else path.name, place) if os.path.exists(place) else load_task(place, data)
     except UnknownNameError as error:
         raise UsageError(
             f"--held-aside {place} is no file or folder of texts, and no task of --data. {error}"
         ) from error
-    if found.task.writes:
-        return found.task, found.test, 0
-    return definition, *_texts(["\n".join(texts) for texts in found.test.texts], place)
+    if task_rows.task.writes:
+        return task_rows.task, task_rows.test, 0
+    return definition, *_texts(["\n".join(texts) for texts in task_rows.test.texts], place)
 
 
 def _texts(cells: Sequence[Any], place: str) -> tuple[Rows, int]:

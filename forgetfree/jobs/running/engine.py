@@ -129,7 +129,7 @@ def _begun(job: Job[Any], execution: Execution) -> Json:
     """Return the config.json that the directory was begun with; an empty one where nothing was."""
     out, command = job.out, job.config.command
     resume = execution.resume and os.path.lexists(out / "config.json")
-    held = [name for name in make_directory(out) if name != LOCK]
+    names = [name for name in make_directory(out) if name != LOCK]
     if resume or is_unused(out):
         for folder in [out, *(path for path in out.rglob("*") if path.is_dir())]:
             if folder != job.cache:  # which others may use now
@@ -143,7 +143,7 @@ def _begun(job: Job[Any], execution: Execution) -> Json:
             )
         return config
     if not is_unused(out):
-        refuse_held(out, held, f"Give another directory, or --resume to continue that {command}.")
+        refuse_held(out, names, f"Give another directory, or --resume to continue that {command}.")
     return {}
 
 
@@ -152,10 +152,10 @@ def _config(job: Job[Any], begun: Json, allow_changed: bool, jobs: int) -> Json:
     request, place = as_json(job.request()), job.compared or job.config.command
     if begun:  # before anything is loaded
         request = merged_request(job.out, begun[place], request, job.growing, job.names_all, keys_of(job.config))
-    found, held = job.describe(), begun.get("machine", {}).get("threads")
+    description, threads = job.describe(), begun.get("machine", {}).get("threads")
     # On them depends the order in which numbers are added, so all units of a directory have as many.
-    set_threads(job.threads or (held if isinstance(held, int) else threads_of_each(min(jobs, len(job.keys())))))
-    config = {"schema": SCHEMA, place: request, **environment(job.device), **found, "units": job.keys()}
+    set_threads(job.threads or (threads if isinstance(threads, int) else threads_of_each(min(jobs, len(job.keys())))))
+    config = {"schema": SCHEMA, place: request, **environment(job.device), **description, "units": job.keys()}
     if job.in_memory.call:
         config["command"] = job.in_memory.call
     if job.objects:  # it cannot be repeated from this file alone
@@ -186,7 +186,7 @@ def _run(job: Job[Any], executor: Executor, units: Sequence[Unit], debug: bool, 
                 "leave the directory alone until it has ended."
             ) from error
         with suppress(Exception):  # what is cut short stands in the results, too
-            assemble(kind, out, ended=not STOP.asked)  # figures take longer than a scheduler waits
+            assemble(kind, out, ended=not STOP.requested)  # figures take longer than a scheduler waits
         if isinstance(error, ProcessLost):
             raise RunError(
                 "A process was stopped from outside, perhaps for want of memory, or could not start (then it says above "

@@ -70,13 +70,13 @@ def memory_of_phases(
         whole = wide * (1 + _moments(options)) + max(wide, vector + _kept(model, options, rows * length))
     skill = isinstance(options, LocalizationOptions)
     tuned = vector if skill and options.needs_fine_tuned else 0  # type: ignore[attr-defined]
-    found: Mapping[Phase, float] = {
+    peaks: Mapping[Phase, float] = {
         "fine_tune": there + (whole if not skill or tuned else _kept(model, options, rows * length)),
         "localize": there + tuned + _choice(model, options, length, device),
         "train": there + (tuned + _kept(model, options, rows * length) if skill else whole),
         "evaluate": there + tuned + _PASSING * model.width // 4 * options.rows_at_once * length * model.hidden,
     }
-    return {phase: round(found[phase]) for phase in found if phase in set(phases)}
+    return {phase: round(peaks[phase]) for phase in peaks if phase in set(phases)}
 
 
 def _moments(options: TrainingOptions) -> int:

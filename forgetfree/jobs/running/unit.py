@@ -79,8 +79,10 @@ class Unit:
 
     def damaged(self, record: Json) -> list[str]:
         """Name the files that are not as unit.json says; of large ones sizes alone are compared."""
-        told, held = record["files"], _files(self.directory)
-        return sorted(name for name in {*told, *held} if name not in held or not _is_as(held[name], told.get(name)))
+        recorded, files = record["files"], _files(self.directory)
+        return sorted(
+            name for name in {*recorded, *files} if name not in files or not _is_as(files[name], recorded.get(name))
+        )
 
     def forget(self) -> None:
         """Mark the unit as not ended, even if its files are damaged."""
@@ -188,11 +190,13 @@ def _files(directory: Path) -> dict[str, Path]:
     }
 
 
-def _is_as(path: Path, told: Any) -> bool:
-    """Say whether a file has the size, and if it is not large the content, that unit.json tells of."""
+def _is_as(path: Path, entry: Any) -> bool:
+    """Say whether a file has the size, and if it is not large the content, that an entry of unit.json says."""
     try:
         size = size_of(path)
-        return isinstance(told, dict) and told.get("bytes") == size and (size > _LARGE or size_and_sha256(path) == told)
+        return (
+            isinstance(entry, dict) and entry.get("bytes") == size and (size > _LARGE or size_and_sha256(path) == entry)
+        )
     except OSError:
         return False
 

@@ -247,7 +247,7 @@ class Cut:
             met(history, at, name, number, *args)
             self.steps.append((at, name, number))
             if (at, name, number) == (task, phase, step):
-                STOP.asked = True
+                STOP.requested = True
 
         monkeypatch.setattr(unit.History, "met", meets)
 
@@ -547,7 +547,7 @@ def test_other_versions_are_refused_or_recorded_and_no_unit_is_computed_in_two_w
             nonlocal count
             met(history, task, phase, step, *args)
             count += (task, phase, step) == ("qnli", "train", 3)
-            STOP.asked = count == 2
+            STOP.requested = count == 2
 
         patch.setattr(unit.History, "met", stop)
         run(both)
