@@ -311,7 +311,7 @@ def metrics_of(kind: str) -> list[str]:
     return [name for name in metrics() if name not in others]
 
 
-def unknkind_names(task: TaskDefinition) -> list[str]:
+def unknown_names(task: TaskDefinition) -> list[str]:
     """Return a phrase for the kind, and for the metric, that a definition names and no package here has."""
     from forgetfree.tasks import KIND_OF_FORM
 
@@ -456,7 +456,7 @@ def _stream_or_task(name: str, candidate: Any) -> Any:
             template=candidate.template or DEFAULT_TEMPLATE.get(candidate.kind, ""),
             causal_template=candidate.causal_template or DEFAULT_CAUSAL_TEMPLATE.get(candidate.kind, ""),
         )
-        if faults := unknkind_names(task) or kind(task.kind).faults(task):
+        if faults := unknown_names(task) or kind(task.kind).faults(task):
             raise UsageError("; ".join(faults))
         return task
     if isinstance(candidate, tuple | list) and candidate and all(isinstance(task, str) and task for task in candidate):

@@ -268,7 +268,7 @@ class TaskAdapters:
     def _belonging(self) -> dict[str, Any]:
         loaded = self._strategy.stream.loaded
         binding = loaded.binding(self._strategy.options.answering["precision"])
-        return {"together": self._joint, "fingerprint": loaded.fingerprint, "binding": binding}
+        return {"joint": self._joint, "fingerprint": loaded.fingerprint, "binding": binding}
 
     def bytes_kept(self) -> int:
         """Count adapters and readouts."""
