@@ -38,7 +38,7 @@ SHARE = 0.02
 _SPEED, _LEAST = 2e8, 0.02
 
 
-class KeptPhases(Checkpoint):
+class FileCheckpoint(Checkpoint):
     """Keeps where each phase of a unit stands.
 
     Args:

@@ -179,8 +179,8 @@ def code() -> str | None:
 
 def versions() -> dict[str, str]:
     """Return versions of forgetfree, Python and the packages that are here; grafting needs no Avalanche or datasets."""
-    found = {package: _version(package) for package in _PACKAGES}
-    here = {package: told for package, told in found.items() if told is not None}
+    numbers = {package: _version(package) for package in _PACKAGES}
+    here = {package: number for package, number in numbers.items() if number is not None}
     return {"forgetfree": __version__, "python": platform.python_version(), **here}
 
 

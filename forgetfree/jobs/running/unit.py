@@ -24,7 +24,7 @@ from typing import Any
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, RunError, TrainingError, UsageError, first_line
 from forgetfree.files import size_of, write_atomically, write_json
-from forgetfree.jobs.running.checkpoints import CHECKPOINT, KeptPhases, remove_checkpoint
+from forgetfree.jobs.running.checkpoints import CHECKPOINT, FileCheckpoint, remove_checkpoint
 from forgetfree.jobs.running.environment import circumstances, environment
 from forgetfree.json_file import parse_json, sign
 from forgetfree.learning.monitor import Follower, Monitor, Phase, Relay
@@ -112,7 +112,7 @@ class Unit:
                 written: the other units would fail, too.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        kept = KeptPhases(self.directory, circumstances(device))
+        kept = FileCheckpoint(self.directory, circumstances(device))
         for path in self.directory.iterdir():
             if not kept.goes_on or path.name not in (CHECKPOINT, HISTORY):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
