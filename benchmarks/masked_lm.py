@@ -21,7 +21,7 @@ from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs.running.environment import make_directory, refuse_held
 from forgetfree.models.checkpoint import read_config, read_tokenizer, read_weights
-from forgetfree.models.loading import locate
+from forgetfree.models.location import locate
 
 #: Tasks of single texts and of pairs, from several domains.
 TASKS = ("sst2", "mr", "mpqa", "cr", "ag_news", "qnli", "snli", "mnli", "mrpc", "qqp")

@@ -15,7 +15,7 @@ from forgetfree.benchmarks.speed.measurement import PeakMemory
 from forgetfree.core.tensors import DTYPES as TORCH_DTYPES
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.sources import load_task
-from forgetfree.jobs.running.memory import ModelSize, memory_of_phases
+from forgetfree.jobs.running.costs import ModelSize, memory_of_phases
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.single_task import SingleTask

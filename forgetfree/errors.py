@@ -5,6 +5,7 @@
     │   ├── UnknownNameError     no strategy, stream, task, model or option of that name
     │   ├── OptionError          an option's value has the wrong type or is out of its range
     │   ├── RareLabelError       a label has fewer training rows than shots
+    │   ├── FieldError           a field of a request, or an argument, asks for what a task does not do
     │   └── SeveralFaultsError   several of these, one a line
     ├── DataError                a data file does not hold what a task needs
     │   ├── NoDataError          there is no data for a task
@@ -33,7 +34,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from forgetfree.display import brief, escaped, escaped_lines
@@ -64,6 +65,14 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     begun = [each for each in names if len(name) > 2 and each.startswith(name)]
     near = begun[:1] or difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+class FieldError(UsageError):
+    """A field of a request, or an argument, asks for what a task does not do; ``field`` is its name."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        self.field = field
+        super().__init__(message)
 
 
 class UnknownNameError(UsageError):
@@ -103,6 +112,44 @@ class SeveralFaultsError(UsageError):
     def __init__(self, faults: Iterable[str], rows: Iterable[Any] = ()) -> None:
         self.faults, self.rows = tuple(faults), tuple(rows)
         Exception.__init__(self, _listed(self.faults))
+
+
+class Faults:
+    """All that is wrong with what was asked for, reported together.
+
+    Args:
+        caught: the errors that are faults.
+    """
+
+    def __init__(self, caught: type[ForgetfreeError] = UsageError) -> None:
+        self._caught = caught
+        self._found: dict[str, None] = {}
+        self._rows: list[Any] = []
+
+    def add(self, fault: str) -> None:
+        """Add one more, as a sentence."""
+        self._found[fault] = None
+
+    def attempt(self, action: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what ``action`` returns; ``None`` where it finds a fault."""
+        try:
+            return action(*arguments)
+        except self._caught as error:
+            for fault in getattr(error, "faults", (str(error),)):
+                self.add(fault)
+            self._rows += getattr(error, "rows", ())
+            return None
+
+    def report(self) -> None:
+        """Raise ``UsageError`` with the fault, or `SeveralFaultsError` with all of them, if there is one."""
+        if self._found:
+            raise SeveralFaultsError(self._found, self._rows)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
 
 
 class DataError(ForgetfreeError):

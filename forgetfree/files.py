@@ -275,3 +275,8 @@ def size_of(path: Path) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is a pipe or a device, expected a file", str(path))
     return status.st_size
+
+
+def existing(path: Path) -> Path:
+    """Return ``path`` where it exists, else the nearest folder above it that does."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))

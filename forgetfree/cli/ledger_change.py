@@ -171,7 +171,7 @@ def merge(
     if len(set(ledgers)) < 2:
         raise UsageError(f"Merging takes two different ledgers or more, got {len(set(ledgers))}.")
     quiet_libraries()
-    from forgetfree.jobs.audit import note
+    from forgetfree.jobs.stream_prefix import note
     from forgetfree.ledger import Ledger, joined_ledger
     from forgetfree.results.unit_folder import size_and_sha256
 

@@ -50,7 +50,8 @@ def command(
     try:
         import uvicorn
 
-        from forgetfree.serve.server import Limits, TimelyProtocol, application
+        from forgetfree.serve.batcher import Limits
+        from forgetfree.serve.server import TimelyProtocol, application
     except ImportError as error:
         raise UsageError(
             f"forgetfree serve needs FastAPI and uvicorn, and {error.name} is not installed. Install them with: pip install "

@@ -114,7 +114,7 @@ def load_stream(
         tasks=definitions,
     )
     if skip_bad_rows:
-        tasks = [fitting(rows, loaded) for rows in tasks]
+        tasks = [fitting(rows, loaded.encoder(rows.task)) for rows in tasks]
     tell(tasks)
     tell_note(loaded.note)
     name = stream if isinstance(stream, str) else ",".join(rows.task.name for rows in tasks)

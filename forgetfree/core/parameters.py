@@ -185,6 +185,16 @@ class ParameterSpace:
                     f"expected {spec.name!r} in {spec.dtype}, got {tensor.dtype}. Load the model with dtype={spec.dtype}."
                 )
 
+    def check_trainable(self, model: nn.Module, called: str) -> None:
+        """Raise ``ModelError`` where a part of what may be grafted is frozen; of a model for inference, all may be."""
+        graftable = zip(self.tensors, self.parameters(model), strict=True)
+        frozen = [spec.name for spec, parameter in graftable if not parameter.requires_grad]
+        if frozen and any(parameter.requires_grad for parameter in model.parameters()):
+            raise ModelError(
+                f"{frozen[0]!r} of {called} is frozen (requires_grad=False), and every tensor that may be grafted is trained. "
+                "Name those that may be as graftable=…, a regular expression, or freeze none."
+            )
+
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the tensors of a flat vector ``(N,)`` as views in their shapes, without copying."""
         return [flat[spec.offset : spec.offset + spec.size].view(spec.shape) for spec in self.tensors]

@@ -1,23 +1,23 @@
-"""A task's rows, for every source: what a folder is, its files, its ``source.json``, and the kind that reads its tables."""
+"""A task's rows, for every source: what a place holds, its files, its ``source.json``, and the kind that reads its tables."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import ColumnNames
-from forgetfree.data.library_tables import read_saved, read_snapshot
+from forgetfree.data.library_tables import configurations, read_saved, read_snapshot
 from forgetfree.data.rows import RowKind, TaskRows
-from forgetfree.data.table_files import files_of, format_of, head_of, read_table
+from forgetfree.data.table_files import FORMATS, files_of, format_of, head_of, read_table
 from forgetfree.data.tables import Table, TaskTables, split_of
 from forgetfree.display import brief
-from forgetfree.errors import DataError
+from forgetfree.errors import DataError, UsageError
 from forgetfree.json_file import read_json
 from forgetfree.tasks import KIND_OF_FORM, SPLITS, version_of
 
@@ -35,16 +35,25 @@ _SHARD = re.compile(
 )
 
 
-# -- What a folder is ------------------------------------------------------------------------------------
+# -- What a place holds ----------------------------------------------------------------------------------
 
 
-def is_one_task(root: Path) -> bool:
-    """Return whether a folder is itself a task, and not a folder of tasks."""
-    if is_saved(root):
-        return True
-    if any(_has_files(path) for path in root.iterdir() if path.is_dir() and path.name != "data"):
-        return False  # of a snapshot, it is the folder of files
-    return is_snapshot(root) or _has_files(root)
+def tasks_at(place: Path) -> list[str] | None:
+    """Return the tasks that a place itself is; ``None`` where it is a folder of tasks, or holds no rows.
+
+    A file of rows, or a folder with the files of splits, is one task of any name: the list is empty. So is a hub snapshot,
+    unless it has several configurations: each is a task of its own name.
+    """
+    if not place.is_dir():
+        return [] if place.is_file() and format_of(place.name)[1] else None
+    if is_saved(place):
+        return []
+    if any(_has_files(path) for path in place.iterdir() if path.is_dir() and path.name != "data"):
+        return None  # of a snapshot, it is the folder of files
+    if not is_snapshot(place):
+        return [] if _has_files(place) else None
+    names = configurations(place)
+    return names if len(names) > 1 else []
 
 
 def holds_a_task(folder: Path) -> bool:
@@ -81,6 +90,35 @@ def _has_card(folder: Path) -> bool:
     with card.open("rb") as file:
         head = file.read(2**16)
     return head.startswith(b"---") and bool(re.search(rb"^(configs|dataset_info):", head, re.MULTILINE))
+
+
+def files_by_name(paths: Sequence[str]) -> dict[str, str]:
+    """Return files of rows by the names of their tasks.
+
+    Raises:
+        UsageError: one of several is missing or no file of rows, or two have one name.
+    """
+    if missing := [path for path in paths if not os.path.exists(path)]:
+        raise UsageError(
+            f"--data names {' and '.join(map(repr, missing))}, and there {'is' if len(missing) == 1 else 'are'} no such "
+            f"{'file' if len(missing) == 1 else 'files'}. Give files that are there."
+        )
+    by_name = dict[str, str]()
+    for path in paths:
+        stem, format = format_of(Path(path).name)
+        if not (format and Path(path).is_file()):
+            raise UsageError(
+                f"--data is given {len(paths)} times, and {path!r} is no file of rows ({', '.join(FORMATS)}). Give files, each "
+                "a task of its name, or one directory with a folder for each task."
+            )
+        if stem in by_name:
+            raise UsageError(
+                f"--data names {by_name[stem]!r} and {path!r}, and both would be the task {stem!r}. Rename one of the files."
+            )
+        if "," in stem:
+            raise UsageError(f"--data names {path!r}, and a task has no comma in its name. Rename the file.")
+        by_name[stem] = path
+    return by_name
 
 
 # -- Rows ------------------------------------------------------------------------------------------------

@@ -18,15 +18,15 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ReadOptions
-from forgetfree.data.library_tables import configurations, read_hub, tables_of
+from forgetfree.data.library_tables import read_hub, tables_of
 from forgetfree.data.reading import (
     check_folder,
     check_header,
+    files_by_name,
     holds_a_task,
-    is_one_task,
-    is_snapshot,
     read_folder,
     read_task,
+    tasks_at,
 )
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
@@ -281,10 +281,8 @@ class _OneTask:
     A hub snapshot with several configurations is one task of each of their names.
     """
 
-    def __init__(self, path: Path, options: ReadOptions) -> None:
-        self.path, self._options = path, options
-        names = configurations(path) if path.is_dir() and is_snapshot(path) else []
-        self._names = names if len(names) > 1 else []
+    def __init__(self, path: Path, names: list[str], options: ReadOptions) -> None:
+        self.path, self._names, self._options = path, names, options
         tasks = ", ".join(self._names) or "one task, which may have any name without a comma or a slash"
         self.hint = f"{path} holds {tasks}."
 
@@ -417,7 +415,7 @@ def _open_source(data: Any, options: ReadOptions) -> _Source:
     if isinstance(data, Mapping):
         return _Named(data, options)
     if isinstance(data, list | tuple):
-        return _Named(_by_name([os.fspath(path) for path in data]), options)
+        return _Named(files_by_name([os.fspath(path) for path in data]), options)
     data = os.fspath(data)
     if data == "hub" or data in registry.SOURCES:
         if options.texts or options.labels:
@@ -426,40 +424,12 @@ def _open_source(data: Any, options: ReadOptions) -> _Source:
             )
         return _Hub() if data == "hub" else _Embedded(data)
     path = Path(data)
+    names = tasks_at(path)
+    if names is not None:
+        return _OneTask(path, names, options)
     if path.is_dir():
-        return _OneTask(path, options) if is_one_task(path) else _Directory(path, options)
-    if path.is_file() and format_of(path.name)[1]:
-        return _OneTask(path, options)
+        return _Directory(path, options)
     fault = f"is a file, and none of rows: expected {', '.join(FORMATS)}" if path.exists() else "does not exist"
     raise UsageError(
         f"The data directory {data!r} {fault}. Give an existing one, 'hub' or 'demo' to --data, or a file of rows."
     )
-
-
-def _by_name(paths: Sequence[str]) -> dict[str, str]:
-    """Return files of rows by the names of their tasks.
-
-    Raises:
-        UsageError: one of several is missing or no file of rows, or two have one name.
-    """
-    if missing := [path for path in paths if not os.path.exists(path)]:
-        raise UsageError(
-            f"--data names {' and '.join(map(repr, missing))}, and there {'is' if len(missing) == 1 else 'are'} no such "
-            f"{'file' if len(missing) == 1 else 'files'}. Give files that are there."
-        )
-    by_name = dict[str, str]()
-    for path in paths:
-        stem, format = format_of(Path(path).name)
-        if not (format and Path(path).is_file()):
-            raise UsageError(
-                f"--data is given {len(paths)} times, and {path!r} is no file of rows ({', '.join(FORMATS)}). Give files, each "
-                "a task of its name, or one directory with a folder for each task."
-            )
-        if stem in by_name:
-            raise UsageError(
-                f"--data names {by_name[stem]!r} and {path!r}, and both would be the task {stem!r}. Rename one of the files."
-            )
-        if "," in stem:
-            raise UsageError(f"--data names {path!r}, and a task has no comma in its name. Rename the file.")
-        by_name[stem] = path
-    return by_name

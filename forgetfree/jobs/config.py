@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,10 +19,9 @@ from pydantic import Field as Bounds
 from forgetfree.data.columns import ReadOptions
 from forgetfree.display import brief
 from forgetfree.errors import (
-    ForgetfreeError,
+    Faults,
     OptionError,
     ReportError,
-    SeveralFaultsError,
     UnknownNameError,
     UsageError,
 )
@@ -111,7 +110,7 @@ class SettingFlags:
     batch_size: str = option("", "rows per update", group="How to learn")
     precision: str = option(
         "",
-        "fp32, bf16, on a GPU fp16, or auto: bf16 where it is native",
+        "fp32 (that of the weights, see dtype), bf16, on a GPU fp16, or auto: bf16 where it is native",
         group="How to learn",
         placeholder="NAME",
     )
@@ -298,44 +297,6 @@ def check_known(key: str, known: Collection[str]) -> None:
     """Raise ``UnknownNameError`` unless an option is known."""
     if key not in known:
         raise UnknownNameError("option", key, known)
-
-
-class Faults:
-    """All that is wrong with what was asked for, reported together.
-
-    Args:
-        caught: the errors that are faults.
-    """
-
-    def __init__(self, caught: type[ForgetfreeError] = UsageError) -> None:
-        self._caught = caught
-        self._found: dict[str, None] = {}
-        self._rows: list[Any] = []
-
-    def add(self, fault: str) -> None:
-        """Add one more, as a sentence."""
-        self._found[fault] = None
-
-    def attempt(self, action: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what ``action`` returns; ``None`` where it finds a fault."""
-        try:
-            return action(*arguments)
-        except self._caught as error:
-            for fault in getattr(error, "faults", (str(error),)):
-                self.add(fault)
-            self._rows += getattr(error, "rows", ())
-            return None
-
-    def report(self) -> None:
-        """Raise ``UsageError`` with the fault, or `SeveralFaultsError` with all of them, if there is one."""
-        if self._found:
-            raise SeveralFaultsError(self._found, self._rows)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from forgetfree import registry
-from forgetfree.jobs.config import CommonOptions, Faults, JobConfig, Readout, Seed, Shots, Sparsity, check_known
+from forgetfree.errors import Faults
+from forgetfree.jobs.config import CommonOptions, JobConfig, Readout, Seed, Shots, Sparsity, check_known
 from forgetfree.options import build, option
 from forgetfree.tasks import MAX_LENGTH, EvaluatedOn
 

@@ -23,9 +23,9 @@ from forgetfree.core.regions import Region, distribution, kind_of, layer_of
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
 from forgetfree.display import tell_note
-from forgetfree.errors import UsageError
+from forgetfree.errors import Faults, UsageError
 from forgetfree.files import link_or_copy, sha256, write_atomically
-from forgetfree.jobs.config import CommonOptions, Faults, InMemory, with_precision
+from forgetfree.jobs.config import CommonOptions, InMemory, with_precision
 from forgetfree.jobs.graft_config import CheckedGraft, GraftConfig
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, grafts_cost
@@ -179,7 +179,8 @@ class GraftJob(Job[GraftConfig]):
             self.common.evaluate_on,
             self.config.read_options,
         )
-        return fitting(rows, self._model(rows.task)) if self.config.skip_bad_rows and rows.task.writes else rows
+        skips = self.config.skip_bad_rows and rows.task.writes
+        return fitting(rows, self._model(rows.task).encoder(rows.task)) if skips else rows
 
     def _model(self, task: TaskDefinition) -> LoadedModel:
         """Load the model that is grafted onto."""

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from forgetfree.device import find_device
-from forgetfree.jobs.config import CommonOptions, Faults, InMemory, JobConfig
+from forgetfree.errors import Faults
+from forgetfree.jobs.config import CommonOptions, InMemory, JobConfig
 from forgetfree.jobs.running.costs import Workload
 from forgetfree.jobs.running.environment import check_precision
 from forgetfree.jobs.running.loggers import Subject, logged

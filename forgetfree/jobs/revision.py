@@ -35,7 +35,7 @@ from forgetfree.jobs.stream_prefix import StreamPrefix
 from forgetfree.json_file import parse_json, sign
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.monitor import Monitor
-from forgetfree.models.architecture import CAUSAL_HEAD
+from forgetfree.models.loading import CAUSAL_HEAD
 from forgetfree.options import build
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree.core.regions import distribution, kind_of, layer_of
 from forgetfree.display import tell_note
-from forgetfree.errors import ReportError, RunError
+from forgetfree.errors import Faults, ReportError, RunError
 from forgetfree.files import write_atomically, write_json
-from forgetfree.jobs.config import Faults, InMemory, with_precision
+from forgetfree.jobs.config import InMemory, with_precision
 from forgetfree.jobs.diagnostics import read_floors, write_floors
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.predictions import agreement, save_predictions

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forgetfree import recipes, registry
 from forgetfree.display import tell_note
-from forgetfree.errors import ForgetfreeError, OptionError, UnknownNameError, UsageError, nearest
-from forgetfree.jobs.config import CommonOptions, Faults, JobConfig, check_or_fewer
+from forgetfree.errors import Faults, ForgetfreeError, OptionError, UnknownNameError, UsageError, nearest
+from forgetfree.jobs.config import CommonOptions, JobConfig, check_or_fewer
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.tasks import Decoding, Scenario, version_of

@@ -102,7 +102,7 @@ class StreamLearner:
         ]
         if self.config.skip_bad_rows and any(rows.task.writes for rows in tasks):
             self._fresh = self._load([rows.task for rows in tasks])
-            tasks = [fitting(rows, self._fresh) for rows in tasks]
+            tasks = [fitting(rows, self._fresh.encoder(rows.task)) for rows in tasks]
         return tasks
 
     def read(self) -> list[TaskRows]:
@@ -154,7 +154,7 @@ class StreamLearner:
         if place is None:
             return None
         data = self.in_memory.data_or(self.config.data)
-        return TextsAside.of(place, data, stream.loaded, self.checked.run.test_limit)
+        return TextsAside.of(place, data, stream.loaded, self.checked.run.test_limit, self.config.read_options)
 
     @cached_property
     def _starts(self) -> Mapping[str, AdapterStart]:

@@ -1,23 +1,28 @@
-"""What a finished unit of a run hands on to a run of another stream: what the other tasks left, bit for bit."""
+"""What a finished unit of a run hands on to a run of another stream: what the other tasks left, bit for bit.
+
+Beside a ledger stands ``audit.jsonl``: what was taken out of it or put into it, when, and the hashes before and after.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from forgetfree.errors import RunError
 from forgetfree.files import write_atomically, write_json
-from forgetfree.jobs.audit import AUDIT, note
 from forgetfree.jobs.diagnostics import read_floors, write_floors
 from forgetfree.jobs.predictions import PREDICTION_FILE, PREDICTIONS
 from forgetfree.jobs.run import ledger_summary
-from forgetfree.jobs.running.environment import make_directory
+from forgetfree.jobs.running.environment import make_directory, versions
 from forgetfree.jobs.running.unit import HISTORY, Json, Unit, described_files
 from forgetfree.json_file import parse_json, read_json
 from forgetfree.learning.monitor import PHASES
@@ -167,3 +172,34 @@ class StreamPrefix:
 def _of_tasks(numbers: Json, tasks: Sequence[str]) -> Json:
     """Return of each kind of numbers those of some tasks."""
     return {kind: {task: number for task, number in of.items() if task in tasks} for kind, of in numbers.items()}
+
+
+# -- What was done to a ledger ---------------------------------------------------------------------------
+
+
+#: A JSON object a line, the latest last.
+AUDIT = "audit.jsonl"
+
+
+def note(ledger: Path, action: str, before: Mapping[str, Any], after: Mapping[str, Any], **more: Any) -> None:
+    """Add a line to the audit record beside a ledger.
+
+    Args:
+        ledger: the ledger's file, or the record of another ledger, whose lines come first.
+        action: what was done.
+        before: size and SHA-256 of the files before, by name.
+        after: those of the files now.
+        more: what else is to be known.
+    """
+    path = ledger.with_name(AUDIT)
+    made = versions()
+    line = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "action": action,
+        **more,
+        "by": {name: made[name] for name in ("forgetfree", "torch")},
+        "before": dict(before),
+        "after": dict(after),
+    }
+    held = path.read_text(encoding="utf-8") if path.is_file() else ""
+    write_atomically(path, f"{held}{json.dumps(line)}\n")

@@ -15,9 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.errors import ForgetfreeError, RunError
+from forgetfree.errors import Faults, ForgetfreeError, RunError
 from forgetfree.files import write_atomically
-from forgetfree.jobs.config import Faults, with_precision
+from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.running.costs import Workload

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, get_type_hints
 
 from forgetfree import registry
 from forgetfree.display import brief
-from forgetfree.errors import OptionError, UsageError
-from forgetfree.jobs.config import Faults, check_known
+from forgetfree.errors import Faults, OptionError, UsageError
+from forgetfree.jobs.config import check_known
 from forgetfree.jobs.run_config import CheckedRun, RunConfig, RunOptions, StreamConfig
 from forgetfree.options import fits, option, read_value
 

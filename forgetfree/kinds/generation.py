@@ -218,9 +218,8 @@ class Generation(TaskKind):
         self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, wrote: Wrote | None = None, **how: Any
     ) -> TextAnswers:
         """Return answers with the text that a model writes after each prompt, or with the likeliest that is allowed."""
-        from forgetfree.models.choosing import log_probabilities
         from forgetfree.models.decoding import counting
-        from forgetfree.models.generation import write
+        from forgetfree.models.generation import log_probabilities, write
         from forgetfree.parallel.exchange import size
 
         assert isinstance(answers, TextAnswers)

@@ -10,6 +10,7 @@ from typing import Any
 from forgetfree.core.readout_model import LINEAR
 from forgetfree.data.bad_rows import BadRow, BadRows, joined_summary
 from forgetfree.data.bad_rows import left_out as told_left_out
+from forgetfree.data.encoding import Encoder
 from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
@@ -135,10 +136,14 @@ def encode_task(
     )
 
 
-def fitting(rows: TaskRows, loaded: LoadedModel) -> TaskRows:
-    """Return a task without the rows that the model cannot learn from, counted as bad rows; a split of such rows stays."""
+def fitting(rows: TaskRows, encoder: Encoder) -> TaskRows:
+    """Return a task without the rows that a model cannot learn from, counted as bad rows; a split of such rows stays.
+
+    Args:
+        rows: the task and its rows.
+        encoder: of the task's texts, for the model.
+    """
     task, splits, left_out = rows.task, dict[str, Any](), dict[str, BadRows]()
-    encoder = loaded.encoder(task)
     for split in SPLITS:
         part: Rows = getattr(rows, split)
         long = {*kind_of(task).too_long(part, encoder)}

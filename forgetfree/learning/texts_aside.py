@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.data.bad_rows import counts_text
+from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
 from forgetfree.data.encoding import Encoder
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows, TaskRows
@@ -25,6 +28,8 @@ from forgetfree.tasks import TaskDefinition
 
 #: Tokens of a batch: the logits of each are as many as the vocabulary has tokens.
 _BATCH_TOKENS = 2048
+#: What is wrong with a row whose text has no next token.
+_SHORT = "no text of two tokens or more"
 #: Readouts of models that predict the next token.
 _NEXT_TOKEN = ("causal", "generate")
 
@@ -44,7 +49,14 @@ class TextsAside:
     note: str = ""
 
     @classmethod
-    def of(cls, place: str, data: Data | Any, loaded: LoadedModel, limit: int | None = None) -> Self:
+    def of(
+        cls,
+        place: str,
+        data: Data | Any,
+        loaded: LoadedModel,
+        limit: int | None = None,
+        options: ReadOptions = READ_DEFAULTS,
+    ) -> Self:
         """Return the texts of a place.
 
         Args:
@@ -53,21 +65,26 @@ class TextsAside:
             data: as `load_task` takes it.
             loaded: the model.
             limit: texts that are read, at most, spread evenly.
+            options: how the rows of tasks are read, and whether bad ones are left out.
 
         Raises:
             UsageError: there is no such place, or the model predicts no next token.
-            DataError: there are no texts.
+            DataError: there are no texts, or rows of a task are bad, or too long for the model.
         """
         if loaded.readout not in _NEXT_TOKEN:
             raise UsageError(
                 "--held-aside tells the loss of a causal language model on each next token, and the readout "
                 f"{loaded.readout!r} predicts none. Use --readout causal or generate, or leave --held-aside out."
             )
-        definition, rows, lost = _read(place, data)
-        rows = rows.take(evenly(len(rows), limit))
+        definition, rows, lost = _read(place, data, options)
         if definition.writes and rows.labels[0]:
-            encoder = loaded.encoder(definition)
-            ids, labels, _ = encoder.learned(rows)  # type: ignore[attr-defined]
+            encoder: Any = loaded.encoder(definition)
+            long = {*encoder.too_long(rows)} if options.skip_bad_rows else set[int]()
+            if 0 < len(long) < len(rows):
+                rows = rows.take([i for i in range(len(rows)) if i not in long])
+                lost["answer does not fit"] = len(long)
+            rows = rows.take(evenly(len(rows), limit))
+            ids, labels, _ = encoder.learned(rows)
         elif loaded.writes_apart:
             raise UsageError(
                 f"--held-aside {place} holds texts without prompts, and an encoder-decoder continues prompts. Give a task with "
@@ -75,14 +92,15 @@ class TextsAside:
             )
         else:
             encoder = Encoder(loaded.tokenizer, None, loaded.max_length, closed=False)
+            rows = rows.take(evenly(len(rows), limit))
             whole = [ids for ids in encoder(rows) if len(ids) > 1]
             ids, labels = [[~token for token in each[:-1]] for each in whole], [each[1:] for each in whole]
-            lost += len(rows) - len(whole)
+            lost += Counter({_SHORT: len(rows) - len(whole)})
         if not ids:
             raise DataError(f"--held-aside {place} has no text of two tokens or more. Give other texts.")
         encoded = EncodedRows.of(ids, labels, 0, loaded.pad, definition.kind)
-        left_out = f"{counted(lost, 'row')} of --held-aside {place} left out, with no text of two tokens or more."
-        notes = [encoder.cut_note("text that no task trains", len(rows)), left_out if lost else ""]
+        left_out = f"Rows of --held-aside {place} left out: {counts_text(lost)}."
+        notes = [encoder.cut_note("text that no task trains", len(rows)), left_out if lost.total() else ""]
         return cls(encoded, rows.first, " ".join(filter(None, notes)))
 
     @property
@@ -117,8 +135,8 @@ class TextsAside:
         return float(losses.double().mean())
 
 
-def _read(place: str, data: Data | Any) -> tuple[TaskDefinition, Rows, int]:
-    """Return the task that the texts of a place are of, the texts, and how many rows have none.
+def _read(place: str, data: Data | Any, options: ReadOptions) -> tuple[TaskDefinition, Rows, Counter[str]]:
+    """Return the task that the texts of a place are of, the texts, and how many rows are left out, by what is wrong.
 
     They have no labels, unless they answer prompts.
     """
@@ -128,23 +146,29 @@ def _read(place: str, data: Data | Any) -> tuple[TaskDefinition, Rows, int]:
     if is_file and form in ("", "txt"):
         encoding, _ = encoding_of(path, unpacked_limit(path))
         rows, _ = _texts([line.strip() for line in lines_of(path, encoding)], place)
-        return definition, rows, 0  # empty lines part texts
+        return definition, rows, Counter()  # empty lines part texts
     if is_file and "text" in (table := read_table(path)).columns:
         return definition, *_texts(table.columns["text"], place)
     try:
-        task_rows = load_task(stem if form else path.name, place) if os.path.exists(place) else load_task(place, data)
+        if os.path.exists(place):  # whose columns are not those that are named for --data
+            own = ReadOptions(skip_bad_rows=options.skip_bad_rows)
+            task_rows = load_task(stem if form else path.name, place, options=own)
+        else:
+            task_rows = load_task(place, data, options=options)
     except UnknownNameError as error:
         raise UsageError(
             f"--held-aside {place} is no file or folder of texts, and no task of --data. {error}"
         ) from error
+    lost = Counter(task_rows.left_out.get("test", {}).get("faults", {}))
     if task_rows.task.writes:
-        return task_rows.task, task_rows.test, 0
-    return definition, *_texts(["\n".join(texts) for texts in task_rows.test.texts], place)
+        return task_rows.task, task_rows.test, lost
+    rows, without = _texts(["\n".join(texts) for texts in task_rows.test.texts], place)
+    return definition, rows, lost + without
 
 
-def _texts(cells: Sequence[Any], place: str) -> tuple[Rows, int]:
+def _texts(cells: Sequence[Any], place: str) -> tuple[Rows, Counter[str]]:
     """Return the texts among cells, and how many cells hold none."""
     texts = tuple(text for text in cells if is_text(text) and text.strip())
     if not texts:
         raise DataError(f"--held-aside {place} holds no text. Give a text a line, or a column 'text'.")
-    return Rows(texts, (), ((),) * len(texts)), len(cells) - len(texts)
+    return Rows(texts, (), ((),) * len(texts)), Counter({_SHORT: len(cells) - len(texts)})

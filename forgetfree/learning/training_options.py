@@ -80,8 +80,8 @@ class TrainingOptions(Options):
     )
     precision: PrecisionChoice = option(
         "fp32",
-        "of forward and backward passes; weights keep their dtype. bf16 is up to twice as fast where the device has it; auto: "
-        "bf16 where the device computes in it natively, else fp32",
+        "of forward and backward passes; weights keep their dtype. fp32: that of the weights, so bfloat16 with dtype=bfloat16; "
+        "bf16 is up to twice as fast where the device has it; auto: bf16 where the device computes in it natively, else fp32",
     )
     answer_precision: PrecisionChoice | None = option(
         None,

@@ -19,12 +19,15 @@ from torch import nn
 
 from forgetfree.core.body import POOLER
 from forgetfree.core.parameters import HEADS
+from forgetfree.core.readout_model import LINEAR
+from forgetfree.display import counted
 from forgetfree.errors import ModelError
 from forgetfree.files import is_full, size_of
 from forgetfree.json_file import check, check_fields, read_json
-from forgetfree.models.architecture import TEXT_ENCODER
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: The class that loads the encoder of an encoder-decoder.
+TEXT_ENCODER = "AutoModelForTextEncoding"
 #: Buffers that older versions of transformers wrote to files, and that networks now make themselves.
 _BUFFERS = (
     r"(^|\.)(position_ids|token_type_ids|inv_freq|(attn|attention)\.((masked_)?bias|causal_mask|scale_attn)|version)$"
@@ -326,6 +329,31 @@ def _refuse_not_finite(backbone: nn.Module, name: str) -> None:
                 f"The weights of model {name!r} are damaged: {key!r} holds NaN or infinity. Save the model again, or download "
                 "it again."
             )
+
+
+def check_weights(backbone: Any, missing: list[str], tokenizer: Any, kind: str, name: str) -> None:
+    """Raise ``ModelError`` unless every weight was loaded and every token id has an embedding."""
+    if missing:
+        remedy = "Save the model whole" if kind in LINEAR else "Use --readout linear, or a model saved with its LM head"
+        raise ModelError(
+            f"Model {name!r} lacks {counted(len(missing), 'weight')} that --readout {kind} needs, e.g. "
+            f"{missing[0]!r}: they would be random. {remedy}."
+        )
+    try:
+        table = backbone.get_input_embeddings()
+    except NotImplementedError:
+        table = None
+    if not isinstance(table, nn.Embedding):
+        raise ModelError(
+            f"Model {name!r} is {type(backbone).__name__}, which has no table of token embeddings, and texts are read as "
+            "token ids. Give a language model."
+        )
+    rows, last = table.num_embeddings, max(tokenizer.get_vocab().values())
+    if last >= rows:
+        raise ModelError(
+            f"The tokenizer of model {name!r} has ids up to {last}, and the model has embeddings for {rows}. Put back the "
+            "tokenizer that was saved with the weights."
+        )
 
 
 def _needs_code(name: str) -> ModelError:

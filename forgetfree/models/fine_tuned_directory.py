@@ -20,23 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.body import POOLER, body_of, fingerprint_of
+from forgetfree.core.body import POOLER, body_of, check_same_body, differing_tensors, fingerprint_of
 from forgetfree.core.readout_model import LINEAR, ReadoutKind, ReadoutModel
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.json_file import check, parse_json
-from forgetfree.models.architecture import (
-    LANGUAGE_MODELS,
-    TEXT_ENCODER,
-    body_loader,
-    check_same_body,
-    differing_tensors,
-    language_model,
-)
-from forgetfree.models.checkpoint import read_config, read_weights, weight_files
-from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.models.checkpoint import TEXT_ENCODER, read_config, read_weights, weight_files
+from forgetfree.models.loading import LANGUAGE_MODELS, LoadedModel, body_loader, language_model, load_model
 from forgetfree.models.peft_adapter import READOUT, adapter_loader, is_adapter, merged_directory
 from forgetfree.models.task_model import ClassifierModel, head_names
 from forgetfree.tasks import TaskDefinition

@@ -1,9 +1,10 @@
-"""Texts that a language model writes, the same for any batch, order and padding.
+"""Texts that a language model writes, and which of the allowed ones it finds likely: the same for any batch, order and padding.
 
 Sums in another order round otherwise, so logits of a row that is read beside others differ in their last bits, and where the
 two largest nearly agree, the other may win. Hence a batch decides only where they are clearly apart; else the row is read
-alone, without padding and without a cache, and that decides. So a text depends on its row and on nothing else. What is not
-written greedily is written alone in any case: see `forgetfree.models.decoding`.
+alone, without padding and without a cache, and that decides. So a text depends on its row and on nothing else. A row that may
+change the factors of other rows' positions (LongRoPE) is read alone throughout, and what is not written greedily is written
+alone in any case: see `forgetfree.models.decoding`.
 """
 
 from __future__ import annotations
@@ -176,9 +177,11 @@ def write_greedily(
     """
     alone = partial(_alone, answer or model, model.device, task)
     rows = [(prompt, _Text(min(most, model.most_after(prompt)), end, ends, heard)) for prompt in prompts]
+    longest = model.even_length if answer is None else 0  # a row that may get longer is read alone
     while unfinished := [row for row in rows if not row[1].ended]:
-        if answer is None:
-            _write_on(model, unfinished, alone, end)
+        even = [(prompt, text) for prompt, text in unfinished if len(prompt) + len(text.ids) + text.room <= longest]
+        if even:
+            _write_on(model, even, alone, end)
         else:
             for prompt, text in unfinished:
                 text.add(alone(prompt, text.ids))
@@ -237,3 +240,65 @@ def _likeliest(logits: Tensor, share: float) -> list[tuple[int, bool]]:
     largest, tokens = logits.float().topk(2, dim=-1)
     doubtful = largest[:, 0] - largest[:, 1] <= share * largest[:, 0].abs().clamp(min=1)
     return list(zip(tokens[:, 0].tolist(), doubtful.tolist(), strict=True))
+
+
+# -- Which of the allowed answers ------------------------------------------------------------------------
+
+
+#: How many answers are read in one forward pass.
+_TOGETHER = 64
+
+
+@torch.no_grad()
+def log_probabilities(
+    model: TaskModel,
+    rows: EncodedTexts,
+    *,
+    batch_size: int,
+    precision: str,
+    answer: Answer | None = None,
+    turns: Turns | None = None,
+) -> Tensor:
+    """Return the log-probability of each allowed answer after each prompt, in nats ``(rows, answers)``, float32.
+
+    It is that of the whole text: the sum over its tokens and the one that ends it, not divided by their number.
+
+    Args:
+        model: the model.
+        rows: the rows, with the allowed answers.
+        batch_size: rows that `turns` puts together, at most.
+        precision: of forward passes.
+        answer: what answers in the model's place, if anything.
+        turns: which rows are answered alike, where not all are.
+    """
+    found = torch.empty(len(rows), len(rows.allowed))
+    prompts = rows.prompts
+    with evaluating(model, precision):
+        for together, answering in turns(prompts, batch_size) if turns else [(range(len(prompts)), answer)]:
+            own = [(i, _of_row(answering or model, model, rows, prompts[i])) for i in own_items(list(together))]
+            for i, of_row in gathered(own):
+                found[i] = of_row
+    return found
+
+
+def _of_row(read: Answer, model: TaskModel, rows: EncodedTexts, prompt: Sequence[int]) -> Tensor:
+    """Return the log-probability of each allowed answer after one prompt ``(answers,)``."""
+    return torch.cat(
+        [
+            _of_answers(read, model, rows, prompt, rows.allowed[start : start + _TOGETHER])
+            for start in range(0, len(rows.allowed), _TOGETHER)
+        ]
+    )
+
+
+def _of_answers(
+    read: Answer, model: TaskModel, rows: EncodedTexts, prompt: Sequence[int], answers: Sequence[Sequence[int]]
+) -> Tensor:
+    """Return the same of some of them, in one forward pass."""
+    marked = [[*prompt[:-1], *(~token for token in (prompt[-1], *ids))] for ids in answers]
+    longest = max(map(len, marked))
+    x = torch.tensor([[*ids, *[model.tokens.pad] * (longest - len(ids))] for ids in marked], device=model.device)
+    learned = torch.tensor([token for ids in answers for token in (*ids, rows.end)], device=model.device)
+    logits = read(x, torch.full_like(learned, rows.task))
+    each = logits.float().log_softmax(-1).gather(1, learned[:, None]).squeeze(1)
+    return torch.stack([part.sum() for part in torch.split(each, [len(ids) + 1 for ids in answers])]).cpu()

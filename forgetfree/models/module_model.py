@@ -43,7 +43,7 @@ class ModuleModel(ReadoutModel):
         backbone.set_submodule(name, nn.Identity())
         super().__init__(backbone, "linear", graftable=graftable, shared_readout=shared_readout)
         if graftable is None:
-            refuse_frozen(backbone, self.space(), type(network).__name__)
+            self.space().check_trainable(backbone, type(network).__name__)
         #: Name of the layer in the network.
         self.head_name = name
         self._head_layer = [copy.deepcopy(layers[name])]  # in a list, so that it is no module of this model
@@ -79,15 +79,4 @@ def check_own_dtype(network: nn.Module, dtype: ModelDtype) -> None:
         raise UsageError(
             f"dtype={dtype} is for models that are read from files, and a {type(network).__name__} in memory keeps its own "
             "dtype. Leave it out, and give the network in the dtype that you want."
-        )
-
-
-def refuse_frozen(network: nn.Module, space: ParameterSpace, called: str) -> None:
-    """Raise ``ModelError`` where a user has frozen a part of what may be grafted; of one for inference, all may be frozen."""
-    graftable = zip(space.tensors, space.parameters(network), strict=True)
-    frozen = [spec.name for spec, parameter in graftable if not parameter.requires_grad]
-    if frozen and any(parameter.requires_grad for parameter in network.parameters()):
-        raise ModelError(
-            f"{frozen[0]!r} of {called} is frozen (requires_grad=False), and every tensor that may be grafted is trained. "
-            "Name those that may be as graftable=…, a regular expression, or freeze none."
         )

@@ -23,15 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.body import body_of, body_space
+from forgetfree.core.body import body_of, body_space, check_same_body, differing_tensors
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ModelError, UsageError
 from forgetfree.files import size_of
 from forgetfree.json_file import check, read_json
-from forgetfree.models.architecture import check_same_body, differing_tensors
 from forgetfree.models.checkpoint import check_labels, explained, quiet, read_weights
-from forgetfree.models.loading import locate
+from forgetfree.models.location import locate
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 #: The file of a linear readout that stands beside a body, or beside an adapter on one.

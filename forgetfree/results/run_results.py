@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from forgetfree import registry
 from forgetfree.errors import MetricError, UsageError, first_line
@@ -364,7 +364,9 @@ UNION = "union_"
 _Above0 = Annotated[float, Field(gt=0)]
 _Rate = Annotated[float, Field(gt=0, le=1e38)]
 _Fraction = Annotated[float, Field(gt=0, le=1)]
+_Scale = Annotated[float, Field(ge=1)]
 _Count = Annotated[int, Field(ge=1)]
+_Rank = Annotated[int, Field(ge=1, le=65536)]
 _Number = Annotated[int, Field(ge=0)]
 
 
@@ -372,82 +374,45 @@ class _Options(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
 
 
-class RunOptions(_Options):
-    """The bounds of the options that every strategy has."""
-
-    learning_rate: _Rate | None = None
-    readout_learning_rate: _Rate | None = None
-    momentum: Share | None = None
-    weight_decay: Amount | None = None
-    l1: Amount | None = None
-    warmup: Share | None = None
-    batch_size: _Count | None = None
-    accumulation: _Count | None = None
-    parts: _Count | None = None
-    steps: _Count | None = None
-    max_gradient_norm: _Above0 | None = None
-    evaluation_batch_size: _Count | None = None
+def _options(name: str, *bounds: tuple[Any, str], base: type[_Options] = _Options) -> type[_Options]:
+    """Return what checks options, each of which may be none: bounds, and the names of the options that have them."""
+    fields: dict[str, Any] = {each: (kind | None, None) for kind, names in bounds for each in names.split()}
+    return create_model(name, __base__=base, **fields)
 
 
-class OwnOptions(_Options):
-    """The bounds of the options that only some of our strategies have, as their ``Options`` declare them.
-
-    They stand here again since a report is made without torch, which strategies import; a test compares them. A plug-in's
-    strategy may have an option of the same name with other bounds.
-    """
-
-    alpha: Amount | None = None
-    base_fraction: _Fraction | None = None
-    batch_size_mem: _Count | None = None
-    beta: Amount | None = None
-    capacity: _Fraction | None = None
-    choice_rows: _Count | None = None
-    decay_factor: Share | None = None
-    delta_t: _Count | None = None
-    density: _Fraction | None = None
-    eps: _Above0 | None = None
-    ewc_alpha: Share | None = None
-    ewc_lambda: Amount | None = None
-    fisher_rows: _Count | None = None
-    gradient_rows: _Count | None = None
-    importance_rows: _Count | None = None
-    keep: _Fraction | None = None
-    lambda_reg: Amount | None = None
-    largest_scale: Annotated[float, Field(ge=1)] | None = None
-    lda_layer: _Number | None = None
-    lda_rows: _Count | None = None
-    lora_alpha: _Count | None = None
-    lora_dropout: Share | None = None
-    lora_learning_rate: _Above0 | None = None
-    mask_batch_size: _Count | None = None
-    mask_evaluations: _Count | None = None
-    mask_every: _Count | None = None
-    mask_learning_rate: _Above0 | None = None
-    mask_micro_batch_size: _Count | None = None
-    mask_steps: _Number | None = None
-    mem_size: _Count | None = None
-    memory_strength: Amount | None = None
-    orthogonality: Amount | None = None
-    passes: _Number | None = None
-    patterns_per_experience: _Count | None = None
-    rank: Annotated[int, Field(ge=1, le=65536)] | None = None
-    readout_steps: _Number | None = None
-    region_learning_rate: _Above0 | None = None
-    region_rate_factor: _Above0 | None = None
-    region_steps: _Number | None = None
-    sample_size: _Count | None = None
-    si_lambda: Amount | None = None
-    sparsity: _Fraction | None = None
-    steps_factor: _Above0 | None = None
-    temperature: _Above0 | None = None
-    validation_rows: _Count | None = None
-    weight: _Above0 | None = None
-
-
-class MASOptions(OwnOptions):
-    """``alpha`` is a share in MAS, and a weight elsewhere."""
-
-    alpha: Share | None = None
+#: The options that every strategy has.
+RunOptions = _options(
+    "RunOptions",
+    (_Rate, "learning_rate readout_learning_rate"),
+    (Share, "momentum warmup"),
+    (Amount, "weight_decay l1"),
+    (_Count, "batch_size accumulation parts steps evaluation_batch_size"),
+    (_Above0, "max_gradient_norm"),
+)
+#: Those that only some of our strategies have, as their ``Options`` declare them. They stand here again since a report is made
+#: without torch, which strategies import; a test compares them. A plug-in's strategy may have other bounds under such a name.
+OwnOptions = _options(
+    "OwnOptions",
+    (Amount, "alpha beta ewc_lambda lambda_reg memory_strength orthogonality si_lambda"),
+    (_Fraction, "base_fraction capacity density keep sparsity"),
+    (
+        _Count,
+        "batch_size_mem choice_rows delta_t fisher_rows gradient_rows importance_rows lda_rows "
+        "lora_alpha mask_batch_size mask_evaluations mask_every mask_micro_batch_size mem_size "
+        "patterns_per_experience sample_size validation_rows",
+    ),
+    (Share, "decay_factor ewc_alpha lora_dropout"),
+    (
+        _Above0,
+        "eps lora_learning_rate mask_learning_rate region_learning_rate region_rate_factor "
+        "steps_factor temperature weight",
+    ),
+    (_Scale, "largest_scale"),
+    (_Number, "lda_layer mask_steps passes readout_steps region_steps"),
+    (_Rank, "rank"),
+)
+#: ``alpha`` is a share in MAS, and a weight elsewhere.
+MASOptions = _options("MASOptions", (Share, "alpha"), base=OwnOptions)
 
 
 def _check_options(place: str, strategy: str, options: Any) -> None:

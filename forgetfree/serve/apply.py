@@ -16,10 +16,10 @@ from forgetfree.core.readout_model import Precision
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
 from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.models.architecture import body_loader, loader_of
 from forgetfree.models.checkpoint import quiet, read_config, read_weights
 from forgetfree.models.fine_tuned_directory import write_readout
-from forgetfree.models.loading import LoadedModel, dtype_of, load_model, locate
+from forgetfree.models.loading import LoadedModel, body_loader, dtype_of, load_model, loader_of
+from forgetfree.models.location import locate
 from forgetfree.models.peft_adapter import READOUT
 from forgetfree.serve.cards import Change, model_card
 from forgetfree.serve.inference import Predictor

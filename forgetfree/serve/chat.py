@@ -15,12 +15,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Literal
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from forgetfree.display import brief
-from forgetfree.errors import ForgetfreeError, TaskError
+from forgetfree.errors import FieldError, ForgetfreeError, TaskError
 from forgetfree.serve.inference import Predictor
 from forgetfree.serve.served_task import Ending, ServedTask, Text
 from forgetfree.tasks import Decoding
@@ -35,6 +35,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "logprobs": (False,),
     "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     **dict.fromkeys(("user", "metadata", "store", "service_tier", "parallel_tool_calls"), ()),
@@ -82,7 +84,7 @@ class ChatRequest(BaseModel):
     top_p: float | None = Field(
         None,
         description="with a temperature, tokens are drawn among the likeliest, which make up this probability; without one, "
-        "it changes nothing",
+        "only 1 is accepted",
     )
     seed: int | None = Field(
         None,
@@ -101,19 +103,21 @@ class ChatRequest(BaseModel):
             most: the most beams that may be asked for, beside as many as are usual.
 
         Raises:
-            HTTPException: 422 for what cannot be.
+            FieldError: it cannot be.
         """
         if self.num_beams is not None and self.num_beams > max(most, usual.num_beams):
-            raise HTTPException(
-                422,
+            raise FieldError(
                 f"Expected num_beams of at most {most}, got {self.num_beams}. Ask for fewer, or start the server with "
                 "--most-beams.",
+                "num_beams",
             )
         asked = usual.otherwise(num_beams=self.num_beams, temperature=self.temperature)
-        if asked.temperature:  # else nothing is drawn
+        if asked.temperature:
             asked = asked.otherwise(top_p=self.top_p, seed=self.seed)
-        if faults := asked.faults():
-            raise HTTPException(422, f"{'; '.join(faults)}.")
+        elif self.temperature is None:  # at 0 a token is the likeliest, by any seed and among any of the likeliest
+            asked = asked.otherwise(top_p=self.top_p)
+        for fault in asked.faults():
+            raise FieldError(f"{fault}.", fault.partition(" ")[0])
         return asked
 
     def ending(self, usual: Decoding, tokens: int, beams: int) -> Ending:
@@ -125,24 +129,25 @@ class ChatRequest(BaseModel):
             beams: the same.
 
         Raises:
-            HTTPException: 422 for what is not done here, and for more than may be asked for.
+            FieldError: it is not done here, or more than may be asked for.
         """
         for name, value in (self.model_extra or {}).items():
             if name not in _NEUTRAL:
-                raise HTTPException(422, f"There is no option {brief(name)} here. Leave it out.")
+                raise FieldError(f"There is no option {brief(name)} here. Leave it out.", name)
             neutral = _NEUTRAL[name]
             if neutral and value is not None and value not in neutral:
                 only = json.dumps(neutral[0])
-                raise HTTPException(422, f"{name} may be {only} alone here, got {brief(value)}. Leave it out.")
-        asked = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+                raise FieldError(f"{name} may be {only} alone here, got {brief(value)}. Leave it out.", name)
+        field = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+        asked: int | None = getattr(self, field)
         if asked is not None and asked > tokens:
-            raise HTTPException(
-                422,
-                f"Expected max_tokens of at most {tokens}, got {asked}. Ask for fewer, or start the server with --most-tokens.",
+            raise FieldError(
+                f"Expected {field} of at most {tokens}, got {asked}. Ask for fewer, or start the server with --most-tokens.",
+                field,
             )
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if not all(stop):
-            raise HTTPException(422, "Expected no empty text in stop. Leave it out.")
+            raise FieldError("Expected no empty text in stop. Leave it out.", "stop")
         return Ending(asked, tuple(stop), self.decoding(usual, beams))
 
 
@@ -187,6 +192,7 @@ def add_routes(app: FastAPI, predictor: Predictor, put: Put, *, tokens: int, bea
         task = served(asked.model)
         text = task.chat([message.turn for message in asked.messages])
         ending = asked.ending(task.task.decoding, tokens, beams)
+        task.check(ending)
         task.rows([text])  # what does not fit its task is refused here
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": asked.model}
         if asked.stream:
@@ -241,7 +247,7 @@ async def _events(
                 yield event({"content": piece})
         (written,) = await answer
     except ForgetfreeError as error:  # the status is sent already
-        yield _event(fault(422, str(error)))
+        yield _event(fault(422, str(error), getattr(error, "field", None)))
         return
     except Exception as error:
         yield _event(fault(500, f"The server failed ({type(error).__name__}). Its log says more."))
@@ -265,9 +271,8 @@ def _usage(written: Any) -> dict[str, int]:
     return {"prompt_tokens": written.prompt_tokens, "completion_tokens": written.tokens, "total_tokens": total}
 
 
-def fault(status: int, text: str) -> dict[str, Any]:
-    """Return an error as clients of that API read it."""
+def fault(status: int, text: str, field: str | None = None) -> dict[str, Any]:
+    """Return an error as clients of that API read it, with the field of the request that it is about."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    return {
-        "error": {"message": text, "type": kind, "param": None, "code": "model_not_found" if status == 404 else None}
-    }
+    code = "model_not_found" if status == 404 else None
+    return {"error": {"message": text, "type": kind, "param": field or None, "code": code}}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -15,17 +16,14 @@ from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.data.tables import plain
 from forgetfree.display import brief, escaped
-from forgetfree.errors import ModelError, UsageError
+from forgetfree.errors import FieldError, ModelError, UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.generation import one_prompt, prompt_columns, text_of, turns_of
-from forgetfree.models.choosing import log_probabilities
-from forgetfree.models.decoding import unheard
-from forgetfree.models.generation import plain_generation, stops, write
+from forgetfree.models.generation import log_probabilities, plain_generation, stops, write
 from forgetfree.serve.classification import probability_column, text_rows
-from forgetfree.serve.growing_text import GrowingText
 from forgetfree.serve.network import Parts, Reading, TaskNetwork, name_labels_
 from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, refuse_one_text
-from forgetfree.tasks import MOST_NEW_TOKENS
+from forgetfree.tasks import MOST_NEW_TOKENS, Decoding
 
 
 @dataclass(frozen=True)
@@ -122,6 +120,23 @@ class WritingTask(ServedTask):
         alone = text[0] if isinstance(text, tuple) and len(text) == 1 else text
         return alone if isinstance(alone, tuple) else json.dumps(chat_of(alone, number), ensure_ascii=False)
 
+    def check(self, ending: Ending) -> None:
+        """Raise ``FieldError`` where a closed answer, which is chosen, is to be written in another way, or cut."""
+        if not self.task.closed_answers:
+            return
+        decoding = ending.decoding or Decoding()
+        asked = {
+            "stop": bool(ending.stop),
+            "num_beams": decoding.num_beams > 1,
+            "temperature": decoding.temperature > 0,
+        }
+        for name in (name for name, is_asked in asked.items() if is_asked):
+            raise FieldError(
+                f"Task {self.task.name!r} has closed answers, of which the likeliest is given whole: {name} would change "
+                "nothing. Leave it out.",
+                name,
+            )
+
     def chat(self, turns: Sequence[Mapping[str, str]]) -> str:
         """Return a chat as JSON; where prompts are read that are no chats, the text of the one turn."""
         if turns[-1]["role"] == "assistant":
@@ -149,13 +164,27 @@ class WritingTask(ServedTask):
         task = replace(self.task, max_new_tokens=most, stop=(*self.task.stop, *ending.stop), decoding=decoding)
         if ending.send is not None and len(rows) != 1:
             raise UsageError(f"One text is sent while it is written, got {len(rows)} prompts. Ask for each on its own.")
+        self.check(ending)
         if task.closed_answers:
+            longest = max(map(len, rows.allowed))
+            if most < longest and ending.max_tokens is not None:
+                raise FieldError(
+                    f"Task {task.name!r} has closed answers, which are given whole and have up to {longest} tokens, got "
+                    f"max_tokens={most}. Ask for that many, or leave it out.",
+                    "max_tokens",
+                )
             chosen = self._chosen(model, rows, batch_size=batch_size, precision=precision)
             if ending.send is not None:
                 ending.send(chosen[0].text)
             return chosen
         growing = None if ending.send is None else GrowingText(rows.tokenizer, task.stop, ending.send)
-        heard = unheard if growing is None else growing.hear
+
+        def heard(ids: Sequence[int]) -> None:
+            if growing is not None:
+                growing.hear(ids)
+            if ending.pause is not None and ending.pause.is_due():
+                ending.pause.take()
+
         found = []
         written = write(task, model, rows, batch_size=batch_size, precision=precision, heard=heard)
         for prompt, ids in zip(rows.prompts, written, strict=True):
@@ -312,3 +341,70 @@ def ids_of_chat(tokenizer: Any, turns: Sequence[Mapping[str, str]], *, apart: bo
     text = tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
     ids: list[int] = tokenizer(text, add_special_tokens=apart)["input_ids"]
     return ids
+
+
+# -- A text that is sent while it is written -------------------------------------------------------------
+
+
+#: A token for one byte; whether several are letters depends on all that stand side by side.
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class GrowingText:
+    """Sends a text piece by piece, to the character that of `forgetfree.kinds.generation.text_of`.
+
+    What may still change is held back: bytes that are no whole letter yet, white space at the end, what may become a text that
+    ends the answer, and the last word where the tokenizer moves punctuation when it cleans up.
+
+    Args:
+        tokenizer: turns token ids into texts.
+        stop: texts before which the answer ends.
+        send: takes a piece.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str], send: Callable[[str], object]) -> None:
+        self._tokenizer, self._stop, self._send = tokenizer, stop, send
+        self._special = {*tokenizer.all_special_ids}  # a text is without them
+        self._sent = ""
+
+    def hear(self, ids: Sequence[int]) -> None:
+        """Send what is new and settled in the text of token ids so far."""
+        settled = self._settled(list(ids))
+        if len(settled) > len(self._sent) and settled.startswith(self._sent):
+            self._send(settled[len(self._sent) :])
+            self._sent = settled
+
+    def end(self, text: str) -> None:
+        """Send the rest of a text.
+
+        Raises:
+            ModelError: it is not what was sent, because the tokenizer reads earlier tokens in another way after later ones.
+        """
+        if not text.startswith(self._sent):
+            raise ModelError(
+                "The tokenizer changed the beginning of the text after it was sent. Ask again without stream: then the text is "
+                "sent whole."
+            )
+        if rest := text[len(self._sent) :]:
+            self._send(rest)
+
+    def _settled(self, ids: list[int]) -> str:
+        while ids and (
+            ids[-1] in self._special or _BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(ids[-1])))
+        ):
+            ids.pop()
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True).rstrip("\ufffd")
+        if getattr(self._tokenizer, "clean_up_tokenization_spaces", False):
+            text = re.sub(r"\s*\S*\s*$", "", text)
+        if any(end in text for end in self._stop):  # the text is at its end, see `end`
+            return self._sent
+        return text[: len(text) - max((_begun(text, end) for end in self._stop), default=0)].strip()
+
+
+def _begun(text: str, end: str) -> int:
+    """Return how many characters at the end of a text are the beginning of another.
+
+    >>> _begun("a b##", "###"), _begun("a b", "###")
+    (2, 0)
+    """
+    return next((size for size in range(min(len(text), len(end)), 0, -1) if text.endswith(end[:size])), 0)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forgetfree.core.readout_model import Precision
+from forgetfree.core.readout_model import Precision, evaluating
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
@@ -112,32 +114,33 @@ class Predictor:
     def of_source(cls, source: Source, device: str = "cpu", deterministic: bool = False) -> Predictor:
         """Return the predictor of a file that a strategy saved: see `of_run`."""
         try:
-            return cls._of_source(source, device, deterministic or source.deterministic)
+            ledger = Ledger.load(source.file) if source.is_ledger else None
+            readout, max_length = source.base.get("readout", "linear"), source.base.get("max_length", MAX_LENGTH)
+            if ledger is not None and ledger.binding:
+                readout, max_length = ledger.binding.readout, ledger.binding.max_length
+            graftable, dtype = (source.graftable, source.dtype) if ledger is None else (None, dtype_of(ledger.space))
+            loaded = load_model(source.model, readout, graftable=graftable, max_length=max_length, dtype=dtype)
+            loaded.model.to(device)
+            features = None
+            if source.task_inference == "lda":  # the model holds θ_pre now
+                features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
+                features.load(source.file.parent)
+                check_own(source.file.with_name(FEATURES))
+            now = loaded.binding(source.precision)
+            weights = weights_of(source, loaded) if ledger is None else LedgerWeights(loaded, ledger, source)
+            if source.tasks:
+                check_run_binding(source, replace(now, precision=weights.precision))
+            return cls(
+                loaded,
+                weights,
+                routed=source.task_inference != "last",
+                deterministic=deterministic or source.deterministic,
+                features=features,
+            )
         except (LedgerError, ModelError, RunError) as error:
             if not source.run_model:
                 raise
             raise type(error)(f"{error} The run was made with the model {source.run_model!r}.") from error
-
-    @classmethod
-    def _of_source(cls, source: Source, device: str, deterministic: bool) -> Predictor:
-        ledger = Ledger.load(source.file) if source.is_ledger else None
-        readout, max_length = source.base.get("readout", "linear"), source.base.get("max_length", MAX_LENGTH)
-        if ledger is not None and ledger.binding:
-            readout, max_length = ledger.binding.readout, ledger.binding.max_length
-        graftable, dtype = (source.graftable, source.dtype) if ledger is None else (None, dtype_of(ledger.space))
-        loaded = load_model(source.model, readout, graftable=graftable, max_length=max_length, dtype=dtype)
-        loaded.model.to(device)
-        features = None
-        if source.task_inference == "lda":  # the model holds θ_pre now
-            features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
-            features.load(source.file.parent)
-            check_own(source.file.with_name(FEATURES))
-        now = loaded.binding(source.precision)
-        weights = weights_of(source, loaded) if ledger is None else LedgerWeights(loaded, ledger, source)
-        if source.tasks:
-            check_run_binding(source, replace(now, precision=weights.precision))
-        routed = source.task_inference != "last"
-        return cls(loaded, weights, routed=routed, deterministic=deterministic, features=features)
 
     @property
     def precision(self) -> Precision:
@@ -348,9 +351,25 @@ class Predictor:
         self, task: str, texts: Sequence[Text], rows: Rows, batch_size: int = 64, ending: Ending = UNTIL_THE_END
     ) -> list[Any]:
         served, (encoded, cut) = self._served[task], self._encoded(task, rows)
-        with self.weights.answering(task):
+        with ExitStack() as present:
+            present.enter_context(self._present(task))
+            if pause := ending.pause:
+                ending = replace(ending, pause=replace(pause, take=partial(self._away, present, task, pause.take)))
             said = served.read(self.loaded.model, encoded, ending=ending, **self._passes(batch_size))
         return served.answers(texts, said, cut)
+
+    @contextmanager
+    def _present(self, task: str) -> Iterator[None]:
+        """Let the model answer for a task inside; it is afterwards as it was before."""
+        with evaluating(self.loaded.model, self.weights.precision), self.weights.answering(task):
+            yield
+
+    def _away(self, present: ExitStack, task: str, take: Callable[[], object]) -> None:
+        """Let others have the model during a pause, as if the task had not begun, and have it again as it was."""
+        present.close()
+        torch.clear_autocast_cache()  # which may hold weights of the task in half precision
+        take()
+        present.enter_context(self._present(task))
 
     def _label(self, task: str) -> int:
         """Return the model's label for a task, whose readout is added at its first use."""

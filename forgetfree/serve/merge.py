@@ -82,6 +82,7 @@ def _origins(grafts: Mapping[str, Graft]) -> list[GraftOrigin]:
         raise UsageError(f"There is nothing to merge: expected two grafts or more, got {len(grafts)}.")
     origins: dict[str, GraftOrigin] = {}
     layouts: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
     for name, graft in grafts.items():
         if (origin := graft.origin) is None:
             raise GraftError(
@@ -98,11 +99,14 @@ def _origins(grafts: Mapping[str, Graft]) -> list[GraftOrigin]:
             )
         if graft.buffers:
             raise GraftError(f"{name} holds buffers ({', '.join(sorted(graft.buffers))}), and no rule merges those.")
+        dtypes[name] = dtype_of(graft.space)
         for other, known in origins.items():
             if known.task.name == origin.task.name:
                 raise UsageError(f"{other} and {name} are both of task {origin.task.name!r}. Give one graft a task.")
-            for field, called in _SHARED.items():
-                if (ours := getattr(known, field)) != (theirs := getattr(origin, field)):
+            compared = [("dtype", dtypes[other], dtypes[name])]  # in another, a model has another fingerprint, too
+            compared += [(called, getattr(known, field), getattr(origin, field)) for field, called in _SHARED.items()]
+            for called, ours, theirs in compared:
+                if ours != theirs:
                     raise UsageError(
                         f"{other} and {name} cannot be merged, they differ in the {called}: {_shown(ours)} and "
                         f"{_shown(theirs)}. Merge grafts that were made from one model in one way."

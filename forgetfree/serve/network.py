@@ -12,7 +12,8 @@ from forgetfree.data.encoding import Encoder
 from forgetfree.errors import GraftError
 from forgetfree.ledger.graft import GraftOrigin
 from forgetfree.models.checkpoint import explained, quiet
-from forgetfree.models.loading import LoadedModel, locate
+from forgetfree.models.loading import LoadedModel
+from forgetfree.models.location import locate
 
 
 @dataclass(frozen=True)

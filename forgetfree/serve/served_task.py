@@ -25,6 +25,19 @@ Text = str | tuple[str, ...] | list[Any]
 
 
 @dataclass(frozen=True)
+class Pause:
+    """A pause between two tokens, in which the model may answer others.
+
+    Attributes:
+        is_due: whether others wait.
+        take: lets them have the model, and returns after them.
+    """
+
+    is_due: Callable[[], bool]
+    take: Callable[[], object]
+
+
+@dataclass(frozen=True)
 class Ending:
     """Where a text that answers is to end, beside where it ends by itself, and how it is written.
 
@@ -33,12 +46,14 @@ class Ending:
         stop: before which texts, beside those of the task.
         decoding: how it is written; default: as the task's texts were in the run.
         send: takes the pieces of the one text while it is written.
+        pause: what is done after each of its tokens.
     """
 
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     decoding: Decoding | None = None
     send: Callable[[str], object] | None = None
+    pause: Pause | None = None
 
 
 UNTIL_THE_END = Ending()
@@ -105,6 +120,14 @@ class ServedTask(ABC):
             UsageError: one is no text, or does not fit the task.
         """
 
+    def check(self, ending: Ending) -> None:
+        """Raise ``UsageError`` for what the task does not do of how a text is to be written, and to end."""
+        if ending != UNTIL_THE_END:
+            raise UsageError(
+                f"Task {self.task.name!r} is answered by labels, and max_tokens, stop and decoding are "
+                "for texts. Leave them out."
+            )
+
     def chat(self, turns: Sequence[Mapping[str, str]]) -> Text:
         """Return the turns of a chat, each with role and content, as a text of the task.
 
@@ -126,11 +149,7 @@ class ServedTask(ABC):
         Raises:
             UsageError: it is for texts.
         """
-        if ending != UNTIL_THE_END:
-            raise UsageError(
-                f"Task {self.task.name!r} is answered by labels, and max_tokens, stop and decoding are "
-                "for texts. Leave them out."
-            )
+        self.check(ending)
         logits: Tensor = rows.answered(predict(model, rows, batch_size=batch_size, precision=precision))
         return logits
 

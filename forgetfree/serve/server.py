@@ -8,8 +8,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,40 +26,14 @@ from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, TaskError
 from forgetfree.json_file import parse_json
 from forgetfree.serve import chat
+from forgetfree.serve.batcher import Batcher, Limits
 from forgetfree.serve.classification import OneAnswer
 from forgetfree.serve.generation import OneChosenText, OneWrittenText
 from forgetfree.serve.inference import Predictor
-from forgetfree.serve.served_task import UNTIL_THE_END, Ending, Text
+from forgetfree.serve.served_task import Ending, Text
 from forgetfree.serve.tagging import OneSentence
 
 OneText = str | tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a server accepts.
-
-    Attributes:
-        body: bytes of a request.
-        texts: texts of a request.
-        characters: characters of a text.
-        queue: texts that wait to be answered.
-        batch: texts that are answered together, if they come in several requests.
-        wait: how long the first of a batch waits for others, in seconds.
-        seconds: how long the headers of a request may take to come, and as long its body.
-        tokens: the longest text that a request may ask for, in tokens.
-        beams: the most that a request may ask for.
-    """
-
-    body: int = 2**20
-    texts: int = 256
-    characters: int = 20_000
-    queue: int = 2048
-    batch: int = 64
-    wait: float = 0.003
-    seconds: float = 30.0
-    tokens: int = 1024
-    beams: int = 4
 
 
 class Question(BaseModel):
@@ -101,88 +73,6 @@ class Health(BaseModel):
     waiting: int
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """Texts that wait: their task, where their answers end, and the answers to come."""
-
-    task: str
-    texts: Sequence[Text]
-    ending: Ending
-    future: asyncio.Future[list[Any]]
-
-
-class Batcher:
-    """Answers what comes within a few milliseconds together, one batch after another, in a thread of its own.
-
-    Args:
-        predictor: answers.
-        limits: how much waits, and how much goes into a batch.
-    """
-
-    def __init__(self, predictor: Predictor, limits: Limits) -> None:
-        self._predictor, self._limits = predictor, limits
-        self._waiting: list[_Asked] = []
-        self._arrived = asyncio.Event()
-        self.size = 0
-
-    def put(self, task: str, texts: Sequence[Text], ending: Ending = UNTIL_THE_END) -> asyncio.Future[list[Any]]:
-        """Return the answers to come, of texts that fit their task.
-
-        Raises:
-            HTTPException: 503 if too many wait.
-        """
-        if self.size + len(texts) > self._limits.queue:
-            detail = f"Too many texts wait: {self.size}, of at most {self._limits.queue}. Ask again in a second."
-            raise HTTPException(503, detail, {"Retry-After": "1"})
-        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Asked(task, texts, ending, future))
-        self.size += len(texts)
-        self._arrived.set()
-        return future
-
-    async def work(self) -> None:
-        """Answer for ever."""
-        while True:
-            await self._arrived.wait()
-            await asyncio.sleep(self._limits.wait)
-            batch = self._next()
-            await self._answer(batch)
-            self.size -= sum(len(each.texts) for each in batch)
-
-    async def _answer(self, batch: Sequence[_Asked]) -> None:
-        """Answer requests together; where that fails, one by one, so that only those fail that cannot be answered."""
-        tasks = [each.task for each in batch for _ in each.texts]
-        texts = [text for each in batch for text in each.texts]
-        ask = partial(self._predictor.answer_mixed, tasks, texts, ending=batch[0].ending)
-        try:
-            answers = await asyncio.to_thread(ask)
-        except Exception as error:  # the next batch may be answered
-            if len(batch) > 1:
-                for each in batch:
-                    await self._answer([each])
-            elif not batch[0].future.done():
-                batch[0].future.set_exception(error)
-            return
-        for each in batch:
-            mine, answers = answers[: len(each.texts)], answers[len(each.texts) :]
-            if not each.future.done():  # the client may have gone
-                each.future.set_result(mine)
-
-    def _next(self) -> list[_Asked]:
-        """Take the next requests that fit into a batch, at least one: those whose texts end alike."""
-        first, *others = self._waiting
-        count, size = 1, len(first.texts)
-        for each in others:
-            size += len(each.texts)
-            if size > self._limits.batch or each.ending != first.ending:
-                break
-            count += 1
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        if not self._waiting:
-            self._arrived.clear()
-        return batch
-
-
 def application(
     predictor: Predictor,
     limits: Limits | None = None,
@@ -207,6 +97,7 @@ def application(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         work = asyncio.create_task(batcher.work())
         yield
+        await batcher.end()
         work.cancel()
         with suppress(asyncio.CancelledError):
             await work
@@ -280,6 +171,7 @@ def _check(texts: Sequence[Text], limits: Limits) -> None:
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
     """Return an error as JSON: ``{"error": …}``, with more in it where clients of OpenAI's API ask."""
     headers: Any = getattr(error, "headers", None)
+    field: str | None = getattr(error, "field", None)
     match error:
         case AnyHTTPException():
             code, text = error.status_code, str(error.detail)
@@ -288,6 +180,9 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
         case RequestValidationError():
             faults = list(dict.fromkeys(_fault(fault, error.body) for fault in error.errors()))
             code, text = 422, f"The request is not as /docs says: {'; '.join(faults[:5])}."
+            field = next(
+                (str(each["loc"][1]) for each in error.errors() if each["loc"][0] == "body" and each["loc"][1:]), None
+            )
             if "json" not in request.headers.get("content-type", ""):
                 text += " It has no 'Content-Type: application/json'. Add that header."
         case TaskError():
@@ -296,7 +191,7 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
             code, text = 422, str(error)
         case _:
             code, text = 500, f"The server failed ({type(error).__name__}). Its log says more."
-    content = chat.fault(code, text) if request.url.path.startswith(chat.PREFIX) else {"error": text}
+    content = chat.fault(code, text, field) if request.url.path.startswith(chat.PREFIX) else {"error": text}
     return JSONResponse(content, code, headers)
 
 

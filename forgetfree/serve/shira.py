@@ -35,7 +35,8 @@ from forgetfree.ledger.binding import network_differences, network_of
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.checkpoint import read_weights
 from forgetfree.models.fine_tuned_directory import read_readout, write_readout
-from forgetfree.models.loading import LoadedModel, dtype_of, load_model, locate
+from forgetfree.models.loading import LoadedModel, dtype_of, load_model
+from forgetfree.models.location import locate
 from forgetfree.models.peft_adapter import READOUT, adapter_config, is_adapter, put_on
 from forgetfree.models.task_model import ClassifierModel, head_names
 from forgetfree.serve.served_task import served

@@ -17,8 +17,8 @@ from forgetfree.data.rows import Rows
 from forgetfree.display import brief, escaped, is_text
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.json_file import parse_json
-from forgetfree.models.architecture import reads_last
-from forgetfree.results.entities import entities_of
+from forgetfree.kinds.tagging import entities_of
+from forgetfree.models.loading import reads_last
 from forgetfree.serve.network import Parts, Reading, TaskNetwork, check_linear, name_labels_, tokenizer_of
 from forgetfree.serve.served_task import ServedTask, Text, refuse_one_text
 

@@ -16,7 +16,7 @@ from forgetfree.core.tensors import load_tensors_
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger, LedgerSwitch
-from forgetfree.models.architecture import reads_last
+from forgetfree.models.loading import reads_last
 from forgetfree.models.task_model import mean_of_tokens
 from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.served_task import served

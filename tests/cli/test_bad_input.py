@@ -1003,7 +1003,14 @@ def test_bad_input_ends_in_one_paragraph(
     printed = capsys.readouterr()
     lines = printed.err.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("forgetfree: error: "))
-    at_once = ("The data directory", "Unknown stream", "Unknown task", "Expected one task", "--start 'model' is no")
+    at_once = (
+        "The data directory",
+        "Unknown stream",
+        "Unknown task",
+        "Expected one task",
+        "--start 'model' is no",
+        "--out '",
+    )
     assert start == 0 or not case.message.startswith(at_once), "it is told before anything else"
     first, *more = lines[start:]
     if more:  # several faults, one a line

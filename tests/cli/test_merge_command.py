@@ -81,7 +81,7 @@ def test_the_ledger_answers_every_task_by_the_same_merged_model(
 
 
 def test_what_cannot_be_merged_is_refused(
-    grafts: dict[str, Grafts], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    grafts: dict[str, Grafts], data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own, other = grafts["bert"], grafts["bert-mlm"]
     qnli, news, films = own.files
@@ -96,6 +96,12 @@ def test_what_cannot_be_merged_is_refused(
     assert "takes two different grafts or more, got 1" in refusal(2, qnli, qnli)
     assert "takes two different grafts or more, got 0" in refusal(2)
     assert "they differ in the base model" in refusal(2, qnli, other.files[2])
+    (rows,) = load_tasks("sst2", str(data_directory))
+    bench = SingleTask.of(load_model(own.model, own.readout, dtype="bfloat16"), rows)
+    fine_tuned = bench.fine_tuned(TrainingOptions(steps=1, learning_rate=0.5))
+    narrow = str(tmp_path / "narrow.safetensors")
+    bench.graft(fine_tuned, bench.base("movement", fine_tuned, 100), 0.1).save(narrow)
+    assert "cannot be merged, they differ in the dtype: float32 and bfloat16. Merge grafts" in refusal(2, qnli, narrow)
     assert "There is no graft at" in refusal(1, qnli, str(tmp_path / "none.safetensors"))
     assert "Did you mean 'ties'" in refusal(2, qnli, news, "--by", "tie")
     assert "stitch has none" in refusal(2, qnli, news, "--weight", "0.5")

@@ -289,7 +289,8 @@ def test_a_server_answers_words_and_texts_at_once(mixed_run: Path) -> None:
 
     from fastapi.testclient import TestClient
 
-    from forgetfree.serve.server import Limits, application
+    from forgetfree.serve.batcher import Limits
+    from forgetfree.serve.server import application
 
     predictor, person = Predictor.of_run(mixed_run), PEOPLE["PER"][0]
     texts = [f"the film was {person}", json.dumps(["the", person]), "and was it"]

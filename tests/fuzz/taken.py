@@ -190,7 +190,8 @@ def _served(run: Path, strategy: str, seed: int) -> Given:
     from fastapi.testclient import TestClient
 
     from forgetfree.cli.use import predictor_of
-    from forgetfree.serve.server import Limits, application
+    from forgetfree.serve.batcher import Limits
+    from forgetfree.serve.server import application
 
     try:
         predictor, _ = predictor_of(run, seed, strategy, None)

@@ -18,11 +18,11 @@ from tagged import tagged_stream
 
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
+from forgetfree.kinds.tagging import Sentences, entity_f1
 from forgetfree.learning import floors
 from forgetfree.learning.encoded_task import encode_task, sampled
 from forgetfree.learning.floors import bag_of_words, linear_probe, word_answers
 from forgetfree.models.loading import load_model
-from forgetfree.results.entities import Sentences, entity_f1
 from forgetfree.tasks import TaskDefinition
 
 TASKS = ["qnli", "ag_news", "sst2"]  # a pair, four labels, two labels

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import forgetfree
 from forgetfree.continual.strategy import Training
+from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, RunError, UsageError
 from forgetfree.learning.encoded_task import EncodedTask
@@ -167,8 +168,28 @@ def test_rows_without_a_text_are_told(model: Path, tmp_path: Path) -> None:
     table, lines = tmp_path / "texts.jsonl", tmp_path / "texts.txt"
     table.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("great film", " ", None, "a movie")))
     lines.write_text("great film\n\na movie\n")
-    assert TextsAside.of(str(table), "demo", loaded).note.startswith("2 rows of --held-aside")
+    note = TextsAside.of(str(table), "demo", loaded).note
+    assert note == f"Rows of --held-aside {table} left out: no text of two tokens or more (2)."
     assert TextsAside.of(str(lines), "demo", loaded).note == ""
+
+
+def test_bad_rows_and_rows_that_do_not_fit_are_refused_or_left_out(model: Path, tmp_path: Path) -> None:
+    loaded, folder = load_model(str(model), "generate", max_length=24), tmp_path / "aside"
+    folder.mkdir()
+    good = [{"prompt": "film", "target": text} for text in ("great film", "a movie")]
+    for split, more in (("train", []), ("validation", []), ("test", [{"prompt": "film", "target": "film " * 40}])):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*good, *more]))
+    with pytest.raises(DataError, match=r"does not fit .*test\.jsonl, row 3\) has .* --skip-bad-rows leaves them out"):
+        TextsAside.of(str(folder), "demo", loaded)
+    with (folder / "test.jsonl").open("a") as file:
+        file.write(json.dumps({"prompt": "film", "target": ""}) + "\n")
+    with pytest.raises(
+        DataError, match=r"test\.jsonl, row 4, column 'target': expected .* --skip-bad-rows leaves such"
+    ):
+        TextsAside.of(str(folder), "demo", loaded)
+    texts = TextsAside.of(str(folder), "demo", loaded, options=ReadOptions(skip_bad_rows=True))
+    assert (texts.counts["texts"], len(texts.texts)) == (2, 2)
+    assert texts.note == f"Rows of --held-aside {folder} left out: answer does not fit (1), no target (1)."
 
 
 def test_texts_that_a_task_trains_are_told_or_refused(model: Path, data: Path, tmp_path: Path) -> None:

@@ -6,34 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import families
 import pytest
 import torch
 from torch import Tensor
 
 from forgetfree.data.prompts import EncodedTexts, PromptEncoder
 from forgetfree.errors import ModelError
-from forgetfree.models import choosing
-from forgetfree.models.choosing import log_probabilities
-from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.models import generation
+from forgetfree.models.generation import log_probabilities
+from forgetfree.models.loading import LoadedModel
 from forgetfree.tasks import TaskDefinition
 
 TASK = TaskDefinition("own", "generation", (), metric="exact_match")
 PROMPTS = [[5], [6, 7, 8, 9, 10], [11, 12], [5, 9, 13, 17]]
 ALLOWED = [[5], [6, 7], [6, 7, 8], [9, 10, 11, 12]]
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedModel]:
-    made: dict[str, LoadedModel] = {}
-
-    def load(family: str) -> LoadedModel:
-        if family not in made:
-            made[family] = load_model(str(families.write(family, tmp_path_factory.mktemp(family))), "generate")
-            made[family].model.add_task(made[family].head(TASK))
-        return made[family]
-
-    return load
 
 
 def found(loaded: LoadedModel, prompts: Sequence[Sequence[int]], batch_size: int = 64) -> Tensor:
@@ -66,7 +52,7 @@ def test_it_is_the_sum_over_the_tokens_and_depends_on_the_row_alone(
     assert torch.allclose(whole, torch.tensor(expected), atol=1e-4)
     assert torch.equal(found(model, PROMPTS[::-1], 2).flip(0), whole)
     assert torch.equal(torch.cat([found(model, [prompt]) for prompt in PROMPTS]), whole)
-    monkeypatch.setattr(choosing, "_TOGETHER", 3)
+    monkeypatch.setattr(generation, "_TOGETHER", 3)
     assert torch.allclose(found(model, PROMPTS), whole, atol=1e-5)
 
 

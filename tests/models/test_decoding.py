@@ -7,33 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import families
 import pytest
 import torch
 
 from forgetfree.data.prompts import EncodedTexts
 from forgetfree.models.decoding import drawn, write_alone
 from forgetfree.models.generation import write
-from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.models.loading import LoadedModel
 from forgetfree.tasks import Decoding, TaskDefinition
 
 MOST = 6
 TASK = TaskDefinition("own", "generation", (), metric="exact_match", max_new_tokens=MOST)
 PROMPTS = [[5], [6, 7, 8, 9, 10], [11, 12], [5, 9, 13, 17]]
 BEAMS, DRAWN = Decoding(num_beams=4), Decoding(temperature=1.5, top_p=0.9, seed=3)
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedModel]:
-    made: dict[str, LoadedModel] = {}
-
-    def load(family: str) -> LoadedModel:
-        if family not in made:
-            made[family] = load_model(str(families.write(family, tmp_path_factory.mktemp(family))), "generate")
-            made[family].model.add_task(made[family].head(TASK))
-        return made[family]
-
-    return load
 
 
 def written(

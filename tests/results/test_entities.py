@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forgetfree.kinds.tagging import TagAnswers
-from forgetfree.results.entities import Sentences, constant_entity_f1, entities_of, entity_f1
+from forgetfree.kinds.tagging import Sentences, TagAnswers, constant_entity_f1, entities_of, entity_f1
 
 NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 

@@ -560,6 +560,8 @@ def test_the_set_up_is_told_as_it_was_typed_and_what_nobody_typed_is_not() -> No
         "Set-up: model minilm, readout prompt, shots 16, learning rate 0.001.",
         "Also set: dropout=false mask_batch_size=512.",
     )
+    narrow = page_of(run_of("a", 0, [0.6, 0.7]), set={"precision": "fp32", "dtype": "bfloat16"})
+    assert narrow.notes[0].endswith(", shots 16, precision that of the weights (bfloat16).")
     runs = [run_of("a", 0, [0.6, 0.7], options={"parts": parts, "dropout": not parts}) for parts in (None, 4)]
     merged = together([results_of(runs[0], source="x"), results_of(runs[1], source="y")])
     assert [entry.label for entry in merged.strategies] == ["a (dropout=true)", "a (dropout=false, parts=4)"]

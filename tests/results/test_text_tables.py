@@ -11,8 +11,8 @@ import pytest
 
 from forgetfree.results.answers import LabelAnswers, WrittenTexts
 from forgetfree.results.evidence import Evidence, RowScore
+from forgetfree.results.report.evidence_tables import text_tables
 from forgetfree.results.report.page import Page, render_page
-from forgetfree.results.report.text_tables import text_tables
 from forgetfree.results.unit_folder import UnitFiles
 
 RIGHT = [["red", "crimson"], ["<b>blue</b> | green"], ["red"], ["a\nb"]]

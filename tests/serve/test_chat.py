@@ -27,14 +27,18 @@ pytest.importorskip("fastapi", reason="the server is not installed: pip install 
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("llama")
     model = prompted.write_model("Llama", place / "model", chats=True)
-    return prompted.run(prompted.write_data(place / "data"), model, place / "run", "fine-tune")
+    data = prompted.write_data(place / "data")
+    closed = {"closed_answers": [*prompted.WORDS, "great great film"]}
+    (data / "first" / "source.json").write_text(json.dumps(closed))
+    return prompted.run(data, model, place / "run", "fine-tune", "grafting-continual", "lora")
 
 
 @pytest.fixture(scope="module")
 def client(run: Path) -> Iterator[Any]:
     from fastapi.testclient import TestClient
 
-    from forgetfree.serve.server import Limits, application
+    from forgetfree.serve.batcher import Limits
+    from forgetfree.serve.server import application
 
     with TestClient(application(Predictor.of_run(run), Limits(tokens=20, characters=500))) as asking:
         yield asking
@@ -100,6 +104,44 @@ def test_a_stream_has_the_same_text(client: Any) -> None:
     assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
 
 
+@pytest.mark.parametrize("strategy", ["fine-tune", "grafting-continual", "lora"])
+def test_streams_and_other_requests_take_turns(run: Path, strategy: str) -> None:
+    """What waits is answered before a stream is at its end, each task by its own weights, and every text is that of predict."""
+    from forgetfree.serve.batcher import Batcher, Limits
+
+    predictor, texts = Predictor.of_run(run, strategy=strategy), {}
+    for task in prompted.TASKS:
+        (texts[task],) = predictor.answer(task, ["great film"])
+
+    async def talk() -> None:
+        batcher, loop = Batcher(predictor, Limits(wait=0.0)), asyncio.get_running_loop()
+        work, begun, go_on = asyncio.create_task(batcher.work()), asyncio.Event(), threading.Event()
+
+        def send(piece: str) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            go_on.wait(60)
+
+        streams = [batcher.put("last", ["great film"], Ending(send=send))]
+        await begun.wait()
+        streams.append(batcher.put("chat", ["great film"], Ending(send=send)))
+        others = [batcher.put(task, ["great film"]) for task in prompted.TASKS]
+        while batcher._turns._waiting < 2:  # the other stream, and the batch
+            await asyncio.sleep(0.001)
+        go_on.set()
+        whole = await asyncio.gather(*others)
+        assert not streams[0].done()
+        assert [each.text for (each,) in whole] == [texts[task].text for task in prompted.TASKS]
+        (last,), (chat,) = await asyncio.gather(*streams)
+        assert (last, chat) == (texts["last"], texts["chat"])
+        left = batcher.put("last", ["great film"], Ending(send=send))
+        left.cancel()
+        await batcher.end()
+        assert batcher.size == 0
+        work.cancel()
+
+    asyncio.run(talk())
+
+
 def test_a_client_that_goes_gets_nothing_more_and_leaves_nothing_behind() -> None:
     from forgetfree.serve import chat
 
@@ -136,39 +178,61 @@ def test_requests_that_wait_together_end_where_each_was_asked_to(run: Path, clie
 
 
 @pytest.mark.parametrize(
-    ("asked", "code", "message"),
+    ("asked", "code", "field", "message"),
     [
-        (ask("unknown"), 404, "There is no model 'unknown': a model is a task."),
-        (ask(temperature=-1), 422, "temperature must be 0, or from 1e-06 to 100, got -1.0"),
-        (ask(temperature=1e-310), 422, "temperature must be 0, or from 1e-06 to 100, got 1e-310"),
-        (ask(temperature=1, num_beams=2), 422, "num_beams must be 1 where temperature draws texts"),
+        (ask("unknown"), 404, None, "There is no model 'unknown': a model is a task."),
+        (ask(temperature=-1), 422, "temperature", "temperature must be 0, or from 1e-06 to 100, got -1.0"),
+        (ask(temperature=1e-310), 422, "temperature", "temperature must be 0, or from 1e-06 to 100, got 1e-310"),
+        (ask(temperature=1, num_beams=2), 422, "num_beams", "num_beams must be 1 where temperature draws texts"),
+        (ask(top_p=0.5), 422, "top_p", "top_p must be 1 where texts are not drawn, got 0.5: give temperature, too"),
         (
             ask(num_beams=5),
             422,
+            "num_beams",
             "Expected num_beams of at most 4, got 5. Ask for fewer, or start the server with --most-b",
         ),
-        (ask(n=2), 422, "n may be 1 alone"),
-        (ask(beams=2), 422, "There is no option 'beams' here"),
-        (ask(max_tokens=21), 422, "Expected max_tokens of at most 20, got 21"),
-        (ask(max_tokens=0), 422, "body.max_tokens: Input should be greater than or equal to 1"),
-        (ask(stop=[""]), 422, "no empty text in stop"),
-        (ask(content="film " * 200), 413, "Expected at most 500 characters a text"),
-        (ask(content=[{"type": "image_url"}]), 422, "The request is not as /docs says"),
-        ({"model": "chat", "messages": []}, 422, "The request is not as /docs says"),
-        ({"model": "chat", "messages": [{"role": "assistant", "content": "a"}]}, 422, "nothing is left to answer"),
-        ({"model": "last", "messages": prompted.chat("a")}, 422, "Task 'last' was trained on single prompts"),
+        (ask(n=2), 422, "n", "n may be 1 alone here, got 2. Leave it out."),
+        (ask(tool_choice="required"), 422, "tool_choice", 'tool_choice may be "none" alone here'),
+        (ask(beams=2), 422, "beams", "There is no option 'beams' here. Leave it out."),
+        (ask(max_tokens=21), 422, "max_tokens", "Expected max_tokens of at most 20, got 21"),
+        (ask(max_completion_tokens=21), 422, "max_completion_tokens", "Expected max_completion_tokens of at most 20"),
+        (ask(max_tokens=0), 422, "max_tokens", "body.max_tokens: Input should be greater than or equal to 1"),
+        (ask(stop=[""]), 422, "stop", "no empty text in stop"),
+        (ask("first", stop="a"), 422, "stop", "Task 'first' has closed answers, of which the likeliest is given whole"),
+        (ask("first", temperature=1), 422, "temperature", "temperature would change nothing. Leave it out."),
+        (ask("first", num_beams=2), 422, "num_beams", "num_beams would change nothing. Leave it out."),
+        (ask(content="film " * 200), 413, None, "Expected at most 500 characters a text"),
+        (ask(content=[{"type": "image_url"}]), 422, "messages", "The request is not as /docs says"),
+        ({"model": "chat", "messages": []}, 422, "messages", "The request is not as /docs says"),
+        (
+            {"model": "chat", "messages": [{"role": "assistant", "content": "a"}]},
+            422,
+            None,
+            "nothing is left to answer",
+        ),
+        ({"model": "last", "messages": prompted.chat("a")}, 422, None, "Task 'last' was trained on single prompts"),
     ],
 )
 def test_what_is_not_done_is_told_as_clients_read_it(
-    client: Any, asked: dict[str, Any], code: int, message: str
+    client: Any, asked: dict[str, Any], code: int, field: str | None, message: str
 ) -> None:
     for stream in (False, True):  # a stream is refused before it begins
         answer = client.post("/v1/chat/completions", json={**asked, "stream": stream})
         error = answer.json()["error"]
-        assert (answer.status_code, error["type"]) == (code, "invalid_request_error")
+        assert (answer.status_code, error["type"], error["param"]) == (code, "invalid_request_error", field)
         assert message in error["message"]
         assert error["code"] == ("model_not_found" if code == 404 else None)
     assert client.get("/v1/models/unknown").json()["error"]["code"] == "model_not_found"
+
+
+def test_a_closed_answer_is_whole_and_what_changes_nothing_is_accepted(run: Path, client: Any) -> None:
+    (chosen,) = Predictor.of_run(run).answer("first", ["great film"])
+    usual = {"temperature": 0, "top_p": 0.5, "n": 1, "seed": 3, "stop": None, "num_beams": 1, "tool_choice": "none"}
+    said = client.post("/v1/chat/completions", json=ask("first", max_tokens=20, **usual)).json()
+    assert (said["choices"][0]["message"]["content"], said["choices"][0]["finish_reason"]) == (chosen.text, "stop")
+    answer = client.post("/v1/chat/completions", json=ask("first", max_tokens=1))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "max_tokens")
+    assert "which are given whole and have up to 5 tokens, got max_tokens=1" in answer.json()["error"]["message"]
 
 
 def test_a_task_of_labels_is_no_model(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +255,8 @@ def openai_client(run: Path) -> Iterator[Any]:
     openai = pytest.importorskip("openai", reason="OpenAI's client is not installed: pip install openai")
     import uvicorn
 
-    from forgetfree.serve.server import Limits, application
+    from forgetfree.serve.batcher import Limits
+    from forgetfree.serve.server import application
 
     app = application(Predictor.of_run(run), Limits(tokens=20))
     with socket.create_server(("127.0.0.1", 0)) as place:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from forgetfree.errors import ModelError
 from forgetfree.kinds.generation import text_of
 from forgetfree.models.generation import stops
-from forgetfree.serve.growing_text import GrowingText
+from forgetfree.serve.generation import GrowingText
 
 
 def byte_fallback() -> Any:

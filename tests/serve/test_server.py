@@ -182,7 +182,7 @@ def test_what_is_not_there(server: Server) -> None:
 def test_a_queue_that_is_full_says_so_and_a_batch_that_fails_stops_nothing() -> None:
     from fastapi import HTTPException
 
-    from forgetfree.serve.server import Batcher, Limits
+    from forgetfree.serve.batcher import Batcher, Limits
 
     class Slow:
         batches: list[list[str]] = []  # noqa: RUF012

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import check_tasks
 from forgetfree.display import tell_note
-from forgetfree.errors import DataError, ReportError, UsageError
+from forgetfree.errors import DataError, Faults, ReportError, UsageError
 from forgetfree.files import write_atomically
-from forgetfree.jobs.config import CommonOptions, Faults, with_precision
+from forgetfree.jobs.config import CommonOptions, with_precision
 from forgetfree.jobs.experiment_config import CheckedExperiment, ExperimentConfig
 from forgetfree.jobs.experiments.context import ExperimentContext
 from forgetfree.jobs.experiments.experiment import draw_outcome, load_experiment, outcome, rows_of

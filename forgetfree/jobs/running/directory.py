@@ -15,7 +15,7 @@ from forgetfree.display import counted
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import is_leftover, locked
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, in_a_phase
-from forgetfree.jobs.running.environment import nothing_to_resume, versions
+from forgetfree.jobs.running.environment import nothing_to_resume, refuse_held, versions
 from forgetfree.jobs.running.unit import Json, Unit, named
 from forgetfree.jobs.stream_learner import tasks_learned
 from forgetfree.json_file import check, check_fields, read_json
@@ -59,6 +59,13 @@ def is_unused(out: Path) -> bool:
     return out.is_dir() and all(
         is_leftover(path.name) or path.name == LOCK for path in out.rglob("*") if not path.is_dir()
     )
+
+
+def refuse_used(out: Path, command: str) -> None:
+    """Raise ``UsageError`` if a directory holds anything that a new job would not take for its own: see `is_unused`."""
+    if os.path.isdir(out) and not is_unused(out):  # a Path raises where a name is too long
+        held = sorted(each.name for each in out.iterdir() if each.name != LOCK)
+        refuse_held(out, held, f"Give another directory, or --resume to continue that {command}.")
 
 
 # -- How units stand -------------------------------------------------------------------------------------

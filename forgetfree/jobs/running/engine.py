@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.device import spread
-from forgetfree.errors import RunError, UsageError
+from forgetfree.errors import Faults, RunError, UsageError
 from forgetfree.files import sweep, write_json
-from forgetfree.jobs.config import Faults, keys_of
+from forgetfree.jobs.config import keys_of
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.cluster import Place, RayTasks
 from forgetfree.jobs.running.costs import check_space
@@ -27,12 +27,12 @@ from forgetfree.jobs.running.directory import (
     merged_config,
     merged_request,
     read_job_config,
+    refuse_used,
     units_in,
 )
 from forgetfree.jobs.running.environment import (
     environment,
     make_directory,
-    refuse_held,
     set_threads,
     threads_as_before,
     threads_of_each,
@@ -129,7 +129,7 @@ def _begun(job: Job[Any], execution: Execution) -> Json:
     """Return the config.json that the directory was begun with; an empty one where nothing was."""
     out, command = job.out, job.config.command
     resume = execution.resume and os.path.lexists(out / "config.json")
-    names = [name for name in make_directory(out) if name != LOCK]
+    make_directory(out)
     if resume or is_unused(out):
         for folder in [out, *(path for path in out.rglob("*") if path.is_dir())]:
             if folder != job.cache:  # which others may use now
@@ -142,8 +142,7 @@ def _begun(job: Job[Any], execution: Execution) -> Json:
                 "same call in Python, with resume=True."
             )
         return config
-    if not is_unused(out):
-        refuse_held(out, names, f"Give another directory, or --resume to continue that {command}.")
+    refuse_used(out, command)
     return {}
 
 

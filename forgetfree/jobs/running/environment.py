@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from forgetfree import __version__
 from forgetfree.display import brief, escaped
 from forgetfree.errors import UsageError, first_line
-from forgetfree.files import WRITABLE
+from forgetfree.files import WRITABLE, existing
 
 if TYPE_CHECKING:
     from forgetfree.data.rows import TaskRows
@@ -228,11 +228,6 @@ def check_place(path: Path, flag: str) -> None:
             (path / _LONG / _LONG).stat()
     except (OSError, ValueError) as error:
         raise _not_written(path, flag, error) from error
-
-
-def existing(path: Path) -> Path:
-    """Return ``path`` where it exists, else the nearest folder above it that does."""
-    return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
 
 
 def _not_written(path: Path, flag: str, error: Exception) -> UsageError:

@@ -12,7 +12,6 @@ A plan is JSON:
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,15 +31,23 @@ from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import check_task, load_task, read_tasks
 from forgetfree.device import find_device, kind_of_device
-from forgetfree.errors import ForgetfreeError, ModelError, NoDataError, SeveralFaultsError, UsageError, first_line
-from forgetfree.files import is_place
-from forgetfree.jobs.config import Faults, InMemory, JobConfig
+from forgetfree.errors import (
+    Faults,
+    ForgetfreeError,
+    ModelError,
+    NoDataError,
+    SeveralFaultsError,
+    UsageError,
+    first_line,
+)
+from forgetfree.files import existing, is_place
+from forgetfree.jobs.config import InMemory, JobConfig
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.run_config import starts_of
 from forgetfree.jobs.running import costs
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, needed_bytes, refuse_without
-from forgetfree.jobs.running.environment import check_place, check_precision, existing, refuse_held, set_threads
-from forgetfree.jobs.running.memory import ModelSize, device_memory, memory_of_phases
+from forgetfree.jobs.running.directory import refuse_used
+from forgetfree.jobs.running.environment import check_place, check_precision, set_threads
 from forgetfree.jobs.running.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.learning.cost import TaskSize
@@ -50,7 +57,8 @@ from forgetfree.learning.monitor import Phase
 from forgetfree.learning.scaled_start import ScaleOptions
 from forgetfree.learning.texts_aside import TextsAside
 from forgetfree.learning.training_options import MOST_SHOTS, paper_steps
-from forgetfree.models.loading import LoadedModel, load_model, locate, sized
+from forgetfree.models.loading import LoadedModel, load_model, sized
+from forgetfree.models.location import locate
 from forgetfree.models.module_model import ModuleModel, check_own_dtype
 from forgetfree.results.calibration import CALIBRATION_ROWS
 from forgetfree.tasks import TaskDefinition, usual_max_length, version_of
@@ -105,11 +113,8 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
     faults.attempt(check_place, out, "--out")
     if workload.common.cache:
         faults.attempt(check_place, Path(workload.common.cache), "--cache")
-    if not resume and os.path.isdir(out):
-        held = sorted(each.name for each in out.iterdir() if each.name != ".lock")
-        faults.attempt(
-            refuse_held, out, held, f"Give another directory, or --resume to continue that {config.command}."
-        )
+    if not resume:
+        faults.attempt(refuse_used, out, config.command)
     device = faults.attempt(find_device, config.device) or "cpu"
     faults.attempt(check_precision, [name for each in workload.units for name in each.options.precisions], device)
     rows = _rows(config, workload, in_memory, faults, notes)
@@ -121,11 +126,12 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
         for name, task in definitions.items():
             encoder = faults.attempt(model.loaded.encoder, task)
             if encoder is not None and config.skip_bad_rows and name in rows:
-                read, rows[name] = rows[name], fitting(rows[name], model.loaded)
+                read, rows[name] = rows[name], fitting(rows[name], encoder)
                 notes += rows[name].notes[len(read.notes) :]
         if workload.held_aside is not None:
             data = in_memory.data_or(config.data)
-            aside = faults.attempt(TextsAside.of, workload.held_aside, data, model.loaded, workload.common.test_limit)
+            limit, options = workload.common.test_limit, config.read_options
+            aside = faults.attempt(TextsAside.of, workload.held_aside, data, model.loaded, limit, options)
             notes += (aside and faults.attempt(aside.notes, rows.values())) or ()
         for unit in workload.units:
             with suppress(AttributeError):  # of a stream there is no more than its model
@@ -273,12 +279,12 @@ def _plan(config: JobConfig, found: _Found) -> Json:
             notes.append("Without --steps or --shots, the steps depend on the rows, which are not here.")
     seconds = [phase["seconds"] for unit in units for phase in unit["phases"]]
     longest = max((max(each) for each in lengths.values()), default=limit)
-    size = ModelSize.of(model.config, model.parameters, model.graftable, workload.common.dtype)
-    memory: Counter[Phase] = Counter()
+    size = costs.ModelSize.of(model.config, model.parameters, model.graftable, workload.common.dtype)
+    memory, where = Counter[Phase](), kind_of_device(device)
     for each, planned in zip(workload.units, units, strict=True):
         named = {phase["phase"] for phase in planned["phases"]}
-        memory |= Counter(memory_of_phases(size, each.options, min(longest, limit), named, kind_of_device(device)))
-    most, there = max(memory.values(), default=0), device_memory(device)
+        memory |= Counter(costs.memory_of_phases(size, each.options, min(longest, limit), named, where))
+    most, there = max(memory.values(), default=0), costs.device_memory(device)
     if most > there:
         notes.append(f"About {most:,} bytes of memory are needed on {device}, which has {there:,}: training may fail.")
     _tell_room(workload, units, model, notes)

@@ -1,4 +1,4 @@
-"""The tables that say what the scores of a comparison are worth."""
+"""The tables that say what the scores of a comparison are worth, and what the texts are that were scored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forgetfree.results.unit_folder import Units
 
 
 def evidence_tables(comparison: Comparison, units: Units, evidence: Evidence) -> list[Table]:
-    """Return averages with intervals, what is kept above the floor, and, where there are answers, calibration beside chance.
+    """Return averages with intervals, what is kept above the floor, calibration beside chance, and a few texts.
 
     Args:
         comparison: what `merge` returned.
@@ -37,6 +37,7 @@ def evidence_tables(comparison: Comparison, units: Units, evidence: Evidence) ->
         *([_intervals(comparison, evidence)] if shares and several else []),
         *(_retention(comparison, evidence) if shares else ()),
         *([_calibration(comparison, answers)] if answers else []),
+        *text_tables(comparison, units),
     ]
 
 
@@ -136,3 +137,36 @@ def shown(interval: Interval) -> str:
     if math.isnan(interval.low):
         return percent(interval.value)
     return f"{percent(interval.value)} [{percent(interval.low)}, {percent(interval.high)}]"
+
+
+# ---- texts ----------------------------------------------------------------------------------------------
+
+#: How many rows of a task are shown, and how many characters of a text.
+_ROWS, _CHARACTERS = 3, 200
+
+
+def text_tables(comparison: Comparison, units: Units) -> Iterator[Table]:
+    """Yield for each task that is answered by texts a few rows, by the first seed of each strategy at the end of the stream."""
+    first = {label: of_seeds[0].texts for label, of_seeds in units.items() if of_seeds}
+    for task in comparison.tasks:
+        written = {label: texts[task] for label, texts in first.items() if task in texts}
+        if not written:
+            continue
+        one, *others = written.values()
+        if any(other.right != one.right for other in others):  # on other test rows
+            continue
+        count = min(_ROWS, len(one.right))
+        places = [i * len(one.right) // count for i in range(count)]
+        lines = [("prompt", one.prompts)] if one.prompts else []
+        lines += [("right text", [texts[0] for texts in one.right])]
+        lines += [(label, each.texts) for label, each in written.items()]
+        yield Table(
+            f"Texts of {task} at the end, by the first seed",
+            ("", *(f"test row {place + 1}" for place in places)),
+            tuple((name, *(_cut(texts[place]) for place in places)) for name, texts in lines),
+        )
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return (line if len(line) <= _CHARACTERS else f"{line[:_CHARACTERS]}…") or "(empty)"

@@ -199,6 +199,23 @@ class Picture:
     caption: str = ""
 
 
+@dataclass(frozen=True)
+class Section:
+    """Figures on one question.
+
+    Attributes:
+        key: its anchor.
+        title: its heading.
+        text: how to read them.
+        pictures: in the order in which they are read; the first may be a key to the lines.
+    """
+
+    key: str
+    title: str
+    text: str
+    pictures: Sequence[Picture]
+
+
 def style_sheet() -> str:
     """Return the colours as CSS: variables of the light scheme, and of the dark one where the reader prefers it."""
 

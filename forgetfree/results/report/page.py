@@ -281,7 +281,7 @@ def render_html(page: Page, sections: Sequence[Any] = (), style: str = "") -> st
 
     Args:
         page: tables and notes.
-        sections: of figures, `forgetfree.results.report.run_figures.Section`, before the tables.
+        sections: of figures, `forgetfree.results.report.figures.Section`, before the tables.
         style: the colours of the figures.
     """
     template = _templates().get_template("report.html.jinja")

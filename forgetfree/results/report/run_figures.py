@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from forgetfree.results.report.figures import (
     FAINT,
     LINES,
     NAMED,
-    Picture,
+    Section,
     canvas,
     key_to,
     picture,
@@ -37,23 +36,6 @@ FEW = 4
 Json = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 _PHASES = {"fine_tune": "fine-tuning", "localize": "localizing", "train": "training", "evaluate": "evaluating"}
-
-
-@dataclass(frozen=True)
-class Section:
-    """Figures on one question.
-
-    Attributes:
-        key: its anchor.
-        title: its heading.
-        text: how to read them.
-        pictures: in the order in which they are read; the first may be a key to the lines.
-    """
-
-    key: str
-    title: str
-    text: str
-    pictures: Sequence[Picture]
 
 
 def sections_of(comparison: Comparison, units: Units) -> list[Section]:

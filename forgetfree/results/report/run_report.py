@@ -51,40 +51,41 @@ def render(comparison: Comparison, format: str, *, ended: bool = True) -> str:
     Returns:
         Text that ends with a newline.
     """
+    units = _units_of(comparison, ended or format == "html")  # figures are made of them
+    page = _page(comparison, units)
     if format == "json":
-        content = comparison.content | {"report": asdict(lay_out(comparison))}
+        content = comparison.content | {"report": asdict(page)}
         content = {key: value for key, value in content.items() if key != "learned_floors" or value}
         return json_text(content, indent=2)
     if format == "html":
         from forgetfree.results.report.figures import style_sheet  # matplotlib takes its time
         from forgetfree.results.report.run_figures import sections_of
 
-        units = _units_of(comparison)
-        page = _with_configurations(_lay_out(comparison, units), comparison)
-        return render_html(page, sections_of(comparison, units), style_sheet())
-    return render_page(lay_out(comparison, ended=ended), format)
+        return render_html(_with_configurations(page, comparison), sections_of(comparison, units), style_sheet())
+    return render_page(page, format)
 
 
 def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
     """Return the report; see `render`."""
-    return _lay_out(comparison, _units_of(comparison) if ended else {})
+    return _page(comparison, _units_of(comparison, ended))
 
 
-def _lay_out(comparison: Comparison, units: Units) -> Page:
+def _units_of(comparison: Comparison, ended: bool) -> Units:
+    """Read the files of all units, once for notes, tables and figures; none before the end."""
+    return {
+        entry.label: [read_unit_files(run, comparison.tasks) for run in entry.runs]
+        for entry in (comparison.strategies if ended else ())
+    }
+
+
+def _page(comparison: Comparison, units: Units) -> Page:
     evidence = Evidence.of(comparison, units)
     return Page(
         title=f"forgetfree: {stream_name(comparison)}",
         notes=tuple(notes(comparison, units)),
-        tables=tuple(tables_of(comparison, units, evidence)),
         headline=headline(comparison, evidence),
+        tables=tuple(tables_of(comparison, units, evidence)),
     )
-
-
-def _units_of(comparison: Comparison) -> Units:
-    """Read the files of all units, once for notes, tables and figures."""
-    return {
-        entry.label: [read_unit_files(run, comparison.tasks) for run in entry.runs] for entry in comparison.strategies
-    }
 
 
 # ---- how to repeat it ----------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from forgetfree.results.metrics import title_of
 from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.evidence_tables import evidence_tables
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best, without_columns
-from forgetfree.results.report.text_tables import text_tables
 from forgetfree.results.report.words import meanings
 from forgetfree.results.run_results import LedgerSummary, Run
 from forgetfree.results.unit_folder import Units
@@ -129,13 +128,15 @@ def tables_of(comparison: Comparison, units: Units, evidence: Evidence) -> list[
     return [
         *by_task,
         *evidence_tables(comparison, units, evidence),
-        *text_tables(comparison, units),
         *(written(grid) for grid in others if grid.rows),
     ]
 
 
-def _strategies(comparison: Comparison) -> list[tuple[str, Sequence[Run]]]:
-    return [(entry.label, entry.runs) for entry in comparison.strategies]
+def _strategies(
+    comparison: Comparison, with_all: Callable[[Run], object] = lambda run: True
+) -> list[tuple[str, Sequence[Run]]]:
+    """Return the runs of each strategy of which all have something."""
+    return [(entry.label, entry.runs) for entry in comparison.strategies if all(map(with_all, entry.runs))]
 
 
 def _summary(header: str, key: str, better: int, scale: Scale) -> Columns:
@@ -230,12 +231,7 @@ def _calibration(comparison: Comparison) -> Grid:
         "strategy",
         _strategies(comparison) if calibrated or known else (),
         Columns(ece, lambda run, _, i: run.ece[-1][calibrated[i]], percent, -1, "ECE of a task"),
-        Columns(
-            agreement,
-            lambda run, _, i: run.agreement[i] if run.agreement else None,
-            percent,
-            legend="agreement",
-        ),
+        Columns(agreement, lambda run, _, i: run.agreement[i] if run.agreement else None, percent, legend="agreement"),
     )
     return replace(grid, of_tasks=True)
 
@@ -276,7 +272,6 @@ _FOLLOWS = ("perplexity",)
 
 def _held_aside(comparison: Comparison) -> Grid:
     """Return the loss on texts that no task trains, of each strategy."""
-    entries = [entry for entry in comparison.strategies if all(run.held_aside for run in entry.runs)]
 
     def loss(run: Run, _: int, column: int) -> float | None:
         if run.held_aside is None:
@@ -288,14 +283,13 @@ def _held_aside(comparison: Comparison) -> Grid:
     return Grid.of_runs(
         ("Loss on texts that no task trains", "nats a token"),
         "strategy",
-        [(entry.label, entry.runs) for entry in entries],
+        _strategies(comparison, lambda run: run.held_aside),
         Columns(stages, loss, PLAIN.text, [0, -1, 0], "held aside"),
     )
 
 
 def _readouts(comparison: Comparison) -> Grid:
     """Return the scores of new readouts on the models as they are at the end, and what they win."""
-    entries = [entry for entry in comparison.strategies if all(run.readout_again for run in entry.runs)]
 
     def again(run: Run) -> Sequence[float | None]:
         return run.readout_again or [None]
@@ -308,11 +302,10 @@ def _readouts(comparison: Comparison) -> Grid:
 
     signs, show = comparison.signs, comparison.scale.text
     unit = _unit_of_scores(comparison, "in %, the difference in percentage points")
-
     return Grid.of_runs(
         ("After re-training the readout on the final model", unit),
         "strategy",
-        [(entry.label, entry.runs) for entry in entries],
+        _strategies(comparison, lambda run: run.readout_again),
         Columns(
             _task_headers(comparison), lambda run, _, i: again(run)[i], _shows(comparison), signs, "a task, re-trained"
         ),
@@ -381,7 +374,6 @@ def _ledger(comparison: Comparison, entry: StrategyRuns) -> Grid:
         return max((ledger.overlap[earlier][row] for earlier in range(row)), default=0.0)
 
     overlap = of_ledger(lambda ledger, row, column: ledger.overlap[row][column])
-
     overlaps = Columns([f"overlap {task}" for task in tasks], overlap, _share, legend="overlap")
     return Grid.of_runs(
         (f"Ledger of {entry.label}", "entries of the region, entries owned, overlap of regions"),

@@ -162,6 +162,8 @@ def notes(comparison: Comparison, units: Units) -> Iterable[str]:
         units: the files of its units; empty where they were not read.
     """
     settings = {key: typed(value) for key, value in comparison.settings.items() if key not in _UNTOLD}
+    if settings.get("precision") == "fp32" and settings.get("dtype") == "bfloat16":  # passes compute in that
+        settings["precision"] = f"that of the weights ({settings.pop('dtype')})"
     if setup := [f"{key.replace('_', ' ')} {settings.pop(key)}" for key in _SETUP if key in settings]:
         yield f"Set-up: {', '.join(setup)}."
     if settings:

