@@ -259,6 +259,7 @@ MEASURED: dict[str, Callable[[Runs], Interval | None]] = {
     "the average is kept, chosen": partial(share, "auto", "fine-tune"),
     "grafting is near multi-task training": partial(share, "union", "joint"),
     "grafting beats naive fine-tuning": partial(above, "union", "continual-ft"),
+    "grafts alone beat naive fine-tuning": partial(above, "alone", "continual-ft"),
     "the union costs the last task": partial(above, "alone", "union", task="sst2"),
     "the union costs something": partial(above, "alone", "union"),
     "validation rows choose well": partial(above, "auto", "union"),

@@ -86,12 +86,18 @@ MODELS: dict[str, ModelEntry] = {
     ),
     "smollm2": ModelEntry(
         "SmolLM2-135M-Instruct, a chat model that forgetfree fetch smollm2 gets (135 M parameters, causal)",
-        # What docs/results/smollm2.md was measured with.
         recipe={
             "optimizer": "adamw",
             "learning_rate": 3e-5,
             "warmup": 0.06,
             "sparsity": 5e-4,
+            # Chosen on validation rows of generation-demo: see docs/results/generation.md.
+            "region_from": "gradient",
+            "gradient_rows": 64,
+            "region_rate_factor": 3.0,
+            **{f"{name}.region_rate_factor": 1.0 for name in ("packnet", "wsn", "bitfit")},
+            "grafting-continual.composition": "alone",
+            # Where the mask is searched for, as in docs/results/smollm2.md.
             "base": "empty",
             "mask_steps": 1,
             "mask_batch_size": 256,

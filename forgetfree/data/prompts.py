@@ -175,8 +175,8 @@ class PromptEncoder(Encoder):
         if fixed < (2 if not self.allowed else 1 + self._most):
             raise ModelError(
                 f"The instruction and the template of task {task.name!r} take {max_length - fixed} tokens, and a row has "
-                f"max_length={max_length}: nothing is left for a prompt and its answer. Set a higher max_length, or shorten "
-                "the instruction in source.json."
+                f"max_length={max_length}: nothing is left for a prompt and its answer. Set a higher max_length, if the model "
+                "allows it, or shorten the instruction in source.json."
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:
@@ -405,5 +405,5 @@ class PromptEncoder(Encoder):
         raise DataError(
             f"Task {self._task.name!r} has {counted(len(rows), 'row')} whose answer does not fit into max_length="
             f"{self._max_length} tokens beside the instruction, the template and the marks of turns: the answer {named}{more}. "
-            "Set a higher max_length, or remove the rows: --skip-bad-rows leaves them out."
+            "Set a higher max_length, if the model allows it, or remove the rows: --skip-bad-rows leaves them out."
         )

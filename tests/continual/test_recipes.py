@@ -71,6 +71,9 @@ def test_options_may_start_from_the_recipe() -> None:
     assert cls.for_model("minilm", steps=7, momentum=0.5) == recipe.options["grafting-continual"]
     assert cls.for_model("minilm", optimizer="sgd") == cls(optimizer="sgd")
     assert cls.for_model("smollm2").mask_batch_size == 256
+    texts = cls.for_model("smollm2", strategy="grafting-continual")
+    assert (texts.region_from, texts.region_rate_factor, texts.composition) == ("gradient", 3, "alone")
+    assert cls.for_model("smollm2", region_from="mask").region_rate_factor == 1
     assert cls.for_model("roberta-base") == cls()
     ewc = registry.strategy("ewc").Options
     assert ewc.for_model("minilm", strategy="ewc").ewc_lambda == 1e5
