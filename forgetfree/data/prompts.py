@@ -175,8 +175,8 @@ class PromptEncoder(Encoder):
         if fixed < (2 if not self.allowed else 1 + self._most):
             raise ModelError(
                 f"The instruction and the template of task {task.name!r} take {max_length - fixed} tokens, and a row has "
-                f"max_length={max_length}: nothing is left for a prompt and its answer. Set a higher max_length, or shorten "
-                "the instruction in source.json."
+                f"max_length={max_length}: nothing is left for a prompt and its answer. Set a higher max_length, if the model "
+                "allows it, or shorten the instruction in source.json."
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:
@@ -299,8 +299,8 @@ class PromptEncoder(Encoder):
     def _put_together(self, turns: Sequence[dict[str, str]], *, answered: bool = False) -> str:
         """Return a chat by the tokenizer's template; unless it is answered, up to where the assistant begins."""
         try:
-            how = {"chat_template": self._own_template(), "add_generation_prompt": not answered}
-            whole = self.tokenizer.apply_chat_template(list(turns), tokenize=False, **how)
+            arguments = {"chat_template": self._own_template(), "add_generation_prompt": not answered}
+            whole = self.tokenizer.apply_chat_template(list(turns), tokenize=False, **arguments)
         except Exception as error:  # the template may raise anything, and is the tokenizer's own
             raise ModelError(
                 f"The tokenizer's chat template cannot put together a chat of {brief([t['role'] for t in turns], 200)}: "
@@ -405,5 +405,5 @@ class PromptEncoder(Encoder):
         raise DataError(
             f"Task {self._task.name!r} has {counted(len(rows), 'row')} whose answer does not fit into max_length="
             f"{self._max_length} tokens beside the instruction, the template and the marks of turns: the answer {named}{more}. "
-            "Set a higher max_length, or remove the rows: --skip-bad-rows leaves them out."
+            "Set a higher max_length, if the model allows it, or remove the rows: --skip-bad-rows leaves them out."
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from adapters import write_adapter
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError
 from forgetfree.ledger import check_weights
 from forgetfree.models.loading import LoadedModel, dtype_of, load_model, sized
+from forgetfree.models.peft_adapter import AdapterStart
 
 MakeRun = Callable[..., Path]
 ModelDirectory = Callable[[str], Path]
@@ -87,6 +89,35 @@ def test_an_exported_model_has_the_bits_of_the_run(
         meant = {name: tensor.clone() for name, tensor in predictor.loaded.model.backbone.state_dict().items()}
     got = network.state_dict()
     assert all(torch.equal(got[name], tensor) for name, tensor in meant.items())
+
+
+def test_grafts_are_applied_and_merged_in_bfloat16(
+    run: Path, ledger: Ledger, rows: Rows, model_directory: ModelDirectory, tmp_path: Path
+) -> None:
+    directory, files = str(model_directory("gpt2-lm")), [str(tmp_path / f"{task}.safetensors") for task in ledger.tasks]
+    for task, file in zip(ledger.tasks, files, strict=True):
+        ledger.graft(task).save(file)
+    assert cli.main(["apply", files[0], "--model", directory, "--out", str(tmp_path / "model")]) == 0
+    got = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+    predictor = Predictor.of_run(run)
+    with predictor.weights.answering("qnli"):
+        meant = predictor.loaded.model.backbone.state_dict()
+        assert all(torch.equal(got[name], tensor) for name, tensor in meant.items())
+    merged = tmp_path / "merged.safetensors"
+    assert cli.main(["merge", *files, "--model", directory, "--out", str(merged)]) == 0
+    answering = Predictor.of_ledger(Ledger.load(merged), directory)
+    assert answering.loaded.model.backbone.dtype == torch.bfloat16
+    assert torch.isfinite(answering.logits("sst2", rows)).all()
+
+
+def test_an_adapter_is_merged_before_its_weights_become_bfloat16(
+    model_directory: ModelDirectory, tmp_path: Path
+) -> None:
+    directory = str(model_directory("gpt2-lm"))
+    write_adapter("causal", Path(directory), tmp_path / "lora")
+    start = AdapterStart.of(str(tmp_path / "lora"), directory)
+    wide, narrow = (load_model(directory, "causal", dtype=dtype).model for dtype in ("float32", "bfloat16"))
+    assert torch.equal(start.theta(narrow), start.theta(wide).to(torch.bfloat16))
 
 
 def test_a_classifier_is_written_in_float32_and_that_is_told(
