@@ -19,7 +19,7 @@ import numpy as np
 from forgetfree.display import NULL
 from forgetfree.errors import ReportError
 from forgetfree.results.comparison import StrategyRuns, merge
-from forgetfree.results.evidence import ALPHA, Answers, Evidence, Interval, RowScore, holm, interval
+from forgetfree.results.evidence import ALPHA, Answers, Evidence, Interval, RowScore, interval
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.stored import load_run_results
 from forgetfree.results.unit_folder import read_unit_files
@@ -272,6 +272,19 @@ MEASURED: dict[str, Callable[[Runs], Interval | None]] = {
     "a withheld task costs little": partial(above, "withheld", "alone"),
     "tasks are told apart": told_apart,
 }
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values of several claims that are judged together, adjusted as Holm does (1979).
+
+    With all claims whose adjusted p-value is below 0.05, the chance that one of them or more is wrong is at most 5 %.
+    """
+    adjusted, most = [math.nan] * len(p_values), 0.0
+    order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
+    for rank, (p, i) in enumerate(order):
+        most = max(most, min(1.0, (len(order) - rank) * p))
+        adjusted[i] = most
+    return adjusted
 
 
 def judged(name: str, paths: Sequence[str] = ()) -> Page:

@@ -94,11 +94,11 @@ class OptionError(UsageError):
 
 
 class RareLabelError(UsageError):
-    """A label has fewer training rows than shots; ``found`` says so without a remedy, which differs from command to command."""
+    """A label has fewer training rows than shots; ``fault`` says so without a remedy, which differs from command to command."""
 
-    def __init__(self, found: str, remedy: str = "") -> None:  # a message alone is what pickle gives
-        self.found = found
-        super().__init__(f"{found} {remedy}".rstrip())
+    def __init__(self, fault: str, remedy: str = "") -> None:  # a message alone is what pickle gives
+        self.fault = fault
+        super().__init__(f"{fault} {remedy}".rstrip())
 
 
 class SeveralFaultsError(UsageError):

@@ -279,10 +279,10 @@ def _kind(name: str, places: object) -> Any:
     from forgetfree.tasks import KIND_OF_FORM
 
     known = kinds()
-    held = KIND_OF_FORM.get(name, name)
-    if held not in known:
+    kind_name = KIND_OF_FORM.get(name, name)
+    if kind_name not in known:
         raise UnknownNameError("kind of task", name, {*known, *KIND_OF_FORM}, "An installed package may add kinds.")
-    return known[held].load(_kind_class)()
+    return known[kind_name].load(_kind_class)()
 
 
 def metrics() -> dict[str, Entry]:
@@ -329,19 +329,19 @@ def tasks() -> dict[str, TaskDefinition]:
     from forgetfree.benchmarks.tasks import TASKS
     from forgetfree.tasks import TaskDefinition
 
-    return TASKS | {name: found for name, found in _loaded("streams").items() if isinstance(found, TaskDefinition)}
+    return TASKS | {name: plugin for name, plugin in _loaded("streams").items() if isinstance(plugin, TaskDefinition)}
 
 
 def streams() -> dict[str, tuple[str, ...]]:
     """Return all streams, each a tuple of task names: ours first, then those of installed packages that can be used."""
     from forgetfree.benchmarks.streams import STREAMS
 
-    return STREAMS | {name: found for name, found in _loaded("streams").items() if isinstance(found, tuple)}
+    return STREAMS | {name: plugin for name, plugin in _loaded("streams").items() if isinstance(plugin, tuple)}
 
 
 def broken(group: Group) -> dict[str, str]:
     """Return the plug-ins of a group that cannot be used, by name, with a paragraph on each. This imports all of them."""
-    return {name: str(found) for name, found in _loaded(group).items() if isinstance(found, UsageError)}
+    return {name: str(plugin) for name, plugin in _loaded(group).items() if isinstance(plugin, UsageError)}
 
 
 def shadowed(group: Group) -> dict[str, str]:
@@ -390,7 +390,7 @@ def _ours(group: Group) -> Container[str]:
 
 def _loaded(group: Group) -> dict[str, Any]:
     """Return what each plug-in of a group gives, or the error that it ends in."""
-    found: dict[str, Any] = {}
+    loaded: dict[str, Any] = {}
     for name, entry in _plugins(group).items():
         checks: dict[Group, Callable[[Any], Any]] = {
             "strategies": strategy_class,
@@ -399,66 +399,66 @@ def _loaded(group: Group) -> dict[str, Any]:
             "metrics": _metric,
         }
         try:
-            found[name] = entry.load(checks[group])
+            loaded[name] = entry.load(checks[group])
         except UsageError as error:
-            found[name] = error
-    return found
+            loaded[name] = error
+    return loaded
 
 
 def _plugins(group: Group) -> dict[str, Entry]:
     return plugins(group, lambda name: _is_ours(group, name))
 
 
-def strategy_class(given: Any) -> Any:
+def strategy_class(candidate: Any) -> Any:
     """Return a strategy class as it was given; raise ``UsageError`` if it is none."""
     from forgetfree.options import describe
 
     base = Entry("forgetfree.continual.strategy:ContinualStrategy").load()  # by name: it stands in a layer above
-    is_strategy = isinstance(given, type) and issubclass(given, base)
+    is_strategy = isinstance(candidate, type) and issubclass(candidate, base)
     if not is_strategy:
-        raise UsageError(f"expected a subclass of ContinualStrategy, got {brief(given)}")
-    if not issubclass(given.Options, base.Options):
-        raise UsageError(f"expected its Options to be a subclass of TrainingOptions, got {brief(given.Options)}")
-    if missing := sorted(given.__abstractmethods__):
-        raise UsageError(f"{given.__name__} has no {' and no '.join(f'{each}()' for each in missing)}")
-    describe(given.Options)  # fails where an option has no type that can be read
-    return given
+        raise UsageError(f"expected a subclass of ContinualStrategy, got {brief(candidate)}")
+    if not issubclass(candidate.Options, base.Options):
+        raise UsageError(f"expected its Options to be a subclass of TrainingOptions, got {brief(candidate.Options)}")
+    if missing := sorted(candidate.__abstractmethods__):
+        raise UsageError(f"{candidate.__name__} has no {' and no '.join(f'{each}()' for each in missing)}")
+    describe(candidate.Options)  # fails where an option has no type that can be read
+    return candidate
 
 
-def _kind_class(given: Any) -> Any:
+def _kind_class(candidate: Any) -> Any:
     """Return a class of a kind of tasks as it was given; raise ``UsageError`` if it is none."""
     base = Entry("forgetfree.kinds.kind:TaskKind").load()  # by name: it stands in a layer above
-    if not (isinstance(given, type) and issubclass(given, base)):
-        raise UsageError(f"expected a subclass of TaskKind, got {brief(given)}")
-    if missing := sorted(getattr(given, "__abstractmethods__", ())):
-        raise UsageError(f"{given.__name__} has no {' and no '.join(f'{each}()' for each in missing)}")
-    return given
+    if not (isinstance(candidate, type) and issubclass(candidate, base)):
+        raise UsageError(f"expected a subclass of TaskKind, got {brief(candidate)}")
+    if missing := sorted(getattr(candidate, "__abstractmethods__", ())):
+        raise UsageError(f"{candidate.__name__} has no {' and no '.join(f'{each}()' for each in missing)}")
+    return candidate
 
 
-def _metric(given: Any) -> Any:
+def _metric(candidate: Any) -> Any:
     """Return a metric as it was given; raise ``UsageError`` if it is none."""
-    if not isinstance(given, Entry("forgetfree.results.metrics:Metric").load()):
-        raise UsageError(f"expected a Metric, got {brief(given)}")
-    return given
+    if not isinstance(candidate, Entry("forgetfree.results.metrics:Metric").load()):
+        raise UsageError(f"expected a Metric, got {brief(candidate)}")
+    return candidate
 
 
-def _stream_or_task(name: str, given: Any) -> Any:
+def _stream_or_task(name: str, candidate: Any) -> Any:
     """Return a stream as a tuple, or a task under its name and with the default prompts."""
     from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition
 
-    if isinstance(given, TaskDefinition):
-        labels = tuple(given.labels)
+    if isinstance(candidate, TaskDefinition):
+        labels = tuple(candidate.labels)
         task = replace(
-            given,
+            candidate,
             name=name,
             labels=labels,
-            label_words=tuple(given.label_words) or labels,
-            template=given.template or DEFAULT_TEMPLATE.get(given.kind, ""),
-            causal_template=given.causal_template or DEFAULT_CAUSAL_TEMPLATE.get(given.kind, ""),
+            label_words=tuple(candidate.label_words) or labels,
+            template=candidate.template or DEFAULT_TEMPLATE.get(candidate.kind, ""),
+            causal_template=candidate.causal_template or DEFAULT_CAUSAL_TEMPLATE.get(candidate.kind, ""),
         )
         if faults := unknown_names(task) or kind(task.kind).faults(task):
             raise UsageError("; ".join(faults))
         return task
-    if isinstance(given, tuple | list) and given and all(isinstance(task, str) and task for task in given):
-        return tuple(given)
-    raise UsageError(f"expected a tuple or list of task names, or a TaskDefinition, got {brief(given)}")
+    if isinstance(candidate, tuple | list) and candidate and all(isinstance(task, str) and task for task in candidate):
+        return tuple(candidate)
+    raise UsageError(f"expected a tuple or list of task names, or a TaskDefinition, got {brief(candidate)}")

@@ -88,9 +88,9 @@ class Decoding:
         """Whether each token is the likeliest one."""
         return self.num_beams == 1 and not self.temperature
 
-    def otherwise(self, **asked: Any) -> Decoding:
+    def otherwise(self, **options: Any) -> Decoding:
         """Return what is asked for in place of this; ``None`` is as it is here. Beams and a temperature replace each other."""
-        changes = {name: value for name, value in asked.items() if value is not None}
+        changes = {name: value for name, value in options.items() if value is not None}
         base = self
         if changes.keys() & {"num_beams", "temperature"}:
             base = replace(self, num_beams=1) if changes.get("temperature") else GREEDY
@@ -263,12 +263,12 @@ class TaskDefinition:
     @property
     def entities(self) -> tuple[str, ...]:
         """The kinds of entities that a task finds whose labels are those of words: see `of_entities`."""
-        found = tuple(label[2:] for label in self.labels[1::2])
+        kinds = tuple(label[2:] for label in self.labels[1::2])
         if self.kind == "tokens":
-            return found
-        if self.kind in KIND_OF_FORM or self.labels != TaskDefinition.of_entities(self.name, found).labels:
+            return kinds
+        if self.kind in KIND_OF_FORM or self.labels != TaskDefinition.of_entities(self.name, kinds).labels:
             return ()
-        return found
+        return kinds
 
     def faults(self) -> list[str]:
         """Return a phrase for each fault of the definition; none if it can be used with every readout."""
@@ -390,8 +390,8 @@ def version_of(name: str) -> tuple[str, int]:
     >>> version_of("sst2@2"), version_of("sst2")
     (('sst2', 2), ('sst2', 1))
     """
-    found = _VERSION.fullmatch(name)
-    return (found[1], int(found[2])) if found else (name, 1)
+    match = _VERSION.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, 1)
 
 
 def next_version(task: str, known: Iterable[str]) -> str:
@@ -407,23 +407,23 @@ def in_versions(names: Iterable[str]) -> list[str]:
     >>> in_versions(["qnli", "sst2", "qnli", "qnli"])
     ['qnli', 'sst2', 'qnli@2', 'qnli@3']
     """
-    found: list[str] = []
+    versions: list[str] = []
     for name in names:
-        found.append(next_version(name, found) if name in found else name)
-    return found
+        versions.append(next_version(name, versions) if name in versions else name)
+    return versions
 
 
-def chosen_version(asked: str, known: Iterable[str]) -> str:
+def chosen_version(wanted: str, known: Iterable[str]) -> str:
     """Return which of the known names is asked for: ``sst2@1`` is the first version, ``sst2`` the latest.
 
     What is not known is returned as it is.
 
-    >>> [chosen_version(asked, ["qnli", "sst2", "sst2@2"]) for asked in ("qnli", "sst2", "sst2@1", "sst2@2")]
+    >>> [chosen_version(name, ["qnli", "sst2", "sst2@2"]) for name in ("qnli", "sst2", "sst2@1", "sst2@2")]
     ['qnli', 'sst2@2', 'sst2', 'sst2@2']
     """
     known = list(known)
-    task, number = version_of(asked)
-    if asked == task:  # the latest
-        found = [(version_of(name)[1], name) for name in known if version_of(name)[0] == task]
-        return max(found)[1] if task in known else asked
-    return task if number == 1 and task in known and asked not in known else asked
+    task, number = version_of(wanted)
+    if wanted == task:  # the latest
+        versions = [(version_of(name)[1], name) for name in known if version_of(name)[0] == task]
+        return max(versions)[1] if task in known else wanted
+    return task if number == 1 and task in known and wanted not in known else wanted

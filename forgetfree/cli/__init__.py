@@ -142,10 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        return fail(_told(error), error.exit_code if isinstance(error, ForgetfreeError) else 1)
+        return fail(_message_of(error), error.exit_code if isinstance(error, ForgetfreeError) else 1)
 
 
-def _told(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     if not isinstance(error, ForgetfreeError) and is_full(error):
         return (
             f"There is no room on a disk: {first_line(error)}. Make room, or give directories on another disk: to --out, to "

@@ -105,7 +105,7 @@ def run(
     chosen = [strategies] if isinstance(strategies, str | type) else list(strategies)
     classes = {_name_of(each): each for each in chosen if isinstance(each, type) and registry.name_of(each) is None}
     names = [_name_of(each) if isinstance(each, type) else each for each in chosen]
-    given = {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
+    strategy_settings = {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
     values: Json = {
         "stream": _joined(stream),
         "strategies": list(strategies_of(names)),
@@ -115,7 +115,7 @@ def run(
         "held_aside": None if held_aside is None else str(held_aside),
         **_common(model, data, readout, steps, seeds, device),
     }
-    values |= _settings(RunConfig, values, _parts(processes) | settings | given)
+    values |= _settings(RunConfig, values, _parts(processes) | settings | strategy_settings)
     objects = _objects(data, model, tokenizer, classes)
 
     def make(out: str) -> Job[Any]:
@@ -270,17 +270,17 @@ def _common(model: Any, data: Any, readout: str, steps: Any, seeds: Any, device:
     }
 
 
-def _settings(config: type[JobConfig], values: Json, given: Json) -> Json:
+def _settings(config: type[JobConfig], values: Json, arguments: Json) -> Json:
     """Return ``settings``, and what has a flag of its own on the command line, such as the column of the texts."""
-    check_optimizer(given.get("optimizer"))  # once, not for every strategy
+    check_optimizer(arguments.get("optimizer"))  # once, not for every strategy
     hints = get_type_hints(config)
     flags = {key_of(field): field.name for field in fields(config) if field.name not in {*values, "settings", "out"}}
     own = {
         flags[key]: _listed(value) if get_origin(hints[flags[key]]) is tuple else value
-        for key, value in given.items()
+        for key, value in arguments.items()
         if key in flags
     }
-    return own | {"settings": {key: by_name(value) for key, value in given.items() if key not in flags}}
+    return own | {"settings": {key: by_name(value) for key, value in arguments.items() if key not in flags}}
 
 
 def _parts(processes: int | None) -> Json:
@@ -300,10 +300,10 @@ def _objects(data: Any, model: Any, tokenizer: Any, classes: Mapping[str, type])
 def _call(config: JobConfig, values: Json) -> str:
     """Return the call as config.json says it: what is not the default."""
     usual = type(config)()
-    given = {
+    arguments = {
         key: each for key, each in values.items() if key != "settings" and getattr(config, key) != getattr(usual, key)
     }
-    shown = [f"{key}={each!r}" for key, each in given.items()]
+    shown = [f"{key}={each!r}" for key, each in arguments.items()]
     shown += [
         f"{key}={name_of_function(each) if callable(each) else repr(each)}" for key, each in config.settings.items()
     ]

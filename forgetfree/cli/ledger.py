@@ -88,8 +88,8 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
     if model:
         reach_hub(model)
         _verify_model(ledger, model, file)
-        beside = ", configuration, tokenizer, readout and maximum length" if ledger.binding else ""
-        checked.append(f"weights{beside} of {model}")
+        parts = ", configuration, tokenizer, readout and maximum length" if ledger.binding else ""
+        checked.append(f"weights{parts} of {model}")
     if as_json:
         counts = {"tasks": len(ledger.records), "entries": len(ledger.owned())}
         is_bound = {"binding": bool(ledger.binding)}
@@ -224,8 +224,8 @@ def render_ledger(ledger: Ledger, path: StrPath) -> str:
             f"{readout:,}",
         )
     union = len(ledger.owned())
-    together = "the union" if ledger.composition == "auto" else "all"
-    owners.add_row(together, "", f"{union:,}", "", f"{union / total:.4%}", "", end_section=True)
+    union_name = "the union" if ledger.composition == "auto" else "all"
+    owners.add_row(union_name, "", f"{union:,}", "", f"{union / total:.4%}", "", end_section=True)
     console.print(owners)
 
     overlaps = Table("overlap with", *tasks, title="Share of the column's region that lies in the row's")

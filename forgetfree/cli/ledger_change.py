@@ -179,17 +179,19 @@ def merge(
     if data:
         model = model or _model_of(ledgers)
         reach_hub(model, data)
-    joined, told = joined_ledger({name: Ledger.load(path) for name, path in files.items()}, as_versions=as_versions)
+    joined, joined_tasks = joined_ledger(
+        {name: Ledger.load(path) for name, path in files.items()}, as_versions=as_versions
+    )
     before: dict[str, dict[str, float]] = {}
     after: dict[str, float] = {}
     if data and model:  # before anything is written
-        names = {name: [each.name for each in told if each.ledger == name] for name in files}
+        names = {name: [each.name for each in joined_tasks if each.ledger == name] for name in files}
         before = {name: _scores(Ledger.load(path), model, data, names[name]) for name, path in files.items()}
         after = _scores(joined, model, data, joined.tasks)
     joined.save(out)
     rows = [
         asdict(each) | {"before": before.get(each.ledger, {}).get(each.name), "after": after.get(each.task)}
-        for each in told
+        for each in joined_tasks
     ]
     note(
         out,

@@ -50,12 +50,12 @@ def command(
     group = _GROUPS.get(what)
     with _imports_unheard(debug):
         rows = _rows(what)
-        found = _entries(what, verbose) if as_json else []
+        entries = _entries(what, verbose) if as_json else []
         broken = registry.broken(group) if group else {}
     if as_json:
-        found = [each for each in found if each["name"] not in broken]
+        entries = [each for each in entries if each["name"] not in broken]
         print(
-            json_text([*found, *({"name": name, "broken": reason} for name, reason in broken.items())], indent=2),
+            json_text([*entries, *({"name": name, "broken": reason} for name, reason in broken.items())], indent=2),
             end="",
         )
         return
@@ -129,17 +129,17 @@ def _entries(what: str, verbose: bool) -> list[dict[str, Any]]:
         models = recipes.MODELS.items()
         return [{"name": name, "summary": model.summary, "recipe": dict(model.recipe)} for name, model in models]
     entries = registry.strategies() if what == "strategies" else registry.EXPERIMENTS
-    found: list[dict[str, Any]] = [{"name": name, "summary": entry.summary} for name, entry in entries.items()]
+    rows: list[dict[str, Any]] = [{"name": name, "summary": entry.summary} for name, entry in entries.items()]
     if verbose:
         from forgetfree.options import describe
 
         broken = registry.broken("strategies")
-        for each in found:
+        for each in rows:
             if each["name"] not in broken:
                 cls = registry.strategy(each["name"])
                 options = [asdict(option) for option in describe(cls.Options)]
                 each |= {"forget_free": cls.forget_free, "options": options}
-    return found
+    return rows
 
 
 @contextmanager

@@ -30,36 +30,38 @@ def plan(config: JobConfig, in_memory: InMemory | None = None, *, resume: bool =
 
 def show_plan(config: JobConfig, resume: bool, as_json: bool) -> None:
     """Print the plan of a job."""
-    found = plan(config, resume=resume)
+    job_plan = plan(config, resume=resume)
     if as_json:
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps(job_plan, ensure_ascii=False))
         return
-    model, total = found["model"], found["total"]
+    model, total = job_plan["model"], job_plan["total"]
     print(
         escaped(
             f"Model: {model['name']}, {model['parameters']:,} parameters, {model['graftable']:,} graftable, readout "
-            f"{model['readout']}, on {found['device']}"
+            f"{model['readout']}, on {job_plan['device']}"
         )
     )
-    for task in found["tasks"]:
+    for task in job_plan["tasks"]:
         rows = f"{task['train']:,} training, {task['validation']:,} validation, {task['test']:,} test rows"
         print(escaped(f"Task: {task['task']}, {rows}, about {task['tokens_a_row']} tokens a row"))
-    for unit in found["units"][:_SHOWN]:
+    for unit in job_plan["units"][:_SHOWN]:
         print(escaped(f"Unit: {unit['unit']}"))
         for phase in unit["phases"]:
             print(escaped(f"  {phase['task']}: {phase['phase'].replace('_', '-')}, {_amount(phase)}"))
-    if len(found["units"]) > _SHOWN:
-        print(f"… and {counted(len(found['units']) - _SHOWN, 'more unit')}")
+    if len(job_plan["units"]) > _SHOWN:
+        print(f"… and {counted(len(job_plan['units']) - _SHOWN, 'more unit')}")
     seconds = "unknown" if total["seconds"] is None else f"about {_time(total['seconds'])}"
-    print(f"Time: {seconds}, one unit at a time; an estimate {found['estimated']}")
+    print(f"Time: {seconds}, one unit at a time; an estimate {job_plan['estimated']}")
     phases = [f"{name.replace('_', '-')} {size(each)}" for name, each in total["memory_bytes_by_phase"].items()]
     print(f"Memory: about {size(total['memory_bytes'])}, an estimate by sizes ({', '.join(phases)})")
     print(
-        escaped(f"Disk: about {size(total['disk_bytes'])} of {size(total['disk_free_bytes'])} free at {found['out']}")
+        escaped(
+            f"Disk: about {size(total['disk_bytes'])} of {size(total['disk_free_bytes'])} free at {job_plan['out']}"
+        )
     )
     if not isinstance(config, ExperimentConfig) and (recipe := recipe_of(config)):
         print(escaped(recipe))
-    for note in found["notes"]:
+    for note in job_plan["notes"]:
         print(escaped(f"Note: {note}"))
     print("Nothing was written, downloaded or trained.")
 

@@ -115,9 +115,9 @@ def command(
     if taken := [name for name in keep if name in _OURS]:
         raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
     columns = ColumnNames.of(text_column, None)
-    asked = {"num_beams": num_beams, "temperature": temperature, "top_p": top_p, "seed": sampling_seed}
+    changes = {"num_beams": num_beams, "temperature": temperature, "top_p": top_p, "seed": sampling_seed}
     _check_decoding(
-        Decoding(temperature=1.0).otherwise(**asked), asked
+        Decoding(temperature=1.0).otherwise(**changes), changes
     )  # what no run admits, before its model is loaded
     predictor, _ = predictor_of(directory, seed, strategy, model, deterministic=deterministic)
     if task is None:
@@ -132,7 +132,7 @@ def command(
     size = served[0].size if len({each.size for each in served}) == 1 else None
     #: What tells how a file's rows are read, where that is the same for all tasks.
     form = served[0] if len({each.task.kind for each in served}) == 1 else None
-    ending = _ending(served[0], asked)
+    ending = _ending(served[0], changes)
     answers_to = predictor.route if routed else partial(predictor.answer, task, ending=ending)
     table = _Csv(served, size, keep) if as_csv else None
     show = table or (_as_json(served[0]) if as_json else _plain(served[0]))
@@ -180,11 +180,11 @@ def _columns_of_run(run: Path, task: str) -> tuple[str, ...]:
     return options.columns(version_of(task)[0], [each["name"] for each in config["tasks"]]).texts
 
 
-def _ending(served: ServedTask, asked: Mapping[str, Any]) -> Ending:
+def _ending(served: ServedTask, changes: Mapping[str, Any]) -> Ending:
     """Return how texts are written, where something is asked for; else as the task's own were in the run."""
     from forgetfree.serve.served_task import UNTIL_THE_END, Ending
 
-    if all(value is None for value in asked.values()):
+    if all(value is None for value in changes.values()):
         return UNTIL_THE_END
     if not served.writes:
         raise UsageError(
@@ -196,17 +196,17 @@ def _ending(served: ServedTask, asked: Mapping[str, Any]) -> Ending:
             f"Task {served.task.name!r} has closed_answers, of which the likeliest is chosen, and --num-beams, --temperature, "
             "--top-p and --sampling-seed say how texts are written. Leave them out."
         )
-    decoding = served.task.decoding.otherwise(**asked)
-    _check_decoding(decoding, asked)
+    decoding = served.task.decoding.otherwise(**changes)
+    _check_decoding(decoding, changes)
     return Ending(decoding=decoding)
 
 
-def _check_decoding(decoding: Decoding, asked: Mapping[str, Any]) -> None:
+def _check_decoding(decoding: Decoding, changes: Mapping[str, Any]) -> None:
     """Raise ``UsageError`` where texts cannot be written so, or something that is asked for would do nothing."""
     faults = decoding.faults(_flag)
-    if asked["seed"] is not None and not decoding.temperature:
+    if changes["seed"] is not None and not decoding.temperature:
         faults.append(
-            f"{_flag('seed')} must be left out where texts are not drawn, got {asked['seed']}: give "
+            f"{_flag('seed')} must be left out where texts are not drawn, got {changes['seed']}: give "
             f"{_flag('temperature')}, too, or leave it out"
         )
     if faults:

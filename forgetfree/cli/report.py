@@ -33,7 +33,7 @@ def command(
         raise lacks("forgetfree report", ["DIR"])
     if as_json and format not in (None, "json"):
         raise UsageError(f"--json and --format {format} are both given. Give one of them.")
-    how: Format = "json" if as_json else format or "rich"
+    output_format: Format = "json" if as_json else format or "rich"
     for path in paths:
         if not path.exists():
             raise ReportError(f"{path} does not exist. Give what forgetfree run, graft or experiment wrote.")
@@ -44,11 +44,11 @@ def command(
     if draw and kind != "experiment":
         raise UsageError("--draw is for the results of experiments: others have no figure. Leave it out.")
     if kind == "run":
-        _print(_of_runs(paths, how), how)
+        _print(_of_runs(paths, output_format), output_format)
         return
-    if how == "csv" and len(paths) > 1:
+    if output_format == "csv" and len(paths) > 1:
         raise UsageError(f"--format csv writes one {kind} into one file. Give one directory.")
-    if how == "csv" and kind == "sweep":
+    if output_format == "csv" and kind == "sweep":
         raise UsageError(
             "--format csv is for scores, and a sweep's trials are a table of settings. Give --format json."
         )
@@ -63,27 +63,30 @@ def command(
         from forgetfree.jobs.running.environment import make_directory
 
         make_directory(draw, "--draw")
-    if how == "json":
-        told = [{**results.content, "report": asdict(lay_out(results))} for results in all_results]
-        _print(json_text(told[0] if len(told) == 1 else told, indent=2), how)
+    if output_format == "json":
+        contents = [{**results.content, "report": asdict(lay_out(results))} for results in all_results]
+        _print(json_text(contents[0] if len(contents) == 1 else contents, indent=2), output_format)
         all_results = all_results if draw else []
     for results in all_results:
-        if how != "json":
-            _print(to_csv(results) if how == "csv" else render_page(lay_out(results), how), how)
+        if output_format != "json":
+            _print(
+                to_csv(results) if output_format == "csv" else render_page(lay_out(results), output_format),
+                output_format,
+            )
         if draw:
             draw_outcome(results, draw)
 
 
-def _of_runs(paths: Sequence[Path], how: Format) -> str:
+def _of_runs(paths: Sequence[Path], output_format: Format) -> str:
     """Return the tables by task; where other tasks, rows or models forbid them, a leaderboard."""
     from forgetfree.results.comparison import differing, merge, one_file
     from forgetfree.results.report.run_report import render, render_leaderboard
     from forgetfree.results.stored import load_run_results
 
     runs = [load_run_results(path) for path in paths]
-    if how == "csv":
+    if output_format == "csv":
         return one_file(runs)
-    return render_leaderboard(runs, how) if differing(runs) else render(merge(runs), how)
+    return render_leaderboard(runs, output_format) if differing(runs) else render(merge(runs), output_format)
 
 
 def _print(text: str, format: str) -> None:

@@ -74,8 +74,8 @@ def _refusal(error: CycloptsError, command: str, words: Sequence[str]) -> UsageE
         case RepeatArgumentError(token=token):
             values = [word.partition("=")[2] for word in words if word.startswith(f"{token.keyword}=")]
             values += [value for name, value in pairwise(words) if name == token.keyword]
-            given = f", as {' and '.join(map(brief, values[:2]))}" if token.value else ""
-            return UsageError(f"{token.keyword} is given twice{given}. Give it once.")
+            both_values = f", as {' and '.join(map(brief, values[:2]))}" if token.value else ""
+            return UsageError(f"{token.keyword} is given twice{both_values}. Give it once.")
         case CoercionError(token=token, argument=argument) if token and argument:
             name = token.keyword or (argument.name if argument.field_info.is_keyword_only else "argument")
             if choices := argument.get_choices(force=True):

@@ -100,8 +100,8 @@ def no_empty_directories(*paths: Any) -> Iterator[None]:
     Args:
         paths: that may be made, with the folders they lie in; what is no path, as a file may have it, does not count.
     """
-    given = [Path(path) for path in paths if path and isinstance(path, str | Path)]
-    made = [each for path in given for each in (path, *path.parents) if not os.path.lexists(each)]
+    directories = [Path(path) for path in paths if path and isinstance(path, str | Path)]
+    made = [each for path in directories for each in (path, *path.parents) if not os.path.lexists(each)]
     try:
         yield
     except BaseException:

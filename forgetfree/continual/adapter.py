@@ -97,10 +97,10 @@ class AvalancheStrategy(ContinualStrategy):
         """Return what the plugin or template is made with."""
         return {name: getattr(self.options, name) for name in self._own_options} | dict(self._fixed)
 
-    def keep_beside(self, held: Callable[[], Any]) -> None:
-        """Count what ``held`` returns beside the model: tensors, modules, rows of data, or Avalanche's objects with them."""
+    def keep_beside(self, memory: Callable[[], Any]) -> None:
+        """Count what ``memory`` returns beside the model: tensors, modules, rows of data, or Avalanche's objects with them."""
         tokens = getattr(self.model, "tokens", None)
-        self.kept = WholeModel(self, lambda: object_bytes(held(), tokens))
+        self.kept = WholeModel(self, lambda: object_bytes(memory(), tokens))
 
     def everything_by_avalanche(self, task: EncodedTask, **changes: Any) -> Training:
         """Return the training of the backbone and the readouts of all tasks; arguments as those of `everything`.

@@ -40,11 +40,11 @@ class WholeModel:
 
     Args:
         strategy: whose model.
-        beside: bytes that are kept beside the model, a memory of rows, say.
+        extra_bytes: bytes that are kept beside the model, a memory of rows, say.
     """
 
-    def __init__(self, strategy: Learner, beside: Callable[[], int] = lambda: 0) -> None:
-        self._strategy, self._beside = strategy, beside
+    def __init__(self, strategy: Learner, extra_bytes: Callable[[], int] = lambda: 0) -> None:
+        self._strategy, self._extra_bytes = strategy, extra_bytes
 
     def save(self, directory: Path) -> None:
         """Write the model, and the names of the tasks."""
@@ -65,7 +65,7 @@ class WholeModel:
     def bytes_kept(self) -> int:
         """Count the model once something is learned, and what stands beside it."""
         # All that a state of the model holds is as large as it was before training.
-        return self._strategy.pre_trained.size_in_bytes + self._beside() if self._strategy.learned else 0
+        return self._strategy.pre_trained.size_in_bytes + self._extra_bytes() if self._strategy.learned else 0
 
 
 def tasks_named(stream: Stream, names: Iterable[str], path: Path) -> list[EncodedTask]:

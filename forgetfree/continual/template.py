@@ -297,8 +297,10 @@ class StrategyTemplate(SupervisedTemplate):
             super().eval_epoch(**kwargs)
             answers = answers_in_order(self.task, rows, self._order, gathered(self._collected))
             if rows is not None:
-                how = self.options.answering | writer_of(self._answer, self.monitor) | {"batch_size": self.eval_mb_size}
-                answers = kind.with_texts(answers, self.task.definition, self.model, rows, **how)
+                arguments = (
+                    self.options.answering | writer_of(self._answer, self.monitor) | {"batch_size": self.eval_mb_size}
+                )
+                answers = kind.with_texts(answers, self.task.definition, self.model, rows, **arguments)
         self.predictions[self.task.name] = answers
 
     def _after_eval_iteration(self, **kwargs: Any) -> None:

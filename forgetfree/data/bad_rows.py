@@ -154,8 +154,8 @@ class DataFaults:
         if len(self._caught) == paragraphs == 1 and not isinstance(self._caught[0], BadDataError):
             raise self._caught[0]
         if paragraphs:
-            told = [_told(self._bad, self._counts, self._count)] if self._bad else []
-            raise BadDataError([*told, *self._others], self._bad, self._others, self._counts, self._count)
+            messages = [_message_of(self._bad, self._counts, self._count)] if self._bad else []
+            raise BadDataError([*messages, *self._others], self._bad, self._others, self._counts, self._count)
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
@@ -168,7 +168,7 @@ def counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{what} ({count:,})" for what, count in order)
 
 
-def _told(bad: Sequence[BadRow], counts: Mapping[str, int], count: int) -> str:
+def _message_of(bad: Sequence[BadRow], counts: Mapping[str, int], count: int) -> str:
     """Return one message for all bad rows: the fault of the only one, or counts and a table, whose lines are indented."""
     out = "--skip-bad-rows leaves such rows out."
     if len(bad) == 1:

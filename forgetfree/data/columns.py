@@ -59,8 +59,8 @@ class ColumnNames:
 
     def over(self, source: Mapping[str, Any]) -> ColumnNames:
         """Return these, and what a ``source.json`` names where they are left out."""
-        noted = ColumnNames.of(source.get("text_column"), source.get("label_column"))
-        return ColumnNames(self.texts or noted.texts, self.label or noted.label)
+        source_columns = ColumnNames.of(source.get("text_column"), source.get("label_column"))
+        return ColumnNames(self.texts or source_columns.texts, self.label or source_columns.label)
 
 
 #: No column is named: all are recognised.

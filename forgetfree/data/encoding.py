@@ -204,13 +204,13 @@ class WordEncoder(Encoder):
         begin = dict(zip(first, token_ids(self.tokenizer, first), strict=True))
         inside = token_ids(self.tokenizer, [f" {word}" for word in later], inside=True)
         after = dict(zip(later, inside, strict=True))
-        found = []
+        encoded = []
         for words in sentences:
             each = [begin[words[0]], *(after[word] for word in words[1:])]
             marked = [piece for ids in each for piece in _marked(ids or self._wordless)]
             self.count(len(marked) - self.room(1))
-            found.append([*self.opening, *marked[: self.room(1)], *self.closing])
-        return found
+            encoded.append([*self.opening, *marked[: self.room(1)], *self.closing])
+        return encoded
 
 
 def _marked(ids: list[int]) -> list[int]:

@@ -68,13 +68,13 @@ class Labels:
         names: in the order of their numbers.
         numbers: what stands for each label that is written as a whole number, to its number.
         expected: what a cell should be, for messages.
-        said: what to say of them; nothing where they are numbered from 0.
+        note: what to say of them; nothing where they are numbered from 0.
     """
 
     names: tuple[str, ...]
     numbers: Mapping[int, int]
     expected: str = "an integer from 0"
-    said: str = ""
+    note: str = ""
 
     @classmethod
     def named(cls, names: Sequence[str]) -> Labels:
@@ -192,5 +192,5 @@ def list_labels(names: Iterable[str]) -> list[str]:
     """
     known = list(dict.fromkeys(names))
     parts = {name: {part for each in re.split(f"[{_SIGNS}]", name) if (part := each.strip())} for name in known}
-    counts = Counter(part for found in parts.values() for part in found)
+    counts = Counter(part for own in parts.values() for part in own)
     return [name for name in known if len(parts[name]) > 1 and all(counts[part] > 1 for part in parts[name])]

@@ -299,8 +299,8 @@ class PromptEncoder(Encoder):
     def _put_together(self, turns: Sequence[dict[str, str]], *, answered: bool = False) -> str:
         """Return a chat by the tokenizer's template; unless it is answered, up to where the assistant begins."""
         try:
-            how = {"chat_template": self._own_template(), "add_generation_prompt": not answered}
-            whole = self.tokenizer.apply_chat_template(list(turns), tokenize=False, **how)
+            arguments = {"chat_template": self._own_template(), "add_generation_prompt": not answered}
+            whole = self.tokenizer.apply_chat_template(list(turns), tokenize=False, **arguments)
         except Exception as error:  # the template may raise anything, and is the tokenizer's own
             raise ModelError(
                 f"The tokenizer's chat template cannot put together a chat of {brief([t['role'] for t in turns], 200)}: "

@@ -243,8 +243,8 @@ def check_header(name: str, paths: Mapping[str, Path], source: Mapping[str, Any]
         columns: the columns that the user named.
     """
     faults = DataFaults()
-    found = {split: faults.attempt(head_of, path) for split, path in paths.items()}
-    heads = {split: head for split, head in found.items() if head is not None}
+    attempts = {split: faults.attempt(head_of, path) for split, path in paths.items()}
+    heads = {split: head for split, head in attempts.items() if head is not None}
     if "train" in heads:
         task = _task(name, heads, source, Path(), columns)
         faults.attempt(_kind(task).check_header, task)

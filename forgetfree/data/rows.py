@@ -257,14 +257,14 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
 
 def _validation_of(rows: Rows, kind: RowKind, seed: int) -> tuple[Rows, Rows]:
     """Cut off a share of training rows: equal texts together, unless that takes more than twice as many, or a label's last."""
-    order, texts, together = list(range(len(rows))), rows.texts, dict[tuple[str, ...], list[int]]()
+    order, texts, rows_of_text = list(range(len(rows))), rows.texts, dict[tuple[str, ...], list[int]]()
     random.Random(seed).shuffle(order)
     for i in order:
-        together.setdefault(texts[i], []).append(i)
+        rows_of_text.setdefault(texts[i], []).append(i)
     count = min(_HELD_OUT_ROWS, max(1, round(len(rows) * HELD_OUT_SHARE)))
     alone, out, groups = set(order[:count]), set[int](), kind.groups(rows.labels)
     for i in order:
-        if i not in out and len(out) < count and len(out) + len(same := together[texts[i]]) <= 2 * count:
+        if i not in out and len(out) < count and len(out) + len(same := rows_of_text[texts[i]]) <= 2 * count:
             out.update(same)
     if not out or {groups[i] for i in order if i not in out} != {groups[i] for i in order if i not in alone}:
         out = alone
@@ -316,11 +316,11 @@ def _in_three(rows: Rows, task: TaskDefinition, kind: RowKind) -> dict[str, Rows
 def _held_out(rows: Rows, kind: RowKind, share: float, most: int, seed: int) -> tuple[Rows, Rows]:
     """Cut off a share of every label's rows, equal texts together; a label with two texts or more keeps one and gives one."""
     groups = kind.groups(rows.labels)
-    together: dict[tuple[str, ...], list[int]] = {}
+    rows_of_text: dict[tuple[str, ...], list[int]] = {}
     for i, texts in enumerate(rows.texts):
-        together.setdefault(texts, []).append(i)
+        rows_of_text.setdefault(texts, []).append(i)
     by_label: dict[int, list[list[int]]] = {}
-    for same in together.values():
+    for same in rows_of_text.values():
         by_label.setdefault(groups[same[0]], []).append(same)
     share, draw, out = min(share, most / max(1, len(rows))), random.Random(seed), set[int]()
     for _, own in sorted(by_label.items()):

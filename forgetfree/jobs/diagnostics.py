@@ -54,23 +54,23 @@ def floors(
         test_limit: test rows, likewise.
         probe: the device on which θ_pre reads the rows, once; ``None``: there is none.
     """
-    tasks, known, found = stream.tasks, stream.scenario == "task", dict[str, Sequence[float | None]]()
+    tasks, known, floor_scores = stream.tasks, stream.scenario == "task", dict[str, Sequence[float | None]]()
     if rows:
         train = [sampled(each, shots, stream.seed, or_fewer) for each in rows]
         test = [
             each.test.take(representative(kind_of(each.task).groups(each.test.labels), test_limit)) for each in rows
         ]
-        found["bag_of_words"] = bag_of_words(tasks, train, test, task_known=known)
+        floor_scores["bag_of_words"] = bag_of_words(tasks, train, test, task_known=known)
         if any(task.definition.writes for task in tasks):
-            found["nearest_row"] = nearest_rows(tasks, train, test)
+            floor_scores["nearest_row"] = nearest_rows(tasks, train, test)
     if probe is not None:
         with _pre_trained(stream, probe) as model:
             probes = linear_probes(tasks, model, task_known=known)
-        found["linear_probe"] = probes["linear_probe"]
+        floor_scores["linear_probe"] = probes["linear_probe"]
         if any(score is not None for score in probes["mean_probe"]):
-            found["mean_probe"] = probes["mean_probe"]
+            floor_scores["mean_probe"] = probes["mean_probe"]
     names = [task.name for task in tasks]
-    return {floor: dict(zip(names, scores, strict=True)) for floor, scores in found.items()}
+    return {floor: dict(zip(names, scores, strict=True)) for floor, scores in floor_scores.items()}
 
 
 def temperatures(strategy: ContinualStrategy, answers: Row) -> dict[str, Numbers]:
@@ -89,9 +89,9 @@ def temperatures(strategy: ContinualStrategy, answers: Row) -> dict[str, Numbers
     finally:
         strategy.choose_batches = None
     known = {task: label_answers(strategy.predictions[task]) for task in scaled}
-    found = {task: fitted_temperature(each.logits, each.labels) for task, each in known.items()}
-    eces = {task: each.scaled(found[task]).ece for task, each in scaled.items()}
-    return {"temperature": dict(found), "ece_scaled": dict(eces)}
+    temperature = {task: fitted_temperature(each.logits, each.labels) for task, each in known.items()}
+    eces = {task: each.scaled(temperature[task]).ece for task, each in scaled.items()}
+    return {"temperature": dict(temperature), "ece_scaled": dict(eces)}
 
 
 def right_rows(tasks: Sequence[EncodedTask], answers: Row) -> dict[str, dict[str, str]]:
@@ -113,12 +113,12 @@ def readouts_again(strategy: ContinualStrategy) -> Numbers:
     What it wins over the score of the strategy, the readout had forgotten; the rest is lost in the features. ``None`` where the
     readout is not the task's own, or answers are not read from the model's features.
     """
-    model, found = strategy.model, Numbers()
+    model, scores = strategy.model, Numbers()
     for task in strategy.stream.tasks:
         with strategy.answering(task) as other:
             possible = other is None and not model.shared_readout
-            found[task.name] = linear_probe([task], model, **strategy.options.answering)[0] if possible else None
-    return found
+            scores[task.name] = linear_probe([task], model, **strategy.options.answering)[0] if possible else None
+    return scores
 
 
 def loss_before(stream: Stream, texts: TextsAside, options: TrainingOptions, device: str) -> float:

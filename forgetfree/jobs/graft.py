@@ -137,9 +137,9 @@ class GraftJob(Job[GraftConfig]):
         task, test, metric = bench.task, bench.task.test, bench.task.definition.metric
         tell_note(bench.loaded.note)
         tell_note(task.note)
-        found, about = model_and_data(self.config.model, self.request()["model"], bench.loaded, [task])
+        description, about = model_and_data(self.config.model, self.request()["model"], bench.loaded, [task])
         fine_tuned = {"architecture": tuned.architecture, "fingerprint": tuned.fingerprint} if tuned else None
-        return found | {
+        return description | {
             "options": [recorded(options) for options in self.options],
             "fine_tuned": fine_tuned,
             "base_file": base_file and sha256(find_graft(base_file)),
@@ -199,9 +199,9 @@ class GraftJob(Job[GraftConfig]):
         if seed in self._subjects:
             return self._subjects[seed]
         config, tuned = self.config, None
-        how: Json = {"graftable": self.common.graftable, "max_length": self.common.max_length}
+        arguments: Json = {"graftable": self.common.graftable, "max_length": self.common.max_length}
         if config.fine_tuned is not None:
-            tuned = load_fine_tuned(config.fine_tuned, config.model, self.rows.task, **how)
+            tuned = load_fine_tuned(config.fine_tuned, config.model, self.rows.task, **arguments)
             tuned.add_task(self.rows.task)
         bench = SingleTask.of(
             tuned.loaded if tuned else self._model(self.rows.task),
@@ -239,8 +239,8 @@ class GraftJob(Job[GraftConfig]):
             for sparsity, region in regions.items()
         }
         moved = {sparsity: bench.moved(fine_tuned, scale) for sparsity, scale in scales.items()}
-        beside = sum(scale != 1 for scale in scales.values())
-        with watch.phase(task.name, "evaluate", 1 + len(states) + len(regions) + beside) as on_step:
+        unscaled_grafts = sum(scale != 1 for scale in scales.values())
+        with watch.phase(task.name, "evaluate", 1 + len(states) + len(regions) + unscaled_grafts) as on_step:
             reference = subject.fine_tuned_answers(fine_tuned, first)
 
             def add(model: str, answers: Answers, sparsity: float | None = None, entries: int | None = None) -> None:
@@ -349,7 +349,7 @@ def _check_readout(readout: str, directory: str) -> None:
     """Raise ``UsageError`` if a readout is asked for that the fine-tuned model does not have."""
     kind = readout_of(directory)
     if readout not in ("auto", kind):
-        how = "its own head" if kind == "classifier" else f"--readout {kind}"
+        reader = "its own head" if kind == "classifier" else f"--readout {kind}"
         raise UsageError(
-            f"--readout {readout} does not suit {directory!r}, which is read by {how}. Leave --readout out."
+            f"--readout {readout} does not suit {directory!r}, which is read by {reader}. Leave --readout out."
         )

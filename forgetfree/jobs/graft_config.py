@@ -89,15 +89,15 @@ class GraftConfig(JobConfig):
             faults.attempt(_check_base_file, self.base_file)
         if self.fine_tuned is not None and not Path(self.fine_tuned).is_dir():
             faults.add(f"--fine-tuned {self.fine_tuned!r} is no directory. Give one that save_pretrained wrote.")
-        given = {
+        values = {
             **self.recipe(),
             **{key: value for key, value in self.settings.items() if key in known},
             **self.flags(),
         }
         if self.base_file is not None:
-            del given["base"]  # no kind of base: its entries are given
+            del values["base"]  # no kind of base: its entries are given
         options = [
-            faults.attempt(build, GraftOptions, given | sparsity, "graft")
+            faults.attempt(build, GraftOptions, values | sparsity, "graft")
             for sparsity in [{"sparsity": each} for each in self.sparsities] or [{}]
         ]
         for each in options[:1]:

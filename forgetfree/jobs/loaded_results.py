@@ -161,8 +161,8 @@ class Results(ScoreTable):
         """
         if strategy not in self.strategies:
             raise UnknownNameError("strategy in these results:", strategy, self.strategies)
-        found: Ledger = self._artifacts.get(f"ledger of {strategy} with seed {seed}", strategy, seed)
-        return found
+        artifact: Ledger = self._artifacts.get(f"ledger of {strategy} with seed {seed}", strategy, seed)
+        return artifact
 
     def graft(self, seed: int = 0, sparsity: float | None = None) -> Graft:
         """Return a graft that ``graft`` made.
@@ -176,8 +176,8 @@ class Results(ScoreTable):
         """
         if sparsity is None and "sparsity" in self.units:
             sparsity = next(iter(self.scores["sparsity"].dropna().unique()), None)
-        found: Graft = self._artifacts.get(f"graft of seed {seed} and sparsity {sparsity}", seed, sparsity)
-        return found
+        artifact: Graft = self._artifacts.get(f"graft of seed {seed} and sparsity {sparsity}", seed, sparsity)
+        return artifact
 
 
 class _Artifacts:

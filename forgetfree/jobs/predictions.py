@@ -49,11 +49,13 @@ def load_answers(directory: Path, tasks: Sequence[TaskDefinition], rows: Mapping
     path = directory / PREDICTIONS
     _, tensors = PREDICTION_FILE.read(path)
     try:
-        found = {key: key.rpartition("/")[::2] for key in tensors}
+        task_and_part = {key: key.rpartition("/")[::2] for key in tensors}
         names = [task.name for task in tasks]
-        right = {task for task, _ in found.values()} == set(names)
+        right = {task for task, _ in task_and_part.values()} == set(names)
         check("its tensors", sorted(tensors), right, f"answers on {', '.join(names)}")
-        of_task = {task.name: {part: key for key, (name, part) in found.items() if name == task.name} for task in tasks}
+        of_task = {
+            task.name: {part: key for key, (name, part) in task_and_part.items() if name == task.name} for task in tasks
+        }
         return {
             task.name: _answers(task, {part: tensors[key] for part, key in of_task[task.name].items()}, rows)
             for task in tasks

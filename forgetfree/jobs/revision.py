@@ -96,15 +96,15 @@ def remove(
             be trained again as it was, because data, model, versions or the machine are others.
         UsageError: ``out`` is not empty; or with ``resume``, it was begun otherwise.
     """
-    held = _Run(run)
-    if task not in held.tasks and (exact := chosen_version(task, held.tasks)) in held.tasks:
+    finished_run = _Run(run)
+    if task not in finished_run.tasks and (exact := chosen_version(task, finished_run.tasks)) in finished_run.tasks:
         taken = {exact}  # task@1
     else:
-        held.check_learned(task)
-        taken = {name for name in held.tasks if task in (name, version_of(name)[0])}
-    if not (tasks := [name for name in held.tasks if name not in taken]):
+        finished_run.check_learned(task)
+        taken = {name for name in finished_run.tasks if task in (name, version_of(name)[0])}
+    if not (tasks := [name for name in finished_run.tasks if name not in taken]):
         raise TaskError(f"{run} learned nothing but {task!r}. Delete the directory.")
-    return _revised(held, "remove", task, tasks, out, held.located(data, model), None, execution)
+    return _revised(finished_run, "remove", task, tasks, out, finished_run.located(data, model), None, execution)
 
 
 def update(
@@ -132,18 +132,18 @@ def update(
         TaskError: the run did not learn the task.
         RunError, UsageError: as `remove`.
     """
-    held = _Run(run)
-    version = next_version(task, held.tasks)
+    finished_run = _Run(run)
+    version = next_version(task, finished_run.tasks)
     if version_of(version)[1] == 1 or task != version:  # which may be named itself
-        held.check_learned(chosen_version(task, held.tasks))
-    places, section = held.located(None, model), held.config["run"]
+        finished_run.check_learned(chosen_version(task, finished_run.tasks))
+    places, section = finished_run.located(None, model), finished_run.config["run"]
     if or_fewer and section["shots"] is not None:  # else all rows are taken
         places["set"] = section["set"] | {"or_fewer": "true"}
     try:
-        return _revised(held, "update", version, [*held.tasks, version], out, places, data, execution)
+        return _revised(finished_run, "update", version, [*finished_run.tasks, version], out, places, data, execution)
     except RareLabelError as error:  # the run has the shots
         raise UsageError(
-            f"{error.found} Give more rows of it by --data, or take all rows of such labels with --or-fewer."
+            f"{error.fault} Give more rows of it by --data, or take all rows of such labels with --or-fewer."
         ) from error
 
 
@@ -181,8 +181,8 @@ class _Run:
 
     def located(self, data: str | None, model: str | None) -> Json:
         """Return where data and model lie."""
-        held = self.config["run"]
-        places = {key: of_each(located, held[key], self.directory) for key in PLACES if held.get(key)}
+        section = self.config["run"]
+        places = {key: of_each(located, section[key], self.directory) for key in PLACES if section.get(key)}
         return places | {key: value for key, value in (("data", data), ("model", model)) if value}
 
     def config_of(self, tasks: Sequence[str], out: Path, places: Json) -> RunConfig:
@@ -275,8 +275,8 @@ def _check_same(out: Path, config: Json) -> None:
     """Raise ``UsageError`` unless a directory was begun with this configuration, from a run of the same rows and model."""
     before = read_job_config(out)
     merged_request(out, before.get("run", {}), config["run"], (), False, keys_of(RunConfig))
-    held = {task: before["data"].get(task) for task in config["data"]}
-    if held != config["data"] or before["model"]["fingerprint"] != config["model"]["fingerprint"]:
+    rows_before = {task: before["data"].get(task) for task in config["data"]}
+    if rows_before != config["data"] or before["model"]["fingerprint"] != config["model"]["fingerprint"]:
         raise UsageError(f"{out} was begun from another run. Give that run, or another directory.")
 
 
@@ -324,7 +324,7 @@ class _RevisedLearner(StreamLearner):
     def prepare(self, name: str, strategy: ContinualStrategy) -> None:
         """Hand over what was found for later tasks and depends on no other task."""
         prefix = self.prefix({"strategy": name, "seed": strategy.seed})
-        self._reused = cast("RegionStrategy", strategy).reuse(prefix.held) if prefix.on_ledger else set()
+        self._reused = cast("RegionStrategy", strategy).reuse(prefix.full_ledger) if prefix.on_ledger else set()
 
     def begin(self, name: str, learned: LearnedStream, answers: StreamAnswers, directory: Path | None) -> int:
         """Put in place what is carried over, measure it, and return of how many tasks that is."""
@@ -415,9 +415,9 @@ def _take_models(store: Path, new: Path, tasks: set[str]) -> None:
     """Take over the fine-tuned models of some tasks: by links where the disk has them, else as copies."""
     for path in sorted(store.glob("*.safetensors")):
         try:
-            held = set(parse_json(metadata_of(path)["tasks"]))
+            own_tasks = set(parse_json(metadata_of(path)["tasks"]))
         except (OSError, SafetensorError, LookupError, TypeError, ValueError):  # a damaged one is made again
             continue
-        if held <= tasks:
+        if own_tasks <= tasks:
             make_directory(new)
             link_or_copy(path, new / path.name)  # also where a command was cut short: a copy may lack its end

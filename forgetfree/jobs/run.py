@@ -113,9 +113,9 @@ class RunJob(Job[RunConfig]):
             check_options(strategy, self.checked.options[name], stream)
         model, unanswered = self.config.model, [task.unanswered for task in stream.tasks]
         metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
-        found, about = model_and_data(model, self.request()["model"], stream.loaded, stream.tasks)
+        description, about = model_and_data(model, self.request()["model"], stream.loaded, stream.tasks)
         if self.common.sampling_seed is None:  # what is written for all seeds names none of them
-            found["tasks"] = [seeded(task.definition, 0, None).fields for task in stream.tasks]
+            description["tasks"] = [seeded(task.definition, 0, None).fields for task in stream.tasks]
         aside = self.learner.texts_aside(self.config.seeds[0])
         apart = aside.notes(self.learner.tasks) if aside else []
         for note in (stream.loaded.note, *(task.note for task in stream.tasks), *apart):
@@ -123,7 +123,7 @@ class RunJob(Job[RunConfig]):
         starts = tell_starts(stream.starts, stream.model, self.checked.classes)
         begun: Json = {"starts": starts} if starts else {}
         return {
-            **found,
+            **description,
             **({"held_aside": aside.rows.digest} if aside else {}),
             **begun,
             "scenario": stream.scenario,
@@ -265,8 +265,8 @@ def _planned(name: str, tasks: tuple[str, ...], checked: CheckedRun, shots: int 
 
 def _shared(values: Iterable[Any]) -> Any:
     """Return the value that all have; ``None`` where they differ."""
-    found = set(values)
-    return found.pop() if len(found) == 1 else None
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
 
 
 # -- results.json --------------------------------------------------------------------------------------
@@ -284,14 +284,14 @@ def summary_of_units(out: Path, about: Json, units: Sequence[tuple[Unit, Json | 
     """
     tasks, definitions = about["tasks"], _definitions(out)
     runs, unfinished, failed = list[Json](), list[Json](), list[Json]()
-    told = {task.name: task.metric for task in definitions}
+    metric_of_task = {task.name: task.metric for task in definitions}
     for unit, record in units:
         if record and record["status"] == "done":
-            runs.append(_entry(unit, record["details"], tasks, told))
+            runs.append(_entry(unit, record["details"], tasks, metric_of_task))
         elif record:
-            failed.append({**unit.key, "matrix": _rows_so_far(unit, tasks, told), "error": record["error"]})
+            failed.append({**unit.key, "matrix": _rows_so_far(unit, tasks, metric_of_task), "error": record["error"]})
         elif unit.is_begun:
-            unfinished.append({**unit.key, "matrix": _rows_so_far(unit, tasks, told)})
+            unfinished.append({**unit.key, "matrix": _rows_so_far(unit, tasks, metric_of_task)})
     about = about | {"floors": about["floors"] | _floors([unit for unit, record in units if record], tasks)}
     references = {run["seed"]: run for run in runs if run["strategy"] == "fine-tune"}
     for run in runs:
@@ -332,7 +332,7 @@ def _entry(unit: Unit, details: Json, tasks: Sequence[str], metrics: Mapping[str
         "summary": {},
         "ledger": details["ledger"],
         "kept_bytes": details["kept_bytes"],
-        **{name: [held.get(task) for task in tasks] for name, held in details.get("by_task", {}).items()},
+        **{name: [numbers.get(task) for task in tasks] for name, numbers in details.get("by_task", {}).items()},
         **({"held_aside": details["held_aside"]} if "held_aside" in details else {}),
         **details["extra"],
         "seconds": details["seconds"],
@@ -341,11 +341,11 @@ def _entry(unit: Unit, details: Json, tasks: Sequence[str], metrics: Mapping[str
 
 def _floors(units: Sequence[Unit], tasks: Sequence[str]) -> Json:
     """Return the floors that units measured, also those that failed later: by name and seed, those of each task."""
-    found: Json = {}
+    floors: Json = {}
     for unit in units:
         for name, scores in read_floors(unit.directory).items():
-            found.setdefault(name, {})[str(unit.key["seed"])] = [scores.get(task) for task in tasks]
-    return found
+            floors.setdefault(name, {})[str(unit.key["seed"])] = [scores.get(task) for task in tasks]
+    return floors
 
 
 def _scored(unit: Unit, tasks: Sequence[str], metrics: Mapping[str, str]) -> Json:

@@ -154,11 +154,11 @@ class RunConfig(StreamConfig):
         """
         faults = self.faults()
         attempt = faults.attempt
-        found = {name: classes.get(name) or attempt(registry.strategy, name) for name in self.strategies}
-        classes = {name: cls for name, cls in found.items() if cls is not None}
+        resolved = {name: classes.get(name) or attempt(registry.strategy, name) for name in self.strategies}
+        classes = {name: cls for name, cls in resolved.items() if cls is not None}
         known = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
         own = set(RunOptions.__dataclass_fields__)
-        if len(classes) == len(found):  # else the options of one are unknown
+        if len(classes) == len(resolved):  # else the options of one are unknown
             for key in self.settings:
                 attempt(_check_setting, key, own, known)
         if self.sparsity is not None and not any("sparsity" in names for names in known.values()):
@@ -174,7 +174,7 @@ class RunConfig(StreamConfig):
         if run_options is not None:
             attempt(check_or_fewer, run_options, self.shots)
         finding = {name: str(getattr(each, "task_inference", "last")) for name, each in options.items()}
-        finding = {name: how for name, how in finding.items() if how != "last"}
+        finding = {name: choice for name, choice in finding.items() if choice != "last"}
         if finding and run_options is not None and run_options.scenario == "task":
             faults.add(
                 f"task_inference={min(finding.values())} is for streams that withhold the task, and {', '.join(finding)} would "

@@ -117,9 +117,9 @@ class StreamLearner:
         from forgetfree.models.loading import load_model
 
         config, common, memory = self.config, self.checked.run, self.in_memory
-        how: Json = {"graftable": common.graftable, "max_length": common.max_length, "dtype": common.dtype}
-        how |= memory.model_arguments
-        return load_model(memory.model_or(config.model), readout_for(config.readout, tasks), tasks=tasks, **how)
+        arguments: Json = {"graftable": common.graftable, "max_length": common.max_length, "dtype": common.dtype}
+        arguments |= memory.model_arguments
+        return load_model(memory.model_or(config.model), readout_for(config.readout, tasks), tasks=tasks, **arguments)
 
     def stream(self, seed: int) -> Stream:
         """Return the stream of a seed, on its own model; the last stream that was asked for is kept."""
@@ -140,8 +140,7 @@ class StreamLearner:
                 drawn |= {"graftable": common.graftable, "evaluate_on": common.evaluate_on, "dtype": common.dtype}
                 self._streams[seed] = load_stream(config.stream, data=memory.data, model=memory.model, **drawn)
             else:
-                given = common.sampling_seed
-                tasks = [replace(rows, task=seeded(rows.task, seed, given)) for rows in self.tasks]
+                tasks = [replace(rows, task=seeded(rows.task, seed, common.sampling_seed)) for rows in self.tasks]
                 model, self._fresh = self._fresh or self._load([rows.task for rows in tasks]), None
                 self._streams[seed] = make_stream(config.stream, tasks, model, **drawn)
             self._streams[seed] = replace(self._streams[seed], starts=self._starts)
@@ -333,18 +332,18 @@ class StreamCheckpoint:
 
     def _answer(self, number: int, path: Path) -> None:
         rows, sampled, learned = self._learned.rows, self._answers.sampled, self._learned
-        held = _new("answers", rows[number], rows[number - 1] if number else {})
-        held += _new("samples", sampled, self._sampled)
+        new_answers = _new("answers", rows[number], rows[number - 1] if number else {})
+        new_answers += _new("samples", sampled, self._sampled)
         self._sampled = dict(sampled)
         about = {
-            "held": [[kind, task, number] for number, (kind, task, _) in enumerate(held)],
+            "held": [[kind, task, number] for number, (kind, task, _) in enumerate(new_answers)],
             "kept_bytes": learned.kept_bytes,
             "broken": learned.broken,
             "phases": learned.strategy.seconds,
         }
         tensors = {  # copies, for several answers may hold the labels of the rows themselves
             f"{number}/{name}": torch.tensor(array)
-            for number, (_, _, answers) in enumerate(held)
+            for number, (_, _, answers) in enumerate(new_answers)
             for name, array in answers.tensors().items()
         }
         _FILE.write_large(path, tensors, {"about": json.dumps(about)})

@@ -48,7 +48,7 @@ class StreamPrefix:
         tasks: those that are carried over, the first of the other stream: they are what they would be there.
         again: the tasks of the other stream after these.
         is_complete: whether these are all.
-        held: the ledger of all tasks of the unit's own stream.
+        full_ledger: the ledger of all tasks of the unit's own stream.
         ledger: that of the tasks that are carried over.
         scales: how far along fine-tuning's move their regions started, where that was chosen.
     """
@@ -56,11 +56,13 @@ class StreamPrefix:
     def __init__(self, unit: Unit, learned: Sequence[str], tasks: Sequence[str], *, on_ledger: bool) -> None:
         self.unit, self._learned, self._stream = unit, list(learned), list(tasks)
         self._record: Json = unit.record() or {}
-        self.held = held = Ledger.load(unit.directory / LEDGER)
+        self.full_ledger = full_ledger = Ledger.load(unit.directory / LEDGER)
         same = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(learned, tasks, strict=False))]
         goes = [task for task in learned if task not in tasks]
         met_again = {version_of(task)[0] for task in tasks}  # a version starts from the readout of the one before it
-        if all(held.stands_alone(task) and version_of(task)[0] not in met_again for task in goes):  # it left nothing
+        if all(
+            full_ledger.stands_alone(task) and version_of(task)[0] not in met_again for task in goes
+        ):  # it left nothing
             same = [task for task in learned if task in tasks]
         self.tasks = same if on_ledger else []
         self.again = self._stream[len(self.tasks) :]
@@ -69,7 +71,7 @@ class StreamPrefix:
         # What else is said of a whole stream is not of another.
         self.is_complete = not self.again and extra.keys() <= {"scales"}
         self.on_ledger = on_ledger
-        self.ledger = held.of_tasks(self.tasks)
+        self.ledger = full_ledger.of_tasks(self.tasks)
 
     @cached_property
     def scores(self) -> list[Score]:
@@ -85,9 +87,9 @@ class StreamPrefix:
         """Return the logged steps of the tasks that are carried over, and the search for γ of those that are ``localized``."""
         phases = {(task, "localize") for task in localized if task in self._stream}
         lines = (self.unit.directory / HISTORY).read_text(encoding="utf-8").splitlines(keepends=True)
-        told = ((line, parse_json(line)) for line in lines)
+        steps = ((line, parse_json(line)) for line in lines)
         return "".join(
-            line for line, step in told if step["task"] in self.tasks or (step["task"], step["phase"]) in phases
+            line for line, step in steps if step["task"] in self.tasks or (step["task"], step["phase"]) in phases
         )
 
     @cached_property
@@ -130,14 +132,14 @@ class StreamPrefix:
         write_json(directory / SECONDS_PER_TASK, self.seconds)
         write_floors(directory, _of_tasks(read_floors(self.unit.directory), self.tasks))
         self.note(directory, action, task)
-        held = self._record["details"]
-        details = held | {
-            "by_task": _of_tasks(held.get("by_task", {}), self.tasks),
+        old_details = self._record["details"]
+        details = old_details | {
+            "by_task": _of_tasks(old_details.get("by_task", {}), self.tasks),
             "ledger": ledger_summary(self.ledger),
             "kept_bytes": self.kept_bytes,
             "extra": {"scales": self.scales} if self.scales else {},
-            **self._bound(held),
-            **self._held_aside(held),
+            **self._bound(old_details),
+            **self._held_aside(old_details),
             "seconds": dict.fromkeys(PHASES, 0.0),
         }
         made = {key: self._record[key] for key in ("versions", "machine")} | {"command": command}
@@ -158,13 +160,13 @@ class StreamPrefix:
 
     def note(self, directory: Path, action: str, task: str) -> None:
         """Write the audit record beside the new ledger, after the lines of the old one."""
-        held = self.unit.directory / AUDIT
+        audit = self.unit.directory / AUDIT
         (directory / AUDIT).unlink(missing_ok=True)  # of a command that was cut short
-        if held.is_file():
-            shutil.copyfile(held, directory / AUDIT)
+        if audit.is_file():
+            shutil.copyfile(audit, directory / AUDIT)
         before, after = (described_files(each) for each in (self.unit.directory, directory))
-        how = {"unit": dict(self.unit.key), "task": task, "trained_again": self.again}
-        note(directory / LEDGER, action, before, after, **how)
+        facts = {"unit": dict(self.unit.key), "task": task, "trained_again": self.again}
+        note(directory / LEDGER, action, before, after, **facts)
 
 
 def _of_tasks(numbers: Json, tasks: Sequence[str]) -> Json:

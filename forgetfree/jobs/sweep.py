@@ -184,16 +184,16 @@ class SweepJob(Job[SweepConfig]):
         """Describe tasks, model and data, and check every setting against the stream."""
         from forgetfree.continual.construction import check_options  # with Avalanche
 
-        found = self.run.describe()
+        description = self.run.describe()
         stream = self.run.learner.stream(self.config.seeds[0])
         for options in self._options:
             check_options(self.run.checked.classes[self.config.strategy], options, stream)
-        about = {key: found["about"][key] for key in ("stream", "tasks", "evaluated_on", "model", "data")}
+        about = {key: description["about"][key] for key in ("stream", "tasks", "evaluated_on", "model", "data")}
         about["data"]["steps"] = self.config.steps
         about["metric"] = [task.definition.metric for task in stream.tasks]
-        return {key: value for key, value in found.items() if key != "options"} | {
+        return {key: value for key, value in description.items() if key != "options"} | {
             "about": {**about, "strategy": self.config.strategy}
-            | ({"starts": found["starts"]} if "starts" in found else {})
+            | ({"starts": description["starts"]} if "starts" in description else {})
         }
 
     def space(self) -> ParameterSpace:

@@ -61,8 +61,8 @@ class SweepConfig(StreamConfig):
         for key in self.settings:
             check_known(self._own(key), {*own, *RunOptions.__dataclass_fields__})
         hints = {key: own[self._own(key)] for key in self.settings if self._own(key) in own}
-        found = {key: _candidates(key, self.settings[key], hint) for key, hint in hints.items()}
-        tried = {key: values for key, values in found.items() if values}
+        candidates_of = {key: _candidates(key, self.settings[key], hint) for key, hint in hints.items()}
+        tried = {key: values for key, values in candidates_of.items() if values}
         if not tried:
             raise UsageError(
                 "Nothing is tried: give an option of the strategy several values, say --set learning_rate=1e-3,1e-2."

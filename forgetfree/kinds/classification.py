@@ -77,8 +77,8 @@ class Classification(TaskKind):
                 faults.attempt(table.check_texts)
             elif unlabelled[split] and not len(table.table.numbers):
                 continue
-            elif found := faults.attempt(table.rows, labels, task.name):
-                rows[split], row_numbers[split] = found
+            elif good_rows := faults.attempt(table.rows, labels, task.name):
+                rows[split], row_numbers[split] = good_rows
         for split, whole in task.tables.items():
             left = len(rows[split]) if split in rows else len(whole.good().numbers)
             faults.add(whole.bad, left, task.skip_bad_rows)
@@ -86,14 +86,14 @@ class Classification(TaskKind):
         assert labels is not None
         inferred = _definition(task.name, self.form(columns), labels.names, len(columns.texts), self.metrics[0])
         definition = with_source(task.registered or inferred, source, task.folder)
-        said = [recognised, labels.said]
-        said += notes_of_labels(cells, labels, numbers) + notes_of_rows(rows["train"], row_numbers["train"])
-        said += [
+        notes = [recognised, labels.note]
+        notes += notes_of_labels(cells, labels, numbers) + notes_of_rows(rows["train"], row_numbers["train"])
+        notes += [
             f"{counted(count, f'{split} row')} without a label (-1) left out"
             for split, count in unlabelled.items()
             if count
         ]
-        return read_rows(task, definition, rows, said)
+        return read_rows(task, definition, rows, notes)
 
     def form(self, columns: ColumnNames) -> str:
         """Return what the definition of a task with these columns has as its ``kind``."""
@@ -133,11 +133,11 @@ class Classification(TaskKind):
     def check_scored(self, rows: TaskRows) -> None:
         """Raise ``DataError`` if F1 cannot be measured: it is 0 for every model on rows without label 1."""
         for split in ("validation", "test"):
-            held: Rows = getattr(rows, split)
-            if rows.task.metric == "f1" and 1 not in held.labels:
+            part: Rows = getattr(rows, split)
+            if rows.task.metric == "f1" and 1 not in part.labels:
                 raise DataError(
                     f"Task {rows.task.name!r} is measured by the F1 of label 1 ({rows.task.labels[1]!r}), and none of its "
-                    f"{counted(len(held), f'{split} row')} has that label. Add such rows, or set metric to 'accuracy' in its "
+                    f"{counted(len(part), f'{split} row')} has that label. Add such rows, or set metric to 'accuracy' in its "
                     "source.json."
                 )
 
@@ -271,12 +271,12 @@ class _LabelledTable:
             names: of the labels, if they are known; else the rows must have all numbers from 0, or all names.
         """
         column = self._label
-        found = [self._written(self.table.columns[column][i], names) for i in range(len(self.table.numbers))]
-        kinds = Counter(type(cell) for cell in found if not isinstance(cell, ValueError))
+        written = [self._written(self.table.columns[column][i], names) for i in range(len(self.table.numbers))]
+        kinds = Counter(type(cell) for cell in written if not isinstance(cell, ValueError))
         usual = max(kinds, key=kinds.__getitem__, default=int)  # of as many, the first
         expected = "an integer from 0" if usual is int else "a name, as in the other rows"
         cells = list[int | str | None]()
-        for i, cell in enumerate(found):
+        for i, cell in enumerate(written):
             fault: BadRow | None = None
             if isinstance(cell, ValueError):
                 fault = self._no_label(column, i, expected, str(cell))

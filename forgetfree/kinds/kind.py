@@ -69,8 +69,8 @@ class TaskKind(RowKind):
         Raises:
             UnknownNameError: no such metric.
         """
-        found: Metric = registry.metric(name)
-        return found
+        registered: Metric = registry.metric(name)
+        return registered
 
     # -- Models ----------------------------------------------------------------------------------------------
 
@@ -191,5 +191,5 @@ def readout_for(readout: str, tasks: Iterable[TaskDefinition]) -> str:
 
 def kind_of(task: TaskDefinition) -> TaskKind:
     """Return the kind of a task; see `forgetfree.registry.kind`."""
-    found: TaskKind = registry.kind(task.kind)
-    return found
+    registered: TaskKind = registry.kind(task.kind)
+    return registered

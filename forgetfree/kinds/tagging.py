@@ -145,17 +145,17 @@ class Tagging(TaskKind):
 
     def groups(self, labels: Sequence[Any]) -> list[int]:
         """Return for each sentence the number, from 1, of the kind of its entities that is in fewest sentences; 0 for none."""
-        held = [sorted(entity_kinds(tags)) for tags in labels]
-        counts = Counter(kind for kinds in held for kind in kinds)
-        return [min(kinds, key=counts.__getitem__, default=0) for kinds in held]
+        kinds_of_rows = [sorted(entity_kinds(tags)) for tags in labels]
+        counts = Counter(kind for kinds in kinds_of_rows for kind in kinds)
+        return [min(kinds, key=counts.__getitem__, default=0) for kinds in kinds_of_rows]
 
     def members(self, labels: Sequence[Any]) -> dict[int, list[int]]:
         """Return the sentences that hold each kind of entity, the rarest kind first, and those that hold none, by 0."""
-        found: dict[int, list[int]] = {}
+        sentences: dict[int, list[int]] = {}
         for i, tags in enumerate(labels):
             for kind in entity_kinds(tags) or {0}:
-                found.setdefault(kind, []).append(i)
-        return dict(sorted(found.items(), key=lambda item: (len(item[1]), item[0])))
+                sentences.setdefault(kind, []).append(i)
+        return dict(sorted(sentences.items(), key=lambda item: (len(item[1]), item[0])))
 
     def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
         """Return the sentences with a kind of entity."""
@@ -163,8 +163,8 @@ class Tagging(TaskKind):
 
     def check_splits(self, task: TaskDefinition, rows: Mapping[str, Rows], before: Rows) -> None:
         """Raise ``DataError`` if a split has no entity."""
-        for split, held in rows.items():
-            if not any(map(any, held.labels)):
+        for split, split_rows in rows.items():
+            if not any(map(any, split_rows.labels)):
                 raise DataError(
                     f"Task {task.name!r} has no entity in its {split} split: all words are tagged O. Add sentences with "
                     "entities."
@@ -210,8 +210,10 @@ class Tagging(TaskKind):
         """Return the answers to all words; those that were cut off are answered by O."""
         if rows is None:
             return LabelAnswers(logits.numpy(), labels.numpy())
-        words, held = rows.words, rows.answered(logits)  # type: ignore[attr-defined]
-        return TagAnswers(held.numpy(), rows.labels.numpy(), task.labels, words.diff().numpy(), kind=task.kind)
+        words, answered_words = rows.words, rows.answered(logits)  # type: ignore[attr-defined]
+        return TagAnswers(
+            answered_words.numpy(), rows.labels.numpy(), task.labels, words.diff().numpy(), kind=task.kind
+        )
 
     def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> LabelAnswers:
         """Return answers from what their ``tensors`` gave; those to rows that were not there have no sentences."""
@@ -227,17 +229,17 @@ def entity_kinds(tags: Sequence[int]) -> set[int]:
 
 def _columns(table: Table, columns: ColumnNames) -> list[str]:
     """Return the columns of words and tags."""
-    found = list[str]()
+    chosen = list[str]()
     for names in (columns.texts or WORDS, (columns.label,) if columns.label else _TAGS):
         name = next((name for name in names if name in table.columns), None)
         if name is None:
-            held = ", ".join(map(repr, table.columns)) or "none"
+            known = ", ".join(map(repr, table.columns)) or "none"
             raise DataError(
                 f"{table.where} has no column {names[0]!r}: expected tokens, with the words of a sentence, and tags, with one "
-                f"for each word; found {held}. Rename or add the column, or name others with --text-column and --label-column."
+                f"for each word; found {known}. Rename or add the column, or name others with --text-column and --label-column."
             )
-        found.append(name)
-    return found
+        chosen.append(name)
+    return chosen
 
 
 class _Sentences:
@@ -323,13 +325,13 @@ def bio(tags: Sequence[str]) -> list[str]:
     >>> bio(["I-PER", "I-PER", "O", "S-LOC", "B-ORG", "E-ORG"])
     ['B-PER', 'I-PER', 'O', 'B-LOC', 'B-ORG', 'I-ORG']
     """
-    found, going_on = list[str](), ""
+    converted, going_on = list[str](), ""
     for tag in tags:
         place, kind = tag[0], tag[2:]
         goes_on = place in _GOES_ON and kind == going_on
-        found.append(tag if tag == "O" else f"{'I' if goes_on else 'B'}-{kind}")
+        converted.append(tag if tag == "O" else f"{'I' if goes_on else 'B'}-{kind}")
         going_on = "" if place in _ENDS else kind
-    return found
+    return converted
 
 
 # -- Entity F1 -------------------------------------------------------------------------------------------

@@ -139,9 +139,9 @@ def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequ
         test: of each task the texts of ``task.test``.
     """
     scores: list[float | None] = []
-    for task, known, asked in zip(tasks, train, test, strict=True):
+    for task, known, queries in zip(tasks, train, test, strict=True):
         known = known.take(evenly(len(known), MOST_ROWS))  # files may have their rows in an order
-        nearest = _most_similar(known.first, asked.first) if task.definition.writes else None
+        nearest = _most_similar(known.first, queries.first) if task.definition.writes else None
         if nearest is None:
             scores.append(None)
         else:
@@ -152,7 +152,7 @@ def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequ
     return scores
 
 
-def _most_similar(known: Sequence[str], asked: Sequence[str]) -> list[int] | None:
+def _most_similar(known: Sequence[str], queries: Sequence[str]) -> list[int] | None:
     """Return for each text the number of the known one with the largest cosine of TF-IDF, of equal ones the first.
 
     ``None`` where no text has a word.
@@ -164,7 +164,7 @@ def _most_similar(known: Sequence[str], asked: Sequence[str]) -> list[int] | Non
         features = words.fit_transform(known)
     except ValueError:  # no word at all
         return None
-    return [int((words.transform([text]) @ features.T).toarray().argmax()) for text in asked]
+    return [int((words.transform([text]) @ features.T).toarray().argmax()) for text in queries]
 
 
 def linear_probe(
@@ -176,10 +176,10 @@ def linear_probe(
     precision: str = "fp32",
 ) -> list[float | None]:
     """Return the score on each task of a linear readout on the model's features as they are, see `linear_probes`."""
-    found = linear_probes(
+    scores = linear_probes(
         tasks, model, places=("linear_probe",), task_known=task_known, batch_size=batch_size, precision=precision
     )
-    return found["linear_probe"]
+    return scores["linear_probe"]
 
 
 def linear_probes(
@@ -220,8 +220,8 @@ def linear_probes(
 
         def read(rows: Examples, here: Sequence[str] = here) -> npt.NDArray[np.float32]:
             features = features_of(model, rows, _read(model, here), batch_size=batch_size, precision=precision)
-            found: npt.NDArray[np.float32] = features.numpy()
-            return found
+            array: npt.NDArray[np.float32] = features.numpy()
+            return array
 
         rows = [_at_most(tasks[i].train, MOST_ROWS // len(group)) for i in group]
         features, labels = (np.concatenate([of(part) for part in rows]) for of in (read, _labels_read))

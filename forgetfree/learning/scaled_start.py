@@ -93,12 +93,12 @@ def choose_scale(
         rows: the most validation rows that are answered, spread evenly.
     """
     space = model.space()
-    asked = task.validation.subset(representative(task.validation.targets, rows))
+    validation_rows = task.validation.subset(representative(task.validation.targets, rows))
     pre, ft = theta_pre[region.indices], theta_ft[region.indices]
     best, least, worse = 0.0, math.inf, 0
     for scale in scales(largest):
         with grafted(model.backbone, space, region, interpolate(pre, ft, scale)):
-            loss = loss_of(model, task, asked, options)
+            loss = loss_of(model, task, validation_rows, options)
         if loss < least:
             best, least, worse = scale, loss, 0
         elif (worse := worse + 1) == 2:

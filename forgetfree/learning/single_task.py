@@ -217,8 +217,8 @@ class SingleTask:
         for sparsity in wanted:
             check_localization(replace(options, sparsity=sparsity), self.space)
         mask = mask_options(options, len(self.task.train), self.task.full_steps(options))
-        together = search_count(options, wanted, base, len(self.space)) == 1
-        groups = [wanted] if together else [[sparsity] for sparsity in wanted]
+        one_search = search_count(options, wanted, base, len(self.space)) == 1
+        groups = [wanted] if one_search else [[sparsity] for sparsity in wanted]
         with self.monitor.phase(self.task.name, "localize", mask.steps * len(groups)) as on_step:
             self.monitor.learning_rate(lambda step: mask.learning_rate)
             regions = list[LearnedRegion]()

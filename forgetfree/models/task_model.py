@@ -77,13 +77,13 @@ class TokenLayout:
         Raises:
             ModelError: a row has none, or more than one.
         """
-        found = x.eq(-1 if self.mask is None else self.mask)
-        if not bool((found.sum(1) == 1).all()):
+        is_mask = x.eq(-1 if self.mask is None else self.mask)
+        if not bool((is_mask.sum(1) == 1).all()):
             raise ModelError(
                 "Every row needs exactly one mask token for the prompt readout, got "
-                f"{sorted(set(found.sum(1).tolist()))} of them. Encode with the task's template."
+                f"{sorted(set(is_mask.sum(1).tolist()))} of them. Encode with the task's template."
             )
-        return torch.argmax(found.long(), dim=1)
+        return torch.argmax(is_mask.long(), dim=1)
 
 
 class TaskModel(ReadoutModel):

@@ -30,10 +30,10 @@ def unpack_rows(text: str, count: int) -> npt.NDArray[np.bool_]:
     Raises:
         ValueError: the text is not that of so many rows.
     """
-    held = base64.b64decode(text, validate=True)
-    if len(held) != -(-count // 8):
-        raise ValueError(f"{len(held)} bytes are not a bit for each of {count} rows")
-    return np.unpackbits(np.frombuffer(held, np.uint8), count=count).astype(bool)
+    packed = base64.b64decode(text, validate=True)
+    if len(packed) != -(-count // 8):
+        raise ValueError(f"{len(packed)} bytes are not a bit for each of {count} rows")
+    return np.unpackbits(np.frombuffer(packed, np.uint8), count=count).astype(bool)
 
 
 class Answers(Protocol):

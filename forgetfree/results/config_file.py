@@ -194,15 +194,15 @@ def located(name: str, directory: Path) -> str:
     return name
 
 
-def repeating_command(asked: Mapping[str, Any], directory: Path) -> str:
+def repeating_command(section: Mapping[str, Any], directory: Path) -> str:
     """Return the command that repeats a run, from its section of config.json.
 
     Args:
-        asked: the section.
+        section: the section.
         directory: where the config.json lies: places are relative to it.
     """
-    words = ["forgetfree", "run", asked["stream"]]
-    for key, value in asked.items():
+    words = ["forgetfree", "run", section["stream"]]
+    for key, value in section.items():
         flag = f"--{key.replace('_', '-')}"
         if isinstance(value, Mapping):
             places = of_each(located, value, directory) if key in PLACES else value

@@ -121,19 +121,6 @@ def ratio(numerator: Floats, denominator: Floats, rows: Floats | None = None) ->
     return Interval(mean, end(-1), end(1), lambda threshold: _p_value(*gap(threshold)))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values of several claims that are judged together, adjusted as Holm does (1979).
-
-    With all claims whose adjusted p-value is below 0.05, the chance that one of them or more is wrong is at most 5 %.
-    """
-    adjusted, most = [math.nan] * len(p_values), 0.0
-    order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
-    for rank, (p, i) in enumerate(order):
-        most = max(most, min(1.0, (len(order) - rank) * p))
-        adjusted[i] = most
-    return adjusted
-
-
 def _seed_variance(values: Floats) -> float:
     """Return the variance of the mean over seeds: NaN of one seed, 0 where decimals differ in their last bits."""
     if len(values) == 1:

@@ -184,11 +184,11 @@ class ScoreTable:
             return 0.0
 
         def score(strategy: str, seed: int) -> RowScore:
-            found = self._of(metric, strategy=strategy, seed=seed, task=task).sort_values("after").iloc[-1]
+            last = self._of(metric, strategy=strategy, seed=seed, task=task).sort_values("after").iloc[-1]
             accuracy = None
             if metric == "ece" and self._metrics(strategy, seed)[self.tasks.index(task)] == "accuracy":
                 accuracy = float(self.matrix(strategy, seed)[task].iloc[-1])
-            return RowScore.of_value(float(found["value"]), str(found["metric"]), int(found["rows"]), accuracy)
+            return RowScore.of_value(float(last["value"]), str(last["metric"]), int(last["rows"]), accuracy)
 
         return float(np.trace(shared_variance([[score(name, seed) for seed in seeds] for name in (a, b)])))
 
@@ -271,8 +271,8 @@ class ScoreTable:
 
 def _compared(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], row_variance: float) -> dict[str, Any]:
     """Compare numbers paired by seed, see `ScoreTable.compare`."""
-    found = interval(a - b, row_variance)
+    gap = interval(a - b, row_variance)
     return {
-        **{"a": float(a.mean()), "b": float(b.mean()), "difference": found.value, "low": found.low, "high": found.high},
-        **{"pairs": len(a), "verdict": found.verdict},
+        **{"a": float(a.mean()), "b": float(b.mean()), "difference": gap.value, "low": gap.low, "high": gap.high},
+        **{"pairs": len(a), "verdict": gap.verdict},
     }

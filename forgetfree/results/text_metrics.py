@@ -176,15 +176,15 @@ def _spaced(text: str) -> str:
     """Return a text with blanks around each character of a script without blanks; marks stay with their letter."""
     if text.isascii():
         return text
-    found: list[str] = []
+    parts: list[str] = []
     alone = False
     for char in text:
         if unicodedata.category(char)[0] != "M":
             before, alone = alone, _stands_alone(char)
             if before or alone:
-                found.append(" ")
-        found.append(char)
-    return "".join(found)
+                parts.append(" ")
+        parts.append(char)
+    return "".join(parts)
 
 
 @lru_cache(maxsize=2**16)
@@ -246,11 +246,11 @@ _NUMBER = re.compile(
 
 def last_number(text: str) -> Decimal | None:
     """Return the last number of a text; ``None`` where there is none. See `numeric_answer`."""
-    found = list(_NUMBER.finditer(text))
-    if not found:
+    matches = list(_NUMBER.finditer(text))
+    if not matches:
         return None
-    size = Decimal(re.sub(_GROUP, "", found[-1][1]))
-    return -size if found[-1][0][0] in "-−" else size
+    size = Decimal(re.sub(_GROUP, "", matches[-1][1]))
+    return -size if matches[-1][0][0] in "-−" else size
 
 
 def _same_number(text: str, target: str) -> float:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, MetricError, ReportError, RunError, first_line
 from forgetfree.files import sha256, size_of
@@ -34,8 +32,6 @@ SECONDS_PER_TASK = "seconds-per-task.json"
 MADE_OF = "made_of"
 #: In the details of a unit: size and SHA-256 of the models that it answers with, where they lie outside its folder.
 MODELS = "models"
-#: How numpy and torch call the types of numbers in a file of answers; texts are bytes.
-_TYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I64": "int64", "U8": "uint8"}
 _REMEDY = "Restore it from a copy, or run the stream again."
 _ADVICE = "Restore it from a copy, or go on with --resume, which makes it again."
 
@@ -242,7 +238,7 @@ def _answers(run: Run, tasks: Sequence[str]) -> tuple[dict[str, LabelAnswers], d
             check(f"the ECE of {task!r}", ece, right, f"{expected}, as in the results")
     except KeyError as error:
         raise ReportError(f"{path} lacks the tensor {error}. {_ADVICE}") from error
-    except (OSError, ValueError, IndexError, SafetensorError, MetricError) as error:
+    except (OSError, ValueError, TypeError, IndexError, SafetensorError, MetricError) as error:
         raise ReportError(f"{path} cannot be read: {first_line(error).rstrip('.')}. {_ADVICE}") from error
     return answers, texts
 
@@ -260,27 +256,21 @@ def _losses(path: Path) -> list[Json]:
 
 def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Read what `forgetfree.tensor_file.TensorFile` wrote, without torch; raise ``ValueError`` where it is another file."""
-    from safetensors import deserialize
+    from safetensors import safe_open
 
     size_of(path)
-    data = path.read_bytes()
-    tensors: dict[str, Any] = dict(deserialize(data))  # type: ignore[no-untyped-call]
-    header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")].decode()).get("__metadata__") or {}
+    with safe_open(path, "np") as file:
+        header, arrays = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     digest = hashlib.sha256()
     for key, value in sorted(header.items()):
         if key != "checksum":
             digest.update(f"{key}={value}\n".encode())
-    for name, tensor in sorted(tensors.items()):
-        dtype = tensor["dtype"]
-        check(f"the type of {brief(name)}", dtype, dtype in _TYPES, f"one of {', '.join(_TYPES)}")
-        digest.update(f"{name} torch.{_TYPES[dtype]} {tuple(tensor['shape'])}\n".encode())
-        digest.update(tensor["data"])
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} torch.{array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
     if header.get("checksum") != digest.hexdigest():
         raise ValueError("its contents do not match its checksum")
-    return {
-        name: np.frombuffer(tensor["data"], _TYPES[tensor["dtype"]]).reshape(tensor["shape"])
-        for name, tensor in tensors.items()
-    }
+    return arrays
 
 
 def made_of(run: Run) -> Json:

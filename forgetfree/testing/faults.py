@@ -20,13 +20,13 @@ class Faults:
     """What was found wrong so far."""
 
     def __init__(self) -> None:
-        self.found: list[str] = []
+        self.messages: list[str] = []
         self._cause: Exception | None = None
 
     def add(self, fault: str) -> None:
         """Add a fault, once even where it is found in several places."""
-        if fault not in self.found:
-            self.found.append(fault)
+        if fault not in self.messages:
+            self.messages.append(fault)
 
     @contextmanager
     def catching(self, what: str, remedy: str) -> Iterator[None]:
@@ -45,8 +45,8 @@ class Faults:
 
     def raise_any(self, subject: str) -> None:
         """Raise ``ConformanceError`` with all of them, if there are any."""
-        if self.found:
-            raise ConformanceError(subject, self.found) from self._cause
+        if self.messages:
+            raise ConformanceError(subject, self.messages) from self._cause
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -105,11 +105,11 @@ def check_rows(cls: type[ContinualStrategy], options: Any, run: Run, faults: Fau
             experiences = stream.benchmark.train_stream[: max(counts)]
             other = learn(cls, options, stream, experiences=experiences, look_after=(), rows_after=counts)
             for count in counts:
-                if found := run.training_rows[count].differs(other.training_rows[count]):
+                if difference := run.training_rows[count].differs(other.training_rows[count]):
                     learned = ", ".join(run.tasks[:count])
                     faults.add(
                         f"rows: expected what is learned of {learned} to be the same with any {what}, got others, "
-                        f"{found}. {remedy}"
+                        f"{difference}. {remedy}"
                     )
                     return
 

@@ -58,24 +58,24 @@ def check_forgetting(run: Run, faults: Faults, where: str = "") -> None:
     """Check `forget_free`, where it is claimed: each task is answered after any later one as right after it was learned."""
     if not run.strategy.forget_free:
         return
-    found: list[str] = []
+    changes: list[str] = []
     then = Look({}, {})  # of each task, right after it was learned
     for task, _, now in _steps(run):
         if changed := differing(then.logits, {name: now.logits[name] for name in then.logits}):
-            found.append(f"learning {task.name} changed {then.differs(now, changed)}")
+            changes.append(f"learning {task.name} changed {then.differs(now, changed)}")
         then.logits[task.name], then.models[task.name] = now.logits[task.name], now.models[task.name]
-    if found:
+    if changes:
         faults.add(
-            f"{where}forget_free: claimed as True, but {'; '.join(found)}. Look at answering(), buffers and readouts included; "
-            "or do not claim it."
+            f"{where}forget_free: claimed as True, but {'; '.join(changes)}. Look at answering(), buffers and readouts "
+            "included; or do not claim it."
         )
 
 
 def check_stale(run: Run, faults: Faults) -> None:
     """Check `changed_by`, by which results are taken over from one row of the matrix to the next."""
     for task, before, after in _steps(run):
-        said = run.strategy.changed_by(task)
-        changed_by = set(run.tasks) if said is None else {other.name for other in said}
+        changed_tasks = run.strategy.changed_by(task)
+        changed_by = set(run.tasks) if changed_tasks is None else {other.name for other in changed_tasks}
         if fresh := [name for name in differing(before.logits, after.logits) if name not in changed_by]:
             faults.add(
                 f"changed_by: expected every task whose answers may change by learning {task.name}, got a list without "
@@ -166,7 +166,7 @@ def check_loaded(
             )
 
 
-def check_bytes(run: Run, said: list[Any], listed_by: dict[str, set[str]], faults: Faults) -> None:
+def check_bytes(run: Run, sizes: list[Any], listed_by: dict[str, set[str]], faults: Faults) -> None:
     """Check what `bytes_kept` said before the first task and after each.
 
     A memory that is full may hold shorter rows later, so it may fall. It may stay as it is, too, where it is large enough
@@ -174,28 +174,28 @@ def check_bytes(run: Run, said: list[Any], listed_by: dict[str, set[str]], fault
 
     Args:
         run: a strategy that has learned the stream, looked at before the first task and after each.
-        said: by `bytes_kept` at every look.
+        sizes: by `bytes_kept` at every look.
         listed_by: by task, the names of the parameters that its updates may move.
         faults: where faults are added.
     """
-    whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in said)
-    if not whole or not all(said[1:]):
+    whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in sizes)
+    if not whole or not all(sizes[1:]):
         faults.add(
             "bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned, which is answered by what "
-            f"is kept, got {', '.join(map(str, said))} before the first task and after each. {_COUNT_IT}"
+            f"is kept, got {', '.join(map(str, sizes))} before the first task and after each. {_COUNT_IT}"
         )
         return
     before = 0
-    for count in range(1, len(said)):
+    for count in range(1, len(sizes)):
         numbers, names = _trained_numbers(run, count, listed_by)
         after = f"after {', '.join(run.tasks[:count])}"
         what = f"{numbers} trained numbers other than θ_pre's answer the tasks learned (in {listed(names)})"
-        if 8 * said[count] < numbers:
-            fault = f"at least {numbers // 8} {after}, where {what}, one bit for each, got {said[count]}"
-        elif numbers > before and said[count] <= said[count - 1] and said[count] < 4 * numbers:
+        if 8 * sizes[count] < numbers:
+            fault = f"at least {numbers // 8} {after}, where {what}, one bit for each, got {sizes[count]}"
+        elif numbers > before and sizes[count] <= sizes[count - 1] and sizes[count] < 4 * numbers:
             fault = (
                 f"more {after} than before, where {what}, up from {before}, and 4 bytes for each are more than is counted, "
-                f"got {said[count]} after {said[count - 1]}"
+                f"got {sizes[count]} after {sizes[count - 1]}"
             )
         else:
             before = numbers

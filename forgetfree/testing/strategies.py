@@ -81,7 +81,7 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
     _check_defaults(cls, bool(options), faults)
     with own_randomness(), TemporaryDirectory() as directory:
         finished = _check_runs(cls, chosen, faults, Path(directory))
-        if finished and not faults.found:  # else they would say the same again
+        if finished and not faults.messages:  # else they would say the same again
             _check_variants(cls, chosen, faults, Path(directory))
     faults.raise_any(subject)
 

@@ -71,7 +71,7 @@ def check_stream(
         if all(len(getattr(task, split)) for split in SPLITS):
             _check_rows(stream, task, faults)
             _check_repeated(task, faults)
-    if not faults.found:  # else they would say the same again
+    if not faults.messages:  # else they would say the same again
         _check_benchmark(stream, faults)
     faults.raise_any(f"Stream {stream.name!r} cannot be relied on")
 
@@ -170,14 +170,14 @@ def _check_benchmark(stream: Stream, faults: Faults) -> None:
             continue
         for task, experience in zip(stream.tasks, experiences, strict=True):
             rows: Examples = getattr(task, split)
-            data, given = experience.dataset, task.label if stream.scenario == "task" else 0
+            data, task_label = experience.dataset, task.label if stream.scenario == "task" else 0
             where = f"benchmark: expected the {split} experience {task.label} to hold the rows of {task.name}"
             if [int(label) for label in data.targets] != rows.targets:
                 faults.add(f"{where} in order, got other labels.")
             elif not all(_same(data[i][0], rows.batch([i])[0][0]) for i in evenly(len(rows), 50)):
                 faults.add(f"{where} in order, got other inputs.")
-            if (labels := sorted({int(label) for label in experience.task_labels})) != [given]:
-                faults.add(f"{where} with task label {given} (scenario={stream.scenario}), got {labels}.")
+            if (labels := sorted({int(label) for label in experience.task_labels})) != [task_label]:
+                faults.add(f"{where} with task label {task_label} (scenario={stream.scenario}), got {labels}.")
 
 
 def _check_deterministic(one: Stream, other: Stream, faults: Faults) -> None:
@@ -215,8 +215,8 @@ def _key(x: Tensor) -> bytes:
     return x.contiguous().numpy().tobytes()
 
 
-def _same(given: Tensor, expected: Tensor) -> bool:
+def _same(actual: Tensor, expected: Tensor) -> bool:
     """Return whether an input is the expected one, or has the same ids before padding."""
-    if given.dim() == 1:
-        given = given[: len(expected)]
-    return torch.equal(given, expected)
+    if actual.dim() == 1:
+        actual = actual[: len(expected)]
+    return torch.equal(actual, expected)

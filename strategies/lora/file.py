@@ -59,15 +59,13 @@ class LoraRecord:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def save_records(
-    path: Path, records: Sequence[LoraRecord], *, together: bool, fingerprint: str, binding: Binding
-) -> None:
+def save_records(path: Path, records: Sequence[LoraRecord], *, joint: bool, fingerprint: str, binding: Binding) -> None:
     """Write the file, atomically.
 
     Args:
         path: where.
         records: of every task, in order.
-        together: whether all adapters act together, rather than each alone.
+        joint: whether all adapters act together, rather than each alone.
         fingerprint: of the base model.
         binding: what else answers depend on.
     """
@@ -81,14 +79,14 @@ def save_records(
         "schema": str(SCHEMA),
         "tasks": json.dumps([record.task for record in records]),
         "configs": json.dumps([dict(record.config) for record in records], sort_keys=True),
-        "together": json.dumps(together),
+        "together": json.dumps(joint),
         "fingerprint": fingerprint,
         "binding": binding.json,
     }
     FILE.write(path, tensors, header)
 
 
-def load_records(path: Path, *, together: bool, fingerprint: str, binding: Binding) -> list[LoraRecord]:
+def load_records(path: Path, *, joint: bool, fingerprint: str, binding: Binding) -> list[LoraRecord]:
     """Read what `save_records` wrote with the same arguments.
 
     Raises:
@@ -106,10 +104,10 @@ def load_records(path: Path, *, together: bool, fingerprint: str, binding: Bindi
             f"The adapters in {path} belong to other weights: expected a model with fingerprint "
             f"{header['fingerprint'][:12]}…, got {fingerprint[:12]}…. Load the model they were trained on."
         )
-    if header["together"] != json.dumps(together):
+    if header["together"] != json.dumps(joint):
         ways = {True: "all together (o-lora)", False: "each alone (lora)"}
         raise RunError(
-            f"The adapters in {path} act {ways[not together]}, and this strategy lets them act {ways[together]}. Load them "
+            f"The adapters in {path} act {ways[not joint]}, and this strategy lets them act {ways[joint]}. Load them "
             "into the strategy that saved them."
         )
 

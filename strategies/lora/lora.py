@@ -43,7 +43,7 @@ class LoRA(ContinualStrategy):
 
     def setup(self) -> None:
         """Make adapters that act alone, none so far."""
-        self.adapters = TaskAdapters(self, together=False)
+        self.adapters = TaskAdapters(self, joint=False)
 
     def begin(self, task: EncodedTask) -> Training:
         """Train new adapters on θ_pre, and the task's readout."""

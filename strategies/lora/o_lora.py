@@ -55,7 +55,7 @@ class OLoRA(ContinualStrategy):
 
     def setup(self) -> None:
         """Make adapters that act together, none so far."""
-        self.adapters = TaskAdapters(self, together=True)
+        self.adapters = TaskAdapters(self, joint=True)
 
     def begin(self, task: EncodedTask) -> Training:
         """Train new adapters on top of the earlier ones, and keep out of their subspaces."""

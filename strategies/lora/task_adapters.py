@@ -51,12 +51,12 @@ def check_targets(strategy: str, options: AdapterOptions, stream: Stream) -> Non
     """Raise ``OptionError`` unless there are layers to adapt."""
     backbone, space = stream.model.backbone, stream.model.space()
     try:
-        found = targets(backbone, space, options.target_modules)
+        adapted = targets(backbone, space, options.target_modules)
     except re.error as error:
         raise OptionError(
             f"target_modules must be a regular expression, got {options.target_modules!r}: {error}."
         ) from error
-    if not found:
+    if not adapted:
         layers = linear_layers(backbone, space)
         raise OptionError(
             f"{strategy} adapts linear layers, and finds none to adapt in {type(backbone).__name__}"
@@ -96,15 +96,15 @@ class TaskAdapters:
 
     Args:
         strategy: a `ContinualStrategy`; this becomes what it keeps.
-        together: whether the adapters of all tasks so far act together, rather than each task's alone.
+        joint: whether the adapters of all tasks so far act together, rather than each task's alone.
 
     Attributes:
         adapters: those of all tasks, by name.
         records: what is kept of the learned tasks, by the names of their adapters.
     """
 
-    def __init__(self, strategy: ContinualStrategy, *, together: bool) -> None:
-        self._strategy, self._together = strategy, together
+    def __init__(self, strategy: ContinualStrategy, *, joint: bool) -> None:
+        self._strategy, self._joint = strategy, joint
         self._original: nn.Module = strategy.model.backbone
         self.adapters = LoraAdapters(self._original)
         self.records: dict[str, LoraRecord] = {}
@@ -120,7 +120,7 @@ class TaskAdapters:
     @property
     def earlier(self) -> list[str]:
         """Return the names of the adapters that act beside the newest."""
-        return list(self.records) if self._together else []
+        return list(self.records) if self._joint else []
 
     # -- Learning a task -------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class TaskAdapters:
         readout = strategy.model.readout_module(task.label)
         self._untrained = readout, tensors_of(readout)
         strategy.scope.enter_context(undo_on_error(self._roll_back))
-        if not self._together:
+        if not self._joint:
             load_tensors_(readout, strategy.pre_trained.readouts[task.name])
         self._become([*self.earlier, self.newest])
         return Training(
@@ -173,7 +173,7 @@ class TaskAdapters:
             tensors_of(model.readout_module(task.label)),
             {name: buffer.cpu().clone() for name, buffer in changed.items()},
         )
-        if self._together:  # one model for all: of what all tasks train on, the newest state counts
+        if self._joint:  # one model for all: of what all tasks train on, the newest state counts
             self.records = {
                 name: replace(each, readout={} if model.shared_readout else each.readout, buffers={})
                 for name, each in self.records.items()
@@ -196,7 +196,7 @@ class TaskAdapters:
         """Inside, the model has the task's own adapters, or those of all tasks; θ_pre where there are none."""
         with self._suspended():
             own = [name for name, record in self.records.items() if record.task == task.name]
-            self._become(self.earlier if self._together else own)
+            self._become(self.earlier if self._joint else own)
             try:
                 yield
             finally:
@@ -268,7 +268,7 @@ class TaskAdapters:
     def _belonging(self) -> dict[str, Any]:
         loaded = self._strategy.stream.loaded
         binding = loaded.binding(self._strategy.options.answering["precision"])
-        return {"together": self._together, "fingerprint": loaded.fingerprint, "binding": binding}
+        return {"joint": self._joint, "fingerprint": loaded.fingerprint, "binding": binding}
 
     def bytes_kept(self) -> int:
         """Count adapters and readouts."""

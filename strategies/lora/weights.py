@@ -24,14 +24,14 @@ class AdapterWeights(RunWeights):
     Args:
         source: the file.
         records: what it holds, in order.
-        together: whether all adapters act together.
+        joint: whether all adapters act together.
         loaded: the base model.
 
     Raises:
         RunError: the adapters belong to another model or run.
     """
 
-    def __init__(self, source: Source, records: list[LoraRecord], together: bool, loaded: LoadedModel) -> None:
+    def __init__(self, source: Source, records: list[LoraRecord], joint: bool, loaded: LoadedModel) -> None:
         super().__init__(source, [record.task for record in records])
         self._loaded, self._original = loaded, loaded.model.backbone
         self._adapters = LoraAdapters(self._original)
@@ -40,7 +40,7 @@ class AdapterWeights(RunWeights):
         for record in records:
             self._adapters.add(self._names[record.task], config_of(record.config), seed=0)
             self._adapters.load_(self._names[record.task], record.adapter)
-        self._acting = {task: list(self._records) if together else [task] for task in self._records}
+        self._acting = {task: list(self._records) if joint else [task] for task in self._records}
         # Where all tasks have one readout and their adapters act together, the last task's record has it.
         self._shared = next((record.readout for record in reversed(records) if record.readout), {})
 
@@ -48,9 +48,9 @@ class AdapterWeights(RunWeights):
     def read(cls, source: Source, loaded: LoadedModel) -> Self:
         """Return what the file holds."""
         header, _ = FILE.read(source.file)
-        together, binding = header.get("together") == json.dumps(True), loaded.binding(source.precision)
-        records = load_records(source.file, together=together, fingerprint=loaded.fingerprint, binding=binding)
-        return cls(source, records, together, loaded)
+        joint, binding = header.get("together") == json.dumps(True), loaded.binding(source.precision)
+        records = load_records(source.file, joint=joint, fingerprint=loaded.fingerprint, binding=binding)
+        return cls(source, records, joint, loaded)
 
     def readout(self, task: str) -> Mapping[str, Tensor]:
         """Return the record's readout."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from reported import make_run, write_answers
 
-from forgetfree.benchmarks.claims import CLAIMS, MEASURED, Claim, Runs, claims, judged, main, tables
+from forgetfree.benchmarks.claims import CLAIMS, MEASURED, Claim, Runs, claims, holm, judged, main, tables
 from forgetfree.errors import ReportError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import Interval
@@ -203,3 +203,10 @@ def test_wrong_input_is_told(runs: list[str], monkeypatch: pytest.MonkeyPatch, c
         main()
     assert end.value.code == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_claims_together_are_adjusted_as_holm_does() -> None:
+    """0.01 · 4, then 0.02 · 3, 0.03 · 2 and 0.5; none is below the one before, and what is not known does not count."""
+    assert holm([0.03, 0.01, float("nan"), 0.5, 0.02]) == pytest.approx(
+        [0.06, 0.04, float("nan"), 0.5, 0.06], nan_ok=True
+    )

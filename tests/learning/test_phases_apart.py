@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forgetfree.data.sources import load_tasks
 from forgetfree.jobs.running import checkpoints
-from forgetfree.jobs.running.checkpoints import KeptPhases
+from forgetfree.jobs.running.checkpoints import FileCheckpoint
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.single_task import SingleTask
@@ -37,10 +37,10 @@ class Keeping(Monitor):
     """Keeps the state of every phase, as a unit does."""
 
     def __init__(self, directory: Path) -> None:
-        self._kept = KeptPhases(directory, {})
+        self._kept = FileCheckpoint(directory, {})
         self._kept.start()
 
-    def checkpoint(self) -> KeptPhases:
+    def checkpoint(self) -> FileCheckpoint:
         return self._kept
 
 

@@ -15,7 +15,7 @@ from forgetfree.benchmarks.coverage import SEED_EFFECTS, SEEDS, coverage
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.calibration import debiased_ece, ece_noise_floor
 from forgetfree.results.comparison import merge
-from forgetfree.results.evidence import Evidence, RowScore, holm, interval, ratio, shared_variance
+from forgetfree.results.evidence import Evidence, RowScore, interval, ratio, shared_variance
 from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.stored import load_run_results
 
@@ -136,13 +136,6 @@ def test_the_interval_of_a_ratio_is_fieller_s() -> None:
     assert ratio(above, below - 0.7, rows) is None
     half = ratio(below / 2, below)
     assert half is not None and half.value == pytest.approx(0.5) and np.isnan([half.low, half.high, half.p(0.4)]).all()
-
-
-def test_claims_together_are_adjusted_as_holm_does() -> None:
-    """0.01 · 4, then 0.02 · 3, 0.03 · 2 and 0.5; none is below the one before, and what is not known does not count."""
-    assert holm([0.03, 0.01, float("nan"), 0.5, 0.02]) == pytest.approx(
-        [0.06, 0.04, float("nan"), 0.5, 0.06], nan_ok=True
-    )
 
 
 def test_what_seeds_share_of_rows_is_their_covariance() -> None:

@@ -1108,8 +1108,8 @@ def test_an_error_is_told_by_the_line_of_the_strategy_that_led_to_it() -> None:
 
     with faults.catching("a run", "Look."):
         begin()
-    assert "in begin)" in faults.found[0] and "test_testing.py" in faults.found[0]
+    assert "in begin)" in faults.messages[0] and "test_testing.py" in faults.messages[0]
     more = Faults()
     with more.catching("a run", "Look."):
         torch.nn.Linear(2, 2).nothing  # noqa: B018
-    assert "test_testing.py" in more.found[0] and "in __getattr__" not in more.found[0]
+    assert "test_testing.py" in more.messages[0] and "in __getattr__" not in more.messages[0]

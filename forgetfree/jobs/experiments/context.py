@@ -137,8 +137,8 @@ class ExperimentContext:
 
     def options(self, **changes: Any) -> LocalizationOptions:
         """Return the preset's options, with changes."""
-        given = {"sparsity": self.preset.sparsity, **self.preset.options, **changes, **self.preset.fixed}
-        return build(LocalizationOptions, given, "the experiment")
+        values = {"sparsity": self.preset.sparsity, **self.preset.options, **changes, **self.preset.fixed}
+        return build(LocalizationOptions, values, "the experiment")
 
     def tuned(self, unit: Unit, grid: Sequence[Mapping[str, Any]] | None = None) -> TunedTask:
         """Return the unit's task with its fine-tuned model: of a grid of options, the one that scores best on validation rows.

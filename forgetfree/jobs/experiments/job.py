@@ -52,12 +52,12 @@ class ExperimentJob(Job[ExperimentConfig]):
         checked = config.checked()
         self.preset, common = checked.preset, checked.common
         for key in self.experiment.single:
-            if len(given := getattr(self.preset, key)) > 1:
-                raise UsageError(f"{config.name} looks at one of {key}, got {', '.join(map(str, given))}. Give one.")
+            if len(values := getattr(self.preset, key)) > 1:
+                raise UsageError(f"{config.name} looks at one of {key}, got {', '.join(map(str, values))}. Give one.")
         check_tasks([names[0] for names in self.experiment.tasks(self.preset)], config.data)
         precision = {**self.preset.options, **self.preset.fixed}.get("precision", "fp32")
-        beside = str(Path(config.out).parent / "fine-tuned")
-        super().__init__(config, checked, replace(common, cache=common.cache or beside), [precision])
+        default_cache = str(Path(config.out).parent / "fine-tuned")
+        super().__init__(config, checked, replace(common, cache=common.cache or default_cache), [precision])
         units = self.experiment.units(self.preset)
         self.growing = [name for name, part in LISTS.items() if part in units[0]]
 
@@ -131,8 +131,8 @@ class ExperimentJob(Job[ExperimentConfig]):
             raise DataError(next(iter(self.skipped.values())))
         needed = self.experiment.tasks(preset)
         there = [context.first_available(names) for names in needed if names[0] not in self.skipped]
-        how: Json = {"graftable": preset.graftable, "max_length": preset.max_length}
-        loaded = load_model(preset.model, context.readout, tasks=context.definitions, **how)
+        arguments: Json = {"graftable": preset.graftable, "max_length": preset.max_length}
+        loaded = load_model(preset.model, context.readout, tasks=context.definitions, **arguments)
         self._space = loaded.model.space()
         tell_note(loaded.note)
         tell_shared_rows(map(context.rows, there), preset.evaluate_on)

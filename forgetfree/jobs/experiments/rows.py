@@ -33,8 +33,8 @@ def values(rows: Sequence[Row], key: str, **wanted: Any) -> list[float]:
 
 def mean(rows: Sequence[Row], key: str, **wanted: Any) -> float:
     """Return the mean of `values`; NaN where there are none."""
-    found = values(rows, key, **wanted)
-    return float(np.mean(found)) if found else float("nan")
+    numbers = values(rows, key, **wanted)
+    return float(np.mean(numbers)) if numbers else float("nan")
 
 
 def sparsities_of(rows: Sequence[Row], **wanted: Any) -> list[float]:

@@ -38,7 +38,7 @@ SHARE = 0.02
 _SPEED, _LEAST = 2e8, 0.02
 
 
-class KeptPhases(Checkpoint):
+class FileCheckpoint(Checkpoint):
     """Keeps where each phase of a unit stands.
 
     Args:
@@ -89,13 +89,13 @@ class KeptPhases(Checkpoint):
         if self._path is None:
             return
         since, least = time.monotonic() - self._written, INTERVAL if step < steps else 0.0
-        if STOP.asked or since >= max(least, self._seconds / SHARE):
+        if STOP.requested or since >= max(least, self._seconds / SHARE):
             begin = time.monotonic()
             text, tensors = pack([step, state.state_dict()])
             _FILE.write_large(self._path, tensors, {"state": text})
             self._written = time.monotonic()
             self._seconds = max(_LEAST, self._written - begin)
-        if STOP.asked:
+        if STOP.requested:
             STOP.end()
 
     def forget(self) -> None:

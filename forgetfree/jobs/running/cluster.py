@@ -118,19 +118,19 @@ class RayTasks:
             from ray.exceptions import RayError, RayTaskError
             from ray.util.queue import Queue
 
-            told, attempts = Queue(actor_options={"num_cpus": 0}), Counter[str]()
+            queue, attempts = Queue(actor_options={"num_cpus": 0}), Counter[str]()
             task = ray.remote(_run).options(max_retries=0, **self._place.resources)
 
             def begun(unit: Unit) -> Any:
                 attempts[str(unit)] += 1
-                return task.remote(work, unit.key, read_files(unit.directory), self._place, told)
+                return task.remote(work, unit.key, read_files(unit.directory), self._place, queue)
 
             running = {begun(unit): unit for unit in units}
             try:
                 while running:
                     ended, _ = ray.wait(list(running), timeout=_OFTEN)
                     with suppress(RayError):  # of the queue: what units tell costs them nothing
-                        for name, event in told.get_nowait_batch(told.qsize()):
+                        for name, event in queue.get_nowait_batch(queue.qsize()):
                             self._hear(event, next((unit for unit in running.values() if str(unit) == name), None))
                     for each in ended:
                         unit = running.pop(each)
@@ -154,12 +154,12 @@ class RayTasks:
                     with suppress(RayError):
                         ray.cancel(each, force=True)
 
-    def _hear(self, told: Event | Files, unit: Unit | None) -> None:
+    def _hear(self, news: Event | Files, unit: Unit | None) -> None:
         """Hear what a unit tells; of one that has ended, nothing: its files are here."""
-        if isinstance(told, Event):
-            self._progress.hear(told)
+        if isinstance(news, Event):
+            self._progress.hear(news)
         elif unit is not None:
-            replace_files(unit.directory, told)
+            replace_files(unit.directory, news)
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
@@ -200,14 +200,14 @@ class RayTasks:
         """Print a note where no node has room for a unit: a cluster may grow, or wait in vain."""
         needed = {name: self._place.resources[f"num_{name.lower()}s"] for name in ("CPU", "GPU")}
         if not any(all(node["Resources"].get(name, 0) >= need for name, need in needed.items()) for node in nodes):
-            asked = " and ".join(f"{need:g} {name}" for name, need in needed.items() if need)
-            print(f"note: no node of the cluster has {asked}; units wait for one.", file=sys.stderr)
+            wanted = " and ".join(f"{need:g} {name}" for name, need in needed.items() if need)
+            print(f"note: no node of the cluster has {wanted}; units wait for one.", file=sys.stderr)
 
 
 def read_files(directory: Path) -> Files:
     """Return the files of a unit's folder."""
-    found = sorted(path for path in directory.rglob("*") if path.is_file())
-    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in found}
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
 
 
 def replace_files(directory: Path, files: Files) -> None:
@@ -229,7 +229,7 @@ def replace_files(directory: Path, files: Files) -> None:
 _works: dict[str, Work] = {}
 
 
-def _run(work: Work, key: Mapping[str, Any], files: Files, place: Place, told: Any) -> Files:
+def _run(work: Work, key: Mapping[str, Any], files: Files, place: Place, queue: Any) -> Files:
     """Run a unit in a directory of this node, and return its files; what it has so far is sent now and then."""
     with suppress(OSError):
         os.chdir(place.directory)
@@ -240,7 +240,7 @@ def _run(work: Work, key: Mapping[str, Any], files: Files, place: Place, told: A
         )
     quiet_libraries()
     set_threads(place.threads)
-    if str(told.actor) not in _works:
+    if str(queue.actor) not in _works:
         _works.clear()
     with TemporaryDirectory(prefix="forgetfree-") as temporary:
         unit = Unit(key, Path(temporary) / "unit")
@@ -249,10 +249,10 @@ def _run(work: Work, key: Mapping[str, Any], files: Files, place: Place, told: A
 
         def tell(event: Event) -> None:
             nonlocal sent
-            told.actor.put_nowait.remote((str(unit), event))
+            queue.actor.put_nowait.remote((str(unit), event))
             if time.monotonic() - sent >= place.kept:  # nothing is being written now: the unit itself tells
-                told.actor.put_nowait.remote((str(unit), read_files(unit.directory)))
+                queue.actor.put_nowait.remote((str(unit), read_files(unit.directory)))
                 sent = time.monotonic()
 
-        _works.setdefault(str(told.actor), work)(unit, Teller(str(unit), tell))
+        _works.setdefault(str(queue.actor), work)(unit, Teller(str(unit), tell))
         return read_files(unit.directory)

@@ -15,7 +15,7 @@ from forgetfree.display import counted
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import is_leftover, locked
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, in_a_phase
-from forgetfree.jobs.running.environment import nothing_to_resume, refuse_held, versions
+from forgetfree.jobs.running.environment import check_place, nothing_to_resume, refuse_held, versions
 from forgetfree.jobs.running.unit import Json, Unit, named
 from forgetfree.jobs.stream_learner import tasks_learned
 from forgetfree.json_file import check, check_fields, read_json
@@ -66,6 +66,14 @@ def refuse_used(out: Path, command: str) -> None:
     if os.path.isdir(out) and not is_unused(out):  # a Path raises where a name is too long
         held = sorted(each.name for each in out.iterdir() if each.name != LOCK)
         refuse_held(out, held, f"Give another directory, or --resume to continue that {command}.")
+
+
+def check_free(out: Path, command: str) -> None:
+    """Raise, and leave nothing behind, unless a new job can have a directory: it can be made, and nobody's work is there."""
+    check_place(out, "--out")
+    if out.is_dir() and not is_unused(out):
+        with exclusive(out):
+            refuse_used(out, command)
 
 
 # -- How units stand -------------------------------------------------------------------------------------
@@ -256,10 +264,10 @@ def merged_request(
     differ = _differing(before, now, growing, name)
     lists = {}
     for key in growing:
-        held = before[key] if isinstance(before.get(key), list) else []
-        if names_all and any(each not in now[key] for each in held):
-            differ.append(f"{name(key)} (give all there are: {', '.join(map(str, held))})")
-        lists[key] = now[key] if names_all else [*held, *(each for each in now[key] if each not in held)]
+        earlier = before[key] if isinstance(before.get(key), list) else []
+        if names_all and any(each not in now[key] for each in earlier):
+            differ.append(f"{name(key)} (give all there are: {', '.join(map(str, earlier))})")
+        lists[key] = now[key] if names_all else [*earlier, *(each for each in now[key] if each not in earlier)]
     if differ:
         raise UsageError(
             f"--resume needs the configuration that {out} was begun with; these differ: {', '.join(differ)}. Start again with "
@@ -270,18 +278,18 @@ def merged_request(
 
 def _differing(before: Json, now: Json, growing: Collection[str], name: Callable[[str], str]) -> list[str]:
     """List the options that differ, as they are typed. Where data and models lie does not count: what they hold is compared."""
-    found = []
+    differences = []
     for key in dict.fromkeys((*before, *now)):
         if key == "start":  # see `_BESIDE`
             continue
         was, is_now = before.get(key), now.get(key)
         recipe = bool({str(was), str(is_now)} & recipes.MODELS.keys())  # a registered model may bring one
         if isinstance(was, dict) and isinstance(is_now, dict):
-            found += _differing(was, is_now, growing, flag_of)
+            differences += _differing(was, is_now, growing, flag_of)
         elif was != is_now and key not in growing and key != "data" and (key != "model" or recipe):
-            told = ("not given" if each is None else typed(each) for each in (was, is_now))
-            found.append("{} (was {}, now {})".format(name(key), *told))
-    return found
+            both = ("not given" if each is None else typed(each) for each in (was, is_now))
+            differences.append("{} (was {}, now {})".format(name(key), *both))
+    return differences
 
 
 def merged_config(out: Path, before: Json, now: Json, allow_changed: bool = False) -> Json:
@@ -322,39 +330,39 @@ def refuse_changes(out: Path, changed: Collection[str], circumstances: Collectio
     """
     both = [*changed, *circumstances]
     if both:
-        how = "put the old files back" if changed else "give --allow-changed: then config.json names the change"
+        remedy = "put the old files back" if changed else "give --allow-changed: then config.json names the change"
         raise RunError(
-            f"{out} cannot be resumed: {' and '.join(both)} changed since it was begun. {_REMEDY[:-1]}, or {how}."
+            f"{out} cannot be resumed: {' and '.join(both)} changed since it was begun. {_REMEDY[:-1]}, or {remedy}."
         )
 
 
 def _changed_circumstances(before: Json, now: Json) -> list[str]:
-    found, was, is_now = _changed_versions(before), before["machine"], now["machine"]
+    changes, was, is_now = _changed_versions(before), before["machine"], now["machine"]
     if kind_of_device(str(was.get("device"))) != kind_of_device(is_now["device"]):  # which of several does not count
-        return [*found, f"the device (was {was.get('device')}, is {is_now['device']})"]
+        return [*changes, f"the device (was {was.get('device')}, is {is_now['device']})"]
     if was.get("processor", is_now["processor"]) != is_now["processor"]:
-        found.append(f"the processor (was {was['processor']}, is {is_now['processor']})")
-    return found
+        changes.append(f"the processor (was {was['processor']}, is {is_now['processor']})")
+    return changes
 
 
 def _changed(before: Json, now: Json) -> list[str]:
-    found = [what for key, what in _BESIDE.items() if before.get(key) != now.get(key)]
-    model, held = before["model"], now["model"]
-    same_weights = model.get("fingerprint") == held["fingerprint"]
+    changes = [what for key, what in _BESIDE.items() if before.get(key) != now.get(key)]
+    model, model_now = before["model"], now["model"]
+    same_weights = model.get("fingerprint") == model_now["fingerprint"]
     if not same_weights:
-        found.append("the weights of the model")
-    elif any(model.get(key) != held[key] for key in ("config", "max_length")):
-        found.append("the model's config.json")
+        changes.append("the weights of the model")
+    elif any(model.get(key) != model_now[key] for key in ("config", "max_length")):
+        changes.append("the model's config.json")
     was, is_now = (_by_name(each["tasks"]) for each in (before, now))
     for task, rows in before["data"].items():
         rows_now = now["data"].get(task, {})
         if rows.get("fingerprint") != rows_now.get("fingerprint"):
-            found.append(f"data of {task!r}")
+            changes.append(f"data of {task!r}")
         elif was.get(task) != is_now.get(task):
-            found.append(f"labels, label words, templates or metrics of {task!r}")
+            changes.append(f"labels, label words, templates or metrics of {task!r}")
         elif same_weights and rows.get("encoded") != rows_now.get("encoded"):
-            found.append(f"the tokenizer or the prompt of {task!r}")
-    return found
+            changes.append(f"the tokenizer or the prompt of {task!r}")
+    return changes
 
 
 def _by_name(tasks: list[Any]) -> Mapping[str, Any]:

@@ -151,10 +151,10 @@ def _config(job: Job[Any], begun: Json, allow_changed: bool, jobs: int) -> Json:
     request, place = as_json(job.request()), job.compared or job.config.command
     if begun:  # before anything is loaded
         request = merged_request(job.out, begun[place], request, job.growing, job.names_all, keys_of(job.config))
-    found, held = job.describe(), begun.get("machine", {}).get("threads")
+    description, threads = job.describe(), begun.get("machine", {}).get("threads")
     # On them depends the order in which numbers are added, so all units of a directory have as many.
-    set_threads(job.threads or (held if isinstance(held, int) else threads_of_each(min(jobs, len(job.keys())))))
-    config = {"schema": SCHEMA, place: request, **environment(job.device), **found, "units": job.keys()}
+    set_threads(job.threads or (threads if isinstance(threads, int) else threads_of_each(min(jobs, len(job.keys())))))
+    config = {"schema": SCHEMA, place: request, **environment(job.device), **description, "units": job.keys()}
     if job.in_memory.call:
         config["command"] = job.in_memory.call
     if job.objects:  # it cannot be repeated from this file alone
@@ -185,7 +185,7 @@ def _run(job: Job[Any], executor: Executor, units: Sequence[Unit], debug: bool, 
                 "leave the directory alone until it has ended."
             ) from error
         with suppress(Exception):  # what is cut short stands in the results, too
-            assemble(kind, out, ended=not STOP.asked)  # figures take longer than a scheduler waits
+            assemble(kind, out, ended=not STOP.requested)  # figures take longer than a scheduler waits
         if isinstance(error, ProcessLost):
             raise RunError(
                 "A process was stopped from outside, perhaps for want of memory, or could not start (then it says above "

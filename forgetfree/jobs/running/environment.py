@@ -119,8 +119,8 @@ def tell_shared_rows(tasks: Iterable[TaskRows], scored: EvaluatedOn) -> None:
 
 def left_out_of(tasks: Iterable[TaskRows]) -> dict[str, Any]:
     """Return how many bad rows of each task were left out, for results.json; nothing where there are none."""
-    found = {rows.task.name: rows.left_out for rows in tasks if rows.left_out}
-    return {"left_out": found} if found else {}
+    counts = {rows.task.name: rows.left_out for rows in tasks if rows.left_out}
+    return {"left_out": counts} if counts else {}
 
 
 def tell_shared_labels(tasks: Iterable[TaskRows]) -> None:
@@ -179,8 +179,8 @@ def code() -> str | None:
 
 def versions() -> dict[str, str]:
     """Return versions of forgetfree, Python and the packages that are here; grafting needs no Avalanche or datasets."""
-    found = {package: _version(package) for package in _PACKAGES}
-    here = {package: told for package, told in found.items() if told is not None}
+    numbers = {package: _version(package) for package in _PACKAGES}
+    here = {package: number for package, number in numbers.items() if number is not None}
     return {"forgetfree": __version__, "python": platform.python_version(), **here}
 
 
@@ -205,7 +205,7 @@ def make_directory(path: Path, flag: str = "--out") -> list[str]:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        held = sorted(each.name for each in path.iterdir())
+        names = sorted(each.name for each in path.iterdir())
         probe = path / WRITABLE
         probe.touch()
         probe.unlink(missing_ok=True)
@@ -213,7 +213,7 @@ def make_directory(path: Path, flag: str = "--out") -> list[str]:
             (path / _LONG / _LONG).stat()
     except (OSError, ValueError) as error:
         raise _not_written(path, flag, error) from error
-    return held
+    return names
 
 
 def check_place(path: Path, flag: str) -> None:
@@ -236,14 +236,14 @@ def _not_written(path: Path, flag: str, error: Exception) -> UsageError:
     )
 
 
-def refuse_held(path: Path, held: list[str], remedy: str) -> None:
+def refuse_held(path: Path, content: list[str], remedy: str) -> None:
     """Raise ``UsageError`` if a directory that must be empty holds names.
 
     Args:
         path: which.
-        held: what `make_directory` returned.
+        content: what `make_directory` returned.
         remedy: what to do instead.
     """
-    if held:
-        names = f"{', '.join(held[:5])}{' …' if len(held) > 5 else ''}"
+    if content:
+        names = f"{', '.join(content[:5])}{' …' if len(content) > 5 else ''}"
         raise UsageError(f"--out {brief(str(path), 200)} is not empty: it holds {names}. {remedy}")

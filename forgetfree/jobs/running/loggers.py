@@ -231,8 +231,8 @@ def logged(names: Sequence[str], of: Subject, monitor: Monitor) -> Iterator[Moni
 
 def _name(score: Score) -> str:
     """Return ``METRIC/TASK``, with what else tells one score of a unit from another."""
-    beside = [str(score.of[key]) for key in ("model", "sparsity") if score.of.get(key) is not None]
-    return "/".join([score.metric, score.task, *beside])
+    more = [str(score.of[key]) for key in ("model", "sparsity") if score.of.get(key) is not None]
+    return "/".join([score.metric, score.task, *more])
 
 
 def _tell(name: str, error: Exception) -> None:

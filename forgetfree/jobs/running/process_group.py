@@ -96,8 +96,8 @@ def follow() -> None:
 
     quiet_libraries()
     with joined():
-        while told := from_first(None):
-            job, units, threads = told
+        while message := from_first(None):
+            job, units, threads = message
             set_threads(threads)
             for unit in units:
                 with tempfile.TemporaryDirectory(prefix="forgetfree-") as temporary:

@@ -102,12 +102,12 @@ class Teller(Monitor):
     def __init__(self, unit: str, tell: Callable[[Event], None]) -> None:
         self._unit, self._tell = unit, tell
         self._now: Step | None = None
-        self._told = 0.0
+        self._last = 0.0
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
         """Tell of a phase, and of its steps not more often than anyone can read."""
-        begun, self._told = Step(self._unit, task, phase, 0, steps), -math.inf
+        begun, self._last = Step(self._unit, task, phase, 0, steps), -math.inf
         self._follow(begun)
 
         def on_step(step: int, loss: float) -> None:
@@ -124,8 +124,8 @@ class Teller(Monitor):
 
     def _follow(self, step: Step) -> None:
         self._now, now = step, time.monotonic()
-        if now - self._told >= _OFTEN:
-            self._told = now
+        if now - self._last >= _OFTEN:
+            self._last = now
             self._tell(step)
 
     def scored(self, scores: Sequence[Score]) -> None:

@@ -20,17 +20,17 @@ class Stop:
     """Whether this process was asked to end.
 
     Attributes:
-        asked: whether it was.
-        awaited: whether a phase is under way that looks at ``asked`` after each of its steps.
+        requested: whether it was.
+        awaited: whether a phase is under way that looks at ``requested`` after each of its steps.
     """
 
     def __init__(self) -> None:
-        self.asked = self.awaited = False
+        self.requested = self.awaited = False
         self.end: Callable[[], NoReturn] = _interrupt
 
     def hear(self, number: int, _: object = None) -> None:
         """End at once; in a phase, let it end after its step, unless Ctrl-C comes twice."""
-        before, self.asked = self.asked, True
+        before, self.requested = self.requested, True
         if not self.awaited or not hasattr(signal, "setitimer") or (before and number == signal.SIGINT):
             self.end()
         if not before:
@@ -55,7 +55,7 @@ def terminable(end: Callable[[], NoReturn] = _interrupt) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    STOP.asked, STOP.awaited, STOP.end = False, False, end
+    STOP.requested, STOP.awaited, STOP.end = False, False, end
     handlers = {signal.SIGTERM: STOP.hear, signal.SIGINT: STOP.hear}
     if hasattr(signal, "SIGALRM"):
         handlers[signal.SIGALRM] = STOP.too_late
@@ -63,8 +63,8 @@ def terminable(end: Callable[[], NoReturn] = _interrupt) -> Iterator[None]:
     try:
         yield
     finally:
-        if STOP.asked and hasattr(signal, "setitimer"):
+        if STOP.requested and hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
-        STOP.asked = STOP.awaited = False
+        STOP.requested = STOP.awaited = False

@@ -24,7 +24,7 @@ from typing import Any
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, RunError, TrainingError, UsageError, first_line
 from forgetfree.files import size_of, write_atomically, write_json
-from forgetfree.jobs.running.checkpoints import CHECKPOINT, KeptPhases, remove_checkpoint
+from forgetfree.jobs.running.checkpoints import CHECKPOINT, FileCheckpoint, remove_checkpoint
 from forgetfree.jobs.running.environment import circumstances, environment
 from forgetfree.json_file import parse_json, sign
 from forgetfree.learning.monitor import Follower, Monitor, Phase, Relay
@@ -79,8 +79,10 @@ class Unit:
 
     def damaged(self, record: Json) -> list[str]:
         """Name the files that are not as unit.json says; of large ones sizes alone are compared."""
-        told, held = record["files"], _files(self.directory)
-        return sorted(name for name in {*told, *held} if name not in held or not _is_as(held[name], told.get(name)))
+        recorded, files = record["files"], _files(self.directory)
+        return sorted(
+            name for name in {*recorded, *files} if name not in files or not _is_as(files[name], recorded.get(name))
+        )
 
     def forget(self) -> None:
         """Mark the unit as not ended, even if its files are damaged."""
@@ -110,7 +112,7 @@ class Unit:
                 written: the other units would fail, too.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        kept = KeptPhases(self.directory, circumstances(device))
+        kept = FileCheckpoint(self.directory, circumstances(device))
         for path in self.directory.iterdir():
             if not kept.goes_on or path.name not in (CHECKPOINT, HISTORY):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -188,11 +190,13 @@ def _files(directory: Path) -> dict[str, Path]:
     }
 
 
-def _is_as(path: Path, told: Any) -> bool:
-    """Say whether a file has the size, and if it is not large the content, that unit.json tells of."""
+def _is_as(path: Path, entry: Any) -> bool:
+    """Say whether a file has the size, and if it is not large the content, that an entry of unit.json says."""
     try:
         size = size_of(path)
-        return isinstance(told, dict) and told.get("bytes") == size and (size > _LARGE or size_and_sha256(path) == told)
+        return (
+            isinstance(entry, dict) and entry.get("bytes") == size and (size > _LARGE or size_and_sha256(path) == entry)
+        )
     except OSError:
         return False
 

@@ -86,30 +86,30 @@ class WorkerProcesses:
         threads = self._threads or threads_of_each(jobs)
         others = set(multiprocessing.active_children())
         context = _context()
-        told: SimpleQueue[Event | None] = context.SimpleQueue()
+        events: SimpleQueue[Event | None] = context.SimpleQueue()
         listener = threading.Thread(
-            target=self._listen, args=(told,), daemon=True
+            target=self._listen, args=(events,), daemon=True
         )  # which a killed worker may leave waiting
         listener.start()
         numbers: SimpleQueue[int | None] = context.SimpleQueue()
         for each in devices_of_workers(self._devices, jobs):
             numbers.put(each)
-        with ProcessPoolExecutor(jobs, context, _begin, (work, threads, told, numbers, dict(os.environ))) as workers:
+        with ProcessPoolExecutor(jobs, context, _begin, (work, threads, events, numbers, dict(os.environ))) as workers:
             try:
                 futures = {workers.submit(_run, unit): unit for unit in units}
                 for future in as_completed(futures):
                     future.result()
                     self._progress.hear(Ended(str(futures[future])))
                     yield futures[future]
-                told.put(None)
+                events.put(None)
                 listener.join()
             except BaseException:
                 workers.shutdown(wait=False, cancel_futures=True)
                 _end(set(multiprocessing.active_children()) - others)
                 raise
 
-    def _listen(self, told: SimpleQueue[Event | None]) -> None:
-        while (event := told.get()) is not None:
+    def _listen(self, events: SimpleQueue[Event | None]) -> None:
+        while (event := events.get()) is not None:
             self._progress.hear(event)
 
 
@@ -162,19 +162,19 @@ def usual_jobs(device: str) -> int:
 
 #: What this process does to units, if it is a worker, and where it tells of it.
 _work: Work
-_told: SimpleQueue[Event | None]
+_events: SimpleQueue[Event | None]
 _handlers: AbstractContextManager[None]
 
 
 def _begin(
     work: Work,
     threads: int,
-    told: SimpleQueue[Event | None],
+    events: SimpleQueue[Event | None],
     numbers: SimpleQueue[int | None],
     environment: dict[str, str],
 ) -> None:
     """Make this process a worker."""
-    global _work, _told, _handlers
+    global _work, _events, _handlers
     _set_environment(environment)  # that of the process it was forked from may be older
     _handlers = terminable(lambda: os._exit(1))
     _handlers.__enter__()  # for good
@@ -182,9 +182,9 @@ def _begin(
     threading.Thread(target=end_with_parent, daemon=True).start()
     quiet_libraries()
     set_threads(threads)
-    if (given := numbers.get()) is not None:
-        give_device(given)
-    _work, _told = work, told
+    if (number := numbers.get()) is not None:
+        give_device(number)
+    _work, _events = work, events
 
 
 def end_with_parent() -> None:
@@ -196,7 +196,7 @@ def end_with_parent() -> None:
 
 
 def _run(unit: Unit) -> None:
-    _work(unit, Teller(str(unit), _told.put))
+    _work(unit, Teller(str(unit), _events.put))
 
 
 def cores() -> int:

@@ -25,7 +25,7 @@ from forgetfree.files import locked
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running import checkpoints, directory, environment, unit
-from forgetfree.jobs.running.checkpoints import CHECKPOINT, KeptPhases, pack, unpack
+from forgetfree.jobs.running.checkpoints import CHECKPOINT, FileCheckpoint, pack, unpack
 from forgetfree.jobs.running.directory import holdings, resumption
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.execution import USUAL, Execution
@@ -117,7 +117,7 @@ class Clock:
 def test_a_phase_is_written_once_a_minute_and_for_two_percent_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, between: float
 ) -> None:
-    clock, kept, state = Clock(monkeypatch, seconds), KeptPhases(tmp_path, {}), Counter()
+    clock, kept, state = Clock(monkeypatch, seconds), FileCheckpoint(tmp_path, {}), Counter()
     kept.start()
     assert kept.begin(2000, state) == 0
     for step in range(1, 1000):
@@ -131,7 +131,7 @@ def test_a_phase_is_written_once_a_minute_and_for_two_percent_of_the_time(
 def test_a_phase_that_ended_is_passed_over_and_another_is_not_taken_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, kept = Clock(monkeypatch, 0.01), KeptPhases(tmp_path, {"threads": 1})
+    clock, kept = Clock(monkeypatch, 0.01), FileCheckpoint(tmp_path, {"threads": 1})
     kept.start()
     state = Counter()
     for step in range(kept.begin(5, state) + 1, 6):
@@ -139,8 +139,8 @@ def test_a_phase_that_ended_is_passed_over_and_another_is_not_taken_for_it(
         clock.now += 1.0
         kept.after(step, 5, state)
     assert clock.written == [1005.0]  # where it ended: a minute has not passed before
-    again = KeptPhases(tmp_path, {"threads": 1})
-    assert again.goes_on and not KeptPhases(tmp_path, {"threads": 2}).goes_on
+    again = FileCheckpoint(tmp_path, {"threads": 1})
+    assert again.goes_on and not FileCheckpoint(tmp_path, {"threads": 2}).goes_on
     later = Counter()
     assert again.begin(5, later) == 5 and later.value == 5
     assert again.begin(6, Counter()) == again.begin(5, Counter(1)) == again.begin(5, Counter(), "other") == 0
@@ -149,7 +149,7 @@ def test_a_phase_that_ended_is_passed_over_and_another_is_not_taken_for_it(
 
 
 def test_a_damaged_file_of_a_phase_counts_as_none(tmp_path: Path, often: None) -> None:
-    kept, state = KeptPhases(tmp_path, {}), Counter()
+    kept, state = FileCheckpoint(tmp_path, {}), Counter()
     kept.start()
     kept.begin(5, state)
     state.step()
@@ -166,7 +166,7 @@ def test_an_optimiser_whose_state_no_file_holds_is_not_kept(tmp_path: Path) -> N
         def state_dict(self) -> Json:
             return {"value": object()}
 
-    kept = KeptPhases(tmp_path, {})
+    kept = FileCheckpoint(tmp_path, {})
     kept.start()
     assert kept.begin(5, Odd()) == 0
     kept.after(1, 5, Odd())
@@ -175,7 +175,7 @@ def test_an_optimiser_whose_state_no_file_holds_is_not_kept(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_waits_for_the_step_in_a_phase_alone(tmp_path: Path, number: int) -> None:
-    kept, state = KeptPhases(tmp_path, {}), Counter()
+    kept, state = FileCheckpoint(tmp_path, {}), Counter()
     kept.start()
     with pytest.raises(KeyboardInterrupt), terminable():
         os.kill(os.getpid(), number)
@@ -190,7 +190,7 @@ def test_a_signal_waits_for_the_step_in_a_phase_alone(tmp_path: Path, number: in
 
 
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
-    kept = KeptPhases(tmp_path, {})
+    kept = FileCheckpoint(tmp_path, {})
     kept.start()
     with terminable():
         kept.begin(5, Counter())
@@ -247,7 +247,7 @@ class Cut:
             met(history, at, name, number, *args)
             self.steps.append((at, name, number))
             if (at, name, number) == (task, phase, step):
-                STOP.asked = True
+                STOP.requested = True
 
         monkeypatch.setattr(unit.History, "met", meets)
 
@@ -420,13 +420,13 @@ def test_a_kill_between_the_end_of_a_unit_and_that_of_its_checkpoint_leaves_noth
 ) -> None:
     run(config("fine-tune", "whole"))
 
-    def killed(kept: KeptPhases) -> None:
+    def killed(kept: FileCheckpoint) -> None:
         if part:
             next(path for path in kept.directory.rglob("*") if path.is_file()).unlink()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(KeptPhases, "end", killed)
+        patch.setattr(FileCheckpoint, "end", killed)
         run(config("fine-tune", "cut"))
     assert list((tmp_path / "cut").rglob(CHECKPOINT))
     done = Cut(monkeypatch).steps
@@ -547,7 +547,7 @@ def test_other_versions_are_refused_or_recorded_and_no_unit_is_computed_in_two_w
             nonlocal count
             met(history, task, phase, step, *args)
             count += (task, phase, step) == ("qnli", "train", 3)
-            STOP.asked = count == 2
+            STOP.requested = count == 2
 
         patch.setattr(unit.History, "met", stop)
         run(both)

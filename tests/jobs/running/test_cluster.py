@@ -231,7 +231,7 @@ def careful(note: str, *given: Any) -> Any:
     """Run a unit on a node, with a checkpoint after every step, and note after how many steps its phases begin."""
     from forgetfree.jobs.running import checkpoints, cluster
 
-    begin = checkpoints.KeptPhases.begin
+    begin = checkpoints.FileCheckpoint.begin
 
     def noting(self: Any, steps: int, *state: Any) -> int:
         done = begin(self, steps, *state)
@@ -240,11 +240,11 @@ def careful(note: str, *given: Any) -> Any:
         return done
 
     checkpoints.INTERVAL, checkpoints.SHARE = 0.0, math.inf
-    checkpoints.KeptPhases.begin = noting  # type: ignore[method-assign]
+    checkpoints.FileCheckpoint.begin = noting  # type: ignore[method-assign]
     try:
         return cluster._run(*given)
     finally:
-        checkpoints.KeptPhases.begin = begin  # type: ignore[method-assign]
+        checkpoints.FileCheckpoint.begin = begin  # type: ignore[method-assign]
 
 
 @pytest.mark.sampled(share=0.1)
