@@ -72,8 +72,10 @@ def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob
         new = not execution.resume and not os.path.lexists(config_file)
         with silence(output.quiet):
             try:
-                if not execution.resume:
-                    _check_free(Path(config.out), config.command)
+                if not execution.resume:  # before anything is announced
+                    from forgetfree.jobs.running.directory import check_free
+
+                    check_free(Path(config.out), config.command)
                 return _perform(prepare(config), config, replace(execution, debug=debug), output.quiet, output.verbose)
             except ForgetfreeError as error:
                 if debug or not new or os.path.lexists(config_file):
@@ -85,17 +87,6 @@ def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob
     command.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
     command.__annotations__ = {}
     return command
-
-
-def _check_free(out: Path, command: str) -> None:
-    """Raise, before anything is announced, if a new job cannot have its directory."""
-    from forgetfree.jobs.running.directory import exclusive, is_unused, refuse_used
-    from forgetfree.jobs.running.environment import check_place
-
-    check_place(out, "--out")
-    if out.is_dir() and not is_unused(out):
-        with exclusive(out):
-            refuse_used(out, command)
 
 
 def _perform(job: ReadyJob, config: JobConfig, execution: Execution, quiet: bool, verbose: bool) -> int:

@@ -133,9 +133,16 @@ def test_streams_and_other_requests_take_turns(run: Path, strategy: str) -> None
         assert [each.text for (each,) in whole] == [texts[task].text for task in prompted.TASKS]
         (last,), (chat,) = await asyncio.gather(*streams)
         assert (last, chat) == (texts["last"], texts["chat"])
+        begun.clear()
+        go_on.clear()
         left = batcher.put("last", ["great film"], Ending(send=send))
-        left.cancel()
-        await batcher.end()
+        await begun.wait()
+        end = asyncio.create_task(batcher.end())
+        await asyncio.sleep(0)
+        go_on.set()
+        await end
+        with pytest.raises(ForgetfreeError, match="The server ends"):
+            await left
         assert batcher.size == 0
         work.cancel()
 

@@ -15,7 +15,7 @@ from forgetfree.display import counted
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import is_leftover, locked
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, in_a_phase
-from forgetfree.jobs.running.environment import nothing_to_resume, refuse_held, versions
+from forgetfree.jobs.running.environment import check_place, nothing_to_resume, refuse_held, versions
 from forgetfree.jobs.running.unit import Json, Unit, named
 from forgetfree.jobs.stream_learner import tasks_learned
 from forgetfree.json_file import check, check_fields, read_json
@@ -66,6 +66,14 @@ def refuse_used(out: Path, command: str) -> None:
     if os.path.isdir(out) and not is_unused(out):  # a Path raises where a name is too long
         held = sorted(each.name for each in out.iterdir() if each.name != LOCK)
         refuse_held(out, held, f"Give another directory, or --resume to continue that {command}.")
+
+
+def check_free(out: Path, command: str) -> None:
+    """Raise, and leave nothing behind, unless a new job can have a directory: it can be made, and nobody's work is there."""
+    check_place(out, "--out")
+    if out.is_dir() and not is_unused(out):
+        with exclusive(out):
+            refuse_used(out, command)
 
 
 # -- How units stand -------------------------------------------------------------------------------------
