@@ -19,10 +19,12 @@ demo: $(BIN)/.installed
 	fi
 	@echo "The report: $(DEMO_OUT)/report.html. A new run: make demo DEMO_OUT=runs/another"
 
-# The tables of the result pages, from the committed CSV files: a test checks that nothing differs.
+# The tables and pictures of the result pages, from the committed CSV files: a test checks that nothing differs.
 results: $(BIN)/.installed
 	$(BIN)/python -m forgetfree.benchmarks.pages
 	$(BIN)/python -m forgetfree.benchmarks.paper
+	$(BIN)/python docs/figures/first_task.py
+	$(BIN)/python docs/figures/score_by_bytes.py
 
 # Everything that CI checks: fast and slow tests in one session, and beside them what one core can check.
 test: $(BIN)/.installed

@@ -1,4 +1,4 @@
-"""Judge the claims of claims.md: ``python -m forgetfree.benchmarks.claims [NAME [RUN ...]]``.
+"""Judge the claims of claims.md: ``python -m forgetfree.benchmarks.claims [--figures] [NAME [RUN ...]]``.
 
 The thresholds stand in claims.md alone; here stands how each quantity is measured.
 """
@@ -9,7 +9,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ import numpy as np
 from forgetfree.display import NULL
 from forgetfree.errors import ReportError
 from forgetfree.results.comparison import StrategyRuns, merge
-from forgetfree.results.evidence import ALPHA, Answers, Evidence, Interval, RowScore, interval
+from forgetfree.results.costs import seconds_of_fine_tuning
+from forgetfree.results.evidence import ALPHA, Answers, Evidence, Interval, RowScore, forgetting, interval
+from forgetfree.results.report.evidence_tables import shown
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.stored import load_run_results
 from forgetfree.results.unit_folder import read_unit_files
@@ -187,43 +189,47 @@ def above(role: str, other: str, runs: Runs, *, task: str | None = None) -> Inte
     return runs.evidence.difference(role, other, task)
 
 
-def final_union(runs: Runs) -> Interval | None:
-    """Return the average under the one final union minus that under the union of each task.
+def final_union(runs: Runs, *, task: str | None = None) -> Interval | None:
+    """Return the score under the one final union minus that under the union of each task, on a task or the average of all.
 
     ``None`` where a run did not ask for it (``final_union``).
     """
+    chosen = [i for i, each in enumerate(runs.tasks) if task in (None, each)]
     those = runs.entries["union"].runs
-    unions = [run.union.accuracy for run in those if run.union]
+    unions = [[run.union.accuracy[i] for i in chosen] for run in those if run.union]
     if len(unions) < len(those):
         return None
-    own = [run.learning_matrix[-1] for run in those]
+    own = [run.learning_matrix[-1][chosen] for run in those]
     # Answers under the final union are not kept: rows count as independent.
     scores = [
         [RowScore.of_value(float(s), "accuracy", 1).variance for s in (*a, *b)]
         for a, b in zip(unions, own, strict=True)
     ]
-    rows = np.tile([runs.test_rows.get(task, 0) or np.inf for task in runs.tasks], 2)
-    variance = float((np.mean(scores, axis=0) / rows).sum()) / len(runs.tasks) ** 2
+    rows = np.tile([runs.test_rows.get(runs.tasks[i], 0) or np.inf for i in chosen], 2)
+    variance = float((np.mean(scores, axis=0) / rows).sum()) / len(chosen) ** 2
     return interval([float(np.mean(a) - np.mean(b)) for a, b in zip(unions, own, strict=True)], variance)
 
 
-def calibration(runs: Runs) -> Interval | None:
-    """Return the mean ECE of ``union`` minus the fine-tuned one."""
-    return runs.calibration.difference("union", "fine-tune")
+def calibration(runs: Runs, role: str = "union") -> Interval | None:
+    """Return the mean ECE of ``union``, or another, minus the fine-tuned one."""
+    return runs.calibration.difference(role, "fine-tune")
 
 
-def cost(*phases: str) -> Callable[[Runs], Interval]:
-    """Return a measure of the seconds of phases of ``union``, divided by those of fine-tuning.
+def cost(*phases: str, role: str = "union") -> Callable[[Runs], Interval | None]:
+    """Return a measure of the seconds of phases of ``union``, or another, divided by those of fine-tuning.
 
-    A fine-tuned model that runs share is made by one of them: the others took no time for it.
+    A fine-tuned model that runs share is made by one of them: the others took no time for it. ``None`` where no run tells how
+    long it took.
     """
 
-    def measured(runs: Runs) -> Interval:
+    def measured(runs: Runs) -> Interval | None:
         fine_tuning: dict[int, float] = {}
         for entry in runs.entries.values():
             for run in entry.runs:
-                fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), run.seconds["fine_tune"])
-        own = [(sum(run.seconds[phase] for phase in phases), run.seed) for run in runs.entries["union"].runs]
+                fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), seconds_of_fine_tuning(run))
+        own = [(sum(run.seconds[phase] or 0.0 for phase in phases), run.seed) for run in runs.entries[role].runs]
+        if not all(fine_tuning[seed] for _, seed in own):
+            return None
         return interval([seconds / fine_tuning[seed] for seconds, seed in own])
 
     return measured
@@ -317,11 +323,11 @@ def judged(name: str, paths: Sequence[str] = ()) -> Page:
     }
     adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     rows = []
-    for (claim, each, shown), counts in zip(found, counted, strict=True):
+    for (claim, each, told), counts in zip(found, counted, strict=True):
         verdict = claim.verdict(each) if each else NULL
         p = adjusted.get((claim.compared, claim.threshold, each), math.nan) if each else math.nan
         together = verdict if not counts or p < ALPHA else "undecided"
-        rows.append((claim.name, f"{claim.compared} {100 * claim.threshold:g}", shown, verdict, together))
+        rows.append((claim.name, f"{claim.compared} {100 * claim.threshold:g}", told, verdict, together))
     table = Table(
         f"Claims of {name}, judged (in % or percentage points, as claims.md says)",
         ("claim", "threshold", "measured", "verdict", "together (Holm)"),
@@ -330,6 +336,55 @@ def judged(name: str, paths: Sequence[str] = ()) -> Page:
     unlike = runs.unlike(set_up(name))
     notes = (f"These are not the runs that the claims are about: {'; '.join(unlike)}.",) if unlike else ()
     return Page(f"{name}: claims", notes, (table,))
+
+
+def figures(name: str, paths: Sequence[str] = ()) -> Table:
+    """Return what the runs that judge a table say beside its claims, of each strategy but fine-tuning.
+
+    Args:
+        name: of the table.
+        paths: of runs; default: those that are `published`.
+
+    Raises:
+        ReportError: as `judged`.
+    """
+    runs = Runs(paths or published(name))
+    roles = [role for role in runs.entries if role != "fine-tune"]
+    scored: list[tuple[str, str | None]] = [*((task, task) for task in runs.tasks), ("average", None)]
+    quantities: dict[str, Callable[[str], Interval | None]] = {
+        f"share of fine-tune, {name}": partial(share, other="fine-tune", runs=runs, task=task) for name, task in scored
+    }
+    quantities |= {
+        f"minus {other}, average": partial(_beside, runs, other, None) for other in ("union", "lora", "continual-ft")
+    }
+    quantities[f"minus union, {runs.tasks[-1]}"] = partial(_beside, runs, "union", runs.tasks[-1])
+    quantities |= {
+        "forgetting": lambda role: forgetting(runs.entries[role], runs.test_rows, runs.tasks),
+        **{f"final union, {name}": partial(_final_union, runs, task) for name, task in (scored[0], scored[-1])},
+        "ECE minus fine-tune": lambda role: calibration(runs, role),
+        "seconds of localizing, share of fine-tune": lambda role: cost("localize", role=role)(runs),
+        "and of training": lambda role: cost("localize", "train", role=role)(runs),
+    }
+    rows = []
+    for quantity, measure in quantities.items():
+        cells = []
+        for role in roles:
+            try:
+                found = measure(role)
+            except KeyError:  # a strategy that none of the runs has
+                found = None
+            cells.append(NULL if found is None else shown(found))
+        if {*cells} != {NULL}:
+            rows.append((quantity, *cells))
+    return Table(f"Figures of {name} (in %, differences in percentage points)", ("", *roles), tuple(rows))
+
+
+def _beside(runs: Runs, other: str, task: str | None, role: str) -> Interval | None:
+    return None if role == other else above(role, other, runs, task=task)
+
+
+def _final_union(runs: Runs, task: str | None, role: str) -> Interval | None:
+    return final_union(runs, task=task) if role == "union" else None
 
 
 def _shown(found: Interval) -> str:
@@ -344,9 +399,14 @@ def main() -> None:
         "name", nargs="?", help="a table of claims.md, such as main-job; default: all whose runs are published"
     )
     parser.add_argument("runs", nargs="*", help="run directories or CSV files; default: those that are published")
+    parser.add_argument("--figures", action="store_true", help="also what the runs say beside the claims")
     arguments = parser.parse_args()
     try:
-        pages = [judged(name, arguments.runs) for name in ([arguments.name] if arguments.name else tables())]
+        names = [arguments.name] if arguments.name else tables()
+        pages = [judged(name, arguments.runs) for name in names]
+        if arguments.figures:
+            more = [figures(name, arguments.runs) for name in names]
+            pages = [replace(page, tables=(*page.tables, each)) for page, each in zip(pages, more, strict=True)]
     except ReportError as error:
         parser.exit(2, f"forgetfree: error: {error}\n")
     print("\n".join(render_page(page, "markdown") for page in pages))

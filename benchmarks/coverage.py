@@ -1,65 +1,141 @@
 """How often a 95 % interval holds the truth, simulated: ``python -m forgetfree.benchmarks.coverage``.
 
-A world has test rows that are harder or easier for every seed, seeds that are better or worse on every row, and chance of a row
-with a seed. The truth is 0. `forgetfree.results.evidence` makes the interval of what each of many worlds shows.
+Two strategies learn with the same seeds and answer the same test rows. Rows are harder or easier for both, and for one of them
+with every seed; seeds are better or worse on every row; and there is chance of a row with a seed. Both strategies are equally
+good. `forgetfree.results.evidence` makes intervals of what each of many worlds shows, and so do two usual ways that count
+seeds alone. An interval that cannot be made, because nothing varies, counts as one that misses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from forgetfree.results.evidence import RowScore, interval, shared_variance
+from forgetfree.results.evidence import Evidence, RowScore
 from forgetfree.results.metrics import Floats
 from forgetfree.results.report.page import Page, Table, render_page
 
-#: Standard deviation of a seed's mean, in those of the mean over rows.
-SEED_EFFECTS = {"small": 0.3, "medium": 1.0, "large": 3.0}
 SEEDS = (3, 5, 10)
-_ROWS = 200
+_WORLDS, _RESAMPLES = 1500, 500
 
 
-def coverage(seeds: int, effect: float, worlds: int = 1500, *, answers: bool = True) -> float:
-    """Return in which share of worlds the interval holds the truth.
+@dataclass(frozen=True)
+class World:
+    """Where scores come from.
+
+    Attributes:
+        rows: how many are answered.
+        effect: standard deviation of a seed's mean, in those of the mean over rows.
+        wrong: the share of rows that both strategies answer wrongly, which is all that is seen; ``None``: a row adds what it
+            adds, as a normal number.
+    """
+
+    rows: int
+    effect: float
+    wrong: float | None = None
+
+    @property
+    def truth(self) -> float:
+        """The score of both strategies over all rows and seeds."""
+        return 0.0 if self.wrong is None else 1 - self.wrong
+
+    def shown(self, seeds: int, worlds: int) -> Iterator[Floats]:
+        """Yield what each row adds to the score of each strategy and seed ``(2, seeds, rows)``."""
+        random = np.random.default_rng([seeds, round(10 * self.effect), round(1000 * (self.wrong or 0))])
+        hard = math.inf
+        if self.wrong is not None:
+            from scipy.stats import norm
+
+            hard = norm.isf(self.wrong) * math.sqrt(2 + self.effect**2 / self.rows)
+        for _ in range(worlds):
+            both, one = random.standard_normal((1, 1, self.rows)), random.standard_normal((2, 1, self.rows))
+            chance, seed = random.standard_normal((2, seeds, self.rows)), random.standard_normal((2, seeds, 1))
+            rows = (both + one) / math.sqrt(2) + chance + self.effect / math.sqrt(self.rows) * seed
+            yield rows if self.wrong is None else (rows < hard).astype(float)
+
+
+WORLDS = {
+    "small": World(200, 0.3),
+    "medium": World(200, 1.0),
+    "large": World(200, 3.0),
+    "0.5 % wrong": World(1000, 1.0, 0.005),
+    "2 % wrong": World(1000, 1.0, 0.02),
+}
+
+
+def coverage(seeds: int, world: World, worlds: int = _WORLDS) -> dict[str, float]:
+    """Return for each kind of interval the share of worlds in which it holds the truth.
 
     Args:
         seeds: of a run.
-        effect: one of `SEED_EFFECTS`.
+        world: one of `WORLDS`.
         worlds: how many.
-        answers: whether the answers to single rows are kept, or only scores.
     """
-    held = [_holds(world, answers) for world in _worlds(seeds, effect, worlds)]
-    return float(np.mean(held))
+    held: dict[str, list[bool]] = {}
+    for rows in world.shown(seeds, worlds):
+        for kind, (truth, low, high) in _intervals(rows, world.truth).items():
+            held.setdefault(kind, []).append(low <= truth <= high)
+    return {kind: float(np.mean(each)) for kind, each in held.items()}
 
 
-def _worlds(seeds: int, effect: float, worlds: int) -> Iterator[Floats]:
-    """Yield what each row adds to the score of each seed ``(seeds, rows)``."""
-    random = np.random.default_rng([seeds, round(10 * effect)])
-    for _ in range(worlds):
-        shared, own = random.standard_normal((1, _ROWS)), random.standard_normal((seeds, _ROWS))
-        yield shared + own + effect / np.sqrt(_ROWS) * random.standard_normal((seeds, 1))
+def _intervals(rows: Floats, truth: float) -> Mapping[str, tuple[float, float, float]]:
+    """Return by kind the truth and the ends of an interval."""
+    found = {}
+    for kind, answers in (("ours", True), ("ours, of scores alone", False)):
+        evidence = Evidence(
+            {
+                name: {seed: {"task": _score(each, answers)} for seed, each in enumerate(of_seeds)}
+                for name, of_seeds in zip("ab", rows, strict=True)
+            }
+        )
+        average, difference = evidence.average("a"), evidence.difference("a", "b")
+        assert difference is not None  # they share their seeds
+        found[f"average, {kind}"] = truth, average.low, average.high
+        found[f"difference, {kind}"] = 0.0, difference.low, difference.high
+    for name, ends in _RIVALS.items():
+        found[f"difference, {name}"] = 0.0, *ends(*rows.mean(axis=2))
+    return dict(sorted(found.items(), key=lambda pair: (pair[0].partition(",")[0], "ours" not in pair[0])))
 
 
-def _holds(rows: Floats, answers: bool) -> bool:
-    scores = [
-        RowScore(each.mean(), _ROWS, float(each.var(ddof=1)), each - each.mean() if answers else None) for each in rows
-    ]
-    found = interval(rows.mean(axis=1), float(shared_variance([scores])[0, 0]))
-    return found.low <= 0 <= found.high
+def _score(rows: Floats, answers: bool) -> RowScore:
+    return RowScore(rows.mean(), len(rows), float(rows.var()), rows - rows.mean() if answers else None)
+
+
+def _welch(a: Floats, b: Floats) -> tuple[float, float]:
+    from scipy.stats import ttest_ind
+
+    with warnings.catch_warnings():  # where no seed differs from another, there is no interval
+        warnings.simplefilter("ignore", RuntimeWarning)
+        low, high = ttest_ind(a, b, equal_var=False).confidence_interval()
+    return float(low), float(high)
+
+
+def _bootstrap(a: Floats, b: Floats) -> tuple[float, float]:
+    drawn = np.random.default_rng(len(a)).integers(len(a), size=(_RESAMPLES, len(a)))
+    low, high = np.quantile((a - b)[drawn].mean(axis=1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+#: Usual intervals of a difference, from the scores of each seed.
+_RIVALS: Mapping[str, Callable[[Floats, Floats], tuple[float, float]]] = {
+    "Welch's t": _welch,
+    "bootstrap of seeds": _bootstrap,
+}
 
 
 def tables() -> Page:
-    """Return the share of worlds in which the interval holds the truth, for each number of seeds and each effect."""
+    """Return the share of worlds in which each kind of interval holds the truth, for each number of seeds and each world."""
+    found = {name: [coverage(seeds, world) for seeds in SEEDS] for name, world in WORLDS.items()}
+    kinds = found["small"][0]
     rows = [
-        (f"{seeds}", *(f"{coverage(seeds, effect, answers=kept):.3f}" for kept in (True, False) for effect in effects))
-        for effects in [SEED_EFFECTS.values()]
-        for seeds in SEEDS
+        (kind, *(", ".join(f"{each[kind]:.3f}" for each in of_seeds) for of_seeds in found.values())) for kind in kinds
     ]
-    header = [f"{size}{more}" for more in ("", ", scores alone") for size in SEED_EFFECTS]
-    return Page(
-        "Coverage", (), (Table("Coverage of 95 % intervals, by the effect of seeds", ("seeds", *header), tuple(rows)),)
-    )
+    title = f"Coverage of 95 % intervals with {', '.join(map(str, SEEDS))} seeds"
+    return Page("Coverage", (), (Table(title, ("interval of", *WORLDS), tuple(rows)),))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 ``make results`` calls it. A page marks where a table stands, and what it is made of; a test holds the pages to it:
 
     <!-- made of: claims main-job -->
+    <!-- made of: figures movement -->
     <!-- made of: report main-job,main-job-alone: Kept above the floor -->
     <!-- made of: averages long-2,long-3 -->
     <!-- made of: paper claims -->
@@ -51,6 +52,8 @@ def made(what: str) -> str:
         return _markdown(coverage.tables().tables)
     if kind == "claims":
         return _markdown(claims.judged(rest).tables)
+    if kind == "figures":
+        return _markdown([claims.figures(rest)])
     if kind == "paper":
         return _markdown([overview.claims() if rest == "claims" else overview.scores()])
     if kind == "averages":

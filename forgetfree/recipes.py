@@ -126,7 +126,8 @@ def recipe_of(
     strategies that are made by hand.
 
     The options of the region belong together as well: nothing is left of them where ``region_from`` is set otherwise, or an
-    option of the search for a mask is, which wants that search.
+    option of the search for a mask is, which wants that search. Where only some strategies set it so, the others keep theirs,
+    ``STRATEGY.OPTION``.
 
     Args:
         model: as ``--model``.
@@ -143,12 +144,28 @@ def recipe_of(
     if set_here.get("optimizer", recipe.get("optimizer")) in {"sgd", "adamw"} - {recipe.get("optimizer")}:
         return {}
     own = {key.removeprefix(f"{strategy}."): value for key, value in recipe.items()}
-    named = {key.rpartition(".")[2]: value for key, value in set_here.items() if strategy is None or "." not in key}
-    searched = "mask" if any(key == "base" or key.startswith("mask_") for key in named) else own.get("region_from")
-    if named.get("region_from", searched) != own.get("region_from"):
-        own = {key: value for key, value in own.items() if not key.rpartition(".")[2].startswith("region_")}
+    if _has_other_region(own, set_here):
+        own = {key: value for key, value in own.items() if not _is_of_region(key)}
+    elif strategy is None and (others := [name for name in strategies if _has_other_region(own, settings, name)]):
+        kept = {key: value for key, value in own.items() if _is_of_region(key)}
+        own = {key: value for key, value in own.items() if key not in kept}
+        for name in (name for name in strategies if name not in others):
+            scoped = {key.removeprefix(f"{name}."): value for key, value in kept.items()}
+            own |= {f"{name}.{key}": value for key, value in scoped.items() if "." not in key}
     return {
         key: value
         for key, value in own.items()
         if not set_here.keys() & {key, key.rpartition(".")[2]} and key.rpartition(".")[0] in ("", *strategies)
     }
+
+
+def _has_other_region(recipe: Mapping[str, Any], settings: Mapping[str, Any], strategy: str | None = None) -> bool:
+    """Say whether settings for all, or for one strategy, choose the region in another way than the recipe."""
+    named = {key.removeprefix(f"{strategy}."): value for key, value in settings.items()}
+    named = {key: value for key, value in named.items() if "." not in key}
+    searched = "mask" if any(key == "base" or key.startswith("mask_") for key in named) else recipe.get("region_from")
+    return bool(named.get("region_from", searched) != recipe.get("region_from"))
+
+
+def _is_of_region(key: str) -> bool:
+    return key.rpartition(".")[2].startswith("region_")

@@ -44,6 +44,8 @@ class FineTune(ContinualStrategy):
         """Train everything from the task's start; no step where another strategy has made the fine-tuned model already."""
         self.scope.enter_context(undo_on_error(lambda: self.pre_trained.load_(self.model)))
         known = self.scope.enter_context(self.models.making(task))
+        if known:
+            self.monitor.found(task.name, self.models.seconds(task))
         (known or self.bench(task).start).load_(self.model)
         steps = 0 if known else self.full_steps(task)
         return self.everything(task, steps=steps, phase="fine_tune")
@@ -76,6 +78,7 @@ class TaskModels:
         self._strategy = strategy
         self._keys: dict[str, str] = {}
         self._sizes: dict[str, int] = {}
+        self._before = 0.0  # seconds of fine-tuning, of the tasks before
         self._store = StateStore() if strategy.has_plugins else strategy.store
         self._on_disk = strategy.shares_store and not strategy.has_plugins
 
@@ -86,14 +89,19 @@ class TaskModels:
 
     def making(self, task: EncodedTask) -> AbstractContextManager[ModelState | None]:
         """Give the task's fine-tuned model, if it is in the store; else no other process makes it until this one has."""
+        self._before = self._strategy.seconds.get("fine_tune", 0.0)
         return self._store.making(self.key(task))
+
+    def seconds(self, task: EncodedTask) -> float | None:
+        """Return how long it took to make the task's model, whoever did."""
+        return self._store.seconds(self.key(task))
 
     def keep(self, task: EncodedTask, state: ModelState, *, is_new: bool) -> None:
         """Keep the task's model, which is new unless `making` gave it."""
         key = self._keys[task.name] = self.key(task)
         self._sizes[task.name] = state.size_in_bytes
         if is_new:
-            self._store.put(key, state)
+            self._store.put(key, state, self._strategy.seconds.get("fine_tune", 0.0) - self._before)
 
     def of(self, task: EncodedTask) -> ModelState:
         """Return the model that answers for the task: θ_pre if it is not learned."""
@@ -113,7 +121,7 @@ class TaskModels:
             models = StateStore(directory)
             for task in self._strategy.learned:
                 if models.get(self._keys[task.name]) is None:
-                    models.put(self._keys[task.name], self.of(task))
+                    models.put(self._keys[task.name], self.of(task), self.seconds(task))
         write_json(directory / "fine-tuned.json", self._keys)
 
     def load(self, directory: Path) -> None:
@@ -125,7 +133,7 @@ class TaskModels:
         for task in tasks:
             state = self._store.get(keys[task.name])
             if state is None and (state := StateStore(directory).get(keys[task.name])):
-                self._store.put(keys[task.name], state)
+                self._store.put(keys[task.name], state, StateStore(directory).seconds(keys[task.name]))
             if state is None or task.name not in state.readouts:
                 raise RunError(
                     f"The fine-tuned model of task {task.name!r}, which {path} calls {brief(keys[task.name])}, is missing, "

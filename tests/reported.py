@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file
 
 from forgetfree.errors import RunError
 from forgetfree.results.answers import LabelAnswers
@@ -121,3 +122,24 @@ def make_run(
     (out / "config.json").write_text(json.dumps(config))
     (out / "results.json").write_text(json.dumps(results))
     return out
+
+
+def of_equal_rows(out: Path) -> None:
+    """Give all runs of a directory the labels of the first: they were tested on the same rows."""
+    files = sorted(out.glob("*/seed-*/predictions.safetensors"))
+    first = load_file(files[0])
+    results = json.loads((out / "results.json").read_text())
+    for file in files:
+        held = load_file(file)
+        run = next(
+            r for r in results["runs"] if (r["strategy"], f"seed-{r['seed']}") == (file.parts[-3], file.parts[-2])
+        )
+        for number, task in enumerate(results["tasks"]):
+            logits, old, new = held[f"{task}/logits"], held[f"{task}/labels"], first[f"{task}/labels"]
+            for row in np.flatnonzero(old != new):
+                logits[row, [old[row], new[row]]] = logits[row, [new[row], old[row]]]
+            held[f"{task}/labels"] = new
+            answers = LabelAnswers(logits, new)
+            run["matrix"][-1][number], run["ece"][-1][number] = answers.score("accuracy"), answers.ece
+        write_answers(file, held)
+    (out / "results.json").write_text(json.dumps(results))

@@ -66,11 +66,12 @@ def test_the_concepts_hold_and_their_pictures_show_their_numbers() -> None:
     assert {path.stem: path.read_text(encoding="utf-8") for path in figures.glob("concepts-*.svg")} == drawn
 
 
-def test_the_picture_of_the_first_task_shows_the_committed_run() -> None:
-    """``python docs/figures/first_task.py`` would not change it."""
+@pytest.mark.parametrize("name", ["first_task", "score_by_bytes"])
+def test_a_picture_shows_the_committed_runs(name: str) -> None:
+    """``make results`` would not change it."""
     figures = ROOT / "docs" / "figures"
-    drawn = runpy.run_path(str(figures / "first_task.py"))["picture"]()
-    assert (figures / "first-task.svg").read_text(encoding="utf-8") == drawn
+    drawn = runpy.run_path(str(figures / f"{name}.py"))["picture"]()
+    assert (figures / f"{name.replace('_', '-')}.svg").read_text(encoding="utf-8") == drawn
 
 
 def test_the_recording_of_the_demo_is_small_and_loads_nothing() -> None:

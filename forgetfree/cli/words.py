@@ -12,6 +12,7 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, TextIO
 
+from forgetfree import registry
 from forgetfree.display import escaped, escaped_lines
 from forgetfree.errors import UsageError
 from forgetfree.files import remove_unfinished
@@ -61,7 +62,7 @@ def say(message: str) -> None:
 
 def recipe_of(config: Any) -> str:
     """Say what the model of a run, sweep or graft brings; an empty text where it brings nothing, and the optimizer is set."""
-    if chosen := config.recipe():
+    if chosen := {key: value for key, value in config.recipe().items() if _is_an_option(key)}:
         options = " ".join(f"{key}={value}" for key, value in chosen.items())
         return f"Recipe of {config.model}: {options} (--set changes any of them)"
     if config.model in MODELS and MODELS[config.model].recipe:
@@ -75,6 +76,12 @@ def recipe_of(config: Any) -> str:
             "such as 1e-4, often needs fewer steps)"
         )
     return ""
+
+
+def _is_an_option(key: str) -> bool:
+    """Say whether a strategy has its option of a recipe, where the key names one of ours."""
+    strategy, _, name = key.rpartition(".")
+    return strategy not in registry.STRATEGIES or name in registry.strategy(strategy).Options.__dataclass_fields__
 
 
 def free_directory(stream: str) -> str:

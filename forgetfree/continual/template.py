@@ -42,7 +42,7 @@ from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.layers import layer_checkpoints, lower_layer_cache
-from forgetfree.learning.monitor import Monitor, Phase
+from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.training import TrainingState, Update, plan, training_mode
 from forgetfree.parallel.exchange import gathered, own_items
 from forgetfree.parallel.parts import WHOLE, BatchSum, Part, cut
@@ -60,7 +60,7 @@ class StrategyTemplate(SupervisedTemplate):
     stream: Stream
     seed: int
     monitor: Monitor
-    seconds: dict[Phase, float]
+    seconds: dict[str, float]
     predictions: dict[str, Answers]
     is_busy: bool  # training or evaluating
     _step: int  # the updates that are done of the present phase

@@ -19,7 +19,7 @@ from forgetfree.learning.encoded_task import EncodedTask, sampled
 from forgetfree.learning.floors import bag_of_words, linear_probe, linear_probes, nearest_rows
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import LabelAnswers, label_answers, pack_rows
-from forgetfree.results.calibration import CALIBRATION_ROWS, fitted_temperature
+from forgetfree.results.calibration import CALIBRATION_ROWS, temperature_of
 from forgetfree.results.run_results import LEARNED_FLOORS
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def floors(
 def temperatures(strategy: ContinualStrategy, answers: Row) -> dict[str, Numbers]:
     """Return the temperature of each task, fitted to its validation rows, and the ECE of ``answers`` with it.
 
+    It is 1 where scaling does not help on validation rows that the fit has not seen, see `temperature_of`.
+
     Nothing where the stream has no validation rows of its own; tasks whose answers have no probabilities are left out.
     """
     scaled = {task: each for task, each in answers.items() if isinstance(each, LabelAnswers) and each.ece is not None}
@@ -89,7 +91,7 @@ def temperatures(strategy: ContinualStrategy, answers: Row) -> dict[str, Numbers
     finally:
         strategy.choose_batches = None
     known = {task: label_answers(strategy.predictions[task]) for task in scaled}
-    temperature = {task: fitted_temperature(each.logits, each.labels) for task, each in known.items()}
+    temperature = {task: temperature_of(each.logits, each.labels) for task, each in known.items()}
     eces = {task: each.scaled(temperature[task]).ece for task, each in scaled.items()}
     return {"temperature": dict(temperature), "ece_scaled": dict(eces)}
 

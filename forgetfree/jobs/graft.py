@@ -35,7 +35,7 @@ from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.encoded_task import fitting
 from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.monitor import Monitor, Stopwatch
+from forgetfree.learning.monitor import PHASES, Monitor, Stopwatch, told_seconds
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import answers_of
 from forgetfree.ledger.graft import Graft, find_graft
@@ -268,7 +268,7 @@ class GraftJob(Job[GraftConfig]):
                 {**key, "sparsity": sparsity, "scale": scales[sparsity], **_distributions(regions[sparsity], bench)}
                 for sparsity in regions
             ],
-            "seconds": watch.seconds,
+            "seconds": told_seconds(watch.seconds, [phase for phase in PHASES if phase in watch.seconds]),
         }
 
     # -- Results ---------------------------------------------------------------------------------------------
@@ -296,7 +296,8 @@ class GraftJob(Job[GraftConfig]):
                 graft = {"seed": seed, "sparsity": region["sparsity"], "file": path.name}
                 results["grafts"].append(graft | files[_file(region["sparsity"])])
             for phase, seconds in details["seconds"].items():
-                results["seconds"][phase] = round(results["seconds"].get(phase, 0.0) + seconds, 3)
+                so_far = results["seconds"].get(phase, 0.0)
+                results["seconds"][phase] = None if None in (so_far, seconds) else round(so_far + seconds, 3)
         return results
 
     @classmethod

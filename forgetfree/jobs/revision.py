@@ -420,4 +420,6 @@ def _take_models(store: Path, new: Path, tasks: set[str]) -> None:
             continue
         if own_tasks <= tasks:
             make_directory(new)
-            link_or_copy(path, new / path.name)  # also where a command was cut short: a copy may lack its end
+            for each in (path, path.with_suffix(".json")):  # the model, and how long it took
+                if each.is_file():
+                    link_or_copy(each, new / each.name)  # also where a command was cut short: a copy may lack its end

@@ -32,7 +32,7 @@ from forgetfree.jobs.stream_learner import Row, StreamLearner
 from forgetfree.json_file import read_json
 from forgetfree.learning.cost import cost_of
 from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.monitor import PHASES, Monitor
+from forgetfree.learning.monitor import Monitor, told_seconds
 from forgetfree.options import recorded
 from forgetfree.results.answers import constant_scores
 from forgetfree.results.comparison import merge
@@ -202,7 +202,7 @@ class RunJob(Job[RunConfig]):
             "bound": bound,
             **models_of(directory, self.cache),
             "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
-            "seconds": {phase: round(strategy.seconds.get(phase, 0.0), 3) for phase in PHASES},
+            "seconds": told_seconds(strategy.seconds),
         }
 
     def _bound(self, key: Mapping[str, Any]) -> Json:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
 from forgetfree.checkpoint import Checkpoint
+from forgetfree.results.costs import ELSEWHERE
 from forgetfree.results.scores import Score
 
 Phase = Literal["fine_tune", "localize", "train", "evaluate"]
@@ -20,6 +21,10 @@ PHASE_NAMES: dict[Phase, str] = {
     "train": "train",
     "evaluate": "evaluate",
 }
+
+
+#: Beside the phases in `Stopwatch.seconds`: how many fine-tuned models were found that do not tell their seconds.
+UNCOUNTED = "fine_tune_uncounted"
 
 
 class Monitor:
@@ -44,6 +49,9 @@ class Monitor:
 
     def wrote(self, tokens: int, most: int) -> None:
         """Hear how many tokens of texts were written so far in the phase that has begun, of ``most`` that there may be."""
+
+    def found(self, task: str, seconds: float | None) -> None:
+        """Hear that the fine-tuned model of a task was there, and how long it took whoever made it, if that is known."""
 
     def scored(self, scores: Sequence[Score]) -> None:
         """Hear what was measured: of a stream, on every task before the first is learned, and after each."""
@@ -72,6 +80,10 @@ class Relay(Monitor):
     def wrote(self, tokens: int, most: int) -> None:
         """Pass it on."""
         self._monitor.wrote(tokens, most)
+
+    def found(self, task: str, seconds: float | None) -> None:
+        """Pass it on."""
+        self._monitor.found(task, seconds)
 
     def scored(self, scores: Sequence[Score]) -> None:
         """Pass them on."""
@@ -114,12 +126,14 @@ class Stopwatch(Relay):
     """Passes everything on to another monitor, and sums up the seconds of each phase.
 
     Attributes:
-        seconds: the seconds of each phase so far.
+        seconds: the seconds of each phase so far; under `ELSEWHERE` those of the fine-tuned models that were found, under
+            `UNCOUNTED` how many of these do not tell theirs.
     """
 
     def __init__(self, monitor: Monitor) -> None:
         super().__init__(monitor)
-        self.seconds: dict[Phase, float] = {}
+        self.seconds: dict[str, float] = {}
+        self._fine_tuned = set[str]()
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
@@ -129,4 +143,27 @@ class Stopwatch(Relay):
             with super().phase(task, phase, steps) as on_step:
                 yield on_step
         finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+            self._add(phase, time.perf_counter() - begin)
+            if phase == "fine_tune":
+                self._fine_tuned.add(task)
+
+    def found(self, task: str, seconds: float | None) -> None:
+        """Count a fine-tuned model that others made, once."""
+        super().found(task, seconds)
+        if task not in self._fine_tuned:
+            self._fine_tuned.add(task)
+            self._add(UNCOUNTED if seconds is None else ELSEWHERE, 1.0 if seconds is None else seconds)
+
+    def _add(self, name: str, amount: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + amount
+
+
+def told_seconds(seconds: Mapping[str, float], phases: Iterable[str] = PHASES) -> dict[str, float | None]:
+    """Return what results say of `Stopwatch.seconds`.
+
+    `ELSEWHERE` is left out where all fine-tuned models were made here, and ``None`` where one does not tell its seconds.
+    """
+    told: dict[str, float | None] = {phase: round(seconds.get(phase, 0.0), 3) for phase in phases}
+    if UNCOUNTED in seconds:
+        return told | {ELSEWHERE: None}
+    return told | ({ELSEWHERE: round(seconds[ELSEWHERE], 3)} if ELSEWHERE in seconds else {})

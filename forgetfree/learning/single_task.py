@@ -8,6 +8,7 @@ with. Those made of θ_pre and θ_ft by a formula have their θ from `forgetfree
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -141,7 +142,16 @@ class SingleTask:
                 self.train_(options, "fine_tune")
                 return ModelState.of(self.model, [self.task.name])
 
-        return make() if self._store is None else self._store.get_or_make(self.key(options), make)
+        if self._store is None:
+            return make()
+        key = self.key(options)
+        with self._store.making(key) as known:
+            if known is not None:
+                self.monitor.found(self.task.name, self._store.seconds(key))
+                return known
+            begin, state = time.perf_counter(), make()
+            self._store.put(key, state, time.perf_counter() - begin)
+        return state
 
     def key(self, options: TrainingOptions) -> str:
         """Return the key of θ_ft in the store."""

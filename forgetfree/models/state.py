@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,8 @@ from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.display import brief, is_text
 from forgetfree.errors import ModelError
-from forgetfree.files import StrPath, locked, sweep
-from forgetfree.json_file import check, parse_json
+from forgetfree.files import StrPath, locked, sweep, write_json
+from forgetfree.json_file import check, is_number, parse_json, read_json
 from forgetfree.parallel.exchange import from_first, rank
 from forgetfree.tensor_file import TensorFile
 
@@ -158,8 +159,14 @@ def _shapes(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, 
     return {f"{prefix}, {name}": tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
+def _check_note(note: Any) -> None:
+    check("the content", note, isinstance(note, dict) and is_number(note.get("seconds"), 0.0), "an object with seconds")
+
+
 class StateStore:
     """Model states by key, each made once; in memory, or in files that several runs may share.
+
+    How long a state took to make stands beside it, in KEY.json.
 
     Args:
         directory: the directory of the files; ``None`` keeps states in memory.
@@ -168,6 +175,7 @@ class StateStore:
     def __init__(self, directory: StrPath | None = None) -> None:
         self._directory = None if directory is None else Path(directory)
         self._memory: dict[str, ModelState] = {}
+        self._seconds: dict[str, float | None] = {}
 
     def __contains__(self, key: str) -> bool:
         return key in self._memory if self._directory is None else (self._directory / f"{key}.safetensors").is_file()
@@ -182,20 +190,43 @@ class StateStore:
         except (ModelError, OSError, ValueError):  # the last two: a key that is no file's name
             return None
 
-    def put(self, key: str, state: ModelState) -> None:
-        """Keep ``state`` under ``key``; of several processes that train as one, the first writes the file."""
+    def put(self, key: str, state: ModelState, seconds: float | None = None) -> None:
+        """Keep ``state`` under ``key``; of several processes that train as one, the first writes the file.
+
+        Args:
+            key: what determines it.
+            state: the state.
+            seconds: that it took to make it, if they are known.
+        """
         if self._directory is None:
             self._memory[key] = state
+            self._seconds[key] = seconds
         else:
             if rank() == 0:
+                note = self._directory / f"{key}.json"
+                if seconds is None:
+                    note.unlink(missing_ok=True)
+                else:
+                    write_json(note, {"seconds": round(seconds, 3)})
                 state.save(self._directory / f"{key}.safetensors", key)
             from_first(None)
+
+    def seconds(self, key: str) -> float | None:
+        """Return how long it took to make the state under ``key``, whoever did; ``None`` where that is not known."""
+        if self._directory is None:
+            return self._seconds.get(key)
+        try:
+            told: float = read_json(self._directory / f"{key}.json", ModelError, "", _check_note)["seconds"]
+        except ModelError:
+            return None
+        return told
 
     def discard(self, key: str) -> None:
         """Remove the state under ``key``."""
         self._memory.pop(key, None)
         if self._directory is not None:
-            (self._directory / f"{key}.safetensors").unlink(missing_ok=True)
+            for suffix in (".safetensors", ".json"):
+                (self._directory / f"{key}{suffix}").unlink(missing_ok=True)
 
     @contextmanager
     def making(self, key: str) -> Iterator[ModelState | None]:
@@ -214,7 +245,8 @@ class StateStore:
                 pass
         with nullcontext() if state is not None or lock is None else locked(lock):
             if state is None and self._directory is not None:
-                sweep(self._directory, of=f"{key}.safetensors")
+                for suffix in (".safetensors", ".json"):
+                    sweep(self._directory, of=f"{key}{suffix}")
             state = state if state is not None else self.get(key)  # another process may have made it before
             from_first(state is not None)
             yield state

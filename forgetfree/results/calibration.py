@@ -17,6 +17,8 @@ CALIBRATION_ROWS = 512
 BINS = 15
 #: Temperatures that are considered. Where all answers are right, the lower the better, without end.
 LOWEST, HIGHEST = 0.01, 100.0
+#: Parts of the rows, each of which is left out once to see whether scaling helps on rows that the fit has not seen.
+FOLDS = 5
 #: Logits below are those of labels that a row cannot have.
 _IMPOSSIBLE = -1e30
 #: Outcomes that are drawn of a calibrated model.
@@ -140,8 +142,34 @@ def debiased_ece(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     return float((counts * (2 * np.abs(gap) - expected)).sum() / counts.sum())
 
 
+def temperature_of(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
+    """Return the `fitted_temperature`; 1 unless scaling lowers the cross-entropy of rows that were left out of the fit.
+
+    Row i is left out with those of its fold, i mod `FOLDS`, and scaled by the temperature that is fitted to all other rows.
+
+    Args:
+        logits: shape (n, n_labels), of rows that were not trained on.
+        labels: of these rows, shape (n,).
+    """
+    scores, correct = _counted(logits, labels)
+    fold = np.arange(len(correct)) % FOLDS
+    before, after = 0.0, 0.0
+    for each in range(min(FOLDS, len(correct))):
+        out = fold == each
+        before += cross_entropy(scores[out], correct[out]) * out.sum()
+        after += cross_entropy(scores[out], correct[out], fitted_temperature(scores[~out], correct[~out])) * out.sum()
+    return fitted_temperature(scores, correct) if after < before else 1.0
+
+
+def cross_entropy(logits: npt.ArrayLike, labels: npt.ArrayLike, temperature: float = 1.0) -> float:
+    """Return the mean negative log likelihood of the labels under softmax(logits / T), in nats."""
+    scores, correct = np.asarray(logits, dtype=np.float64), np.asarray(labels)
+    gaps = (scores - scores.max(axis=1, keepdims=True)) / temperature
+    return float(np.mean(np.log(np.exp(gaps).sum(axis=1)) - gaps[np.arange(len(correct)), correct]))
+
+
 def fitted_temperature(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Return the T that minimises the mean cross-entropy of softmax(logits / T), in [`LOWEST`, `HIGHEST`].
+    """Return the T that minimises the `cross_entropy`, in [`LOWEST`, `HIGHEST`].
 
     It is convex in 1/T, so there is one minimum. Rows whose label was ruled out beforehand do not count.
 
@@ -151,19 +179,20 @@ def fitted_temperature(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     """
     from scipy.optimize import minimize_scalar
 
-    scores, correct = np.asarray(logits, dtype=np.float64), np.asarray(labels)
-    counted = scores[np.arange(len(correct)), correct] > _IMPOSSIBLE
-    scores, correct = scores[counted], correct[counted]
+    scores, correct = _counted(logits, labels)
     if not len(correct):
         return 1.0
-    gaps = scores - scores.max(axis=1, keepdims=True)
-    right = gaps[np.arange(len(correct)), correct]
-
-    def loss(log_temperature: float) -> float:
-        scaled = math.exp(-log_temperature)
-        return float(np.mean(np.log(np.exp(gaps * scaled).sum(axis=1)) - right * scaled))
-
     fitted = minimize_scalar(
-        loss, bounds=(math.log(LOWEST), math.log(HIGHEST)), method="bounded", options={"xatol": 1e-5}
+        lambda log_temperature: cross_entropy(scores, correct, math.exp(log_temperature)),
+        bounds=(math.log(LOWEST), math.log(HIGHEST)),
+        method="bounded",
+        options={"xatol": 1e-5},
     )
     return math.exp(fitted.x)
+
+
+def _counted(logits: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Floats, Integers]:
+    """Return the rows whose label was not ruled out beforehand."""
+    scores, correct = np.asarray(logits, dtype=np.float64), np.asarray(labels)
+    counted = scores[np.arange(len(correct)), correct] > _IMPOSSIBLE
+    return scores[counted], correct[counted]

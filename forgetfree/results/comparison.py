@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-from forgetfree.display import NULL, Scale, brief
+import numpy as np
+
+from forgetfree.display import Scale, brief
 from forgetfree.errors import ReportError
 from forgetfree.options import typed
+from forgetfree.results.configurations import labels_of
+from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.metrics import scale_of, sign
 from forgetfree.results.records import CONSTANT, Record
-from forgetfree.results.run_results import LEARNED_FLOORS, UNTRAINED, Failed, Run, RunResults, Unfinished
+from forgetfree.results.run_results import LEARNED_FLOORS, REFERENCE, UNTRAINED, Failed, Run, RunResults, Unfinished
 from forgetfree.results.stored import to_csv
 from forgetfree.results.unit_folder import made_of
 
@@ -40,10 +44,12 @@ class StrategyRuns:
     Attributes:
         label: the strategy's name, with the options in which it differs from its other rows.
         runs: its runs, by rising seed; each says where it was read.
+        options: what makes the configuration: its options, and what else differs between directories.
     """
 
     label: str
     runs: tuple[Run, ...]
+    options: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -171,18 +177,22 @@ def merge(results: Sequence[RunResults]) -> Comparison:
         constant=next((tuple(result.floors.constant) for result in results if result.floors), None),
         learned_floors={} if telling else _learned_floors(results) | _untrained(results),
         test_rows=first.test_rows,
-        strategies=tuple(
-            StrategyRuns(
-                label=_label(strategy, json.loads(options), [json.loads(other) for other in variants], telling),
-                runs=tuple(seeds[seed] for seed in sorted(seeds)),
-            )
-            for strategy, variants in runs_of.items()
-            for options, seeds in variants.items()
+        strategies=_with_intransigence(
+            entry for strategy, variants in runs_of.items() for entry in _entries(strategy, variants, telling)
         ),
         unfinished=tuple(run for result in results for run in result.unfinished),
         failed=tuple(run for result in results for run in result.failed),
         sources=sources,
     )
+
+
+def _entries(
+    strategy: str, variants: Mapping[str, Mapping[int, Run]], telling: Sequence[str]
+) -> Iterator[StrategyRuns]:
+    """Yield a row for each configuration of a strategy."""
+    options = [json.loads(variant) for variant in variants]
+    for label, own, seeds in zip(labels_of(strategy, options, telling), options, variants.values(), strict=True):
+        yield StrategyRuns(label, tuple(seeds[seed] for seed in sorted(seeds)), own)
 
 
 def one_file(results: Sequence[RunResults]) -> str:
@@ -232,6 +242,39 @@ def _floors_by_seed(results: Sequence[RunResults]) -> dict[str, dict[str, list[f
             if result.floors and (of_seeds := getattr(result.floors, name)):
                 floors[name] = floors.get(name, {}) | of_seeds
     return floors
+
+
+# ---- fine-tuned models of another directory -------------------------------------------------------------
+
+
+def reference_of(entry: StrategyRuns, run: Run, entries: Iterable[StrategyRuns]) -> tuple[StrategyRuns, Run] | None:
+    """Return the fine-tuned models that a run is compared with, and their row, if they stand in another directory alone."""
+    those = [each for each in entries if each.runs[0].strategy == REFERENCE]
+    found = [(each, its) for each in those for its in each.runs if its.seed == run.seed]
+    if run.strategy == REFERENCE or any(its.source == run.source for _, its in found):
+        return None
+    return next(((each, its) for each, its in found if _agree(entry, each)), None)
+
+
+def _agree(entry: StrategyRuns, other: StrategyRuns) -> bool:
+    both = entry.options.keys() & other.options.keys()
+    return all(entry.options[key] == other.options[key] for key in both)
+
+
+def _with_intransigence(entries: Iterable[StrategyRuns]) -> tuple[StrategyRuns, ...]:
+    """Return the runs of strategies; those without intransigence have it, if a reference stands beside them."""
+    entries = tuple(entries)
+
+    def filled(entry: StrategyRuns, run: Run) -> Run:
+        found = None if run.summary.intransigence is not None else reference_of(entry, run, entries)
+        if found is None:
+            return run
+        _, its = found
+        learned = np.diagonal(its.learning_matrix, offset=-1)
+        summary: Any = summarize(run.matrix, np.array(run.ece, dtype=np.float64), learned, run.metric)  # type: ignore[arg-type]
+        return run.with_facts(summary=run.summary.with_facts(intransigence=summary["intransigence"]))
+
+    return tuple(replace(entry, runs=tuple(filled(entry, run) for run in entry.runs)) for entry in entries)
 
 
 # ---- merging --------------------------------------------------------------------------------------------
@@ -284,19 +327,6 @@ def _unlike(ours: Json, theirs: Json) -> str:
     """Name the first key at which two objects differ, and both values."""
     key = next(key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key))
     return f"{key.replace('_', ' ')} is {brief(ours.get(key))} in one and {brief(theirs.get(key))} in the other"
-
-
-def _label(strategy: str, options: Json, variants: Sequence[Json], always: Sequence[str]) -> str:
-    """Return the strategy's name, with those of its options that are not the same in all of its variants, or always told.
-
-    Of these, one that is set to nothing goes without saying, unless that is all there is to tell.
-    """
-    keys = dict.fromkeys(key for variant in variants for key in variant)
-    telling = [k for k in keys if k in always or any(other.get(k) != options.get(k) for other in variants)]
-    telling = [k for k in telling if k not in options or options[k] is not None] or telling
-    if not telling:
-        return strategy
-    return f"{strategy} ({', '.join(f'{key}={typed(options[key]) if key in options else NULL}' for key in telling)})"
 
 
 def _stated(results: RunResults, key: str) -> Any:

@@ -125,7 +125,7 @@ class Run(Record):
     ece: MatrixOfShares
     more_scores: dict[str, MatrixOfSome] = Field(default_factory=dict)
     summary: Summary
-    seconds: dict[str, Amount]
+    seconds: dict[str, Amount | None]
     options: Json = Field(default_factory=dict)
     ledger: LedgerSummary | None
     kept_bytes: Amounts | None = None
@@ -174,8 +174,8 @@ class Run(Record):
 
     @property
     def all_seconds(self) -> float:
-        """The time of all phases."""
-        return sum(self.seconds.values())
+        """The time of all phases, with that of fine-tuned models that others made, as far as it is known."""
+        return sum(seconds for seconds in self.seconds.values() if seconds is not None)
 
     @property
     def outcome(self) -> Json:

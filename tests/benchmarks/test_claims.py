@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from reported import make_run, write_answers
 
-from forgetfree.benchmarks.claims import CLAIMS, MEASURED, Claim, Runs, claims, holm, judged, main, tables
+from forgetfree.benchmarks.claims import CLAIMS, MEASURED, Claim, Runs, claims, figures, holm, judged, main, tables
 from forgetfree.errors import ReportError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import Interval
@@ -193,6 +193,24 @@ def test_the_published_claims_are_judged_from_csv_files(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "argv", ["claims", "withheld"])
     main()
     assert "| a withheld task costs little | \\> -1 | -0.93" in capsys.readouterr().out
+
+
+def test_figures_say_of_each_strategy_what_claims_are_made_of(runs: list[str], monkeypatch: Any, capsys: Any) -> None:
+    """Alone and fine-tuned 95 %, naive 75 %, union 90 %; the union's localizing takes 1 s of 10, its training 3 s."""
+    table = figures("main-job", runs)
+    found = {row[0]: dict(zip(table.header[1:], row[1:], strict=True)) for row in table.rows}
+    assert {*table.header} == {"", "continual-ft", "union", "alone"}
+    assert found["share of fine-tune, average"]["union"].startswith("94.7 [")
+    assert found["share of fine-tune, sst2"]["alone"] == "100.0"
+    assert found["minus continual-ft, average"]["alone"].startswith("20.0 [")
+    assert found["minus union, sst2"]["alone"].startswith("5.0 [") and found["minus union, sst2"]["union"] == "—"
+    assert found["final union, average"]["union"].startswith("-13.3 [")
+    assert found["final union, qnli"]["union"].startswith("0.0 [") and found["final union, qnli"]["alone"] == "—"
+    assert found["and of training"] == {"continual-ft": "40.0", "union": "40.0", "alone": "40.0"}
+    assert "minus lora, average" not in found
+    monkeypatch.setattr(sys, "argv", ["claims", "--figures", "main-job", *runs])
+    main()
+    assert "Figures of main-job" in capsys.readouterr().out
 
 
 def test_wrong_input_is_told(runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

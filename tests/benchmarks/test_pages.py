@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ def test_a_table_is_made_of_the_file_that_its_mark_names() -> None:
     assert "stale" not in new and new.endswith("<!-- end -->\nAfter.") and written(new) == new
     with pytest.raises(StopIteration):
         made("report small: No such table")
+
+
+def test_what_the_main_job_says_in_words_stands_in_its_table() -> None:
+    text = next(page for page in pages() if page.name == "main-job.md").read_text(encoding="utf-8")
+    said = text[text.index("- **Nothing is forgotten**") : text.index("<!-- made of: figures")]
+    told = {each.lstrip("-") for each in re.findall(r"-?\d+\.\d", made("figures movement"))}
+    assert len(found := re.findall(r"\d+\.\d", said)) > 8 and [each for each in found if each not in told] == []
 
 
 def test_floors_are_measured_on_the_rows_of_the_runs(data_directory: Path) -> None:

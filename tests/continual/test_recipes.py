@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from forgetfree import recipes, registry
+from forgetfree.cli.words import recipe_of as recipe_said
 from forgetfree.continual.construction import _say_once
 from forgetfree.errors import OptionError, UnknownNameError
 from forgetfree.jobs.experiments import load_experiment
@@ -140,6 +141,28 @@ def test_the_options_of_a_region_belong_together() -> None:
     assert of_region(**{"packnet.mask_steps": 1}) == whole  # it is another's
     both = recipes.recipe_of("minilm", {"grafting-continual.mask_steps": 1}, strategies)
     assert not any("region_" in key for key in both)
+
+
+def test_a_strategy_that_searches_for_its_mask_takes_no_region_from_the_others() -> None:
+    settings = {"graft-retrain.mask_steps": 1}
+    config = RunConfig(
+        stream="sst2",
+        strategies=("grafting-continual", "graft-retrain"),
+        model="minilm",
+        settings=settings | {"steps": 7},
+    )
+    said = {key: value for key, value in config.recipe().items() if "region_" in key}
+    assert said == {
+        "grafting-continual.region_from": "movement",
+        "grafting-continual.region_start": "pre-trained",
+        "grafting-continual.region_rate_factor": 3.0,
+        "grafting-continual.region_dropout": False,
+    }
+    options = config.checked().options
+    assert options["grafting-continual"].region_from == "movement"
+    assert options["graft-retrain"].region_from == registry.strategy("graft-retrain").Options().region_from
+    config = RunConfig(stream="sst2", model="minilm", settings={"grafting-continual.mask_steps": 1})
+    assert "region_" not in recipe_said(config) and "mask_batch_size=256" in recipe_said(config)
 
 
 def test_a_recipe_may_say_for_one_strategy_what_it_says_for_all_otherwise() -> None:

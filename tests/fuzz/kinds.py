@@ -27,7 +27,7 @@ from forgetfree.jobs.experiments.experiment import load_experiment_results
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import read_readout
-from forgetfree.models.state import ModelState
+from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.scores import read_scores
 from forgetfree.results.stored import load_graft_results, load_run_results
 
@@ -77,6 +77,13 @@ KINDS: dict[str, Kind] = {
         reading.sound_state,
         (ModelError,),
         signed=True,
+    ),
+    "seconds of a fine-tuned model": Kind(
+        ("graft/fine-tuned/*.json", "*/fine-tuned/*.json", "experiment-cache/*.json"),
+        lambda path, samples: StateStore(path.parent).seconds(path.stem),
+        repr,
+        reading.sound_note,
+        (ModelError,),
     ),
     "checkpoint": Kind(
         ("run/continual-ft/seed-0/checkpoint.safetensors",),

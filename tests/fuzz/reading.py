@@ -149,6 +149,10 @@ def sound_graft(graft: Graft, path: Path) -> None:
 # -- What strategies write -------------------------------------------------------------------------------
 
 
+def sound_note(seconds: float | None, path: Path) -> None:
+    assert seconds is None or 0 <= seconds < math.inf
+
+
 def sound_state(state: ModelState, path: Path) -> None:
     assert state.theta.dim() == 1 and state.theta.is_floating_point()
     assert finite(

@@ -405,7 +405,7 @@ def damaged(world: World, file: Path, rng: random.Random) -> tuple[str, bytes]:
 def _kind(file: Path) -> str:
     """Return what a file is, whatever its unit."""
     if "fine-tuned" in file.parts:
-        return "fine-tuned/*.safetensors"
+        return f"fine-tuned/*{file.suffix}"
     if file.name.startswith("graft-"):
         return "graft.safetensors"
     within = "checkpoint/" if "checkpoint" in file.parts[:-1] else ""

@@ -8,7 +8,7 @@ import pytest
 from forgetfree.errors import MetricError
 from forgetfree.results import calibration
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.calibration import HIGHEST, LOWEST, fitted_temperature
+from forgetfree.results.calibration import HIGHEST, LOWEST, cross_entropy, fitted_temperature, temperature_of
 
 
 def drawn(n: int, labels: int, temperature: float, seed: int) -> LabelAnswers:
@@ -62,6 +62,33 @@ def test_labels_that_were_ruled_out_do_not_count() -> None:
     more = LabelAnswers(np.concatenate([answers.logits, cut]), np.concatenate([answers.labels, [0, 1]]))
     assert fitted(more) == pytest.approx(fitted(answers), rel=1e-3)
     assert fitted(LabelAnswers(cut[:1], np.array([1]))) == 1.0
+
+
+def test_scaling_that_does_not_help_on_other_rows_is_left_out_by_hand() -> None:
+    """Two rows of logits (2, 0), the first right, the second wrong.
+
+    A fit to both takes the largest T: 0.69 a row, where 1 has (0.13 + 2.13) / 2 = 1.13. But a fit to the first alone takes the
+    smallest T, 0.01, with which the second costs 2 / 0.01 = 200.
+    """
+    logits, labels = np.array([[2.0, 0.0], [2.0, 0.0]]), np.array([0, 1])
+    assert cross_entropy(logits, labels) == pytest.approx((np.log1p(np.exp(-2)) + np.log1p(np.exp(2))) / 2)
+    assert cross_entropy(logits[1:], labels[1:], LOWEST) == pytest.approx(200)
+    assert fitted_temperature(logits, labels) == pytest.approx(HIGHEST, rel=1e-3)
+    assert temperature_of(logits, labels) == 1.0
+
+
+def test_scaling_that_helps_on_other_rows_is_kept_by_hand() -> None:
+    """Four in five rows of logits (2 log 4, 0) are right, in every fold: 2 log 4 / T = log 4, whichever fold is left out."""
+    logits = np.tile([2 * np.log(4.0), 0.0], (25, 1))
+    labels = np.repeat([0, 0, 0, 0, 1], 5)
+    assert temperature_of(logits, labels) == pytest.approx(2, rel=1e-3)
+
+
+def test_of_answers_that_are_calibrated_scaling_is_left_out_more_often_than_not() -> None:
+    kept = [
+        temperature_of(each.logits, each.labels) == 1.0 for each in (drawn(100, 3, 1.0, seed) for seed in range(40))
+    ]
+    assert 20 < sum(kept) < 40
 
 
 def logits_of(probabilities: list[list[float]]) -> np.ndarray:

@@ -11,9 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from handmade import TASKS, Json, ledger_of, record_of, results_of, run_of, together, write
+from reported import make_run, of_equal_rows
+from safetensors.numpy import load_file
 
+from forgetfree import registry
 from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError
 from forgetfree.results.comparison import Comparison, merge, one_file
@@ -527,6 +531,106 @@ def test_configurations_of_one_strategy_stand_in_rows_of_their_own() -> None:
         ("a (sparsity=—)", 1),
         ("b", 1),
     ]
+
+
+def test_a_label_names_no_option_that_has_no_effect() -> None:
+    """Beside the most moved entries no mask is searched for; but rows that nothing else tells apart name all that differs."""
+    searched = {
+        "region_from": "mask",
+        "mask_steps": 4,
+        "base": "movement",
+        "fisher_rows": 9,
+        "region_start": "pre-trained",
+    }
+    moved = searched | {"region_from": "movement", "mask_steps": 1, "base": "empty", "fisher_rows": 7}
+    scaled = moved | {"region_start": "scaled", "mask_steps": 2, "largest_scale": 8.0}
+
+    def labels(*variants: Json) -> list[str]:
+        return [entry.label for entry in together([results_of(*map(run, range(len(variants)), variants))]).strategies]
+
+    def run(seed: int, options: Json) -> Json:
+        return run_of("a", seed, [0.6, 0.7], options=options)
+
+    assert labels(searched, moved, scaled) == [
+        "a (base=movement, mask_steps=4, region_from=mask, region_start=pre-trained)",
+        "a (region_from=movement, region_start=pre-trained)",
+        "a (region_from=movement, region_start=scaled, largest_scale=8.0)",
+    ]
+    assert labels(moved, moved | {"mask_steps": 3}) == ["a (mask_steps=1)", "a (mask_steps=3)"]
+
+
+def test_intransigence_is_that_against_fine_tuned_models_of_another_directory() -> None:
+    """They know 0.8 and 0.7 once learned, the others 0.8 and 0.6: (0 + 0.1) / 2.
+
+    Those with other seeds, options or shots are no reference.
+    """
+    own = {"learning_rate": 0.1, "composition": "alone"}
+    tuned = results_of(run_of("fine-tune", 0, [0.8, 0.7], options={"learning_rate": 0.1}), source="a")
+
+    def found(run: Json, **more: Any) -> float | None:
+        merged = together([tuned, results_of(run, source="b", **more)])
+        (entry,) = [each for each in merged.strategies if each.label.startswith("g")]
+        return entry.runs[0].summary.intransigence
+
+    assert found(run_of("g", 0, [0.5, 0.6], options=own)) == pytest.approx(0.05)
+    assert found(run_of("g", 1, [0.5, 0.6], options=own)) is None
+    assert found(run_of("g", 0, [0.5, 0.6], options=own | {"learning_rate": 0.2})) is None
+    other = {"fingerprints": {"qnli": "q1", "mrpc": "p1"}, "shots": 64}
+    assert found(run_of("g", 0, [0.5, 0.6], options=own), data=other) is None
+    known = run_of("g", 0, [0.5, 0.6], options=own)
+    known["summary"]["intransigence"] = 0.25
+    assert found(known) == 0.25
+
+
+def test_agreement_is_that_with_answers_of_another_directory(tmp_path: Path) -> None:
+    whole = make_run(tmp_path / "whole", ["a", "b"], {"fine-tune": 0.0, "g": 0.1}, seeds=(0,))
+    of_equal_rows(whole)
+    results = json.loads((whole / "results.json").read_text())
+    for name, folder in (("fine-tune", "first"), ("g", "second")):
+        (tmp_path / folder).mkdir()
+        (whole / name).rename(tmp_path / folder / name)
+        of_one = results | {"runs": [run for run in results["runs"] if run["strategy"] == name]}
+        (tmp_path / folder / "results.json").write_text(json.dumps(of_one))
+    held = [load_file(next((tmp_path / folder).glob("*/seed-0/*.safetensors"))) for folder in ("first", "second")]
+    same = [100 * np.mean(np.equal(*(each[f"{task}/logits"].argmax(1) for each in held))) for task in ("a", "b")]
+    table = table_of(
+        lay_out(merge([load_run_results(tmp_path / each) for each in ("first", "second")])), "Calibration error"
+    )
+    assert [row[-2:] for row in table.rows] == [("—", "—"), tuple(f"{each:.1f}" for each in same)]
+
+
+def test_seconds_of_models_that_others_made_stand_beside_ones_own() -> None:
+    """Or it is said that they are not counted: of a cache that does not tell them, and of older results without them."""
+    seconds = {"fine_tune": 0.0, "train": 30.0}
+    made = run_of("fine-tune", 0, [0.8, 0.7], seconds={"fine_tune": 240.0, "train": 0.0})
+    taken = run_of("grafting-continual", 0, [0.8, 0.7], seconds=seconds | {"fine_tune_elsewhere": 240.0})
+    page = page_of(made, taken)
+    table = table_of(page, "Time per phase")
+    assert table.header == ("strategy", "fine-tune (s)", "train (s)", "fine-tune-elsewhere (s)")
+    assert [row[1:] for row in table.rows] == [("240.0", "0.0", "—"), ("0.0", "30.0", "240.0")]
+    assert record_of(results_of(taken)).runs[0].all_seconds == 270
+    unknown = run_of("grafting-continual", 0, [0.8, 0.7], seconds=seconds | {"fine_tune_elsewhere": None})
+    older = run_of("grafting-continual", 0, [0.8, 0.7], seconds=seconds)
+
+    def told(*runs: Json) -> bool:
+        note = "Seconds of grafting-continual do not count fine-tuning: its fine-tuned models came from a cache"
+        return any(each.startswith(note) for each in page_of(*runs).notes)
+
+    assert told(unknown) and told(made, unknown) and told(older)
+    assert not told(made, taken) and not told(made, older)
+    assert not told(run_of("grafting-continual", 0, [0.8, 0.7], seconds=seconds, options={"region_from": "snip"}))
+    assert table_of(page_of(unknown), "Time per phase").rows[0][-1] == "—"
+
+
+def test_the_strategies_that_stand_on_fine_tuned_models_are_those_that_say_so() -> None:
+    from forgetfree.jobs.run_config import fine_tunes
+    from forgetfree.learning.localization import LocalizationOptions
+    from forgetfree.results.costs import NEED_FINE_TUNED, STAND_ON_FINE_TUNED
+
+    assert {name for name in registry.STRATEGIES if fine_tunes(registry.strategy(name))} == {*STAND_ON_FINE_TUNED}
+    declared = typing.get_args(typing.get_type_hints(LocalizationOptions)["region_from"])
+    kinds = [kind for each in declared for kind in typing.get_args(each)]
+    assert {kind for kind in kinds if LocalizationOptions(region_from=kind).needs_fine_tuned} == {*NEED_FINE_TUNED}
 
 
 def test_runs_that_differ_in_shots_or_steps_stand_side_by_side_and_say_it() -> None:

@@ -21,6 +21,7 @@ from forgetfree.options import typed
 from forgetfree.results.comparison import USUAL, Comparison, StrategyRuns, differing, merge, same_rows
 from forgetfree.results.config_file import load_run, repeating_command
 from forgetfree.results.evidence import Evidence
+from forgetfree.results.references import with_agreement
 from forgetfree.results.report.page import (
     WIDE,
     Page,
@@ -33,7 +34,7 @@ from forgetfree.results.report.page import (
     with_best,
 )
 from forgetfree.results.report.run_tables import tables_of
-from forgetfree.results.report.words import headline, meanings, notes, stream_name
+from forgetfree.results.report.words import headline, meanings, notes, stream_name, uncounted
 from forgetfree.results.run_results import Failed, RunResults, Unfinished
 from forgetfree.results.unit_folder import Units, read_unit_files
 
@@ -79,7 +80,7 @@ def _units_of(comparison: Comparison, ended: bool) -> Units:
 
 
 def _page(comparison: Comparison, units: Units) -> Page:
-    evidence = Evidence.of(comparison, units)
+    comparison, evidence = with_agreement(comparison, units), Evidence.of(comparison, units)
     return Page(
         title=f"forgetfree: {stream_name(comparison)}",
         notes=tuple(notes(comparison, units)),
@@ -159,6 +160,7 @@ def _notes_on_runs(results: Sequence[RunResults], groups: Sequence[Sequence[Comp
     if any(len(entry.runs) > 1 for run in runs for entry in run.strategies):
         yield "Cells are mean (standard deviation, n - 1) over seeds."
     for run in runs:
+        yield from uncounted(run)
         kinds: Sequence[tuple[str, Sequence[Unfinished | Failed]]]
         kinds = (("Unfinished", run.unfinished), ("Failed", run.failed))
         for what, left in kinds:

@@ -10,6 +10,7 @@ import numpy as np
 
 from forgetfree.display import PERCENT, PLAIN, Scale
 from forgetfree.results.comparison import Comparison, StrategyRuns
+from forgetfree.results.costs import ELSEWHERE
 from forgetfree.results.evidence import Evidence
 from forgetfree.results.metrics import title_of
 from forgetfree.results.records import CONSTANT
@@ -316,7 +317,8 @@ def _readouts(comparison: Comparison) -> Grid:
 
 def _costs(comparison: Comparison) -> Grid:
     runs = [run for entry in comparison.strategies for run in entry.runs]
-    phases = list(dict.fromkeys(phase for run in runs for phase in run.seconds))
+    phases = list(dict.fromkeys(phase for run in runs for phase in run.seconds if phase != ELSEWHERE))
+    elsewhere = [f"{ELSEWHERE.replace('_', '-')} (s)"] if any(ELSEWHERE in run.seconds for run in runs) else []
     memory = ("kept (bytes)", "kept per task (bytes)") if any(run.memory for run in runs) else ()
     tasks = len(comparison.tasks)
     return Grid.of_runs(
@@ -329,6 +331,7 @@ def _costs(comparison: Comparison) -> Grid:
             _seconds,
             legend="(s)",
         ),
+        Columns(elsewhere, lambda run, *_: run.seconds.get(ELSEWHERE), _seconds, legend="".join(elsewhere)),
         Columns(
             memory,
             lambda run, _, i: run.memory[-1] / (tasks if i else 1) if run.memory else None,

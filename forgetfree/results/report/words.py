@@ -10,6 +10,7 @@ import numpy as np
 from forgetfree.display import PERCENT, Scale, counted
 from forgetfree.options import FLAGGED, typed
 from forgetfree.results.comparison import Comparison, StrategyRuns
+from forgetfree.results.costs import lacks_fine_tuning
 from forgetfree.results.evidence import Evidence, forgetting
 from forgetfree.results.report.page import WIDE, size
 from forgetfree.results.run_results import REFERENCE, Failed, Unfinished
@@ -193,8 +194,20 @@ def notes(comparison: Comparison, units: Units) -> Iterable[str]:
         )
     for failed in comparison.failed:
         yield f"Failed and left out: {failed.strategy}, seed {failed.seed}{_place(failed)}: {failed.error}"
+    yield from uncounted(comparison)
     for entry in comparison.strategies if units else ():
         yield from _left_out(entry, units[entry.label])
+
+
+def uncounted(comparison: Comparison) -> Iterable[str]:
+    """Yield for each strategy that its seconds lack those of fine-tuned models which a cache gave, if they do."""
+    made = {run.seed for entry in comparison.strategies for run in entry.runs if run.seconds.get("fine_tune")}
+    for entry in comparison.strategies:
+        if any(lacks_fine_tuning(run, run.seed in made) for run in entry.runs):
+            yield (
+                f"Seconds of {entry.label} do not count fine-tuning: its fine-tuned models came from a cache that does not say "
+                "how long they took."
+            )
 
 
 def _left_out(entry: StrategyRuns, units: Sequence[UnitFiles]) -> Iterable[str]:
@@ -251,6 +264,7 @@ MEANINGS = {
     "ECE of a task": "its expected calibration error after the last task",
     "agreement": "on how many test rows the answer is that of the model fine-tuned on the task alone",
     "(s)": "seconds of all tasks; a fine-tuned model that strategies share counts for the first that made it",
+    "fine-tune-elsewhere (s)": "seconds of the fine-tuned models that it stands on and another strategy or run made",
     "kept": "bytes beside the pre-trained model that answer for all tasks and let the next be learned",
     "of its region not owned before": "the share of the region that no earlier task owns",
     "region": "entries of the model that hold the task's skill",

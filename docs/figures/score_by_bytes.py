@@ -1,0 +1,130 @@
+"""Draw what strategies score beside what they keep a task, from committed runs: ``python docs/figures/score_by_bytes.py``.
+
+A point is a configuration: its average after the last task with the 95 % interval of reports. The same numbers always give
+the same bytes, and the picture follows the reader's light or dark scheme.
+"""
+
+from __future__ import annotations
+
+import math
+import runpy
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from forgetfree.results.comparison import StrategyRuns, merge
+from forgetfree.results.evidence import Evidence
+from forgetfree.results.report.page import size
+from forgetfree.results.stored import load_run_results
+
+HERE = Path(__file__).parent
+RUNS = HERE.parent.parent / "benchmarks" / "results"
+#: Files of runs on the same test rows.
+FILES = ("movement", "movement-alone", "movement-lora")
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 330, 56, 24, 62, 270  # in pixels
+#: Points that would hide one another stand so far apart.
+APART = 8
+#: By strategy: the colours in the light and in the dark scheme.
+COLOURS = {
+    "grafting-continual": ("#0969da", "#58a6ff"),
+    "lora": ("#8250df", "#bc8cff"),
+    "continual-ft": ("#bc4c00", "#f0883e"),
+    "fine-tune": ("#1a7f37", "#3fb950"),
+}
+_OTHER = ("#59636e", "#9198a1")
+#: What a label tells of the options.
+TOLD = ("composition", "sparsity", "rank")
+
+
+def picture(files: Sequence[str] = FILES) -> str:
+    """Return the picture as SVG text.
+
+    Args:
+        files: names of CSV files in benchmarks/results, whose runs may stand side by side.
+    """
+    drawing = runpy.run_path(str(HERE / "concepts.py"))
+    colours, text = drawing["COLOURS"], drawing["_text"]
+    comparison = merge([load_run_results(RUNS / f"{name}.csv") for name in files])
+    evidence, tasks = Evidence.of(comparison, {}), len(comparison.tasks)
+    entries = [entry for entry in comparison.strategies if all(run.memory for run in entry.runs)]
+    entries.sort(key=_bytes)
+    averages = [evidence.average(entry.label) for entry in entries]
+    ends = [each for found in averages for each in (found.value, found.low, found.high) if not math.isnan(each)]
+    lowest, highest = math.floor(50 * min(ends)) * 2, math.ceil(50 * max(ends)) * 2
+    least, most = math.log10(_bytes(entries[0]) / tasks / 2), math.log10(_bytes(entries[-1]) / tasks * 2)
+
+    def across(amount: float) -> float:
+        return LEFT + (math.log10(amount) - least) / (most - least) * (WIDTH - LEFT - RIGHT)
+
+    def height(score: float) -> float:
+        return round(TOP + (highest - 100 * score) / (highest - lowest) * (BOTTOM - TOP), 1)
+
+    rows = ", ".join(f"{count:,}" for count in comparison.test_rows.values())
+    seeds = len(entries[0].runs)
+    parts = [
+        text(LEFT, 24, f"Average over {tasks} tasks, in %, by what is kept a task", "text", anchor="start"),
+        text(LEFT, 41, f"mean and 95 % interval, {seeds} seeds, {rows} test rows", "faint", anchor="start", size=11),
+    ]
+    for level in range(lowest, highest + 1, 2):
+        path = f"M{LEFT} {height(level / 100):g}H{WIDTH - RIGHT}"
+        parts.append(f'<path d="{path}" class="line" stroke="{colours["line"][0]}"/>')
+        parts.append(text(LEFT - 8, height(level / 100) + 4, str(level), "faint", anchor="end", size=11))
+    for power in range(math.ceil(least), math.floor(most) + 1):
+        parts.append(text(across(10**power), BOTTOM + 20, size(10**power), "faint", size=11))
+    parts.append(
+        text(
+            WIDTH - RIGHT,
+            HEIGHT - 14,
+            "bytes kept a task, beside the pre-trained model",
+            "faint",
+            anchor="end",
+            size=11,
+        )
+    )
+    dark, places = "", list[float]()
+    for entry in entries:
+        places.append(max(across(_bytes(entry) / tasks), places[-1] + APART if places else -math.inf))
+    marks = list(zip(entries, averages, places, strict=True))
+    left = max((x for x in places if x < WIDTH / 2), default=0.0)
+    line = -math.inf  # of the labels beside the points on the left, which stand close to one another
+    for entry, found, x in sorted(marks, key=lambda mark: height(mark[1].value)):
+        name = entry.runs[0].strategy
+        before, after = COLOURS.get(name, _OTHER)
+        bar = "" if math.isnan(found.low) else f"M{x:.1f} {height(found.low):g}V{height(found.high):g}"
+        parts.append(f'<path d="{bar}" class="{name}" stroke="{before}" stroke-width="2"/>')
+        parts.append(f'<circle cx="{x:.1f}" cy="{height(found.value):g}" r="4.5" class="{name}-fill" fill="{before}"/>')
+        y, start, anchor = height(found.value) + 4, x - 9, "end"
+        if x <= left:
+            line, start, anchor = max(y, line + 14), left + 11, "start"
+            y = line
+        label = text(start, y, _label(entry), "text", anchor=anchor, size=11)
+        parts.append(label.replace('class="text"', f'class="{name}-fill"').replace(colours["text"][0], before))
+        dark += f".{name}{{stroke:{after}}}.{name}-fill{{fill:{after}}}"
+    dark += "".join(f".{name}{{fill:{after}}}" for name, (_, after) in colours.items() if name != "line")
+    dark += f".line{{stroke:{colours['line'][1]}}}"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+            'font-family="system-ui, sans-serif">',
+            f"<style>@media (prefers-color-scheme: dark){{{dark}}}</style>",
+            f'<rect width="{WIDTH}" height="{HEIGHT}" rx="6" class="page" fill="{colours["page"][0]}"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def _bytes(entry: StrategyRuns) -> float:
+    """Return what is kept after the last task, the mean over seeds."""
+    return float(np.mean([run.memory[-1] for run in entry.runs]))
+
+
+def _label(entry: StrategyRuns) -> str:
+    run = entry.runs[0]
+    told = [f"{key}={run.options[key]}" for key in TOLD if run.options.get(key) is not None]
+    return f"{run.strategy} ({', '.join(told)})" if told else run.strategy
+
+
+if __name__ == "__main__":
+    (HERE / "score-by-bytes.svg").write_text(picture(), encoding="utf-8")
