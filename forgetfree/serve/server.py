@@ -181,7 +181,7 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
             faults = list(dict.fromkeys(_fault(fault, error.body) for fault in error.errors()))
             code, text = 422, f"The request is not as /docs says: {'; '.join(faults[:5])}."
             places = (place for fault in error.errors() for place in fault["loc"][1:2])
-            field = next((place for place in places if isinstance(place, str)), None)  # a number is a place in no JSON
+            field = next((place for place in places if isinstance(place, str)), None)  # of a body that is no JSON, a number
             if "json" not in request.headers.get("content-type", ""):
                 text += " It has no 'Content-Type: application/json'. Add that header."
         case TaskError():
