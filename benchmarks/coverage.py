@@ -29,9 +29,9 @@ class World:
 
     Attributes:
         rows: how many are answered.
-        effect: standard deviation of a seed's mean, in those of the mean over rows.
-        wrong: the share of rows that both strategies answer wrongly, which is all that is seen; ``None``: a row adds what it
-            adds, as a normal number.
+        effect: standard deviation of what a seed adds to the score, times the square root of ``rows``.
+        wrong: the share of rows that each strategy answers wrongly; rows are then seen as right or wrong alone. ``None``: each
+            row adds a normal number to the score.
     """
 
     rows: int

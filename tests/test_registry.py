@@ -367,13 +367,13 @@ def test_a_run_meets_a_broken_package_only_where_it_names_it(
             "--model",
             str(model_directory("bert")),
             "--out",
-            str(tmp_path / stream),
+            str(tmp_path / f"{stream}-{strategy}"),
         ]
         code = cli.main(["run", stream, "--strategy", strategy, *places, "--shots", "2", "--steps", "1"])
         return code, capsys.readouterr().err
 
     assert run("two", "own")[0] == 0
-    results: dict[str, Any] = json.loads((tmp_path / "two" / "results.json").read_text())
+    results: dict[str, Any] = json.loads((tmp_path / "two-own" / "results.json").read_text())
     assert (results["tasks"], results["runs"][0]["strategy"]) == (["qnli", "sst2"], "own")
     for stream, strategy, name in (("two", "bad", "bad"), ("worse", "own", "worse")):
         code, error = run(stream, strategy)

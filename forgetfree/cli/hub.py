@@ -1,6 +1,6 @@
-"""Models and grafts from elsewhere: ``forgetfree fetch``, ``push`` and ``pull``, and whether the hub answers.
+"""Models and grafts from elsewhere: ``forgetfree fetch``, ``push`` and ``pull``.
 
-That is known before the hub's client waits for it.
+Whether the hub answers is found out here, before the hub's client waits for it.
 """
 
 from __future__ import annotations

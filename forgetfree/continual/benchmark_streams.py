@@ -14,8 +14,7 @@ from avalanche.models.dynamic_modules import MultiTaskModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from forgetfree.continual.experiences import check_streams, task_label
-from forgetfree.continual.stream import BenchmarkModel, Stream
+from forgetfree.continual.stream import BenchmarkModel, Stream, check_streams, task_label
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.data.examples import DatasetExamples

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.continual import construction
-from forgetfree.continual.experiences import part_of
 from forgetfree.continual.memory import Memory, WholeModel
-from forgetfree.continual.stream import Stream
+from forgetfree.continual.stream import Stream, part_of
 from forgetfree.continual.task_inference import TaskwiseOptions, all_kept, features_for, load_all
 from forgetfree.continual.task_training import Answer, Training, undo_on_error
 from forgetfree.continual.template import StrategyTemplate

@@ -26,8 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.continual.experiences import check_experiences, check_whole, part_of
-from forgetfree.continual.stream import Stream
+from forgetfree.continual.stream import Stream, check_experiences, check_whole, part_of
 from forgetfree.continual.task_inference import (
     among_labels_of_batch,
     among_own_labels,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,11 +250,3 @@ class StateStore:
             state = state if state is not None else self.get(key)  # another process may have made it before
             from_first(state is not None)
             yield state
-
-    def get_or_make(self, key: str, make: Callable[[], ModelState]) -> ModelState:
-        """Return the state under ``key``; make and keep it first if there is none: once, even if several processes need it."""
-        with self.making(key) as state:
-            if state is None:
-                state = make()
-                self.put(key, state)
-        return state

@@ -198,7 +198,7 @@ def repeating_command(section: Mapping[str, Any], directory: Path) -> str:
     """Return the command that repeats a run, from its section of config.json.
 
     Args:
-        section: the section.
+        section: what the run was asked for.
         directory: where the config.json lies: places are relative to it.
     """
     words = ["forgetfree", "run", section["stream"]]

@@ -116,8 +116,8 @@ class ChatRequest(BaseModel):
             asked = asked.otherwise(top_p=self.top_p, seed=self.seed)
         elif self.temperature is None:  # at 0 a token is the likeliest, by any seed and among any of the likeliest
             asked = asked.otherwise(top_p=self.top_p)
-        for fault in asked.faults():
-            raise FieldError(f"{fault}.", fault.partition(" ")[0])
+        if faults := asked.faults():  # each begins with the name of its field
+            raise FieldError(f"{'; '.join(faults)}.", faults[0].partition(" ")[0])
         return asked
 
     def ending(self, usual: Decoding, tokens: int, beams: int) -> Ending:

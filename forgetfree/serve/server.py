@@ -180,9 +180,9 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
         case RequestValidationError():
             faults = list(dict.fromkeys(_fault(fault, error.body) for fault in error.errors()))
             code, text = 422, f"The request is not as /docs says: {'; '.join(faults[:5])}."
-            field = next(
-                (str(each["loc"][1]) for each in error.errors() if each["loc"][0] == "body" and each["loc"][1:]), None
-            )
+            # Of a body that is no JSON, the place is the number of a character.
+            places = (place for fault in error.errors() for place in fault["loc"][1:2])
+            field = next((place for place in places if isinstance(place, str)), None)
             if "json" not in request.headers.get("content-type", ""):
                 text += " It has no 'Content-Type: application/json'. Add that header."
         case TaskError():

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.learning.cost import Cost, TaskSize
+from forgetfree.continual.strategy import Training
+from forgetfree.continual.streams import EncodedTask
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.lora_adapters import overlap
 from forgetfree.options import option
-from forgetfree.strategies.lora.task_adapters import AdapterOptions, TaskAdapters, adapters_cost, check_targets
+from forgetfree.strategies.lora.task_adapters import AdapterOptions, AdapterStrategy, TaskAdapters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +25,7 @@ class OLoRAOptions(AdapterOptions):
     orthogonality: float = option(0.5, "λ₁: strength of the penalty; the paper's is 0.5 for most tasks", at_least=0)
 
 
-class OLoRA(ContinualStrategy):
+class OLoRA(AdapterStrategy):
     """Orthogonal low-rank adaptation: loss + λ₁ Σ_{i<t} L_orth(A_i, A_t) (Wang et al., 2023, arXiv:2310.14152, eqs. 6 to 8).
 
     L_orth is the sum of the squared entries of A_iᵀ·A_t, layer by layer (eq. 8; the authors' code takes their absolute
@@ -41,17 +39,6 @@ class OLoRA(ContinualStrategy):
     """
 
     Options: ClassVar[type[TrainingOptions]] = OLoRAOptions
-    resumable: ClassVar[bool] = True
-
-    @classmethod
-    def check(cls, options: Any, stream: Stream) -> None:
-        """Refuse a model without layers to adapt."""
-        check_targets(cls.__name__, options, stream)
-
-    @classmethod
-    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
-        """A training a task, which keeps its adapters."""
-        return adapters_cost(options, tasks)
 
     def setup(self) -> None:
         """Make adapters that act together, none so far."""
@@ -60,14 +47,6 @@ class OLoRA(ContinualStrategy):
     def begin(self, task: EncodedTask) -> Training:
         """Train new adapters on top of the earlier ones, and keep out of their subspaces."""
         return self.adapters.training(task, self._penalized())
-
-    def commit(self, task: EncodedTask, training: Training) -> None:
-        """Keep the adapters for good."""
-        self.adapters.commit(task)
-
-    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
-        """Answer with the adapters of all tasks so far."""
-        return self.adapters.answering(task)
 
     def _penalized(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """Return cross-entropy with the penalty; ``None`` where there is none."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,25 +47,6 @@ class AdapterOptions(TrainingOptions):
     )
 
 
-def check_targets(strategy: str, options: AdapterOptions, stream: Stream) -> None:
-    """Raise ``OptionError`` unless there are layers to adapt."""
-    backbone, space = stream.model.backbone, stream.model.space()
-    try:
-        adapted = targets(backbone, space, options.target_modules)
-    except re.error as error:
-        raise OptionError(
-            f"target_modules must be a regular expression, got {options.target_modules!r}: {error}."
-        ) from error
-    if not adapted:
-        layers = linear_layers(backbone, space)
-        raise OptionError(
-            f"{strategy} adapts linear layers, and finds none to adapt in {type(backbone).__name__}"
-            + (f" by target_modules={options.target_modules!r}" if layers else "")
-            + f". Its linear layers that may be trained: {', '.join(layers) or 'none'}. "
-            + ("Name some of them." if layers else "Use another strategy for this model.")
-        )
-
-
 def adapter_training(options: AdapterOptions) -> TrainingOptions:
     """Return the options by which adapters are trained. ℓ1 has no part in it: what is trained is not θ."""
     return replace(
@@ -82,13 +63,52 @@ def adapters_cost(options: AdapterOptions, tasks: Sequence[TaskSize]) -> Cost:
     def adapter_bytes(space: ParameterSpace) -> int:
         try:
             pattern = re.compile("." if options.target_modules is None else options.target_modules)
-        except re.error:  # which `check_targets` tells
+        except re.error:  # which `AdapterStrategy.check` tells
             return 0
         layers = {each.name.removesuffix(".weight"): each.shape for each in space.tensors if len(each.shape) == 2}
         wanted = [shape for name, shape in layers.items() if pattern.search(name)]
         return 4 * len(tasks) * options.rank * sum(map(sum, wanted))
 
     return Cost([[training_phase(options, task)] for task in tasks], adapter_bytes)
+
+
+class AdapterStrategy(ContinualStrategy):
+    """Base of strategies by adapters: what they all do alike. Each makes its `adapters` in `setup`."""
+
+    resumable: ClassVar[bool] = True
+    adapters: TaskAdapters
+
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """Refuse a model without layers to adapt."""
+        backbone, space = stream.model.backbone, stream.model.space()
+        try:
+            adapted = targets(backbone, space, options.target_modules)
+        except re.error as error:
+            raise OptionError(
+                f"target_modules must be a regular expression, got {options.target_modules!r}: {error}."
+            ) from error
+        if not adapted:
+            layers = linear_layers(backbone, space)
+            raise OptionError(
+                f"{cls.__name__} adapts linear layers, and finds none to adapt in {type(backbone).__name__}"
+                + (f" by target_modules={options.target_modules!r}" if layers else "")
+                + f". Its linear layers that may be trained: {', '.join(layers) or 'none'}. "
+                + ("Name some of them." if layers else "Use another strategy for this model.")
+            )
+
+    @classmethod
+    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
+        """A training a task, which keeps its adapters."""
+        return adapters_cost(options, tasks)
+
+    def commit(self, task: EncodedTask, training: Training) -> None:
+        """Keep the adapters for good."""
+        self.adapters.commit(task)
+
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
+        """Answer with the task's own adapters, or with those of all tasks so far where they act together."""
+        return self.adapters.answering(task)
 
 
 class TaskAdapters:

@@ -24,7 +24,7 @@ from forgetfree.models.loading import load_model
 from forgetfree.options import build
 from forgetfree.serve.inference import Predictor
 from forgetfree.strategies.grafting_continual import GraftingContinual
-from forgetfree.strategies.lora import LoRA
+from forgetfree.strategies.lora.lora import LoRA
 
 Change = Callable[[Path], None]
 

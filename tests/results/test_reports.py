@@ -593,10 +593,11 @@ def test_agreement_is_that_with_answers_of_another_directory(tmp_path: Path) -> 
         (tmp_path / folder / "results.json").write_text(json.dumps(of_one))
     held = [load_file(next((tmp_path / folder).glob("*/seed-0/*.safetensors"))) for folder in ("first", "second")]
     same = [100 * np.mean(np.equal(*(each[f"{task}/logits"].argmax(1) for each in held))) for task in ("a", "b")]
-    table = table_of(
-        lay_out(merge([load_run_results(tmp_path / each) for each in ("first", "second")])), "Calibration error"
-    )
-    assert [row[-2:] for row in table.rows] == [("—", "—"), tuple(f"{each:.1f}" for each in same)]
+    comparison = merge([load_run_results(tmp_path / each) for each in ("first", "second")])
+    rows = table_of(lay_out(comparison), "Calibration error").rows
+    assert [row[-2:] for row in rows] == [("—", "—"), tuple(f"{each:.1f}" for each in same)]
+    (run,) = json.loads(render(comparison, "json"))["strategies"][1]["runs"]
+    assert np.multiply(run["agreement"], 100) == pytest.approx(same)
 
 
 def test_seconds_of_models_that_others_made_stand_beside_ones_own() -> None:

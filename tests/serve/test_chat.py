@@ -192,6 +192,7 @@ def test_requests_that_wait_together_end_where_each_was_asked_to(run: Path, clie
         (ask(temperature=1e-310), 422, "temperature", "temperature must be 0, or from 1e-06 to 100, got 1e-310"),
         (ask(temperature=1, num_beams=2), 422, "num_beams", "num_beams must be 1 where temperature draws texts"),
         (ask(top_p=0.5), 422, "top_p", "top_p must be 1 where texts are not drawn, got 0.5: give temperature, too"),
+        (ask(num_beams=0, top_p=0.5), 422, "num_beams", "num_beams must be from 1 to 64, got 0; top_p must be 1 where"),
         (
             ask(num_beams=5),
             422,
@@ -230,6 +231,11 @@ def test_what_is_not_done_is_told_as_clients_read_it(
         assert message in error["message"]
         assert error["code"] == ("model_not_found" if code == 404 else None)
     assert client.get("/v1/models/unknown").json()["error"]["code"] == "model_not_found"
+
+
+def test_a_body_that_is_no_json_names_no_field(client: Any) -> None:
+    answer = client.post("/v1/chat/completions", content='{"model": ', headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, None)
 
 
 def test_a_closed_answer_is_whole_and_what_changes_nothing_is_accepted(run: Path, client: Any) -> None:

@@ -53,6 +53,7 @@ def render(comparison: Comparison, format: str, *, ended: bool = True) -> str:
         Text that ends with a newline.
     """
     units = _units_of(comparison, ended or format == "html")  # figures are made of them
+    comparison = with_agreement(comparison, units)
     page = _page(comparison, units)
     if format == "json":
         content = comparison.content | {"report": asdict(page)}
@@ -68,7 +69,8 @@ def render(comparison: Comparison, format: str, *, ended: bool = True) -> str:
 
 def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
     """Return the report; see `render`."""
-    return _page(comparison, _units_of(comparison, ended))
+    units = _units_of(comparison, ended)
+    return _page(with_agreement(comparison, units), units)
 
 
 def _units_of(comparison: Comparison, ended: bool) -> Units:
@@ -80,7 +82,7 @@ def _units_of(comparison: Comparison, ended: bool) -> Units:
 
 
 def _page(comparison: Comparison, units: Units) -> Page:
-    comparison, evidence = with_agreement(comparison, units), Evidence.of(comparison, units)
+    evidence = Evidence.of(comparison, units)
     return Page(
         title=f"forgetfree: {stream_name(comparison)}",
         notes=tuple(notes(comparison, units)),
