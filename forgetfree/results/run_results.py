@@ -173,9 +173,10 @@ class Run(Record):
         return self.kept_bytes or ([self.ledger.bytes] if self.ledger else [])
 
     @property
-    def all_seconds(self) -> float:
-        """The time of all phases, with that of fine-tuned models that others made, as far as it is known."""
-        return sum(seconds for seconds in self.seconds.values() if seconds is not None)
+    def all_seconds(self) -> float | None:
+        """The time of all phases, with that of fine-tuned models that others made; ``None`` where that is not known."""
+        known = [seconds for seconds in self.seconds.values() if seconds is not None]
+        return sum(known) if len(known) == len(self.seconds) else None
 
     @property
     def outcome(self) -> Json:

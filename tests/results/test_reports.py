@@ -617,6 +617,7 @@ def test_seconds_of_models_that_others_made_stand_beside_ones_own() -> None:
         note = "Seconds of grafting-continual do not count fine-tuning: its fine-tuned models came from a cache"
         return any(each.startswith(note) for each in page_of(*runs).notes)
 
+    assert record_of(results_of(unknown)).runs[0].all_seconds is None
     assert told(unknown) and told(made, unknown) and told(older)
     assert not told(made, taken) and not told(made, older)
     assert not told(run_of("grafting-continual", 0, [0.8, 0.7], seconds=seconds, options={"region_from": "snip"}))

@@ -240,7 +240,7 @@ def _costs(comparison: Comparison) -> Section:
             "Score against time",
             "seconds of all phases",
             lambda x: f"{x:,.0f}",
-            lambda run: run.all_seconds,
+            lambda run: run.all_seconds or 0.0,
         ),
         ("Score against memory", "kept per task", size, lambda run: (run.memory or [0])[-1] / tasks),
     ]
