@@ -2,10 +2,10 @@
 
 ``make results`` calls it. A page marks where a table stands, and what it is made of; a test holds the pages to it:
 
-    <!-- made of: claims main-job -->
+    <!-- made of: claims movement -->
     <!-- made of: figures movement -->
     <!-- made of: report main-job,main-job-alone: Kept above the floor -->
-    <!-- made of: averages long-2,long-3 -->
+    <!-- made of: averages standard-2,standard-3 -->
     <!-- made of: paper claims -->
     <!-- made of: coverage -->
     …
