@@ -352,7 +352,8 @@ def figures(name: str, paths: Sequence[str] = ()) -> Table:
     roles = [role for role in runs.entries if role != "fine-tune"]
     scored: list[tuple[str, str | None]] = [*((task, task) for task in runs.tasks), ("average", None)]
     quantities: dict[str, Callable[[str], Interval | None]] = {
-        f"share of fine-tune, {name}": partial(share, other="fine-tune", runs=runs, task=task) for name, task in scored
+        f"share of fine-tune, {title}": partial(share, other="fine-tune", runs=runs, task=task)
+        for title, task in scored
     }
     quantities |= {
         f"minus {other}, average": partial(_beside, runs, other, None) for other in ("union", "lora", "continual-ft")
@@ -360,7 +361,7 @@ def figures(name: str, paths: Sequence[str] = ()) -> Table:
     quantities[f"minus union, {runs.tasks[-1]}"] = partial(_beside, runs, "union", runs.tasks[-1])
     quantities |= {
         "forgetting": lambda role: forgetting(runs.entries[role], runs.test_rows, runs.tasks),
-        **{f"final union, {name}": partial(_final_union, runs, task) for name, task in (scored[0], scored[-1])},
+        **{f"final union, {title}": partial(_final_union, runs, task) for title, task in (scored[0], scored[-1])},
         "ECE minus fine-tune": lambda role: calibration(runs, role),
         "seconds of localizing, share of fine-tune": lambda role: cost("localize", role=role)(runs),
         "and of training": lambda role: cost("localize", "train", role=role)(runs),

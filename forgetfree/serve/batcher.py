@@ -158,7 +158,10 @@ class Batcher:
             asyncio.run_coroutine_threadsafe(self._turns.pass_on(), loop).result()
 
         async with self._places, self._turns.mine():
-            await self._answer([replace(asked, ending=replace(asked.ending, pause=Pause(is_due, pass_on)))])
+            if self._ends or asked.future.done():  # nobody waits for it any more
+                asked.future.cancel()
+            else:
+                await self._answer([replace(asked, ending=replace(asked.ending, pause=Pause(is_due, pass_on)))])
         self.size -= len(asked.texts)
 
     async def _answer(self, batch: Sequence[_Asked]) -> None:

@@ -23,6 +23,7 @@ from forgetfree.errors import ReportError, UnknownNameError
 from forgetfree.results.comparison import Comparison, merge, one_file
 from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.report.page import FORMATS, Page, Table
+from forgetfree.results.report.run_figures import _costs
 from forgetfree.results.report.run_report import lay_out, lay_out_leaderboard, render
 from forgetfree.results.stored import load_run_results
 
@@ -618,6 +619,10 @@ def test_seconds_of_models_that_others_made_stand_beside_ones_own() -> None:
         return any(each.startswith(note) for each in page_of(*runs).notes)
 
     assert record_of(results_of(unknown)).runs[0].all_seconds is None
+    again = run_of("grafting-continual", 1, [0.8, 0.7], seconds=seconds)
+    _, time, *_ = _costs(together([results_of(made, unknown, again)])).pictures
+    assert "Score against time: fine-tune 75.0 % at 240" in time.svg
+    assert "grafting-continual" not in time.svg  # a mean over some of its seeds is none
     assert told(unknown) and told(made, unknown) and told(older)
     assert not told(made, taken) and not told(made, older)
     assert not told(run_of("grafting-continual", 0, [0.8, 0.7], seconds=seconds, options={"region_from": "snip"}))

@@ -214,6 +214,42 @@ def test_a_queue_that_is_full_says_so_and_a_batch_that_fails_stops_nothing() -> 
     asyncio.run(talk())
 
 
+def test_a_stream_that_nobody_waits_for_is_not_begun() -> None:
+    """Because its client has gone, or the server ends."""
+    from forgetfree.serve.batcher import Batcher, Limits
+    from forgetfree.serve.served_task import Ending
+
+    go_on, begun = threading.Event(), list[str]()
+
+    class Waiting:
+        def answer_mixed(self, tasks: list[str], texts: list[str], ending: Any) -> list[str]:
+            begun.extend(texts)
+            go_on.wait(20)
+            return texts
+
+    async def talk() -> None:
+        waiting: Any = Waiting()
+        batcher = Batcher(waiting, Limits(streams=1))
+        first, left, last = (batcher.put("t", [text], Ending(send=print)) for text in ("first", "left", "last"))
+        while not begun:
+            await asyncio.sleep(0.001)
+        left.cancel()
+        go_on.set()
+        assert (await first, await last) == (["first"], ["last"])
+        go_on.clear()
+        under_way, late = (batcher.put("t", [text], Ending(send=print)) for text in ("under way", "late"))
+        while "under way" not in begun:
+            await asyncio.sleep(0.001)
+        end = asyncio.create_task(batcher.end())
+        await asyncio.sleep(0)
+        go_on.set()
+        await end
+        assert await under_way == ["under way"] and late.cancelled()
+        assert begun == ["first", "last", "under way"] and batcher.size == 0
+
+    asyncio.run(talk())
+
+
 def talk_raw(server: Server, text: str) -> bytes:
     """Return what is answered to these bytes, until the server closes."""
     host, _, port = server.address.removeprefix("http://").rpartition(":")

@@ -235,14 +235,14 @@ def _forgetting(comparison: Comparison) -> Section:
 
 def _costs(comparison: Comparison) -> Section:
     entries, tasks, scale = comparison.strategies, len(comparison.tasks), comparison.scale
-    costs: list[tuple[str, str, Callable[[float], str], Callable[[Run], float]]] = [
+    costs: list[tuple[str, str, Callable[[float], str], Callable[[Run], float | None]]] = [
         (
             "Score against time",
             "seconds of all phases",
             lambda x: f"{x:,.0f}",
-            lambda run: run.all_seconds or 0.0,
+            lambda run: run.all_seconds,
         ),
-        ("Score against memory", "kept per task", size, lambda run: (run.memory or [0])[-1] / tasks),
+        ("Score against memory", "kept per task", size, lambda run: run.memory[-1] / tasks if run.memory else None),
     ]
     pictures = []
     for title, label, show, cost in costs:
@@ -250,9 +250,11 @@ def _costs(comparison: Comparison) -> Section:
             says, places = [], []
             for entry, style in zip(entries, styles(len(entries)), strict=True):
                 ends = np.array([scale.factor * run.learning_matrix[-1].mean() for run in entry.runs])
-                x = float(np.mean([cost(run) for run in entry.runs]))
-                if x <= 0:
+                amounts = [cost(run) for run in entry.runs]
+                known = [amount for amount in amounts if amount is not None]
+                if len(known) < len(amounts) or not any(known):  # a mean over some seeds would look like one over all
                     continue
+                x = float(np.mean(known))
                 ax.plot([x, x], [ends.min(), ends.max()], color=style["color"], linewidth=1)
                 ax.plot(x, ends.mean(), marker=style["marker"], color=style["color"], markersize=7)
                 places.append(x)
@@ -268,8 +270,8 @@ def _costs(comparison: Comparison) -> Section:
             pictures.append(picture(ax, title, ", ".join(says)))
     better = {1: "up and to the left", -1: "down and to the left", 0: "to the left"}[comparison.sign]
     text = f"Average over tasks after the last one, against what it cost: better is {better}. Strokes: from the "
-    text += f"worst to the best seed; {_seeds(comparison)}{_rows(comparison)}. Seconds are those of one machine, and a "
-    text += "fine-tuned model that strategies share counts for the first that made it."
+    text += f"worst to the best seed; {_seeds(comparison)}{_rows(comparison)}. Seconds are those of one machine; "
+    text += "those of a fine-tuned model that another strategy or run made count, too, where they are known."
     text += " Dotted: a constant answer." * (comparison.constant is not None)
     key = [key_to([entry.label for entry in entries], "costs")] if pictures else []
     return Section("cost", "Scores against cost", text, key + pictures)

@@ -176,15 +176,13 @@ def _ranking(runs: Sequence[Comparison]) -> Table:
     better = runs[0].sign  # 0 leaves the order as it is: such averages have no best
     entries.sort(key=lambda pair: -better * float(np.mean([run.average for run in pair[1].runs])))
     unit = "in %; forgetting in percentage points" if runs[0].scale == PERCENT else ""
-    names = ("average", "best floor", "forgetting", "kept", "(s)")
+    names = ("average", "best floor", "forgetting", "kept", "seconds")
     header = ("strategy", "run", "model", "seeds", "average", "best floor", "forgetting", "kept", "seconds")
     table = Table(
         titled(_tasks(runs[0]), unit),
         header,
         tuple(_row(each, entry) for each, entry in entries),
-        legend=tuple(
-            (header[names.index(name) + 4], meaning) for name, meaning in meanings(*names, metrics=runs[0].metric)
-        ),
+        legend=meanings(*names, metrics=runs[0].metric),
     )
     return with_best(table, [0, 0, 0, better, 0, -1, 0, 0])
 

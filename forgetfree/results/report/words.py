@@ -264,6 +264,7 @@ MEANINGS = {
     "ECE of a task": "its expected calibration error after the last task",
     "agreement": "on how many test rows the answer is that of the model fine-tuned on the task alone",
     "(s)": "seconds of all tasks; a fine-tuned model that strategies share counts for the first that made it",
+    "seconds": "of all phases; those of a fine-tuned model that another strategy or run made count, too, where they are known",
     "fine-tune-elsewhere (s)": "seconds of the fine-tuned models that it stands on and another strategy or run made",
     "kept": "bytes beside the pre-trained model that answer for all tasks and let the next be learned",
     "of its region not owned before": "the share of the region that no earlier task owns",
