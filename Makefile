@@ -46,7 +46,7 @@ fast: $(BIN)/.installed
 	$(PYTEST)
 
 slow: $(BIN)/.installed
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow or long"
 
 all-tests: $(BIN)/.installed
 	$(PYTEST) -m ""

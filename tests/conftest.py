@@ -44,9 +44,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked ``sampled(*always, share=0.05)`` run these cases and a share of the others, as the day draws.
 
-    Tests that are named on the command line run whole. The slow ones begin, so that nobody waits for one at the end.
+    Tests that are named on the command line run whole. Slow and long ones begin, so that nobody waits for one at the end.
     """
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: all(item.get_closest_marker(name) is None for name in ("slow", "long")))
     if config.getoption("every_case") or any("::" in word for word in config.args):
         return
     cases: dict[str, list[pytest.Item]] = {}

@@ -22,6 +22,8 @@ from forgetfree.continual.streams import benchmark_stream
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import UsageError
 
+pytestmark = pytest.mark.long
+
 MakeStream = Callable[..., Any]
 ALL = [(scenario, kind) for scenario in ("class", "domain") for kind in ("text", *vision.NETWORKS)]
 

@@ -37,6 +37,8 @@ from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.strategies.fine_tune import FineTune
 from forgetfree.strategies.grafting_continual import GraftingContinual, GraftingOptions
 
+pytestmark = pytest.mark.long
+
 ModelDirectory = Callable[[str], Path]
 LEDGER = Path("grafting-continual/seed-0/ledger.safetensors")
 OPTIONS = GraftingOptions(steps=3, learning_rate=0.1, sparsity=0.05, mask_steps=2)

@@ -37,6 +37,8 @@ from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.page import render_page
 
+pytestmark = pytest.mark.long
+
 QUICK = ["--shots", "4", "--readout", "linear"]
 QUICK += [part for setting in ("steps=2", "mask_steps=1", "mask_batch_size=8") for part in ("--set", setting)]
 #: Which of the tiny tasks an experiment is tried on.

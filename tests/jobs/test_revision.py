@@ -27,6 +27,8 @@ from forgetfree.json_file import sign
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.strategies.grafting_continual import GraftingContinual
 
+pytestmark = pytest.mark.long
+
 #: Unions, entries that later tasks use again, tasks that stand alone; and one model for all tasks.
 STRATEGIES = ("grafting-continual", "packnet", "wsn", "bitfit", "merge-stitch")
 TASKS = ("qnli", "ag_news", "sst2")

@@ -15,6 +15,8 @@ from forgetfree.errors import UsageError
 from forgetfree.jobs.sweep_config import Range, SweepConfig
 from forgetfree.results.scores import SCORES_FILE, read_scores
 
+pytestmark = pytest.mark.long
+
 Json = dict[str, Any]
 SGD = ["--set", "optimizer=sgd", "--sparsity", "0.1"]
 GRID = ["--set", "sparsity=0.01,0.1", "--set", "learning_rate=0.01,0.3", "--seed", "0", "--seed", "1"]

@@ -18,6 +18,8 @@ from forgetfree.errors import ModelError
 from forgetfree.models.loading import load_model
 from forgetfree.models.peft_adapter import AdapterStart
 
+pytestmark = pytest.mark.long
+
 LOADERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Llama": (AutoModelForCausalLM, {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "up_proj"]}),
     "T5": (AutoModelForSeq2SeqLM, {"task_type": "SEQ_2_SEQ_LM", "target_modules": ["q", "wi"]}),

@@ -10,6 +10,8 @@ import pytest
 
 from forgetfree import Predictor, cli
 
+pytestmark = pytest.mark.long
+
 STRATEGY = "grafting-continual"
 
 

@@ -28,6 +28,8 @@ from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.task_model import TaskModel, TokenLayout
 from forgetfree.strategies.grafting_continual import GraftingContinual
 
+pytestmark = pytest.mark.long
+
 OPTIONS = TrainingOptions(
     learning_rate=0.05, momentum=0.9, batch_size=4, accumulation=2, dropout=False, cache_lower_layers=True
 )

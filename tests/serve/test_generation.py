@@ -36,6 +36,8 @@ from forgetfree.serve.network import Parts
 from forgetfree.serve.served_task import Ending, served
 from forgetfree.tasks import Decoding, TaskDefinition
 
+pytestmark = pytest.mark.long
+
 STRATEGIES = ("grafting-continual", "continual-ft", "fine-tune", "lora")
 PROMPTS = served(TaskDefinition("own", "generation", ()))
 CHATS = served(TaskDefinition("own", "messages", ()))

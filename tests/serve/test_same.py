@@ -18,6 +18,8 @@ from forgetfree.data.sources import load_task
 from forgetfree.serve.classification import LabelTask
 from forgetfree.tasks import TaskDefinition
 
+pytestmark = pytest.mark.long
+
 MakeRun = Callable[..., Path]
 TASKS = ("qnli", "ag_news", "sst2")
 SIZES = (1, 2, 3, 8, 17, 64)

@@ -27,6 +27,8 @@ from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, RunError, TaskError, UsageError
 
+pytestmark = pytest.mark.long
+
 MakeRun = Callable[..., Path]
 TASKS = ("qnli", "ag_news", "sst2")
 #: What each strategy keeps: a ledger of each composition, of a merged model, adapters apart, together, one model, one a task.

@@ -39,6 +39,7 @@ def tiny_options(cls: Any) -> dict[str, Any]:
     return {name: value for name, value in TINY.items() if name in cls.Options.__dataclass_fields__}
 
 
+@pytest.mark.long
 @pytest.mark.sampled("fine-tune", "grafting-continual", "joint", "o-lora", "wsn")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Avalanche's SI divides by zero on entries that never moved
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
