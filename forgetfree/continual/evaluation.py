@@ -14,9 +14,6 @@ from forgetfree.data.sampling import evenly
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.results.answers import Answers
 
-#: The rows of a learned task that are answered again, at most.
-CHECKED_ROWS = 32
-
 
 class StreamAnswers:
     """A strategy's answers on every task, brought up to date after each task that it learns.
@@ -94,19 +91,19 @@ class StreamAnswers:
         return [task for task in tasks if not self.sampled[task.name].same_as(again[task.name])]
 
     def _answer_sample(self, tasks: Sequence[EncodedTask]) -> dict[str, Answers]:
-        self._strategy.choose_batches = lambda task, batches: sample(batches)
+        self._strategy.choose_batches = lambda task, batches: sample(batches, task.kind.checked_rows)
         try:
             return self._strategy.evaluate(tasks) if tasks else {}
         finally:
             self._strategy.choose_batches = None
 
 
-def sample(batches: list[list[int]], count: int | None = None) -> list[list[int]]:
-    """Return at most ``count`` rows, by default `CHECKED_ROWS`, in batches no larger.
+def sample(batches: list[list[int]], count: int) -> list[list[int]]:
+    """Return at most ``count`` rows, in batches no larger.
 
     They are spread evenly over batches that stand in the order of length, and are the same at every call, since the bits of a
     row's logits depend on the rows beside it.
     """
     rows, size = [row for batch in batches for row in batch], max(map(len, batches))
-    chosen = [rows[place] for place in evenly(len(rows), CHECKED_ROWS if count is None else count)]
+    chosen = [rows[place] for place in evenly(len(rows), count)]
     return [chosen[i : i + size] for i in range(0, len(chosen), size)]

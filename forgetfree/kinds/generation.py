@@ -97,6 +97,7 @@ class Generation(TaskKind):
     has_word_floor = False
     readout = "generate"
     served_as = "generation"
+    checked_rows = 8  # each takes as long as many labels, and holds as many tokens
 
     # -- Rows ------------------------------------------------------------------------------------------------
 

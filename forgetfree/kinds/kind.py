@@ -53,6 +53,8 @@ class TaskKind(RowKind):
     served_as: ClassVar[str] = "classification"
     #: Whether a bag of words can answer its rows.
     has_word_floor: ClassVar[bool] = True
+    #: The rows of a learned task that are answered again after each later one, at most, to see whether they keep every bit.
+    checked_rows: ClassVar[int] = 32
 
     # -- Definitions -----------------------------------------------------------------------------------------
 

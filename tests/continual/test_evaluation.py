@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from forgetfree import registry
-from forgetfree.continual.evaluation import CHECKED_ROWS, StreamAnswers, sample
+from forgetfree.continual.evaluation import StreamAnswers, sample
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import EncodedTask
 from forgetfree.continual.task_inference import answer_for
+from forgetfree.kinds.kind import TaskKind
 from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.testing import tiny_stream
@@ -103,7 +104,7 @@ def test_rows_are_those_of_a_full_evaluation(name: str, how: dict[str, Any]) -> 
 @pytest.mark.sampled("bitfit", "grafting-continual")
 @pytest.mark.parametrize("name", ["grafting-continual", "packnet", "bitfit"])
 def test_a_learned_task_is_evaluated_once_and_then_sampled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forgetfree.continual.evaluation.CHECKED_ROWS", 4)
+    monkeypatch.setattr(TaskKind, "checked_rows", 4)
     strategy = make(name, evaluation_batch_size=2)
     counted = count_rows(strategy)
     learn(strategy, StreamAnswers(strategy, upper_triangle=False))
@@ -159,15 +160,15 @@ def test_a_broken_claim_is_told_and_scored_as_it_is() -> None:
 @pytest.mark.parametrize(("rows", "size"), [(1, 64), (31, 64), (65, 64), (400, 64), (403, 8), (50, 1), (33, 32)])
 def test_a_sample_holds_rows_of_every_length(rows: int, size: int) -> None:
     batches = [list(range(rows))[i : i + size] for i in range(0, rows, size)]
-    chosen = sample(batches)
+    chosen = sample(batches, 32)
     flat = [row for batch in chosen for row in batch]
-    assert len(flat) == len(set(flat)) == min(rows, CHECKED_ROWS)
+    assert len(flat) == len(set(flat)) == min(rows, 32)
     assert all(len(batch) <= size for batch in chosen)
-    assert max(b - a for a, b in itertools.pairwise([0, *flat, rows])) <= -(-rows // CHECKED_ROWS)
+    assert max(b - a for a, b in itertools.pairwise([0, *flat, rows])) <= -(-rows // 32)
 
 
 def test_a_claim_that_breaks_for_long_rows_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forgetfree.continual.evaluation.CHECKED_ROWS", 6)
+    monkeypatch.setattr(TaskKind, "checked_rows", 6)
     strategy = make("grafting-continual", evaluation_batch_size=8)
     answering = strategy.answering
 
