@@ -311,6 +311,9 @@ class RunResults(_OfTasks):
         That is where an option, a score or a floor is out of its bounds, or where an average, forgetting or a transfer does not
         follow from the matrices of its run.
         """
+        counts = self.test_rows
+        right = isinstance(counts, dict) and all(type(count) is int and count >= 0 for count in counts.values())
+        check("data.test_rows", counts, right, "a number of rows for each task")
         for number, run in enumerate(self.runs):
             _check_options(f"runs[{number}].options", run.strategy, run.options)
             self._check_summary(f"runs[{number}]", run)

@@ -534,6 +534,14 @@ def test_configurations_of_one_strategy_stand_in_rows_of_their_own() -> None:
     ]
 
 
+@pytest.mark.parametrize("rows", [9, {"qnli": "9"}, {"qnli": -1}])
+def test_numbers_of_test_rows_that_are_none_are_refused(rows: Any, tmp_path: Path) -> None:
+    data = {"fingerprints": {}, "shots": 16, "test_rows": rows}
+    folder = write(tmp_path / "run", results_of(run_of("a", 0, [0.6, 0.7]), data=data))
+    with pytest.raises(ReportError, match=r"data\.test_rows must be a number of rows for each task, got"):
+        load_run_results(folder)
+
+
 def test_a_label_names_no_option_that_has_no_effect() -> None:
     """Beside the most moved entries no mask is searched for; but rows that nothing else tells apart name all that differs."""
     searched = {
