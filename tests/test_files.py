@@ -158,7 +158,7 @@ def test_a_full_disk_is_told_with_the_place_and_leaves_nothing(tmp_path: Path, e
         str(tmp_path / "new") in told and "1,234 bytes" in told and "No space left" in told and "another disk" in told
     )
     assert os.listdir(tmp_path) == []
-    told = cli._told(error)
+    told = cli._message_of(error)
     assert "fault of forgetfree" not in told and "No space left" in told and "TMPDIR" in told
 
 

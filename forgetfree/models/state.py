@@ -21,6 +21,8 @@ from forgetfree.json_file import check, is_number, parse_json, read_json
 from forgetfree.parallel.exchange import from_first, rank
 from forgetfree.tensor_file import TensorFile
 
+#: The end of the name of the file that says how long a state took to make. An experiment keeps its own KEY.json there.
+_SECONDS = ".seconds.json"
 _FILE = TensorFile(ModelError, "Restore it from a copy, or run the stream again.")
 
 
@@ -166,7 +168,7 @@ def _check_note(note: Any) -> None:
 class StateStore:
     """Model states by key, each made once; in memory, or in files that several runs may share.
 
-    How long a state took to make stands beside it, in KEY.json.
+    How long a state took to make stands beside it, in KEY.seconds.json.
 
     Args:
         directory: the directory of the files; ``None`` keeps states in memory.
@@ -203,7 +205,7 @@ class StateStore:
             self._seconds[key] = seconds
         else:
             if rank() == 0:
-                note = self._directory / f"{key}.json"
+                note = self._directory / f"{key}{_SECONDS}"
                 if seconds is None:
                     note.unlink(missing_ok=True)
                 else:
@@ -216,7 +218,7 @@ class StateStore:
         if self._directory is None:
             return self._seconds.get(key)
         try:
-            told: float = read_json(self._directory / f"{key}.json", ModelError, "", _check_note)["seconds"]
+            told: float = read_json(self._directory / f"{key}{_SECONDS}", ModelError, "", _check_note)["seconds"]
         except ModelError:
             return None
         return told
@@ -225,7 +227,7 @@ class StateStore:
         """Remove the state under ``key``."""
         self._memory.pop(key, None)
         if self._directory is not None:
-            for suffix in (".safetensors", ".json"):
+            for suffix in (".safetensors", _SECONDS):
                 (self._directory / f"{key}{suffix}").unlink(missing_ok=True)
 
     @contextmanager
@@ -245,7 +247,7 @@ class StateStore:
                 pass
         with nullcontext() if state is not None or lock is None else locked(lock):
             if state is None and self._directory is not None:
-                for suffix in (".safetensors", ".json"):
+                for suffix in (".safetensors", _SECONDS):
                     sweep(self._directory, of=f"{key}{suffix}")
             state = state if state is not None else self.get(key)  # another process may have made it before
             from_first(state is not None)

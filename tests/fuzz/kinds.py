@@ -79,8 +79,8 @@ KINDS: dict[str, Kind] = {
         signed=True,
     ),
     "seconds of a fine-tuned model": Kind(
-        ("graft/fine-tuned/*.json", "*/fine-tuned/*.json", "experiment-cache/*.json"),
-        lambda path, samples: StateStore(path.parent).seconds(path.stem),
+        ("graft/fine-tuned/*.seconds.json", "*/fine-tuned/*.seconds.json"),
+        lambda path, samples: StateStore(path.parent).seconds(path.name.removesuffix(".seconds.json")),
         repr,
         reading.sound_note,
         (ModelError,),

@@ -284,7 +284,7 @@ MEANINGS = {
     "ECE after scaling": "ECE of the same answers after each task's logits were divided by one number, its temperature, fitted "
     "to validation rows (Guo et al., 2017)",
     "temperature": "that number, the mean over tasks: above 1 where the model was too sure, 1 where scaling does "
-    "not help on validation rows that are left out of its fit",
+    "not help on validation rows that its fit does not see",
     "a task, re-trained": "the score of a new linear readout (logistic regression), trained on the task's training rows with "
     "the model that answers for it at the end",
     "won by re-training": "that average minus the strategy's own: what the readout had forgotten, not the features",
