@@ -1009,7 +1009,7 @@ def test_bad_input_ends_in_one_paragraph(
         "Unknown task",
         "Expected one task",
         "--start 'model' is no",
-        "--out '",
+        "--out 'run' is not empty",
     )
     assert start == 0 or not case.message.startswith(at_once), "it is told before anything else"
     first, *more = lines[start:]
