@@ -135,13 +135,18 @@ def _draw(rows: dict[str, list[Cell]], parts: list[str], columns: int, note: str
     bottom = MARGIN + HEAD + len(rows) * ROW
     parts.append(_text(MARGIN + LABEL, bottom + 16, note, "faint", anchor="start"))
     height = bottom + 16 + MARGIN
-    dark = "".join(f".{name}{{fill:{dark}}}" for name, (_, dark) in COLOURS.items() if name != "line")
-    dark += f".line{{stroke:{COLOURS['line'][1]}}}"
+    return _page(width, height, parts)
+
+
+def _page(width: int, height: int, parts: Sequence[str], dark: str = "") -> str:
+    """The whole picture: its parts on a page, and the styles of the dark scheme, with those that it adds to ours."""
+    ours = "".join(f".{name}{{fill:{after}}}" for name, (_, after) in COLOURS.items() if name != "line")
+    ours += f".line{{stroke:{COLOURS['line'][1]}}}"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
             'font-family="system-ui, sans-serif">',
-            f"<style>@media (prefers-color-scheme: dark){{{dark}}}</style>",
+            f"<style>@media (prefers-color-scheme: dark){{{ours}{dark}}}</style>",
             f'<rect width="{width}" height="{height}" rx="6" class="page" fill="{COLOURS["page"][0]}"/>',
             *parts,
             "</svg>\n",

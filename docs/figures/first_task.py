@@ -45,8 +45,7 @@ def picture(run: Path = RUN) -> str:
         parts.append(text(LEFT - 8, _height(level) + 4, str(level), "faint", anchor="end", size=11))
     for i, stage in enumerate(stages):
         parts.append(text(LEFT + i * STEP, _height(LOWEST) + 22, stage, "faint", size=12))
-    dark = "".join(f".{name}{{fill:{after}}}" for name, (_, after) in colours.items() if name != "line")
-    dark += f".line{{stroke:{colours['line'][1]}}}"
+    dark = ""
     for entry in comparison.strategies:
         if entry.label not in LINES:
             continue
@@ -62,16 +61,7 @@ def picture(run: Path = RUN) -> str:
         label = text(LEFT + (len(stages) - 1) * STEP, _height(end) - 10, f"{name}: {end:.1f}", "text", anchor="end")
         parts.append(label.replace('class="text"', f'class="{entry.label}-fill"').replace(colours["text"][0], before))
         dark += f".{entry.label}{{stroke:{after}}}.{entry.label}-fill{{fill:{after}}}"
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-            'font-family="system-ui, sans-serif">',
-            f"<style>@media (prefers-color-scheme: dark){{{dark}}}</style>",
-            f'<rect width="{WIDTH}" height="{HEIGHT}" rx="6" class="page" fill="{colours["page"][0]}"/>',
-            *parts,
-            "</svg>\n",
-        ]
-    )
+    return str(drawing["_page"](WIDTH, HEIGHT, parts, dark))
 
 
 def _height(score: float) -> float:

@@ -82,7 +82,7 @@ def picture(files: Sequence[str] = FILES) -> str:
             size=11,
         )
     )
-    dark, places = "", list[float]()
+    dark, places = dict[str, None](), list[float]()  # a strategy may stand there several times
     for entry in entries:
         places.append(max(across(_bytes(entry) / tasks), places[-1] + APART if places else -math.inf))
     marks = list(zip(entries, averages, places, strict=True))
@@ -100,19 +100,8 @@ def picture(files: Sequence[str] = FILES) -> str:
             y = line
         label = text(start, y, _label(entry), "text", anchor=anchor, size=11)
         parts.append(label.replace('class="text"', f'class="{name}-fill"').replace(colours["text"][0], before))
-        dark += f".{name}{{stroke:{after}}}.{name}-fill{{fill:{after}}}"
-    dark += "".join(f".{name}{{fill:{after}}}" for name, (_, after) in colours.items() if name != "line")
-    dark += f".line{{stroke:{colours['line'][1]}}}"
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-            'font-family="system-ui, sans-serif">',
-            f"<style>@media (prefers-color-scheme: dark){{{dark}}}</style>",
-            f'<rect width="{WIDTH}" height="{HEIGHT}" rx="6" class="page" fill="{colours["page"][0]}"/>',
-            *parts,
-            "</svg>\n",
-        ]
-    )
+        dark[f".{name}{{stroke:{after}}}.{name}-fill{{fill:{after}}}"] = None
+    return str(drawing["_page"](WIDTH, HEIGHT, parts, "".join(dark)))
 
 
 def _bytes(entry: StrategyRuns) -> float:

@@ -18,10 +18,9 @@ import numpy as np
 from forgetfree.display import NULL, PERCENT, json_text
 from forgetfree.errors import RunError
 from forgetfree.options import typed
-from forgetfree.results.comparison import USUAL, Comparison, StrategyRuns, differing, merge, same_rows
+from forgetfree.results.comparison import USUAL, Comparison, StrategyRuns, differing, merge, same_rows, with_agreement
 from forgetfree.results.config_file import load_run, repeating_command
 from forgetfree.results.evidence import Evidence
-from forgetfree.results.references import with_agreement
 from forgetfree.results.report.page import (
     WIDE,
     Page,
