@@ -86,7 +86,7 @@ def _is_an_option(key: str) -> bool:
 
 def free_directory(stream: str) -> str:
     """Return ``runs/STREAM``, or that with the first number that is free."""
-    name = stream.replace(",", "-").replace("/", "-")[:60]
+    name = stream.rstrip(",").replace(",", "-").replace("/", "-")[:60]
     path, number = Path("runs") / name, 2
     while os.path.lexists(path):
         path, number = Path("runs") / f"{name}-{number}", number + 1

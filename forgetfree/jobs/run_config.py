@@ -214,6 +214,12 @@ class CheckedRun:
     run: RunOptions
 
 
+def stream_of(tasks: Iterable[str]) -> str:
+    """Return tasks as one text; a comma after a name that is a registered stream's, too, says that it is the task's."""
+    stream = ",".join(map(str, tasks))
+    return f"{stream}," if stream in registry.streams() else stream
+
+
 def strategies_of(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names, with every strategy of ours in the place of ``all``."""
     return tuple(name for each in names for name in (registry.STRATEGIES if each == "all" else [each]))

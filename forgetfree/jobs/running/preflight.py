@@ -43,7 +43,7 @@ from forgetfree.errors import (
 from forgetfree.files import existing, is_place
 from forgetfree.jobs.config import InMemory, JobConfig
 from forgetfree.jobs.job import Job
-from forgetfree.jobs.run_config import starts_of
+from forgetfree.jobs.run_config import StreamConfig, starts_of
 from forgetfree.jobs.running import costs
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, needed_bytes, refuse_without
 from forgetfree.jobs.running.directory import refuse_used
@@ -159,14 +159,14 @@ def _rows(
     if in_memory.reads_tensors:
         return {}
     if data == "hub":
-        streams = registry.streams() if workload.is_stream and len(workload.tasks) == 1 else ()
+        streams = registry.streams() if isinstance(config, StreamConfig) and len(workload.tasks) == 1 else ()
         for name in workload.tasks:
             faults.attempt(check_task, name, data, streams)
         notes.append("The rows are read from the hub when the job starts: they are not checked, nor counted, here.")
         return {}
     found: dict[str, TaskRows] = {}
     how = workload.common.evaluate_on, config.read_options
-    if not workload.is_stream:
+    if not isinstance(config, StreamConfig):
         learned = {name for unit in workload.units for name in unit.tasks}
 
         def load(name: str) -> TaskRows | None:
@@ -180,7 +180,7 @@ def _rows(
 
         tasks = [faults.attempt(load, name) for name in workload.tasks]  # each tells its own faults
     else:
-        tasks, wrong = faults.attempt(read_tasks, workload.tasks, data, *how) or ([], DataFaults())
+        tasks, wrong = faults.attempt(read_tasks, config.stream, data, *how) or ([], DataFaults())
         faults.attempt(wrong.report)
     found |= {rows.task.name: rows for rows in tasks if rows}
     for rows in found.values():
