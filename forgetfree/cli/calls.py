@@ -14,7 +14,8 @@ from typing import Any, get_origin, get_type_hints
 from forgetfree import recipes, registry
 from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import recipe_of, say
-from forgetfree.data.sources import check_form, default_data, tasks_of_files
+from forgetfree.data.places import tasks_of_files
+from forgetfree.data.sources import check_form, default_data
 from forgetfree.errors import RunError, UsageError, names_arguments
 from forgetfree.jobs.config import InMemory, JobConfig, key_of
 from forgetfree.jobs.graft_config import GraftConfig

@@ -13,7 +13,8 @@ from cyclopts import Group, Parameter
 from forgetfree import recipes, registry
 from forgetfree.cli.usage import Debug, lacks
 from forgetfree.cli.words import say
-from forgetfree.data.sources import default_data, tasks_of_files
+from forgetfree.data.places import tasks_of_files
+from forgetfree.data.sources import default_data
 from forgetfree.display import brief
 from forgetfree.errors import UsageError
 from forgetfree.jobs.config import ALSO_SETTINGS, LOGGERS, CommonOptions, JobConfig, SettingFlags, key_of, section_types
