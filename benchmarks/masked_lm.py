@@ -19,9 +19,9 @@ from transformers import DataCollatorForLanguageModeling, get_linear_schedule_wi
 
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
-from forgetfree.jobs.running.environment import make_directory, refuse_held
 from forgetfree.models.checkpoint import read_config, read_tokenizer, read_weights
 from forgetfree.models.location import locate
+from forgetfree.output import make_directory, refuse_content
 
 #: Tasks of single texts and of pairs, from several domains.
 TASKS = ("sst2", "mr", "mpqa", "cr", "ag_news", "qnli", "snli", "mnli", "mrpc", "qqp")
@@ -91,7 +91,8 @@ def main() -> None:
             parser.error(
                 f"--model must be of the BERT architecture, got {architecture}. Give an encoder such as minilm."
             )
-        refuse_held(options.out, make_directory(options.out), "Give another directory.")
+        make_directory(options.out)
+        refuse_content(options.out, "Give another directory.")
         torch.manual_seed(options.seed)  # of the head
         model, missing = read_weights(path, "AutoModelForMaskedLM", options.model)
         if lacking := [name for name in missing if name.startswith(model.base_model_prefix)]:

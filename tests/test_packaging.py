@@ -147,6 +147,7 @@ COMMON = {
     "files",
     "json_file",
     "options",
+    "output",
     "plugins",
     "recipes",
     "registry",

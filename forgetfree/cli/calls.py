@@ -13,8 +13,9 @@ from typing import Any, get_origin, get_type_hints
 
 from forgetfree import recipes, registry
 from forgetfree.cli.hub import reach_hub
-from forgetfree.cli.words import no_empty_directories, recipe_of, say
-from forgetfree.data.sources import check_form, default_data, tasks_of_files
+from forgetfree.cli.words import recipe_of, say
+from forgetfree.data.places import tasks_of_files
+from forgetfree.data.sources import check_form, default_data
 from forgetfree.errors import RunError, UsageError, names_arguments
 from forgetfree.jobs.config import InMemory, JobConfig, key_of
 from forgetfree.jobs.graft_config import GraftConfig
@@ -28,6 +29,7 @@ from forgetfree.jobs.running.execution import PARTS, Execution
 from forgetfree.jobs.running.progress import make_progress
 from forgetfree.learning.training_options import check_optimizer
 from forgetfree.options import build, by_name, name_of_function
+from forgetfree.output import no_empty_directories
 
 Json = dict[str, Any]
 

@@ -11,10 +11,10 @@ from cyclopts import Parameter
 from forgetfree.cli.hub import local_path, reach_hub
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
-from forgetfree.cli.words import no_empty_directories
 from forgetfree.display import counted, escaped
 from forgetfree.errors import GraftError
-from forgetfree.jobs.running.environment import make_directory, quiet_libraries
+from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.output import check_empty, make_directory, no_empty_directories
 
 if TYPE_CHECKING:
     from forgetfree.serve.apply import WrittenModel
@@ -51,13 +51,13 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Write the model that answers a task as the run does."""
-    from forgetfree.serve.apply import check_free, export_task
+    from forgetfree.serve.apply import export_task
 
     if format == "onnx":
         from forgetfree.serve.onnx_model import FILE, TOLERANCE, check_classifies, export_onnx, require_onnx
 
         require_onnx()
-    check_free(out)
+    check_empty(out)
     predictor, source = predictor_of(run, seed, strategy, model)
     served = predictor.served(task)
     if format == "onnx":

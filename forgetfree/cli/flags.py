@@ -12,14 +12,16 @@ from cyclopts import Group, Parameter
 
 from forgetfree import recipes, registry
 from forgetfree.cli.usage import Debug, lacks
-from forgetfree.cli.words import free_directory, say
-from forgetfree.data.sources import default_data, tasks_of_files
+from forgetfree.cli.words import say
+from forgetfree.data.places import tasks_of_files
+from forgetfree.data.sources import default_data
 from forgetfree.display import brief
 from forgetfree.errors import UsageError
 from forgetfree.jobs.config import ALSO_SETTINGS, LOGGERS, CommonOptions, JobConfig, SettingFlags, key_of, section_types
 from forgetfree.jobs.run_config import RunConfig, left_behind
 from forgetfree.jobs.running.execution import PARTS, Execution, launched
 from forgetfree.options import FLAGGED, HelpGroup, build, option
+from forgetfree.output import free_directory
 from forgetfree.results.config_file import read_config
 
 Config = TypeVar("Config", bound=JobConfig)

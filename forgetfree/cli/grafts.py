@@ -11,10 +11,11 @@ from cyclopts import Parameter
 from forgetfree.cli.hub import local_path, reach_hub
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import Seed, Strategy
-from forgetfree.cli.words import check_new_file, say
+from forgetfree.cli.words import say
 from forgetfree.display import counted, escaped, listed
 from forgetfree.errors import UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.output import check_empty, check_new_file
 
 if TYPE_CHECKING:
     from forgetfree.ledger.graft import Graft
@@ -97,7 +98,7 @@ def convert(
 ) -> None:
     """Write a graft as an adapter of PEFT, or an adapter as a graft."""
     quiet_libraries()
-    from forgetfree.serve.apply import base_model_name, check_free
+    from forgetfree.serve.apply import base_model_name
     from forgetfree.serve.shira import from_shira, to_shira
 
     if to == "graft":
@@ -117,7 +118,7 @@ def convert(
                 "note: the adapter does not say for which task it is, so the graft has no readout: Graft.apply_ puts it in."
             )
         return
-    check_free(out)
+    check_empty(out)
     grafts, run_model = grafts_of([source], [task] if task else [], seed, strategy)
     if len(grafts) > 1:
         tasks = [graft.origin.task.name for graft in grafts.values() if graft.origin]

@@ -21,6 +21,7 @@ from forgetfree.display import escaped
 from forgetfree.errors import UnknownNameError, first_line
 from forgetfree.files import is_place
 from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.output import check_empty
 from forgetfree.recipes import IN_MEMORY, MODELS
 
 #: Seconds that the hub has to answer.
@@ -157,9 +158,8 @@ def pull(
     """Get a graft or a ledger with its card, and check it."""
     quiet_libraries()
     from forgetfree.serve import hub
-    from forgetfree.serve.apply import check_free
 
-    check_free(out)
+    check_empty(out)
     hub.repository_of(repository)
     go_offline_if_cut_off()
     file = hub.pull(repository, out, revision)

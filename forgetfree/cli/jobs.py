@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from forgetfree import registry
 from forgetfree.cli.flags import arguments_of, read_flags
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
-from forgetfree.cli.words import fail, no_empty_directories, recipe_of, say, silence
+from forgetfree.cli.words import fail, recipe_of, say, silence
 from forgetfree.data.sources import check_data, check_headers, check_one, check_stream
 from forgetfree.display import counted, escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
@@ -22,9 +22,10 @@ from forgetfree.jobs.config import JobConfig
 from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.run_config import RunConfig, StreamConfig, starts_of
-from forgetfree.jobs.running.environment import nothing_to_resume, quiet_libraries
+from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.sweep_config import SweepConfig
+from forgetfree.output import check_out, no_empty_directories
 
 Config = TypeVar("Config", bound=JobConfig)
 Json = dict[str, Any]
@@ -58,8 +59,6 @@ def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob
 
     def command(*subjects: str, debug: bool = False, **flags: Any) -> int:
         config, execution, output = read_flags(config_class, subjects, flags)
-        if execution.resume and not output.check and not os.path.lexists(config.out):
-            raise nothing_to_resume(Path(config.out))
         check_headers(config.names, config.data, config.read_options)  # before torch is imported
         quiet_libraries()
         if output.check:
@@ -72,10 +71,7 @@ def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob
         new = not execution.resume and not os.path.lexists(config_file)
         with silence(output.quiet):
             try:
-                if not execution.resume:  # before anything is announced
-                    from forgetfree.jobs.running.directory import check_free
-
-                    check_free(Path(config.out), config.command)
+                check_out(Path(config.out), config.command, execution.resume)  # before anything is announced
                 return _perform(prepare(config), config, replace(execution, debug=debug), output.quiet, output.verbose)
             except ForgetfreeError as error:
                 if debug or not new or os.path.lexists(config_file):

@@ -15,11 +15,12 @@ from cyclopts import Parameter
 from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.usage import AsJson, Debug
 from forgetfree.cli.use import ledger_file
-from forgetfree.cli.words import check_new_file, fail, no_empty_directories, silence
+from forgetfree.cli.words import fail, silence
 from forgetfree.data.sources import load_task
 from forgetfree.display import PERCENT, Scale, escaped, json_text
 from forgetfree.errors import UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.output import check_new_file, no_empty_directories
 from forgetfree.results.config_file import load_run, located, of_each
 from forgetfree.results.metrics import scale_of
 from forgetfree.tasks import version_of

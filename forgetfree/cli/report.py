@@ -13,6 +13,7 @@ from forgetfree import registry
 from forgetfree.cli.usage import AsJson, Debug, lacks
 from forgetfree.display import json_text
 from forgetfree.errors import ReportError, UsageError
+from forgetfree.output import make_directory
 
 Format = Literal["rich", "markdown", "json", "html", "latex", "csv"]
 
@@ -60,7 +61,6 @@ def command(
     all_results = [load(path) for path in paths]
     if draw:
         from forgetfree.jobs.experiments import draw_outcome
-        from forgetfree.jobs.running.environment import make_directory
 
         make_directory(draw, "--draw")
     if output_format == "json":

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree.data.bad_rows import refuse
 from forgetfree.data.columns import NO_COLUMN_NAMES, ColumnNames, choose_texts
-from forgetfree.data.table_files import CONLL, csv_records, format_of, read_table, text_form
+from forgetfree.data.places import CONLL, format_of
+from forgetfree.data.table_files import csv_records, read_table, text_form
 from forgetfree.data.text_files import PACKED, lines_of
 from forgetfree.display import tell_note
 from forgetfree.errors import DataError, UsageError, first_line

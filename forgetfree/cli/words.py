@@ -1,21 +1,17 @@
-"""What a command says and where it writes."""
+"""What a command says."""
 
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from pathlib import Path
 from typing import Any, TextIO
 
 from forgetfree import registry
 from forgetfree.display import escaped, escaped_lines
-from forgetfree.errors import UsageError
-from forgetfree.files import remove_unfinished
 from forgetfree.recipes import MODELS
 
 #: The longest message, in characters.
@@ -82,39 +78,3 @@ def _is_an_option(key: str) -> bool:
     """Say whether a strategy has its option of a recipe, where the key names one of ours."""
     strategy, _, name = key.rpartition(".")
     return strategy not in registry.STRATEGIES or name in registry.strategy(strategy).Options.__dataclass_fields__
-
-
-def free_directory(stream: str) -> str:
-    """Return ``runs/STREAM``, or that with the first number that is free."""
-    name = stream.replace(",", "-").replace("/", "-")[:60]
-    path, number = Path("runs") / name, 2
-    while os.path.lexists(path):
-        path, number = Path("runs") / f"{name}-{number}", number + 1
-    return str(path)
-
-
-def check_new_file(path: Path) -> None:
-    """Raise ``UsageError`` where a file would take the place of another; else remove what killed commands left beside it."""
-    if os.path.lexists(path):
-        raise UsageError(f"--out {str(path)!r} exists. Give a new name.")
-    remove_unfinished(path.absolute().parent)
-
-
-@contextmanager
-def no_empty_directories(*paths: Any) -> Iterator[None]:
-    """Remove directories that were made inside and hold nothing, after an error.
-
-    Args:
-        paths: that may be made, with the folders they lie in; what is no path, as a file may have it, does not count.
-    """
-    directories = [Path(path) for path in paths if path and isinstance(path, str | Path)]
-    made = [each for path in directories for each in (path, *path.parents) if not os.path.lexists(each)]
-    try:
-        yield
-    except BaseException:
-        for path in made:
-            try:
-                path.rmdir()
-            except (OSError, ValueError):  # it holds something, or was not made
-                continue
-        raise

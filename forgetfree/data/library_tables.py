@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from forgetfree.data.places import by_datasets, configurations, split_of
 from forgetfree.data.table_files import check_names, of_arrow
-from forgetfree.data.tables import Table, of_records, plain, split_of
-from forgetfree.data.text_files import MOST_BYTES, check_size
+from forgetfree.data.tables import Table, of_records, plain
 from forgetfree.errors import DataError, NoDataError, UsageError, first_line
 from forgetfree.tasks import HubSource, TaskDefinition, slots
 
@@ -131,19 +130,11 @@ def _named(table: Table, features: Mapping[str, Any]) -> Table:
 
 def read_saved(folder: Path) -> Tables:
     """Read what ``datasets.save_to_disk`` wrote."""
-    with _reading(folder):
+    with by_datasets(folder):
         from datasets import load_from_disk
 
         dataset = load_from_disk(str(folder))
     return tables_of(str(folder), dataset)
-
-
-def configurations(folder: Path) -> list[str]:
-    """Return the names of the configurations of a hub snapshot."""
-    with _reading(folder):
-        from datasets import get_dataset_config_names
-
-        return list(get_dataset_config_names(str(folder)))
 
 
 def read_snapshot(folder: Path, name: str) -> Tables:
@@ -156,7 +147,7 @@ def read_snapshot(folder: Path, name: str) -> Tables:
     known = configurations(folder)
     if len(known) > 1 and name not in known:
         raise UsageError(f"{folder} holds the configurations {', '.join(known)}. Name one of them as the task.")
-    with _reading(folder):
+    with by_datasets(folder):
         from datasets import load_dataset
 
         # Streaming reads the files where they lie, and makes no copy in the cache.
@@ -169,7 +160,7 @@ def read_snapshot(folder: Path, name: str) -> Tables:
 def _streamed(where: str, folder: Path, rows: Any) -> Table:
     import pyarrow
 
-    with _reading(folder):
+    with by_datasets(folder):
         parts = rows.with_format("arrow").iter(batch_size=2048)
         first = next(parts, None)
         features = rows.features or {}
@@ -181,21 +172,6 @@ def _streamed(where: str, folder: Path, rows: Any) -> Table:
                 yield from part.cast(first.schema).to_batches()
 
         return _named(of_arrow(where, first.schema, batches(), 0), features)
-
-
-@contextmanager
-def _reading(folder: Path) -> Iterator[None]:
-    """Say what the library finds wrong as an error of the folder's."""
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    check_size(folder, size, "bytes", MOST_BYTES)
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"{folder} cannot be read by the datasets library: {first_line(error)}. Save or download it again."
-        ) from error
 
 
 # -- The hub ---------------------------------------------------------------------------------------------

@@ -1,23 +1,23 @@
-"""A task's rows, for every source: what a place holds, its files, its ``source.json``, and the kind that reads its tables."""
+"""A task's rows, for every source: its files, its ``source.json``, and the kind that reads its tables."""
 
 from __future__ import annotations
 
 import difflib
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import ColumnNames
-from forgetfree.data.library_tables import configurations, read_saved, read_snapshot
+from forgetfree.data.library_tables import read_saved, read_snapshot
+from forgetfree.data.places import files_of, format_of, is_saved, is_snapshot, split_of
 from forgetfree.data.rows import RowKind, TaskRows
-from forgetfree.data.table_files import FORMATS, files_of, format_of, head_of, read_table
-from forgetfree.data.tables import Table, TaskTables, split_of
+from forgetfree.data.table_files import head_of, read_table
+from forgetfree.data.tables import Table, TaskTables
 from forgetfree.display import brief
-from forgetfree.errors import DataError, UsageError
+from forgetfree.errors import DataError
 from forgetfree.json_file import read_json
 from forgetfree.tasks import KIND_OF_FORM, SPLITS, version_of
 
@@ -29,99 +29,6 @@ _KEYS = (
     *("text_column", "label_column", "kind", "entities"),
     *("instruction", "max_new_tokens", "stop", "closed_answers"),
 )
-#: A file of a data set of the hub, which has its splits in parts.
-_SHARD = re.compile(
-    r"(train|training|validation|valid|val|dev|eval|test)[-._].*\.(parquet|csv|tsv|jsonl?|arrow)(\.\w+)?"
-)
-
-
-# -- What a place holds ----------------------------------------------------------------------------------
-
-
-def tasks_at(place: Path) -> list[str] | None:
-    """Return the tasks that a place itself is; ``None`` where it is a folder of tasks, or holds no rows.
-
-    A file of rows, or a folder with the files of splits, is one task of any name: the list is empty. So is a hub snapshot,
-    unless it has several configurations: each is a task of its own name.
-    """
-    if not place.is_dir():
-        return [] if place.is_file() and format_of(place.name)[1] else None
-    if is_saved(place):
-        return []
-    if any(_has_files(path) for path in place.iterdir() if path.is_dir() and path.name != "data"):
-        return None  # of a snapshot, it is the folder of files
-    if not is_snapshot(place):
-        return [] if _has_files(place) else None
-    names = configurations(place)
-    return names if len(names) > 1 else []
-
-
-def holds_a_task(folder: Path) -> bool:
-    """Return whether a folder holds rows in any form, whatever may be wrong with them."""
-    return _has_files(folder) or is_saved(folder) or is_snapshot(folder)
-
-
-def _has_files(folder: Path) -> bool:
-    """Return whether a folder holds the file of a split; one that may not be read holds none."""
-    if not os.access(folder, os.R_OK | os.X_OK):
-        return False
-    named = (format_of(path.name) for path in folder.iterdir() if path.is_file())
-    return any(format and split_of(stem) for stem, format in named)
-
-
-def is_saved(folder: Path) -> bool:
-    """Return whether ``datasets.save_to_disk`` wrote the folder."""
-    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
-
-
-def is_snapshot(folder: Path) -> bool:
-    """Return whether the folder is a data set of the hub as it is downloaded: files in parts, or a card that describes them."""
-    if is_saved(folder):
-        return False
-    places = [place for place in (folder, folder / "data") if place.is_dir() and os.access(place, os.R_OK | os.X_OK)]
-    return any(_SHARD.fullmatch(path.name.lower()) for place in places for path in place.iterdir()) or _has_card(folder)
-
-
-def _has_card(folder: Path) -> bool:
-    """Return whether a ``README.md`` describes the folder as a data set of the hub."""
-    card = folder / "README.md"
-    if not card.is_file():
-        return False
-    with card.open("rb") as file:
-        head = file.read(2**16)
-    return head.startswith(b"---") and bool(re.search(rb"^(configs|dataset_info):", head, re.MULTILINE))
-
-
-def files_by_name(paths: Sequence[str]) -> dict[str, str]:
-    """Return files of rows by the names of their tasks.
-
-    Raises:
-        UsageError: one of several is missing or no file of rows, or two have one name.
-    """
-    if missing := [path for path in paths if not os.path.exists(path)]:
-        raise UsageError(
-            f"--data names {' and '.join(map(repr, missing))}, and there {'is' if len(missing) == 1 else 'are'} no such "
-            f"{'file' if len(missing) == 1 else 'files'}. Give files that are there."
-        )
-    by_name = dict[str, str]()
-    for path in paths:
-        stem, format = format_of(Path(path).name)
-        if not (format and Path(path).is_file()):
-            raise UsageError(
-                f"--data is given {len(paths)} times, and {path!r} is no file of rows ({', '.join(FORMATS)}). Give files, each "
-                "a task of its name, or one directory with a folder for each task."
-            )
-        if stem in by_name:
-            raise UsageError(
-                f"--data names {by_name[stem]!r} and {path!r}, and both would be the task {stem!r}. Rename one of the files."
-            )
-        if "," in stem:
-            raise UsageError(f"--data names {path!r}, and a task has no comma in its name. Rename the file.")
-        by_name[stem] = path
-    return by_name
-
-
-# -- Rows ------------------------------------------------------------------------------------------------
 
 
 def read_folder(name: str, folder: Path, columns: ColumnNames, skip_bad_rows: bool = False) -> TaskRows:

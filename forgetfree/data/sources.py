@@ -19,17 +19,10 @@ from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ReadOptions
 from forgetfree.data.library_tables import read_hub, tables_of
-from forgetfree.data.reading import (
-    check_folder,
-    check_header,
-    files_by_name,
-    holds_a_task,
-    read_folder,
-    read_task,
-    tasks_at,
-)
+from forgetfree.data.places import FORMATS, files_by_name, holds_a_task, tasks_at, tasks_of_files
+from forgetfree.data.reading import check_folder, check_header, read_folder, read_task
 from forgetfree.data.rows import Rows, TaskRows, complete
-from forgetfree.data.table_files import FORMATS, format_of, read_table
+from forgetfree.data.table_files import read_table
 from forgetfree.display import brief, is_text
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError
 from forgetfree.tasks import EvaluatedOn, TaskDefinition, in_versions, version_of
@@ -167,14 +160,6 @@ def load_task(
     source = _open_source(data, options)
     _check_one(name, source)
     return source.load(name).evaluated_on(evaluate_on)
-
-
-def tasks_of_files(data: Data) -> tuple[str, ...]:
-    """Return the names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
-    files = [data] if isinstance(data, str) else data
-    if isinstance(data, str) and Path(data).is_dir():
-        return ()
-    return tuple(stem for stem, format in (format_of(Path(file).name) for file in files) if format)
 
 
 def check_data(data: Data, options: ReadOptions) -> None:
@@ -412,17 +397,17 @@ def check_form(data: object) -> None:
 
 def _open_source(data: Any, options: ReadOptions) -> _Source:
     check_form(data)
+    name = os.fspath(data) if _is_path(data) else ""
+    if name == "hub" or name in registry.SOURCES:
+        if options.texts or options.labels:
+            raise UsageError(
+                f"The columns of the tasks of {name!r} are known. Leave --text-column and --label-column out."
+            )
+        return _Hub() if name == "hub" else _Embedded(name)
     if isinstance(data, Mapping):
         return _Named(data, options)
     if isinstance(data, list | tuple):
         return _Named(files_by_name([os.fspath(path) for path in data]), options)
-    data = os.fspath(data)
-    if data == "hub" or data in registry.SOURCES:
-        if options.texts or options.labels:
-            raise UsageError(
-                f"The columns of the tasks of {data!r} are known. Leave --text-column and --label-column out."
-            )
-        return _Hub() if data == "hub" else _Embedded(data)
     path = Path(data)
     names = tasks_at(path)
     if names is not None:
@@ -431,5 +416,5 @@ def _open_source(data: Any, options: ReadOptions) -> _Source:
         return _Directory(path, options)
     fault = f"is a file, and none of rows: expected {', '.join(FORMATS)}" if path.exists() else "does not exist"
     raise UsageError(
-        f"The data directory {data!r} {fault}. Give an existing one, 'hub' or 'demo' to --data, or a file of rows."
+        f"The data directory {name!r} {fault}. Give an existing one, 'hub' or 'demo' to --data, or a file of rows."
     )

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.data.bad_rows import BadRow, BadRows, refuse
-from forgetfree.data.tables import Table, of_records, shown, split_of
+from forgetfree.data.places import format_of
+from forgetfree.data.tables import Table, of_records, shown
 from forgetfree.data.text_files import (
     MOST_BYTES,
     MOST_LINE,
-    PACKED,
     check_size,
     encoding_of,
     lines_of,
@@ -28,11 +28,7 @@ from forgetfree.errors import DataError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import MOST_BYTES as MOST_JSON
 from forgetfree.json_file import parse_json
-from forgetfree.tasks import SPLITS
 
-#: The formats of files, those of tagged words last; those of text may be packed.
-CONLL = ("conll", "bio", "iob", "iob2", "txt")
-FORMATS = ("parquet", "jsonl", "csv", "tsv", "json", *CONLL)
 #: What separates the cells of a format by its name, and what else may.
 _SIGN = {"csv": ",", "tsv": "\t"}
 _SIGNS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -50,42 +46,6 @@ _CONLL_FORM = (
 )
 #: Of how many bytes the encoding of a header is found out.
 _HEAD = 2**20
-
-
-def format_of(name: str) -> tuple[str, str]:
-    """Return a file's name without its endings, and the format that they say; empty if it is none that is read.
-
-    >>> format_of("mood.csv.gz")
-    ('mood', 'csv')
-    """
-    packed = next((ending for ending in PACKED[1:] if name.lower().endswith(ending)), "")
-    stem, _, ending = name.removesuffix(name[len(name) - len(packed) :] if packed else "").rpartition(".")
-    known = ending.lower() in FORMATS[1 if packed else 0 :]
-    return (stem, ending.lower()) if known and stem else (name, "")
-
-
-def files_of(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder's splits, in any of the formats.
-
-    Raises:
-        DataError: there are several of one split.
-    """
-    candidates: dict[str, list[tuple[bool, int, str]]] = {split: [] for split in SPLITS}
-    for path in folder.iterdir():
-        stem, format = format_of(path.name)
-        if format and (split := split_of(stem)):
-            candidates[split].append((stem.lower() != split, FORMATS.index(format), path.name))
-    files = dict[str, Path]()
-    for split, every in candidates.items():
-        names = [name for *_, name in sorted(every) if not name.endswith(".txt")]
-        names = names or [name for *_, name in sorted(every)]  # a .txt may hold anything
-        if len(names) > 1:
-            raise DataError(
-                f"{folder} holds {' and '.join(names)}, and the {split} split is one file. Remove the others."
-            )
-        if names:
-            files[split] = folder / names[0]
-    return files
 
 
 def read_table(path: Path) -> Table:

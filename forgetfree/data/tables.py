@@ -15,12 +15,6 @@ from forgetfree.tasks import TaskDefinition
 
 #: The most columns of records.
 MOST_COLUMNS = 4096
-#: The names of splits, ours first.
-_SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "dev", "eval", "val", "valid"),
-    "test": ("test",),
-}
 #: What is told and refused.
 NO_TASK = "several labels a row, or a number to predict"
 #: Said wherever data have another form.
@@ -141,14 +135,6 @@ class TaskTables:
     def train(self) -> Table:
         """The table of the training rows."""
         return self.tables["train"]
-
-
-# -- Splits ---------------------------------------------------------------------------------------------
-
-
-def split_of(name: str) -> str | None:
-    """Return the split that is meant by a name such as ``dev``; ``None`` if it is none."""
-    return next((split for split, names in _SPLIT_NAMES.items() if name.lower() in names), None)
 
 
 # -- Cells -----------------------------------------------------------------------------------------------

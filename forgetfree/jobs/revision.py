@@ -25,9 +25,8 @@ from forgetfree.files import link_or_copy, write_atomically, write_json
 from forgetfree.jobs.config import keys_of
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig, fine_tunes
-from forgetfree.jobs.running.directory import as_json, check_begun, is_unused, merged_request, read_job_config
+from forgetfree.jobs.running.directory import as_json, merged_request, read_job_config
 from forgetfree.jobs.running.engine import assemble, perform
-from forgetfree.jobs.running.environment import make_directory, refuse_held
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.unit import HISTORY, Json, Unit
 from forgetfree.jobs.stream_learner import LearnedStream, Row, StreamLearner
@@ -37,6 +36,7 @@ from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.monitor import Monitor
 from forgetfree.models.loading import CAUSAL_HEAD
 from forgetfree.options import build
+from forgetfree.output import check_begun, make_directory, refuse_content
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score
 from forgetfree.serve.source import LEDGER
@@ -236,8 +236,9 @@ def _revised(
     job = _RevisedRun(run.config_of(tasks, out, places), run, action, task, tasks, rows)
     if execution.resume:
         check_begun(out)
-    elif not is_unused(out):
-        refuse_held(out, make_directory(out), f"Give a new directory, or --resume to go on with a cut {action}.")
+    else:
+        make_directory(out)
+        refuse_content(out, f"Give a new directory, or --resume to go on with a cut {action}.")
     prefixes = [job.revised.prefix(unit.key) for unit in run.units.values()]
     begun = os.path.lexists(out / "config.json")
     if not begun and not all(each.is_complete for each in prefixes):

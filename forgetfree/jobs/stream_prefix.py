@@ -22,11 +22,12 @@ from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.diagnostics import read_floors, write_floors
 from forgetfree.jobs.predictions import PREDICTION_FILE, PREDICTIONS
 from forgetfree.jobs.run import ledger_summary
-from forgetfree.jobs.running.environment import make_directory, versions
+from forgetfree.jobs.running.environment import versions
 from forgetfree.jobs.running.unit import HISTORY, Json, Unit, described_files
 from forgetfree.json_file import parse_json, read_json
 from forgetfree.learning.monitor import PHASES
 from forgetfree.ledger import Ledger
+from forgetfree.output import make_directory
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.results.unit_folder import SECONDS_PER_TASK
 from forgetfree.serve.source import LEDGER

@@ -21,6 +21,7 @@ from forgetfree.models.fine_tuned_directory import write_readout
 from forgetfree.models.loading import LoadedModel, body_loader, dtype_of, load_model, loader_of
 from forgetfree.models.location import locate
 from forgetfree.models.peft_adapter import READOUT
+from forgetfree.output import check_empty
 from forgetfree.serve.cards import Change, model_card
 from forgetfree.serve.inference import Predictor
 from forgetfree.serve.network import Parts, Reading
@@ -69,7 +70,7 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
         UsageError: there is something in ``out``.
     """
     origin, space = _origin_and_space(graft)
-    check_free(Path(out))
+    check_empty(Path(out))
     readout = "linear" if origin.readout == "classifier" else origin.readout
     loaded = load_model(model, readout, max_length=origin.max_length, dtype=dtype_of(space))
     graft.apply_(loaded.model)
@@ -99,7 +100,7 @@ def export_task(predictor: Predictor, task: str, out: StrPath, strategy: str = "
         UsageError: there is something in ``out``.
     """
     definition, loaded = predictor.definition(task), predictor.loaded
-    check_free(Path(out))
+    check_empty(Path(out))
     origin = GraftOrigin(definition, loaded.readout, loaded.name, "", 0.0, max_length=loaded.max_length)
     with predictor.weights.merged(definition.name):
         return write_model(loaded, origin, predictor.readout(task), out, Change("export", strategy))
@@ -181,14 +182,6 @@ def base_model_name(model: str | None, *grafts: Graft) -> str:
     if names:
         raise UsageError("The graft comes from a ledger and does not name its base model. Give it by --model.")
     return "minilm"  # any: a graft without an origin is refused later, by name
-
-
-def check_free(out: Path) -> None:
-    """Raise ``UsageError`` unless ``out`` does not exist, or is an empty directory."""
-    if out.is_dir() and not out.is_symlink() and not any(out.iterdir()):
-        return
-    if out.exists() or out.is_symlink():
-        raise UsageError(f"--out {str(out)!r} exists and is not an empty directory. Give another one.")
 
 
 # -- The directory ---------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ import pytest
 import torch
 import zstandard
 
+from forgetfree.data.places import format_of
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task, load_tasks
-from forgetfree.data.table_files import format_of
 from forgetfree.errors import ForgetfreeError, UsageError
 
 NAMES = ("angry", "joyful", "sad")

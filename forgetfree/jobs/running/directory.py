@@ -1,11 +1,9 @@
-"""The directory of a job: who works in it, how its units stand, and what must be as it was when the job is resumed."""
+"""The directory of a job: how its units stand, and what must be as it was when the job is resumed."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +11,8 @@ from forgetfree import recipes, registry
 from forgetfree.device import kind_of_device
 from forgetfree.display import counted
 from forgetfree.errors import RunError, UsageError
-from forgetfree.files import is_leftover, locked
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, in_a_phase
-from forgetfree.jobs.running.environment import check_place, nothing_to_resume, refuse_held, versions
+from forgetfree.jobs.running.environment import versions
 from forgetfree.jobs.running.unit import Json, Unit, named
 from forgetfree.jobs.stream_learner import tasks_learned
 from forgetfree.json_file import check, check_fields, read_json
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
     from forgetfree.learning.encoded_task import EncodedTask
     from forgetfree.models.loading import LoadedModel
 
-#: In a directory while a process works in it.
-LOCK = ".lock"
 #: As many units as a message names.
 _NAMED = 8
 
@@ -36,44 +31,6 @@ _NAMED = 8
 def units_in(out: Path, keys: Mapping[str, Json]) -> list[Unit]:
     """Return the units of a directory, of which config.json has the keys."""
     return [Unit(key, out / folder) for folder, key in keys.items()]
-
-
-@contextmanager
-def exclusive(out: Path) -> Iterator[None]:
-    """Keep other processes out of a directory, inside."""
-    try:
-        with locked(out / LOCK, wait=False):
-            yield
-    except BlockingIOError as error:
-        raise RunError(f"Another process works in {out}. Wait until it has ended, or give another --out.") from error
-
-
-def check_begun(out: Path) -> None:
-    """Raise ``UsageError`` unless there is something to resume in a directory, or it was killed before there was."""
-    if not os.path.lexists(out / "config.json") and not is_unused(out):
-        raise nothing_to_resume(out)
-
-
-def is_unused(out: Path) -> bool:
-    """Say whether a directory holds nothing but what is left of a job that was killed before it wrote config.json."""
-    return out.is_dir() and all(
-        is_leftover(path.name) or path.name == LOCK for path in out.rglob("*") if not path.is_dir()
-    )
-
-
-def refuse_used(out: Path, command: str) -> None:
-    """Raise ``UsageError`` if a directory holds anything that a new job would not take for its own: see `is_unused`."""
-    if os.path.isdir(out) and not is_unused(out):  # a Path raises where a name is too long
-        held = sorted(each.name for each in out.iterdir() if each.name != LOCK)
-        refuse_held(out, held, f"Give another directory, or --resume to continue that {command}.")
-
-
-def check_free(out: Path, command: str) -> None:
-    """Raise, and leave nothing behind, unless a new job can have a directory: it can be made, and nobody's work is there."""
-    check_place(out, "--out")
-    if out.is_dir() and not is_unused(out):
-        with exclusive(out):
-            refuse_used(out, command)
 
 
 # -- How units stand -------------------------------------------------------------------------------------

@@ -18,21 +18,15 @@ from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.cluster import Place, RayTasks
 from forgetfree.jobs.running.costs import check_space
 from forgetfree.jobs.running.directory import (
-    LOCK,
     as_json,
-    check_begun,
-    exclusive,
     holdings,
-    is_unused,
     merged_config,
     merged_request,
     read_job_config,
-    refuse_used,
     units_in,
 )
 from forgetfree.jobs.running.environment import (
     environment,
-    make_directory,
     set_threads,
     threads_as_before,
     threads_of_each,
@@ -45,6 +39,7 @@ from forgetfree.jobs.running.signals import STOP, terminable
 from forgetfree.jobs.running.unit import Json, Unit, remove_checkpoints
 from forgetfree.jobs.running.workers import Executor, ThisProcess, WorkerProcesses
 from forgetfree.json_file import sign
+from forgetfree.output import LOCK, check_begun, exclusive, is_unused, make_directory, refuse_used
 from forgetfree.parallel.exchange import ProcessLost
 from forgetfree.results.unit_folder import signatures
 

@@ -1,4 +1,4 @@
-"""Where a command runs and what it runs with: device, versions, an empty directory to write to."""
+"""Where a command runs and what it runs with: device, threads, versions; and what is to be known of the rows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from errno import EACCES, EEXIST, ENOTDIR
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,17 +17,14 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import __version__
-from forgetfree.display import brief, escaped
-from forgetfree.errors import UsageError, first_line
-from forgetfree.files import WRITABLE, existing
+from forgetfree.display import escaped
+from forgetfree.errors import UsageError
 
 if TYPE_CHECKING:
     from forgetfree.data.rows import TaskRows
     from forgetfree.tasks import EvaluatedOn
 
 _PACKAGES = ("torch", "transformers", "datasets", "avalanche-lib", "peft", "safetensors", "numpy")
-#: As long as what is written into a run directory: paths may not be of any length.
-_LONG = "x" * 100
 
 
 def check_precision(precisions: Iterable[str], device: str) -> None:
@@ -86,13 +82,6 @@ def caller_untouched() -> Iterator[None]:
             torch.set_default_dtype(dtype)
             random.setstate(python)
             np.random.set_state(arrays)
-
-
-def nothing_to_resume(out: Path) -> UsageError:
-    """Return the error of a directory that no job was begun in."""
-    return UsageError(
-        f"There is nothing to resume in {str(out)!r}. Give the --out that was begun, or leave --resume out."
-    )
 
 
 def quiet_libraries() -> None:
@@ -191,59 +180,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def make_directory(path: Path, flag: str = "--out") -> list[str]:
-    """Make ``path`` unless it is there, and return the names it holds.
-
-    Args:
-        path: which.
-        flag: what it was given by, for the message.
-
-    Raises:
-        UsageError: it cannot be written, or has no room for the names of the files that belong there.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        names = sorted(each.name for each in path.iterdir())
-        probe = path / WRITABLE
-        probe.touch()
-        probe.unlink(missing_ok=True)
-        with suppress(FileNotFoundError):
-            (path / _LONG / _LONG).stat()
-    except (OSError, ValueError) as error:
-        raise _not_written(path, flag, error) from error
-    return names
-
-
-def check_place(path: Path, flag: str) -> None:
-    """Raise ``UsageError`` unless ``path`` can be written, or made; nothing is made here."""
-    try:
-        there = existing(path)
-        if not there.is_dir():
-            raise OSError(reason := EEXIST if there == path.absolute() else ENOTDIR, os.strerror(reason))
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise PermissionError(EACCES, os.strerror(EACCES))
-        with suppress(FileNotFoundError):
-            (path / _LONG / _LONG).stat()
-    except (OSError, ValueError) as error:
-        raise _not_written(path, flag, error) from error
-
-
-def _not_written(path: Path, flag: str, error: Exception) -> UsageError:
-    return UsageError(
-        f"{flag} {brief(str(path), 200)} cannot be written: {first_line(error)}. Give a directory of your own."
-    )
-
-
-def refuse_held(path: Path, content: list[str], remedy: str) -> None:
-    """Raise ``UsageError`` if a directory that must be empty holds names.
-
-    Args:
-        path: which.
-        content: what `make_directory` returned.
-        remedy: what to do instead.
-    """
-    if content:
-        names = f"{', '.join(content[:5])}{' …' if len(content) > 5 else ''}"
-        raise UsageError(f"--out {brief(str(path), 200)} is not empty: it holds {names}. {remedy}")

@@ -46,8 +46,7 @@ from forgetfree.jobs.job import Job
 from forgetfree.jobs.run_config import starts_of
 from forgetfree.jobs.running import costs
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, needed_bytes, refuse_without
-from forgetfree.jobs.running.directory import refuse_used
-from forgetfree.jobs.running.environment import check_place, check_precision, set_threads
+from forgetfree.jobs.running.environment import check_precision, set_threads
 from forgetfree.jobs.running.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.learning.cost import TaskSize
@@ -60,6 +59,7 @@ from forgetfree.learning.training_options import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, sized
 from forgetfree.models.location import locate
 from forgetfree.models.module_model import ModuleModel, check_own_dtype
+from forgetfree.output import check_place, refuse_used
 from forgetfree.results.calibration import calibration_rows
 from forgetfree.tasks import TaskDefinition, usual_max_length, version_of
 
@@ -110,7 +110,7 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
     job: type[Job[Any]] = registry.JOBS[config.command].job.load()
     checked, out = faults.attempt(config.checked, in_memory.strategies), Path(config.out)
     workload = job.workload(config, checked, faults)
-    faults.attempt(check_place, out, "--out")
+    faults.attempt(check_place, out)
     if workload.common.cache:
         faults.attempt(check_place, Path(workload.common.cache), "--cache")
     if not resume:

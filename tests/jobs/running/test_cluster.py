@@ -24,9 +24,9 @@ from forgetfree import cli
 from forgetfree.errors import UsageError
 from forgetfree.jobs.running import cluster, engine
 from forgetfree.jobs.running.cluster import Place, check_cluster, read_files, replace_files
-from forgetfree.jobs.running.directory import LOCK
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.learning.monitor import Monitor
+from forgetfree.output import LOCK
 from forgetfree.results.unit_folder import RECORD
 
 

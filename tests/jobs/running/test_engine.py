@@ -30,13 +30,14 @@ from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.directory import LOCK, resumption
+from forgetfree.jobs.running.directory import resumption
 from forgetfree.jobs.running.engine import assemble, perform
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.progress import Progress
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.jobs.running.workers import ThisProcess
 from forgetfree.learning.monitor import Monitor
+from forgetfree.output import LOCK
 from forgetfree.results.unit_folder import RECORD
 
 pytestmark = pytest.mark.usefixtures("one_thread")

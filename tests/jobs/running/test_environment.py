@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from forgetfree.errors import UsageError
 from forgetfree.jobs.running import environment
 from forgetfree.learning.monitor import Monitor, Stopwatch
 
@@ -16,16 +14,6 @@ from forgetfree.learning.monitor import Monitor, Stopwatch
 def test_packages_that_are_not_here_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_PACKAGES", ("torch", "no-such-package"))
     assert list(environment.environment("cpu")["versions"]) == ["forgetfree", "python", "torch"]
-
-
-def test_a_directory_is_made_and_what_it_holds_is_told(tmp_path: Path) -> None:
-    assert environment.make_directory(tmp_path / "a" / "b") == []
-    (tmp_path / "a" / "file").touch()
-    assert environment.make_directory(tmp_path / "a") == ["b", "file"]
-    with pytest.raises(UsageError, match=r"is not empty: it holds b, file\. Give another\."):
-        environment.refuse_held(tmp_path / "a", ["b", "file"], "Give another.")
-    with pytest.raises(UsageError, match="cannot be written"):
-        environment.make_directory(tmp_path / "a" / "file")
 
 
 def test_a_stopwatch_adds_up_each_phase_and_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,188 @@
+"""What a place holds, by the names of its files: tasks, splits and formats, before any row is read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from forgetfree.data.text_files import MOST_BYTES, PACKED, check_size
+from forgetfree.errors import DataError, UsageError, first_line
+from forgetfree.tasks import SPLITS
+
+#: The formats of files, those of tagged words last; those of text may be packed.
+CONLL = ("conll", "bio", "iob", "iob2", "txt")
+FORMATS = ("parquet", "jsonl", "csv", "tsv", "json", *CONLL)
+#: The names of splits, ours first.
+_SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "dev", "eval", "val", "valid"),
+    "test": ("test",),
+}
+#: A file of a data set of the hub, which has its splits in parts.
+_SHARD = re.compile(
+    r"(train|training|validation|valid|val|dev|eval|test)[-._].*\.(parquet|csv|tsv|jsonl?|arrow)(\.\w+)?"
+)
+
+
+# -- Files -----------------------------------------------------------------------------------------------
+
+
+def format_of(name: str) -> tuple[str, str]:
+    """Return a file's name without its endings, and the format that they say; empty if it is none that is read.
+
+    >>> format_of("mood.csv.gz")
+    ('mood', 'csv')
+    """
+    packed = next((ending for ending in PACKED[1:] if name.lower().endswith(ending)), "")
+    stem, _, ending = name.removesuffix(name[len(name) - len(packed) :] if packed else "").rpartition(".")
+    known = ending.lower() in FORMATS[1 if packed else 0 :]
+    return (stem, ending.lower()) if known and stem else (name, "")
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder's splits, in any of the formats.
+
+    Raises:
+        DataError: there are several of one split.
+    """
+    candidates: dict[str, list[tuple[bool, int, str]]] = {split: [] for split in SPLITS}
+    for path in folder.iterdir():
+        stem, format = format_of(path.name)
+        if format and (split := split_of(stem)):
+            candidates[split].append((stem.lower() != split, FORMATS.index(format), path.name))
+    files = dict[str, Path]()
+    for split, every in candidates.items():
+        names = [name for *_, name in sorted(every) if not name.endswith(".txt")]
+        names = names or [name for *_, name in sorted(every)]  # a .txt may hold anything
+        if len(names) > 1:
+            raise DataError(
+                f"{folder} holds {' and '.join(names)}, and the {split} split is one file. Remove the others."
+            )
+        if names:
+            files[split] = folder / names[0]
+    return files
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that is meant by a name such as ``dev``; ``None`` if it is none."""
+    return next((split for split, names in _SPLIT_NAMES.items() if name.lower() in names), None)
+
+
+# -- Tasks -----------------------------------------------------------------------------------------------
+
+
+def tasks_of_files(data: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
+    files = [data] if isinstance(data, str) else data
+    if isinstance(data, str) and Path(data).is_dir():
+        return ()
+    return tuple(stem for stem, format in (format_of(Path(file).name) for file in files) if format)
+
+
+def files_by_name(paths: Sequence[str]) -> dict[str, str]:
+    """Return files of rows by the names of their tasks.
+
+    Raises:
+        UsageError: one of several is missing or no file of rows, or two have one name.
+    """
+    if missing := [path for path in paths if not os.path.exists(path)]:
+        raise UsageError(
+            f"--data names {' and '.join(map(repr, missing))}, and there {'is' if len(missing) == 1 else 'are'} no such "
+            f"{'file' if len(missing) == 1 else 'files'}. Give files that are there."
+        )
+    by_name = dict[str, str]()
+    for path in paths:
+        stem, format = format_of(Path(path).name)
+        if not (format and Path(path).is_file()):
+            raise UsageError(
+                f"--data is given {len(paths)} times, and {path!r} is no file of rows ({', '.join(FORMATS)}). Give files, each "
+                "a task of its name, or one directory with a folder for each task."
+            )
+        if stem in by_name:
+            raise UsageError(
+                f"--data names {by_name[stem]!r} and {path!r}, and both would be the task {stem!r}. Rename one of the files."
+            )
+        if "," in stem:
+            raise UsageError(f"--data names {path!r}, and a task has no comma in its name. Rename the file.")
+        by_name[stem] = path
+    return by_name
+
+
+def tasks_at(place: Path) -> list[str] | None:
+    """Return the tasks that a place itself is; ``None`` where it is a folder of tasks, or holds no rows.
+
+    A file of rows, or a folder with the files of splits, is one task of any name: the list is empty. So is a hub snapshot,
+    unless it has several configurations: each is a task of its own name.
+    """
+    if not place.is_dir():
+        return [] if place.is_file() and format_of(place.name)[1] else None
+    if is_saved(place):
+        return []
+    if any(_has_files(path) for path in place.iterdir() if path.is_dir() and path.name != "data"):
+        return None  # of a snapshot, it is the folder of files
+    if not is_snapshot(place):
+        return [] if _has_files(place) else None
+    names = configurations(place)
+    return names if len(names) > 1 else []
+
+
+def holds_a_task(folder: Path) -> bool:
+    """Return whether a folder holds rows in any form, whatever may be wrong with them."""
+    return _has_files(folder) or is_saved(folder) or is_snapshot(folder)
+
+
+def _has_files(folder: Path) -> bool:
+    """Return whether a folder holds the file of a split; one that may not be read holds none."""
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return False
+    named = (format_of(path.name) for path in folder.iterdir() if path.is_file())
+    return any(format and split_of(stem) for stem, format in named)
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether ``datasets.save_to_disk`` wrote the folder."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def is_snapshot(folder: Path) -> bool:
+    """Return whether the folder is a data set of the hub as it is downloaded: files in parts, or a card that describes them."""
+    if is_saved(folder):
+        return False
+    places = [place for place in (folder, folder / "data") if place.is_dir() and os.access(place, os.R_OK | os.X_OK)]
+    return any(_SHARD.fullmatch(path.name.lower()) for place in places for path in place.iterdir()) or _has_card(folder)
+
+
+def _has_card(folder: Path) -> bool:
+    """Return whether a ``README.md`` describes the folder as a data set of the hub."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return False
+    with card.open("rb") as file:
+        head = file.read(2**16)
+    return head.startswith(b"---") and bool(re.search(rb"^(configs|dataset_info):", head, re.MULTILINE))
+
+
+def configurations(folder: Path) -> list[str]:
+    """Return the names of the configurations of a hub snapshot."""
+    with by_datasets(folder):
+        from datasets import get_dataset_config_names
+
+        return list(get_dataset_config_names(str(folder)))
+
+
+@contextmanager
+def by_datasets(folder: Path) -> Iterator[None]:
+    """Say what the library finds wrong as an error of the folder's."""
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    check_size(folder, size, "bytes", MOST_BYTES)
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{folder} cannot be read by the datasets library: {first_line(error)}. Save or download it again."
+        ) from error
