@@ -46,7 +46,8 @@ class RunOptions(CommonOptions):
         "training and test rows, for each seed)",
     )
     temperature_scaling: bool = option(
-        True, "at the end, fit a temperature a task to at most 512 validation rows, and tell the ECE with it"
+        True,
+        "at the end, fit a temperature a task to 64 to 512 validation rows, as many as test rows, and tell the ECE with it",
     )
     readout_again: bool = option(
         False,

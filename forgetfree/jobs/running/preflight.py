@@ -60,7 +60,7 @@ from forgetfree.models.loading import LoadedModel, load_model, sized
 from forgetfree.models.location import locate
 from forgetfree.models.module_model import ModuleModel, check_own_dtype
 from forgetfree.output import check_place, refuse_used
-from forgetfree.results.calibration import CALIBRATION_ROWS
+from forgetfree.results.calibration import calibration_rows
 from forgetfree.tasks import TaskDefinition, usual_max_length, version_of
 
 #: The largest weights that are loaded, checked and timed beforehand, in bytes.
@@ -396,7 +396,7 @@ def _phases(
             if isinstance(options, ScaleOptions):
                 answered += min(len(held.validation), options.choice_rows) * options.choices
             if getattr(workload.common, "temperature_scaling", False) and not held.task.writes:
-                answered += min(len(held.validation), CALIBRATION_ROWS)
+                answered += min(len(held.validation), calibration_rows(min(len(held.test), limit or len(held.test))))
             probed = getattr(workload.common, "floors", "constant") == "probe" and not held.task.writes
             if probed and made.setdefault(("probe", task, unit.seed), unit.name) == unit.name:
                 answered += (size.rows or 0) + min(len(held.test), limit or len(held.test))
