@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _by_worker(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Order tests so that each of the equal parts that workers of pytest-xdist are given begins with a share of the slow ones."""
+    """Order tests so that each of the equal parts that pytest-xdist gives its workers begins with a share of the slow ones."""
     slow = [item for item in items if any(item.get_closest_marker(name) for name in ("slow", "long"))]
     fast = [item for item in items if all(item.get_closest_marker(name) is None for name in ("slow", "long"))]
     ordered: list[pytest.Item] = []
