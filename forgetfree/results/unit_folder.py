@@ -194,10 +194,6 @@ class UnitFiles:
     texts: Mapping[str, WrittenTexts] = field(default_factory=dict)
 
 
-#: Of the units of a comparison: by the label of a strategy, in the order of its runs.
-Units = Mapping[str, Sequence[UnitFiles]]
-
-
 def read_unit_files(run: Run, tasks: Sequence[str]) -> UnitFiles:
     """Read what lies in the folder of a run's unit; what is not sound is left out."""
     answers, texts, faults = dict[str, LabelAnswers](), dict[str, WrittenTexts](), dict[str, str]()
