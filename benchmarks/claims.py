@@ -19,7 +19,7 @@ import numpy as np
 from forgetfree.display import NULL
 from forgetfree.errors import ReportError
 from forgetfree.results.comparison import StrategyRuns, merge, with_files
-from forgetfree.results.costs import seconds_of_fine_tuning
+from forgetfree.results.configurations import seconds_of_fine_tuning
 from forgetfree.results.evidence import ALPHA, Answers, Evidence, Interval, RowScore, forgetting, interval
 from forgetfree.results.report.evidence_tables import shown
 from forgetfree.results.report.page import Page, Table, render_page

@@ -10,7 +10,7 @@ import numpy as np
 
 from forgetfree.display import PERCENT, PLAIN, Scale
 from forgetfree.results.comparison import Comparison, StrategyRuns
-from forgetfree.results.costs import ELSEWHERE
+from forgetfree.results.configurations import ELSEWHERE
 from forgetfree.results.evidence import Evidence
 from forgetfree.results.metrics import title_of
 from forgetfree.results.records import CONSTANT

@@ -10,7 +10,7 @@ import numpy as np
 from forgetfree.display import PERCENT, Scale, counted
 from forgetfree.options import FLAGGED, typed
 from forgetfree.results.comparison import Comparison, StrategyRuns
-from forgetfree.results.costs import lacks_fine_tuning
+from forgetfree.results.configurations import lacks_fine_tuning
 from forgetfree.results.evidence import Evidence, forgetting
 from forgetfree.results.report.page import WIDE, size
 from forgetfree.results.run_results import REFERENCE, Failed, Unfinished
