@@ -26,6 +26,8 @@ Json = dict[str, Any]
 RECORD, CONFIG = "unit.json", "config.json"
 #: The losses of a unit.
 HISTORY = "history.jsonl"
+#: What tells tasks apart, of a unit that does so by features.
+FEATURES = "task-features.safetensors"
 #: How long each task took to learn.
 SECONDS_PER_TASK = "seconds-per-task.json"
 #: In results.json: the checksums of config.json and of the units.
