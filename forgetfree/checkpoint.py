@@ -10,6 +10,7 @@ A loop says what its steps change (`Resumable`), asks how many steps are done al
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,9 +33,15 @@ class Checkpoint:
 
     Attributes:
         directory: where files are kept; ``None``: nowhere.
+        earlier: the seconds that phases which go on here took in processes before this one.
     """
 
     directory: Path | None = None
+    earlier: float = 0.0
+
+    def clock(self) -> float:
+        """Return a time in seconds; the difference of two is what lies between them, with the earlier parts of phases."""
+        return time.perf_counter() + self.earlier
 
     def begin(self, steps: int, state: Resumable, *about: Any) -> int:
         """Bring a phase to where it was cut short, and return the number of steps that are done.

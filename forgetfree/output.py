@@ -21,7 +21,7 @@ _LONG = "x" * 100
 
 def free_directory(stream: str) -> str:
     """Return ``runs/STREAM``, or that with the first number that is free."""
-    name = stream.replace(",", "-").replace("/", "-")[:60]
+    name = stream.rstrip(",").replace(",", "-").replace("/", "-")[:60]
     path, number = Path("runs") / name, 2
     while os.path.lexists(path):
         path, number = Path("runs") / f"{name}-{number}", number + 1

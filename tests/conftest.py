@@ -44,18 +44,31 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked ``sampled(*always, share=0.05)`` run these cases and a share of the others, as the day draws.
 
-    Tests that are named on the command line run whole. Slow and long ones begin, so that nobody waits for one at the end.
+    Tests that are named on the command line run whole. Each worker begins with slow and long ones, so that nobody waits for one
+    at the end.
     """
-    items.sort(key=lambda item: all(item.get_closest_marker(name) is None for name in ("slow", "long")))
-    if config.getoption("every_case") or any("::" in word for word in config.args):
-        return
-    cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("sampled"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = {item for test, each in cases.items() for item in _left_out(test, each)}
-    config.hook.pytest_deselected(items=list(left_out))
-    items[:] = [item for item in items if item not in left_out]
+    if not config.getoption("every_case") and not any("::" in word for word in config.args):
+        cases: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            if item.get_closest_marker("sampled"):
+                cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        left_out = {item for test, each in cases.items() for item in _left_out(test, each)}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+    items[:] = _by_worker(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def _by_worker(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Order tests so that each of the equal parts that pytest-xdist gives its workers begins with a share of the slow ones."""
+    slow = [item for item in items if any(item.get_closest_marker(name) for name in ("slow", "long"))]
+    fast = [item for item in items if all(item.get_closest_marker(name) is None for name in ("slow", "long"))]
+    ordered: list[pytest.Item] = []
+    for left in range(workers, 0, -1):
+        first = len(slow) // left
+        others = (len(slow) + len(fast)) // left - first
+        ordered += slow[:first] + fast[:others]
+        del slow[:first], fast[:others]
+    return ordered
 
 
 def _left_out(test: str, cases: list[pytest.Item]) -> list[pytest.Item]:

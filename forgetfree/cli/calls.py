@@ -21,7 +21,7 @@ from forgetfree.jobs.config import InMemory, JobConfig, key_of
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.loaded_results import Results, load_results
-from forgetfree.jobs.run_config import RunConfig, strategies_of
+from forgetfree.jobs.run_config import RunConfig, strategies_of, stream_of
 from forgetfree.jobs.running.directory import failures, resumption
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import caller_untouched, quiet_libraries
@@ -101,9 +101,9 @@ def run(
         ForgetfreeError: data or model cannot be loaded.
     """
     if stream is None and isinstance(data, Mapping):
-        stream = list(data)
+        stream = stream_of(data)
     elif stream is None and _is_place(data):
-        stream = tasks_of_files(_place(data))
+        stream = stream_of(tasks_of_files(_place(data)))
     chosen = [strategies] if isinstance(strategies, str | type) else list(strategies)
     classes = {_name_of(each): each for each in chosen if isinstance(each, type) and registry.name_of(each) is None}
     names = [_name_of(each) if isinstance(each, type) else each for each in chosen]

@@ -18,7 +18,7 @@ from forgetfree.data.sources import default_data
 from forgetfree.display import brief
 from forgetfree.errors import UsageError
 from forgetfree.jobs.config import ALSO_SETTINGS, LOGGERS, CommonOptions, JobConfig, SettingFlags, key_of, section_types
-from forgetfree.jobs.run_config import RunConfig, left_behind
+from forgetfree.jobs.run_config import RunConfig, left_behind, stream_of
 from forgetfree.jobs.running.execution import PARTS, Execution, launched
 from forgetfree.options import FLAGGED, HelpGroup, build, option
 from forgetfree.output import free_directory
@@ -140,7 +140,7 @@ def read_flags(
     values = values_of(config_class, {**flags, **dict(zip([subject], subjects, strict=False))})
     tasks = tasks_of_files(values.get("data", default_data())) if subject != "name" else ()
     if len(tasks) == 1 or (tasks and subject == "stream"):
-        values = {subject: ",".join(tasks), **values}
+        values = {subject: stream_of(tasks) if subject == "stream" else tasks[0], **values}
     if not values.get(subject):
         raise _lacks_subject(command, subject, flags)
     if execution.processes is not None:

@@ -204,15 +204,14 @@ class StrategyTemplate(SupervisedTemplate):
         training_mode(self.model, training.options.dropout)
         self._seed = self.phase_seed(training.phase, training.task)
         torch.manual_seed(derive_seed(self._seed, "dropout"))
-        self._part, self._step = WHOLE, self._training_state.begin(self._checkpoint, self._updates, self._seed)
-        showing = self.monitor.phase(training.task.name, training.phase, self._updates)
-        with (
-            lower_layer_cache(self.model, training.options.cache_lower_layers),
-            layer_checkpoints(self.model, training.options.gradient_checkpointing),
-            showing as self._on_step,
-        ):
+        with self.monitor.phase(training.task.name, training.phase, self._updates) as self._on_step:
+            self._part, self._step = WHOLE, self._training_state.begin(self._checkpoint, self._updates, self._seed)
             self.monitor.learning_rate(lambda step: self._update.rate)
-            yield
+            with (
+                lower_layer_cache(self.model, training.options.cache_lower_layers),
+                layer_checkpoints(self.model, training.options.gradient_checkpointing),
+            ):
+                yield
 
     def _before_training_iteration(self, **kwargs: Any) -> None:
         super()._before_training_iteration(**kwargs)

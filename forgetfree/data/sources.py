@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ReadOptions
 from forgetfree.data.library_tables import read_hub, tables_of
-from forgetfree.data.places import FORMATS, files_by_name, holds_a_task, tasks_at, tasks_of_files
+from forgetfree.data.places import FORMATS, files_by_name, format_of, holds_a_task, tasks_at, tasks_of_files
 from forgetfree.data.reading import check_folder, check_header, read_folder, read_task, task_of
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import read_table
@@ -120,6 +121,8 @@ def _stored_names(stream: str | Sequence[str] | None, data: Any, source: _Source
                 f"The stream {brief(stream)} has a comma with no task before or after it. Write the task names with one comma "
                 "between two of them."
             )
+        if stream in streams:
+            _check_meaning(stream, streams[stream], source)
         names = streams.get(stream) or tuple(name.strip() for name in stream.split(",") if name.strip())
     else:
         names = tuple(stream)
@@ -216,6 +219,15 @@ def _check_several(names: Sequence[str], source: _Source) -> None:
         )
 
 
+def _check_meaning(stream: str, tasks: Sequence[str], source: _Source) -> None:
+    """Raise ``UsageError`` if the name of a registered stream is that of a task in the data, too."""
+    if stream in ([source.usual_name] if isinstance(source, _OneTask) and not source.names() else source.names()):
+        raise UsageError(
+            f"{stream!r} is both a task of the data and a registered stream: {', '.join(tasks)}. Write '{stream},' with a "
+            "comma for the task, or these names for the stream."
+        )
+
+
 def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> None:
     """Raise unless the registry or ``source`` has a task of this name; ``streams`` are names to suggest, too."""
     closed = isinstance(source, _OneTask | _Named)  # a directory may get the data of a registered task
@@ -270,6 +282,7 @@ class _OneTask:
         self.path, self._names, self._options = path, names, options
         tasks = ", ".join(self._names) or "one task, which may have any name without a comma or a slash"
         self.hint = f"{path} holds {tasks}."
+        self.usual_name = format_of(path.name)[0]
 
     def names(self) -> list[str]:
         return self._names
@@ -280,6 +293,16 @@ class _OneTask:
         )
 
     def load(self, name: str) -> TaskRows:
+        rows, near = self._read(name), get_close_matches(name, registry.streams(), 1, cutoff=0.8)
+        if not near or name in (self.usual_name, *self._names):
+            return rows
+        note = (
+            f"Task {name!r} ({self.path}): these rows are one task of this name. If the registered stream {near[0]!r} is "
+            "meant, give a directory with its tasks."
+        )
+        return replace(rows, notes=(*rows.notes, note))
+
+    def _read(self, name: str) -> TaskRows:
         columns, skip_bad_rows = self._options.columns(name, self.names()), self._options.skip_bad_rows
         if self.path.is_dir():
             return read_folder(name, self.path, columns, skip_bad_rows)

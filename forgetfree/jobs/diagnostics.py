@@ -19,7 +19,7 @@ from forgetfree.learning.encoded_task import EncodedTask, sampled
 from forgetfree.learning.floors import bag_of_words, linear_probe, linear_probes, nearest_rows
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import LabelAnswers, label_answers, pack_rows
-from forgetfree.results.calibration import CALIBRATION_ROWS, temperature_of
+from forgetfree.results.calibration import calibration_rows, temperature_of
 from forgetfree.results.run_results import LEARNED_FLOORS
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ def temperatures(strategy: ContinualStrategy, answers: Row) -> dict[str, Numbers
     held_out = getattr(benchmark, "validation_stream", None) or getattr(benchmark, "valid_stream", None)
     if not held_out or not scaled:
         return {}
-    strategy.predictions, strategy.choose_batches = {}, lambda task, batches: sample(batches, CALIBRATION_ROWS)
+    strategy.predictions = {}
+    strategy.choose_batches = lambda task, batches: sample(batches, calibration_rows(len(task.test)))
     try:
         strategy.eval([held_out[task.label] for task in strategy.stream.tasks])
     finally:

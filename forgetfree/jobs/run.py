@@ -81,7 +81,7 @@ class RunJob(Job[RunConfig]):
     def workload(cls, config: RunConfig, checked: CheckedRun | None, faults: Faults) -> Workload:
         """Return every strategy with every seed."""
         common = checked.run if checked else RunOptions()
-        workload = Workload(config.model, config.readout, config.names, common, config.starts, is_stream=True)
+        workload = Workload(config.model, config.readout, config.names, common, config.starts)
         workload.held_aside = config.held_aside
         if checked is not None:
             every = product(config.seeds, checked.classes)

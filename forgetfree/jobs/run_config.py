@@ -46,7 +46,8 @@ class RunOptions(CommonOptions):
         "training and test rows, for each seed)",
     )
     temperature_scaling: bool = option(
-        True, "at the end, fit a temperature a task to at most 512 validation rows, and tell the ECE with it"
+        True,
+        "at the end, fit a temperature a task to 64 to 512 validation rows, as many as test rows, and tell the ECE with it",
     )
     readout_again: bool = option(
         False,
@@ -212,6 +213,12 @@ class CheckedRun:
     classes: Mapping[str, type[ContinualStrategy]]
     options: Mapping[str, Any]
     run: RunOptions
+
+
+def stream_of(tasks: Iterable[str]) -> str:
+    """Return tasks as one text; a comma after a name that is a registered stream's, too, says that it is the task's."""
+    stream = ",".join(map(str, tasks))
+    return f"{stream}," if stream in registry.streams() else stream
 
 
 def strategies_of(names: Sequence[str]) -> tuple[str, ...]:

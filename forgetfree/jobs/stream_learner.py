@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -194,7 +193,8 @@ class StreamLearner:
         self.prepare(name, strategy)
         answers = StreamAnswers(strategy, upper_triangle=self.answers_unlearned(strategy))
         learned = LearnedStream(strategy, [], answers.broken)
-        kept = StreamCheckpoint(monitor.checkpoint(), name, learned, answers)
+        checkpoint = monitor.checkpoint()
+        kept = StreamCheckpoint(checkpoint, name, learned, answers)
         done = kept.restore()
         new = not learned.rows
         if new:
@@ -207,9 +207,9 @@ class StreamLearner:
             kept.answer(*range(len(learned.rows)))
         for number, experience in enumerate(stream.benchmark.train_stream, 1):
             if number > done:
-                begin = time.perf_counter()
+                begin = checkpoint.clock()
                 strategy.train(experience)
-                learned.seconds.append(round(time.perf_counter() - begin, 3))
+                learned.seconds.append(round(checkpoint.clock() - begin, 3))
                 kept.learn(number)
             if directory is not None and number >= done:
                 strategy.save(directory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
@@ -138,12 +137,13 @@ class Stopwatch(Relay):
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
         """Measure one phase of one task."""
-        begin = time.perf_counter()
+        clock = self.checkpoint().clock
+        begin = clock()
         try:
             with super().phase(task, phase, steps) as on_step:
                 yield on_step
         finally:
-            self._add(phase, time.perf_counter() - begin)
+            self._add(phase, clock() - begin)
             if phase == "fine_tune":
                 self._fine_tuned.add(task)
 

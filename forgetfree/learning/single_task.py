@@ -8,7 +8,6 @@ with. Those made of θ_pre and θ_ft by a formula have their θ from `forgetfree
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -149,8 +148,9 @@ class SingleTask:
             if known is not None:
                 self.monitor.found(self.task.name, self._store.seconds(key))
                 return known
-            begin, state = time.perf_counter(), make()
-            self._store.put(key, state, time.perf_counter() - begin)
+            clock = self.monitor.checkpoint().clock
+            begin, state = clock(), make()
+            self._store.put(key, state, clock() - begin)
         return state
 
     def key(self, options: TrainingOptions) -> str:

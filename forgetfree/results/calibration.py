@@ -11,8 +11,8 @@ import numpy.typing as npt
 from forgetfree.errors import MetricError
 from forgetfree.results.metrics import Floats, Integers, labels_of, logits_of
 
-#: Validation rows of a task that its temperature is fitted to, at most.
-CALIBRATION_ROWS = 512
+#: Validation rows of a task that its temperature is fitted to, at least and at most.
+_FEWEST, _MOST = 64, 512
 #: Of confidences in (0, 1], all of one width (Guo et al., ICML 2017).
 BINS = 15
 #: Temperatures that are considered. Where all answers are right, the lower the better, without end.
@@ -47,6 +47,11 @@ class Reliability:
         filled = self.counts > 0
         gaps = np.abs(self.accuracy[filled] - self.confidence[filled])
         return float((self.counts[filled] * gaps).sum() / self.counts.sum())
+
+
+def calibration_rows(tests: int) -> int:
+    """Return to how many validation rows a temperature is fitted, as far as there are so many: as many as are tested."""
+    return min(max(tests, _FEWEST), _MOST)
 
 
 def reliability(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS) -> Reliability:

@@ -284,6 +284,11 @@ CASES = [
     Case("experiment localization --text-column phrase", "no column 'phrase', which is named as text_column", 1),
     Case("experiment localization --label-column class", "no column 'class', which is named as label_column", 1),
     Case("run --data data/sst2/train.jsonl --stream", "Unknown flag of 'forgetfree run' '--stream'."),
+    Case(
+        "run demo --check",
+        "'demo' is both a task of the data and a registered stream: who_did_it, ag_news, sst2, was_it_kind. Write 'demo,'",
+        change=lambda place: (place / "data" / "sst2").rename(place / "data" / "demo"),
+    ),
     Case("run sst2,other --data data/sst2/train.jsonl", "holds the rows of one task, and 2 are named: sst2, other"),
     Case("run sst2 --steps -1", "--steps must be at least 1, got -1."),
     Case("run sst2 --steps 1 --steps 2", "--steps is given twice, as '1' and '2'. Give it once."),

@@ -11,7 +11,9 @@ import pandas
 import pytest
 
 from forgetfree import cli
+from forgetfree.cli.flags import read_flags
 from forgetfree.data.examples import EncodedRows
+from forgetfree.jobs.run_config import RunConfig
 from forgetfree.ledger import Ledger
 
 LABELS = ("angry", "joyful", "very sad")
@@ -140,6 +142,12 @@ def test_a_file_is_a_task_of_its_own_name_for_run_and_graft(here: Path, capsys: 
     results = json.loads((here / "graft" / "results.json").read_text())
     assert results["task"] == "feelings"
     assert "Task 'feelings' (mood.csv): labels, in this order: angry" in capsys.readouterr().err
+
+
+def test_a_file_with_the_name_of_a_registered_stream_is_its_own_task(here: Path) -> None:
+    (here / "demo.csv").symlink_to(here / "mood.csv")
+    config, _, _ = read_flags(RunConfig, (), {"data": ["demo.csv"]})
+    assert (config.stream, config.names, config.out) == ("demo,", ("demo",), "runs/demo")
 
 
 @pytest.mark.parametrize(

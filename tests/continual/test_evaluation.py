@@ -48,7 +48,9 @@ def count_rows(strategy: ContinualStrategy) -> list[tuple[str, int]]:
 
     def counting(tasks: Any = None) -> Any:
         found = evaluate(tasks)
-        counted.extend((name, len(each.labels)) for name, each in found.items())
+        counted.extend(
+            (name, len(each.lengths if each.labels is None else each.labels)) for name, each in found.items()
+        )
         return found
 
     strategy.evaluate = counting  # type: ignore[method-assign]
@@ -115,6 +117,13 @@ def test_a_learned_task_is_evaluated_once_and_then_sampled(name: str, monkeypatc
         assert counted[: len(expected)] == expected
         del counted[: len(expected)]
     assert not counted
+
+
+def test_of_texts_eight_are_written_again() -> None:
+    strategy = make("bitfit", tasks=NAMES[:2], of={"readout": "generate"}, steps=1)
+    counted = count_rows(strategy)
+    learn(strategy, StreamAnswers(strategy, upper_triangle=False))
+    assert counted == [("qnli", 16), ("qnli", 8), ("qnli", 8), ("ag_news", 16), ("ag_news", 8)]
 
 
 @pytest.mark.sampled(share=0.4)

@@ -55,6 +55,7 @@ class FileCheckpoint(Checkpoint):
         self.goes_on = _read(self.directory) == json.loads(json.dumps(circumstances))
         self._circumstances = circumstances
         self._path: Path | None = None  # of the phase that is under way
+        self._begun, self._begin = set[Path](), 0.0  # those begun here, and when that was
         self._written, self._seconds = time.monotonic(), 0.0
 
     def start(self) -> None:
@@ -72,14 +73,16 @@ class FileCheckpoint(Checkpoint):
             return 0
         self._path = self.directory / f"{checksum(tensors, {'state': text})[:24]}.safetensors"
         self._seconds = max(_LEAST, sum(tensor.nbytes for tensor in tensors.values()) / _SPEED)
-        step = 0
+        step, self._begin = 0, self.clock()
         try:
             header, tensors = _FILE.read(self._path)
         except RunError:  # none, or damaged: the phase starts again
             pass
         else:
-            step, kept = unpack(header["state"], tensors)
+            step, kept, seconds = unpack(header["state"], tensors)
             state.load_state_dict(kept)
+            self.earlier += 0.0 if self._path in self._begun else seconds
+        self._begun.add(self._path)
         STOP.awaited = step < steps
         return int(step)
 
@@ -91,7 +94,7 @@ class FileCheckpoint(Checkpoint):
         since, least = time.monotonic() - self._written, INTERVAL if step < steps else 0.0
         if STOP.requested or since >= max(least, self._seconds / SHARE):
             begin = time.monotonic()
-            text, tensors = pack([step, state.state_dict()])
+            text, tensors = pack([step, state.state_dict(), self.clock() - self._begin])
             _FILE.write_large(self._path, tensors, {"state": text})
             self._written = time.monotonic()
             self._seconds = max(_LEAST, self._written - begin)

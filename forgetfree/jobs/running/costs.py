@@ -83,7 +83,6 @@ class Workload:
         tasks: the names of the tasks.
         common: the job's own options.
         starts: directories of adapters that tasks start from.
-        is_stream: whether the tasks are those of a stream; else each stands by itself.
         units: its units.
         held_aside: where texts are that no task trains, if any are named.
     """
@@ -93,7 +92,6 @@ class Workload:
     tasks: tuple[str, ...]
     common: CommonOptions
     starts: Mapping[str, str] = field(default_factory=dict)
-    is_stream: bool = False
     units: list[PlannedUnit] = field(default_factory=list)
     held_aside: str | None = None
 

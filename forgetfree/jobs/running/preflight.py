@@ -43,7 +43,7 @@ from forgetfree.errors import (
 from forgetfree.files import existing, is_place
 from forgetfree.jobs.config import InMemory, JobConfig
 from forgetfree.jobs.job import Job
-from forgetfree.jobs.run_config import starts_of
+from forgetfree.jobs.run_config import StreamConfig, starts_of
 from forgetfree.jobs.running import costs
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, needed_bytes, refuse_without
 from forgetfree.jobs.running.environment import check_precision, set_threads
@@ -60,7 +60,7 @@ from forgetfree.models.loading import LoadedModel, load_model, sized
 from forgetfree.models.location import locate
 from forgetfree.models.module_model import ModuleModel, check_own_dtype
 from forgetfree.output import check_place, refuse_used
-from forgetfree.results.calibration import CALIBRATION_ROWS
+from forgetfree.results.calibration import calibration_rows
 from forgetfree.tasks import TaskDefinition, usual_max_length, version_of
 
 #: The largest weights that are loaded, checked and timed beforehand, in bytes.
@@ -159,14 +159,14 @@ def _rows(
     if in_memory.reads_tensors:
         return {}
     if data == "hub":
-        streams = registry.streams() if workload.is_stream and len(workload.tasks) == 1 else ()
+        streams = registry.streams() if isinstance(config, StreamConfig) and len(workload.tasks) == 1 else ()
         for name in workload.tasks:
             faults.attempt(check_task, name, data, streams)
         notes.append("The rows are read from the hub when the job starts: they are not checked, nor counted, here.")
         return {}
     found: dict[str, TaskRows] = {}
     how = workload.common.evaluate_on, config.read_options
-    if not workload.is_stream:
+    if not isinstance(config, StreamConfig):
         learned = {name for unit in workload.units for name in unit.tasks}
 
         def load(name: str) -> TaskRows | None:
@@ -180,7 +180,7 @@ def _rows(
 
         tasks = [faults.attempt(load, name) for name in workload.tasks]  # each tells its own faults
     else:
-        tasks, wrong = faults.attempt(read_tasks, workload.tasks, data, *how) or ([], DataFaults())
+        tasks, wrong = faults.attempt(read_tasks, config.stream, data, *how) or ([], DataFaults())
         faults.attempt(wrong.report)
     found |= {rows.task.name: rows for rows in tasks if rows}
     for rows in found.values():
@@ -396,7 +396,7 @@ def _phases(
             if isinstance(options, ScaleOptions):
                 answered += min(len(held.validation), options.choice_rows) * options.choices
             if getattr(workload.common, "temperature_scaling", False) and not held.task.writes:
-                answered += min(len(held.validation), CALIBRATION_ROWS)
+                answered += min(len(held.validation), calibration_rows(min(len(held.test), limit or len(held.test))))
             probed = getattr(workload.common, "floors", "constant") == "probe" and not held.task.writes
             if probed and made.setdefault(("probe", task, unit.seed), unit.name) == unit.name:
                 answered += (size.rows or 0) + min(len(held.test), limit or len(held.test))

@@ -252,6 +252,25 @@ class Cut:
         monkeypatch.setattr(unit.History, "met", meets)
 
 
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock by which a step of training takes a second, and all else no time."""
+    now, met = [0.0], unit.History.met
+
+    def meets(history: Any, task: str, phase: Any, *args: Any) -> None:
+        now[0] += phase != "evaluate"
+        met(history, task, phase, *args)
+
+    monkeypatch.setattr(unit.History, "met", meets)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+
+def seconds(out: Path, results: Json) -> tuple[float, Json]:
+    """Those of a run's only unit, and of each model that was fine-tuned for it."""
+    notes = {path.name: json.loads(path.read_text()) for path in out.rglob("*.seconds.json")}
+    return sum(results["runs"][0]["seconds"].values()), notes
+
+
 #: Strategy, and where it is cut short: task, phase and step.
 CUTS = [
     ("grafting-continual", "sst2", "fine_tune", 3),
@@ -285,8 +304,9 @@ def test_a_run_goes_on_in_the_midst_of_a_phase(
     config: Callable[..., RunConfig],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    ticking: None,
 ) -> None:
-    run(config(strategy, "whole"))
+    whole = run(config(strategy, "whole"))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(checkpoints, "SHARE", math.inf)  # that phases which ended are kept, however short they were
         Cut(patch, task, phase, step)
@@ -296,9 +316,10 @@ def test_a_run_goes_on_in_the_midst_of_a_phase(
     assert f"goes on: {strategy} seed 0 {where}" in resumption(RunJob, tmp_path / "cut")
     with monkeypatch.context() as patch:
         done = Cut(patch).steps
-        run(config(strategy, "cut"), Execution(resume=True))
+        again = run(config(strategy, "cut"), Execution(resume=True))
     assert done[0] == (task, phase, step + 1)
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+    assert seconds(tmp_path / "cut", again) == seconds(tmp_path / "whole", whole)
     assert not list(tmp_path.rglob(CHECKPOINT))
 
 

@@ -26,7 +26,7 @@ def test_a_stopwatch_adds_up_each_phase_and_passes_it_on(monkeypatch: pytest.Mon
             return super().phase(task, phase, steps)
 
     times = iter([0.0, 1.0, 10.0, 13.0, 20.0, 22.0])
-    monkeypatch.setattr("forgetfree.learning.monitor.time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr("forgetfree.checkpoint.time", SimpleNamespace(perf_counter=lambda: next(times)))
     watch = Stopwatch(Heard())
     for _ in range(2):
         with watch.phase("sst2", "train", 5) as on_step:
