@@ -282,7 +282,11 @@ class _OneTask:
         self.path, self._names, self._options = path, names, options
         tasks = ", ".join(self._names) or "one task, which may have any name without a comma or a slash"
         self.hint = f"{path} holds {tasks}."
-        self.usual_name = format_of(path.name)[0]
+
+    @property
+    def usual_name(self) -> str:
+        """The name that the path gives it."""
+        return format_of(self.path.name)[0]
 
     def names(self) -> list[str]:
         return self._names
