@@ -21,7 +21,6 @@ from forgetfree.errors import ReportError
 from forgetfree.results.comparison import StrategyRuns, merge, with_files
 from forgetfree.results.configurations import seconds_of_fine_tuning
 from forgetfree.results.evidence import ALPHA, Answers, Evidence, Interval, RowScore, forgetting, interval
-from forgetfree.results.report.evidence_tables import shown
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.stored import load_run_results
 
@@ -369,7 +368,7 @@ def figures(name: str, paths: Sequence[str] = ()) -> Table:
                 found = measure(role)
             except KeyError:  # a strategy that none of the runs has
                 found = None
-            cells.append(NULL if found is None else shown(found))
+            cells.append(NULL if found is None else found.text)
         if {*cells} != {NULL}:
             rows.append((quantity, *cells))
     return Table(f"Figures of {name} (in %, differences in percentage points)", ("", *roles), tuple(rows))

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forgetfree import registry
+from forgetfree.display import PERCENT
 from forgetfree.results.answers import LabelAnswers, WrittenTexts, unpack_rows
 from forgetfree.results.calibration import BINS, calibration_gaps
 from forgetfree.results.comparison import Comparison, StrategyRuns
@@ -60,6 +61,12 @@ class Interval:
     def verdict(self) -> str:
         """Say of a difference whether it is ``higher``, ``lower``, or ``undecided`` because the interval holds 0."""
         return "higher" if self.low > 0 else "lower" if self.high < 0 else "undecided"
+
+    @property
+    def text(self) -> str:
+        """The value of shares and its interval, in %; the value alone where there is no interval."""
+        value, low, high = map(PERCENT.text, (self.value, self.low, self.high))
+        return value if math.isnan(self.low) else f"{value} [{low}, {high}]"
 
 
 def interval(values: Sequence[float] | Floats, row_variance: float = 0.0) -> Interval:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -11,7 +10,7 @@ from forgetfree.display import NULL, PERCENT
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.calibration import debiased_ece, ece_noise_floor
 from forgetfree.results.comparison import Comparison
-from forgetfree.results.evidence import Answers, Evidence, Interval
+from forgetfree.results.evidence import Answers, Evidence
 from forgetfree.results.report.page import WIDE, Table, cell, percent, transposed
 from forgetfree.results.report.words import NAIVE, meanings
 from forgetfree.results.run_results import REFERENCE
@@ -43,17 +42,16 @@ def _intervals(comparison: Comparison, evidence: Evidence) -> Table:
     compared = [entry.label for name in (REFERENCE, NAIVE) if (entry := comparison.by_strategy.get(name))]
     rows = []
     for label in (entry.label for entry in comparison.strategies):
-        row = [label, shown(evidence.average(label))]
+        row = [label, evidence.average(label).text]
         for other in compared:
             difference = None if other == label else evidence.difference(label, other)
-            row.append(NULL if difference is None else f"{shown(difference)} {difference.verdict}")
+            row.append(NULL if difference is None else f"{difference.text} {difference.verdict}")
         rows.append(tuple(row))
-    named = ["average", "interval", *(["minus another"] if compared else [])]
     return Table(
         "Averages with their 95 % intervals (in %, differences in percentage points)",
         ("strategy", "average", *(f"minus {label}" for label in compared)),
         tuple(rows),
-        legend=meanings(*named),
+        legend=meanings("average", "interval", *(["minus another"] if compared else [])),
     )
 
 
@@ -71,7 +69,7 @@ def _retention(comparison: Comparison, evidence: Evidence) -> Iterator[Table]:
             for task, (_, floor) in zip(comparison.tasks, floors, strict=True)
         ]
         shares.append(evidence.retention(label, reference, average))
-        rows.append((label, *(NULL if share is None else shown(share) for share in shares)))
+        rows.append((label, *(NULL if share is None else share.text for share in shares)))
     table = Table(
         f"Kept above the floor (in % of what {reference} has above it, with 95 % intervals)",
         ("strategy", *comparison.tasks, "average"),
@@ -124,13 +122,6 @@ def _calibration(comparison: Comparison, answers: dict[str, Answers]) -> Table:
 
 def _number(value: float) -> str:
     return f"{value:.2f}"
-
-
-def shown(interval: Interval) -> str:
-    """Return a share with its interval in %; the share alone where one seed has none."""
-    if math.isnan(interval.low):
-        return percent(interval.value)
-    return f"{percent(interval.value)} [{percent(interval.low)}, {percent(interval.high)}]"
 
 
 # ---- texts ----------------------------------------------------------------------------------------------
