@@ -158,4 +158,6 @@ def test_answers_of_another_type_are_named(run: Path, capsys: Any) -> None:
     assert torch.bfloat16 in {each.dtype for each in tensors.values()}
     path.write_bytes(PREDICTION_FILE.content(tensors))
     found = left_out(run, capsys)
-    assert "cannot be read" in found and "bfloat16" in found
+    # Where an installed package teaches NumPy the type, they are read, and do not have the ECE of the results.
+    assert "Answers of lora, seed 0, are left out" in found
+    assert ("cannot be read" in found and "bfloat16" in found) or "as in the results" in found
