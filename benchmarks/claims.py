@@ -18,13 +18,11 @@ import numpy as np
 
 from forgetfree.display import NULL
 from forgetfree.errors import ReportError
-from forgetfree.results.comparison import StrategyRuns, merge
-from forgetfree.results.costs import seconds_of_fine_tuning
+from forgetfree.results.comparison import StrategyRuns, merge, with_files
+from forgetfree.results.configurations import seconds_of_fine_tuning
 from forgetfree.results.evidence import ALPHA, Answers, Evidence, Interval, RowScore, forgetting, interval
-from forgetfree.results.report.evidence_tables import shown
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.stored import load_run_results
-from forgetfree.results.unit_folder import read_unit_files
 
 CLAIMS = Path(__file__).resolve().with_name("claims.md")
 #: The runs that were published.
@@ -115,7 +113,7 @@ class Runs:
         withheld = [result.content.get("scenario", "task") != "task" for result in read]
         # Runs that know the task of a row are not merged with runs that do not.
         self._comparisons = {
-            hidden: merge([result for result, its in zip(read, withheld, strict=True) if its == hidden])
+            hidden: with_files(merge([result for result, its in zip(read, withheld, strict=True) if its == hidden]))
             for hidden in sorted(set(withheld))
         }
         self.tasks = next(iter(self._comparisons.values())).tasks
@@ -124,10 +122,6 @@ class Runs:
         self.answers: dict[str, Answers] = {}
         scores: dict[str | None, dict[str, Any]] = {None: {}, "ece": {}}
         for hidden, comparison in self._comparisons.items():
-            units = {
-                entry.label: [read_unit_files(run, comparison.tasks) for run in entry.runs]
-                for entry in comparison.strategies
-            }
             for entry in comparison.strategies:
                 role = "withheld" if hidden else _role(entry)
                 if role in self.entries:
@@ -136,10 +130,10 @@ class Runs:
                         f"Each strategy is judged in one configuration, got {labels}. Leave some runs out."
                     )
                 self.entries[role] = entry
-                files = zip(entry.runs, units[entry.label], strict=True)
+                files = zip(entry.runs, entry.files, strict=True)
                 self.answers[role] = {run.seed: unit.answers for run, unit in files}
                 for metric, of_roles in scores.items():
-                    of_roles[role] = Evidence.of(comparison, units, metric).scores[entry.label]
+                    of_roles[role] = Evidence.of(comparison, metric).scores[entry.label]
         self.evidence, self.calibration = (Evidence(of_roles) for of_roles in scores.values())
 
     def unlike(self, wanted: Mapping[str, str]) -> list[str]:
@@ -374,7 +368,7 @@ def figures(name: str, paths: Sequence[str] = ()) -> Table:
                 found = measure(role)
             except KeyError:  # a strategy that none of the runs has
                 found = None
-            cells.append(NULL if found is None else shown(found))
+            cells.append(NULL if found is None else found.text)
         if {*cells} != {NULL}:
             rows.append((quantity, *cells))
     return Table(f"Figures of {name} (in %, differences in percentage points)", ("", *roles), tuple(rows))

@@ -24,7 +24,7 @@ A strategy that is not registered is named ``package.module:Class``, of what can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -233,10 +233,14 @@ def strategy(name: str) -> Any:
     """
     if ":" in name:
         return class_of_module(name, strategy_class)
-    known = strategies()
+    return _entry("strategy", name, strategies(), "A class of your own is named MODULE:CLASS.").load(strategy_class)
+
+
+def _entry(what: str, name: str, known: Mapping[str, Entry], hint: str = "") -> Entry:
+    """Return what a name stands for; raise `UnknownNameError` if it is not known."""
     if name not in known:
-        raise UnknownNameError("strategy", name, known, "A class of your own is named MODULE:CLASS.")
-    return known[name].load(strategy_class)
+        raise UnknownNameError(what, name, known, hint)
+    return known[name]
 
 
 def name_of(strategy: type) -> str | None:
@@ -251,9 +255,7 @@ def experiment(name: str) -> Any:
     Raises:
         UnknownNameError: no such experiment.
     """
-    if name not in EXPERIMENTS:
-        raise UnknownNameError("experiment", name, EXPERIMENTS)
-    return EXPERIMENTS[name].load()
+    return _entry("experiment", name, EXPERIMENTS).load()
 
 
 def kinds() -> dict[str, Entry]:
@@ -297,10 +299,7 @@ def metric(name: str) -> Any:
         UnknownNameError: no such metric.
         UsageError: its package is broken, or has something else under the name.
     """
-    known = metrics()
-    if name not in known:
-        raise UnknownNameError("metric", name, known, "An installed package may add metrics.")
-    return known[name].load(_metric)
+    return _entry("metric", name, metrics(), "An installed package may add metrics.").load(_metric)
 
 
 def metrics_of(kind: str) -> list[str]:
@@ -356,17 +355,8 @@ def shadowed(group: Group) -> dict[str, str]:
 
 #: What tables of scores call their other columns.
 _BESIDE_METRICS = (
-    "strategy",
-    "seed",
-    "task",
-    "after",
-    "metric",
-    "value",
-    "rows",
-    "score",
-    "ece",
-    "agreement",
-    "seconds",
+    *("strategy", "seed", "task", "after", "metric", "value", "rows"),
+    *("score", "ece", "agreement", "seconds"),
 )
 
 
@@ -414,25 +404,30 @@ def strategy_class(candidate: Any) -> Any:
     from forgetfree.options import describe
 
     base = Entry("forgetfree.continual.strategy:ContinualStrategy").load()  # by name: it stands in a layer above
-    is_strategy = isinstance(candidate, type) and issubclass(candidate, base)
-    if not is_strategy:
-        raise UsageError(f"expected a subclass of ContinualStrategy, got {brief(candidate)}")
+    _check_subclass(candidate, base)
     if not issubclass(candidate.Options, base.Options):
         raise UsageError(f"expected its Options to be a subclass of TrainingOptions, got {brief(candidate.Options)}")
-    if missing := sorted(candidate.__abstractmethods__):
-        raise UsageError(f"{candidate.__name__} has no {' and no '.join(f'{each}()' for each in missing)}")
+    _check_whole(candidate)
     describe(candidate.Options)  # fails where an option has no type that can be read
     return candidate
 
 
 def _kind_class(candidate: Any) -> Any:
     """Return a class of a kind of tasks as it was given; raise ``UsageError`` if it is none."""
-    base = Entry("forgetfree.kinds.kind:TaskKind").load()  # by name: it stands in a layer above
+    _check_subclass(candidate, Entry("forgetfree.kinds.kind:TaskKind").load())  # by name: it stands in a layer above
+    _check_whole(candidate)
+    return candidate
+
+
+def _check_subclass(candidate: Any, base: type) -> None:
     if not (isinstance(candidate, type) and issubclass(candidate, base)):
-        raise UsageError(f"expected a subclass of TaskKind, got {brief(candidate)}")
+        raise UsageError(f"expected a subclass of {base.__name__}, got {brief(candidate)}")
+
+
+def _check_whole(candidate: Any) -> None:
+    """Raise ``UsageError`` unless a class has all methods that its base asks for."""
     if missing := sorted(getattr(candidate, "__abstractmethods__", ())):
         raise UsageError(f"{candidate.__name__} has no {' and no '.join(f'{each}()' for each in missing)}")
-    return candidate
 
 
 def _metric(candidate: Any) -> Any:

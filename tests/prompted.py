@@ -11,8 +11,8 @@ import families
 
 import forgetfree
 from forgetfree.jobs.predictions import load_answers
+from forgetfree.results.answers import TextAnswers
 from forgetfree.results.config_file import load_run
-from forgetfree.results.text_answers import TextAnswers
 from forgetfree.tasks import TaskDefinition
 
 WORDS = ("great", "terrible", "film", "movie")

@@ -89,9 +89,7 @@ def joined_summary(*summaries: Mapping[str, Any]) -> dict[str, Any]:
     >>> joined_summary({}, {"rows": 2, "faults": {"no label": 2}}, {"rows": 1, "faults": {"no text": 1}})
     {'rows': 3, 'faults': {'no label': 2, 'no text': 1}}
     """
-    faults = Counter[str]()
-    for each in summaries:
-        faults.update(each.get("faults", {}))
+    faults = sum((Counter(each.get("faults", {})) for each in summaries), Counter[str]())
     return {"rows": sum(each.get("rows", 0) for each in summaries), "faults": dict(faults)}
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from forgetfree import registry
@@ -51,7 +53,7 @@ def read_folder(name: str, folder: Path, columns: ColumnNames, skip_bad_rows: bo
         note = "; ".join(f"{file} is the {split} split" for file, split in others)
     rows = None
     if "train" in tables:
-        rows = faults.attempt(read_task, name, tables, source, folder, columns, note, skip_bad_rows)
+        rows = faults.attempt(read_task, task_of(name, tables, columns, source, folder, note, skip_bad_rows))
     faults.report()
     assert rows is not None
     return rows
@@ -153,45 +155,38 @@ def check_header(name: str, paths: Mapping[str, Path], source: Mapping[str, Any]
     attempts = {split: faults.attempt(head_of, path) for split, path in paths.items()}
     heads = {split: head for split, head in attempts.items() if head is not None}
     if "train" in heads:
-        task = _task(name, heads, source, Path(), columns)
+        task = task_of(name, heads, columns, source)
         faults.attempt(_kind(task).check_header, task)
     faults.report()
 
 
-def read_task(
-    name: str,
-    tables: Mapping[str, Table],
-    source: Mapping[str, Any],
-    folder: Path,
-    columns: ColumnNames,
-    note: str = "",
-    skip_bad_rows: bool = False,
-) -> TaskRows:
-    """Return a task with its rows, from the tables of its splits; see `TaskTables`.
+def read_task(task: TaskTables) -> TaskRows:
+    """Return a task with its rows, from the tables of its splits.
 
     Raises:
         DataError: the tables do not hold what the task needs.
     """
-    for table in tables.values():
+    tables = task.tables.values()
+    for table in tables:
         if not table.columns and not table.numbers and not table.bad:
             raise DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
-    notes = "; ".join(filter(None, [note, *(table.note for table in tables.values())]))
-    task = _task(name, tables, source, folder, columns, notes, skip_bad_rows)
+    task = replace(task, note="; ".join(filter(None, [task.note, *(table.note for table in tables)])))
     rows = _kind(task).read(task)
     if unknown := registry.unknown_names(rows.task):
-        raise DataError(f"{folder / 'source.json'}: {unknown[0]}.")
+        raise DataError(f"{task.folder / 'source.json'}: {unknown[0]}.")
     return rows
 
 
-def _task(
+def task_of(
     name: str,
     tables: Mapping[str, Table],
-    source: Mapping[str, Any],
-    folder: Path,
     columns: ColumnNames,
+    source: Mapping[str, Any] = MappingProxyType({}),
+    folder: Path = Path(),
     note: str = "",
     skip_bad_rows: bool = False,
 ) -> TaskTables:
+    """Return a task before its rows are read; ``columns`` are those that the user named."""
     registered = registry.tasks().get(version_of(name)[0])
     return TaskTables(name, tables, source, folder, registered, columns.over(source), note, skip_bad_rows)
 

@@ -21,7 +21,7 @@ from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ReadOptions
 from forgetfree.data.library_tables import read_hub, tables_of
 from forgetfree.data.places import FORMATS, files_by_name, format_of, holds_a_task, tasks_at, tasks_of_files
-from forgetfree.data.reading import check_folder, check_header, read_folder, read_task
+from forgetfree.data.reading import check_folder, check_header, read_folder, read_task, task_of
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import read_table
 from forgetfree.display import brief, is_text
@@ -295,7 +295,11 @@ class _OneTask:
         self.path, self._names, self._options = path, names, options
         tasks = ", ".join(self._names) or "one task, which may have any name without a comma or a slash"
         self.hint = f"{path} holds {tasks}."
-        self.usual_name = format_of(path.name)[0]
+
+    @property
+    def usual_name(self) -> str:
+        """The name that the path gives it."""
+        return format_of(self.path.name)[0]
 
     def names(self) -> list[str]:
         return self._names
@@ -320,7 +324,7 @@ class _OneTask:
         if self.path.is_dir():
             return read_folder(name, self.path, columns, skip_bad_rows)
         tables = {"train": read_table(self.path)}
-        return read_task(name, tables, {}, self.path.parent, columns, skip_bad_rows=skip_bad_rows)
+        return read_task(task_of(name, tables, columns, folder=self.path.parent, skip_bad_rows=skip_bad_rows))
 
     def check_header(self, name: str) -> None:
         columns = self._options.columns(name, self.names())
@@ -348,7 +352,7 @@ class _Named:
         if _is_path(rows):
             return self._place(name).load(name)
         tables, note = tables_of(f"data[{name!r}]", rows)
-        return read_task(name, tables, {}, Path(), columns, note, self._options.skip_bad_rows)
+        return read_task(task_of(name, tables, columns, note=note, skip_bad_rows=self._options.skip_bad_rows))
 
     def check_header(self, name: str) -> None:
         if _is_path(self._rows.get(name)):
@@ -380,7 +384,7 @@ class _Hub:
         task = registry.tasks()[name]
         if task.hub is None:
             raise NoDataError(f"The hub does not hold task {name!r}. {self.hint}")
-        return read_task(name, read_hub(task, task.hub), {}, Path(), NO_COLUMN_NAMES)
+        return read_task(task_of(name, read_hub(task, task.hub), NO_COLUMN_NAMES))
 
 
 class _Embedded:

@@ -26,7 +26,7 @@ from forgetfree.display import brief, is_text
 from forgetfree.errors import DataError, UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.kind import Form, TaskKind, Wrote
-from forgetfree.results.text_answers import TextAnswers
+from forgetfree.results.answers import TextAnswers
 from forgetfree.tasks import Scenario, TaskDefinition
 
 if TYPE_CHECKING:
@@ -219,17 +219,18 @@ class Generation(TaskKind):
         self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, wrote: Wrote | None = None, **how: Any
     ) -> TextAnswers:
         """Return answers with the text that a model writes after each prompt, or with the likeliest that is allowed."""
-        from forgetfree.models.decoding import counting
-        from forgetfree.models.generation import log_probabilities, write
+        from forgetfree.models.decoding import Heard, counting, unheard
+        from forgetfree.models.generation import Passes, log_probabilities, write
         from forgetfree.parallel.exchange import size
 
         assert isinstance(answers, TextAnswers)
         if task.closed_answers:
-            return _chosen(answers, log_probabilities(model, rows, **how).numpy(), task, rows)
+            return _chosen(answers, log_probabilities(model, rows, Passes(**how)).numpy(), task, rows)
+        heard: Heard = unheard
         if wrote is not None:
             most = len(rows) * task.max_new_tokens // size()
-            how["heard"] = counting(lambda tokens: wrote(tokens, max(most, tokens)))
-        return _filled(answers, write(task, model, rows, **how), rows.tokenizer, task.stop)
+            heard = counting(lambda tokens: wrote(tokens, max(most, tokens)))
+        return _filled(answers, write(task, model, rows, Passes(**how), heard), rows.tokenizer, task.stop)
 
     def loss(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> float:
         """Return the mean loss of a token, in nats."""

@@ -141,7 +141,7 @@ class TaskKind(RowKind):
             model: the model.
             rows: the rows.
             wrote: hears how many tokens were written so far, and of how many that there may be.
-            how: see `forgetfree.models.generation.write`.
+            how: see `forgetfree.models.generation.Passes`.
         """
         return answers
 

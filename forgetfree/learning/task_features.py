@@ -25,10 +25,9 @@ from forgetfree.data.sampling import by_length
 from forgetfree.errors import OptionError, RunError
 from forgetfree.files import write_atomically
 from forgetfree.json_file import parse_json
+from forgetfree.results.unit_folder import FEATURES
 from forgetfree.tensor_file import TensorFile
 
-#: The file beside what a strategy keeps.
-FILE = "task-features.safetensors"
 #: How far Σ is drawn towards a multiple of the identity, since a few hundred rows tell it badly.
 SHRINKAGE = 0.1
 _FILE = TensorFile(RunError, "Restore it from a copy, or run the stream again.", "forgetfree.task-features")
@@ -121,7 +120,7 @@ class TaskFeatures:
     def save(self, directory: Path) -> None:
         """Write the file into a directory, if there is a task."""
         if self.means:
-            write_atomically(directory / FILE, self._bytes())
+            write_atomically(directory / FEATURES, self._bytes())
 
     def load(self, directory: Path) -> None:
         """Read the file of a directory.
@@ -133,7 +132,7 @@ class TaskFeatures:
 
     def read(self, directory: Path) -> tuple[dict[str, Tensor], Tensor, int]:
         """Return the means, the scatter and the number of rows that a file holds; see `load`."""
-        path = directory / FILE
+        path = directory / FEATURES
         header, tensors = _FILE.read(path)
         try:
             about = parse_json(header.get("about", "null"))

@@ -10,6 +10,7 @@ alone in any case: see `forgetfree.models.decoding`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,16 +37,29 @@ Turns = Callable[[Sequence[Sequence[int]], int], Iterable[tuple[Sequence[int], A
 _FLOAT32, _HALF = 1e-3, 2**-4
 
 
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """How rows are put through a model.
+
+    Attributes:
+        batch_size: rows at once, at most.
+        precision: of forward passes.
+        answer: what answers in the model's place, if anything.
+        turns: which rows are answered together, where not all are answered alike.
+    """
+
+    batch_size: int
+    precision: str
+    answer: Answer | None = None
+    turns: Turns | None = None
+
+    def together(self, prompts: Sequence[Sequence[int]]) -> Iterable[tuple[Sequence[int], Answer | None]]:
+        """Return the numbers of prompts that are answered together, each time with what answers them: see `Turns`."""
+        return self.turns(prompts, self.batch_size) if self.turns else [(range(len(prompts)), self.answer)]
+
+
 def write(
-    task: TaskDefinition,
-    model: TaskModel,
-    rows: EncodedTexts,
-    *,
-    batch_size: int,
-    precision: str,
-    answer: Answer | None = None,
-    turns: Turns | None = None,
-    heard: Heard = unheard,
+    task: TaskDefinition, model: TaskModel, rows: EncodedTexts, passes: Passes, heard: Heard = unheard
 ) -> list[list[int]]:
     """Return the token ids that a model writes after each prompt, in the rows' order; each process writes batches of its own.
 
@@ -53,19 +67,16 @@ def write(
         task: whose rows; it says how long a text may be, and what ends it.
         model: the model.
         rows: the rows; what stands there after the prompts is not read.
-        batch_size: rows at once, at most.
-        precision: of forward passes.
-        answer: what answers in the model's place, if anything.
-        turns: which rows are answered together, where not all are answered alike.
+        passes: how they are read.
         heard: hears of each token when it is decided.
     """
     prompts = rows.prompts
     written: list[list[int]] = [[] for _ in prompts]
-    with evaluating(model, precision):
-        for together, answering in turns(prompts, batch_size) if turns else [(range(len(prompts)), answer)]:
+    with evaluating(model, passes.precision):
+        for together, answering in passes.together(prompts):
             # Of each batch the ids of all texts, how many each text has, and the number of each row.
             found = list[tuple[Tensor, Tensor, Tensor]]()
-            for places in own_items(by_length([len(prompts[i]) for i in together], batch_size)):
+            for places in own_items(by_length([len(prompts[i]) for i in together], passes.batch_size)):
                 batch = [together[place] for place in places]
                 asked: list[list[int]] = [prompts[i] for i in batch]
                 how: dict[str, Any] = {
@@ -250,15 +261,7 @@ _TOGETHER = 64
 
 
 @torch.no_grad()
-def log_probabilities(
-    model: TaskModel,
-    rows: EncodedTexts,
-    *,
-    batch_size: int,
-    precision: str,
-    answer: Answer | None = None,
-    turns: Turns | None = None,
-) -> Tensor:
+def log_probabilities(model: TaskModel, rows: EncodedTexts, passes: Passes) -> Tensor:
     """Return the log-probability of each allowed answer after each prompt, in nats ``(rows, answers)``, float32.
 
     It is that of the whole text: the sum over its tokens and the one that ends it, not divided by their number.
@@ -266,15 +269,12 @@ def log_probabilities(
     Args:
         model: the model.
         rows: the rows, with the allowed answers.
-        batch_size: rows that `turns` puts together, at most.
-        precision: of forward passes.
-        answer: what answers in the model's place, if anything.
-        turns: which rows are answered alike, where not all are.
+        passes: how they are read; the answers to one row are read together.
     """
     found = torch.empty(len(rows), len(rows.allowed))
     prompts = rows.prompts
-    with evaluating(model, precision):
-        for together, answering in turns(prompts, batch_size) if turns else [(range(len(prompts)), answer)]:
+    with evaluating(model, passes.precision):
+        for together, answering in passes.together(prompts):
             own = [(i, _of_row(answering or model, model, rows, prompts[i])) for i in own_items(list(together))]
             for i, of_row in gathered(own):
                 found[i] = of_row

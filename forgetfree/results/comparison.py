@@ -23,7 +23,7 @@ from forgetfree.results.metrics import scale_of, sign
 from forgetfree.results.records import CONSTANT, Record
 from forgetfree.results.run_results import LEARNED_FLOORS, REFERENCE, UNTRAINED, Failed, Run, RunResults, Unfinished
 from forgetfree.results.stored import to_csv
-from forgetfree.results.unit_folder import Units, made_of
+from forgetfree.results.unit_folder import UnitFiles, made_of, read_unit_files
 
 Json = dict[str, Any]
 #: What files that do not say it mean, and reports pass over.
@@ -45,11 +45,13 @@ class StrategyRuns:
         label: the strategy's name, with the options in which it differs from its other rows.
         runs: its runs, by rising seed; each says where it was read.
         options: what makes the configuration: its options, and what else differs between directories.
+        files: what the folder of each run shows beside its scores; empty where they were not read, see `with_files`.
     """
 
     label: str
     runs: tuple[Run, ...]
     options: Json = field(default_factory=dict)
+    files: tuple[UnitFiles, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,16 @@ class Comparison:
         strategies = [{"label": entry.label, "runs": _with_sources(entry.runs)} for entry in self.strategies]
         parts = {name: _with_sources(getattr(self, name)) for name in ("unfinished", "failed")}
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"strategies": strategies} | parts
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all strategies."""
+        return [run for entry in self.strategies for run in entry.runs]
+
+    @property
+    def by_strategy(self) -> Mapping[str, StrategyRuns]:
+        """The first row of each strategy, by its name; where it has several, their labels say which is which."""
+        return {entry.runs[0].strategy: entry for entry in reversed(self.strategies)}
 
     @property
     def signs(self) -> list[int]:
@@ -201,13 +213,14 @@ def one_file(results: Sequence[RunResults]) -> str:
     Raises:
         ReportError: as `merge`, or there are two configurations of one strategy.
     """
-    strategies = merge(results).strategies
+    merged = merge(results)
+    strategies = merged.strategies
     if len({entry.runs[0].strategy for entry in strategies}) < len(strategies) or _telling(results):
         raise ReportError(
             f"One CSV file holds one set-up and one configuration of a strategy, got "
             f"{', '.join(entry.label for entry in strategies)}. Write a file for each."
         )
-    whole = results[0].with_runs([run.with_facts(**made_of(run)) for entry in strategies for run in entry.runs])
+    whole = results[0].with_runs([run.with_facts(**made_of(run)) for run in merged.runs])
     if whole.floors:
         whole = whole.with_facts(floors=whole.floors.with_facts(**_floors_by_seed(results)))
     return to_csv(whole)
@@ -244,7 +257,7 @@ def _floors_by_seed(results: Sequence[RunResults]) -> dict[str, dict[str, list[f
     return floors
 
 
-# ---- fine-tuned models of another directory -------------------------------------------------------------
+# ---- what unit folders and other directories add -------------------------------------------------------------
 
 
 def reference_of(entry: StrategyRuns, run: Run, entries: Iterable[StrategyRuns]) -> tuple[StrategyRuns, Run] | None:
@@ -277,30 +290,30 @@ def _with_intransigence(entries: Iterable[StrategyRuns]) -> tuple[StrategyRuns, 
     return tuple(replace(entry, runs=tuple(filled(entry, run) for run in entry.runs)) for entry in entries)
 
 
-def with_agreement(comparison: Comparison, units: Units) -> Comparison:
-    """Return the comparison; runs without agreement have it, if a reference stands beside them and answers of both are kept.
-
-    Args:
-        comparison: what `merge` returned.
-        units: the files of its units; empty, or without answers, where only scores are known.
-    """
-    answers = {
-        (entry.label, run.seed): unit.answers
-        for entry in comparison.strategies
-        for run, unit in zip(entry.runs, units.get(entry.label, ()), strict=False)
-    }
+def with_files(comparison: Comparison) -> Comparison:
+    """Return the comparison with the files of its units; runs without agreement have it, if these and a reference tell it."""
+    tasks, read = comparison.tasks, dict[tuple[str, int], UnitFiles]()
+    for entry in comparison.strategies:
+        read |= {(entry.label, run.seed): read_unit_files(run, tasks) for run in entry.runs}
 
     def filled(entry: StrategyRuns, run: Run) -> Run:
         found = None if run.agreement else reference_of(entry, run, comparison.strategies)
         if found is None:
             return run
-        own, others = (answers.get((each.label, run.seed), {}) for each in (entry, found[0]))
-        pairs = [(own[task], others[task]) for task in comparison.tasks if task in own and task in others]
-        if len(pairs) < len(comparison.tasks) or not all(np.array_equal(a.labels, b.labels) for a, b in pairs):
+        own, others = (read[each.label, run.seed].answers for each in (entry, found[0]))
+        pairs = [(own[task], others[task]) for task in tasks if task in own and task in others]
+        if len(pairs) < len(tasks) or not all(np.array_equal(a.labels, b.labels) for a, b in pairs):
             return run
         return run.with_facts(agreement=[a.agreement(b) for a, b in pairs])
 
-    entries = (replace(entry, runs=tuple(filled(entry, run) for run in entry.runs)) for entry in comparison.strategies)
+    entries = (
+        replace(
+            entry,
+            runs=tuple(filled(entry, run) for run in entry.runs),
+            files=tuple(read[entry.label, run.seed] for run in entry.runs),
+        )
+        for entry in comparison.strategies
+    )
     return replace(comparison, strategies=tuple(entries))
 
 

@@ -26,11 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from forgetfree import registry
+from forgetfree.display import PERCENT
 from forgetfree.results.answers import LabelAnswers, WrittenTexts, unpack_rows
 from forgetfree.results.calibration import BINS, calibration_gaps
 from forgetfree.results.comparison import Comparison, StrategyRuns
 from forgetfree.results.metrics import Floats
-from forgetfree.results.unit_folder import Units
 
 #: The chance that an interval misses.
 ALPHA = 0.05
@@ -61,6 +61,12 @@ class Interval:
     def verdict(self) -> str:
         """Say of a difference whether it is ``higher``, ``lower``, or ``undecided`` because the interval holds 0."""
         return "higher" if self.low > 0 else "lower" if self.high < 0 else "undecided"
+
+    @property
+    def text(self) -> str:
+        """The value of shares and its interval, in %; the value alone where there is no interval."""
+        value, low, high = map(PERCENT.text, (self.value, self.low, self.high))
+        return value if math.isnan(self.low) else f"{value} [{low}, {high}]"
 
 
 def interval(values: Sequence[float] | Floats, row_variance: float = 0.0) -> Interval:
@@ -284,23 +290,22 @@ class Evidence:
         self.scores = scores
 
     @classmethod
-    def of(cls, comparison: Comparison, units: Units, metric: str | None = None) -> Self:
+    def of(cls, comparison: Comparison, metric: str | None = None) -> Self:
         """Return the evidence at the end of a stream.
 
         Args:
-            comparison: what `merge` returned.
-            units: the files of its units, with answers to single rows; empty, or without them, where only scores are known.
+            comparison: what `merge` returned; `with_files` of it adds answers to single rows, where they are kept.
             metric: ``ece``; default: that of each task.
         """
         answers: dict[str, list[dict[str, LabelAnswers | WrittenTexts]]] = {
-            label: [
+            entry.label: [
                 # Of closed answers both are known: an ECE is that of the probabilities, a score that of the texts.
                 {**unit.texts, **unit.answers} if metric == "ece" else {**unit.answers, **unit.texts}
-                for unit in of_seeds
+                for unit in entry.files
             ]
-            for label, of_seeds in units.items()
+            for entry in comparison.strategies
         }
-        whole = answers and len({_rows(each) for of_seeds in answers.values() for each in of_seeds if each}) == 1
+        whole = len({_rows(each) for of_seeds in answers.values() for each in of_seeds if each}) == 1
         scores: dict[str, dict[int, dict[str, RowScore]]] = {}
         for entry in comparison.strategies:
             for i, run in enumerate(entry.runs):

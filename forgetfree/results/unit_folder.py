@@ -26,6 +26,8 @@ Json = dict[str, Any]
 RECORD, CONFIG = "unit.json", "config.json"
 #: The losses of a unit.
 HISTORY = "history.jsonl"
+#: What tells tasks apart, of a unit that does so by features.
+FEATURES = "task-features.safetensors"
 #: How long each task took to learn.
 SECONDS_PER_TASK = "seconds-per-task.json"
 #: In results.json: the checksums of config.json and of the units.
@@ -192,10 +194,6 @@ class UnitFiles:
     losses: Sequence[Json]
     faults: Mapping[str, str]
     texts: Mapping[str, WrittenTexts] = field(default_factory=dict)
-
-
-#: Of the units of a comparison: by the label of a strategy, in the order of its runs.
-Units = Mapping[str, Sequence[UnitFiles]]
 
 
 def read_unit_files(run: Run, tasks: Sequence[str]) -> UnitFiles:

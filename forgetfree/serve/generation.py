@@ -19,7 +19,7 @@ from forgetfree.display import brief, escaped
 from forgetfree.errors import FieldError, ModelError, UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.generation import one_prompt, prompt_columns, text_of, turns_of
-from forgetfree.models.generation import log_probabilities, plain_generation, stops, write
+from forgetfree.models.generation import Passes, log_probabilities, plain_generation, stops, write
 from forgetfree.serve.classification import probability_column, text_rows
 from forgetfree.serve.network import Parts, Reading, TaskNetwork, name_labels_
 from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, refuse_one_text
@@ -165,6 +165,7 @@ class WritingTask(ServedTask):
         if ending.send is not None and len(rows) != 1:
             raise UsageError(f"One text is sent while it is written, got {len(rows)} prompts. Ask for each on its own.")
         self.check(ending)
+        passes = Passes(batch_size=batch_size, precision=precision)
         if task.closed_answers:
             longest = max(map(len, rows.allowed))
             if most < longest and ending.max_tokens is not None:
@@ -173,7 +174,7 @@ class WritingTask(ServedTask):
                     f"max_tokens={most}. Ask for that many, or leave it out.",
                     "max_tokens",
                 )
-            chosen = self._chosen(model, rows, batch_size=batch_size, precision=precision)
+            chosen = self._chosen(model, rows, passes)
             if ending.send is not None:
                 ending.send(chosen[0].text)
             return chosen
@@ -186,7 +187,7 @@ class WritingTask(ServedTask):
                 ending.pause.take()
 
         found = []
-        written = write(task, model, rows, batch_size=batch_size, precision=precision, heard=heard)
+        written = write(task, model, rows, passes, heard)
         for prompt, ids in zip(rows.prompts, written, strict=True):
             text = text_of(rows.tokenizer, ids, task.stop)
             ended = len(ids) < min(most, model.most_after(prompt)) or stops(rows.tokenizer, ids, task.stop)
@@ -195,9 +196,9 @@ class WritingTask(ServedTask):
                 growing.end(text)
         return found
 
-    def _chosen(self, model: Any, rows: Any, **passes: Any) -> list[WrittenText]:
+    def _chosen(self, model: Any, rows: Any, passes: Passes) -> list[WrittenText]:
         """Return the likeliest of the closed answers after each prompt, with the probabilities of all."""
-        found, closed = log_probabilities(model, rows, **passes), self.task.closed_answers
+        found, closed = log_probabilities(model, rows, passes), self.task.closed_answers
         return [
             WrittenText(
                 closed[best],

@@ -21,12 +21,10 @@ from forgetfree.display import brief, counted
 from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.kinds.kind import kind_of
-from forgetfree.learning.task_features import FILE as FEATURES
 from forgetfree.learning.task_features import TaskFeatures, share_of_entropy
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, dtype_of, load_model
-from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.classification import Answer, text_rows
 from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, served
 from forgetfree.serve.source import Source, check_run_binding
@@ -125,7 +123,6 @@ class Predictor:
             if source.task_inference == "lda":  # the model holds θ_pre now
                 features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
                 features.load(source.file.parent)
-                check_own(source.file.with_name(FEATURES))
             now = loaded.binding(source.precision)
             weights = weights_of(source, loaded) if ledger is None else LedgerWeights(loaded, ledger, source)
             if source.tasks:

@@ -18,7 +18,7 @@ from forgetfree.json_file import check_fields
 from forgetfree.recipes import ModelDtype
 from forgetfree.registry import WEIGHTS
 from forgetfree.results.config_file import check_whole, load_run, located
-from forgetfree.results.unit_folder import RECORD, check_own, read_record
+from forgetfree.results.unit_folder import FEATURES, RECORD, check_own, read_record
 from forgetfree.tasks import TaskDefinition, seeded
 
 if TYPE_CHECKING:
@@ -93,6 +93,9 @@ class Source:
         settings, options = config["run"]["set"], _options(config, file.parts[-3])
         name = located(config["model"]["name"], place)
         own_seed, given = int(file.parts[-2].removeprefix("seed-")), settings.get("sampling_seed")
+        task_inference = "last" if config.get("scenario", "task") == "task" else options.get("task_inference", "last")
+        if task_inference == "lda":
+            check_own(file.with_name(FEATURES))
         return cls(
             file=file,
             model=model or name,
@@ -105,9 +108,7 @@ class Source:
             precision="bf16" if (options.get("answer_precision") or options.get("precision")) == "bf16" else "fp32",
             deterministic=options.get("deterministic") is True,
             stores=[file.parent, Path(settings.get("cache") or place / "fine-tuned")],
-            task_inference=(
-                "last" if config.get("scenario", "task") == "task" else options.get("task_inference", "last")
-            ),
+            task_inference=task_inference,
             lda_layer=options.get("lda_layer"),
         )
 

@@ -15,7 +15,7 @@ from forgetfree.continual.streams import Stream, make_stream
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.training import answers_of
-from forgetfree.results.text_answers import TextAnswers
+from forgetfree.results.answers import TextAnswers
 from forgetfree.testing.tiny import copies, tiny_model, tiny_task, tiny_texts
 
 

@@ -21,11 +21,10 @@ from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.floors import linear_probe, overlap, word_answers
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import LabelAnswers, pack_rows
-from forgetfree.results.comparison import merge
+from forgetfree.results.comparison import merge, with_files
 from forgetfree.results.evidence import Evidence
 from forgetfree.results.run_results import RunResults
 from forgetfree.results.stored import load_run_results
-from forgetfree.results.unit_folder import read_unit_files
 from forgetfree.strategies.continual_ft import ContinualFT
 
 ALL = ("--set", "floors=probe", "--set", "readout_again=true")
@@ -90,13 +89,9 @@ def test_a_csv_file_has_the_intervals_of_its_run(
     file.write_text(capsys.readouterr().out)
     tables = []
     for source in (finished, file):
-        results = load_run_results(source)
-        comparison = merge([results])
-        units = {
-            each.label: [read_unit_files(run, comparison.tasks) for run in each.runs] for each in comparison.strategies
-        }
-        assert any(unit.answers for of_seeds in units.values() for unit in of_seeds) == (source == finished)
-        tables.append(Evidence.of(comparison, units).difference("continual-ft", "fine-tune"))
+        comparison = with_files(merge([load_run_results(source)]))
+        assert any(unit.answers for each in comparison.strategies for unit in each.files) == (source == finished)
+        tables.append(Evidence.of(comparison).difference("continual-ft", "fine-tune"))
     of_run, of_file = tables
     assert of_run is not None and of_file is not None and not np.isnan(of_run.low)
     assert (of_file.low, of_file.high) == pytest.approx((of_run.low, of_run.high), rel=1e-9)

@@ -30,7 +30,7 @@ from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running import costs
 from forgetfree.models.loading import load_model
 from forgetfree.results import stored
-from forgetfree.results.text_answers import TextAnswers
+from forgetfree.results.answers import TextAnswers
 from forgetfree.serve.served_task import Ending
 from forgetfree.tasks import Decoding, TaskDefinition
 

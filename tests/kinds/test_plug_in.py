@@ -28,7 +28,6 @@ from forgetfree.results.metrics import Metric
 from forgetfree.results.report import run_figures
 from forgetfree.results.report.run_report import lay_out, lay_out_leaderboard
 from forgetfree.results.report.words import headline
-from forgetfree.results.unit_folder import UnitFiles
 from forgetfree.serve.served_task import served
 from forgetfree.tasks import TaskDefinition
 from forgetfree.testing import check_stream
@@ -267,7 +266,7 @@ def test_shades_reach_as_far_as_scores(ratings: Path, monkeypatch: pytest.Monkey
         results = _of_metrics(metrics)
         results["runs"][0]["matrix"][-1] = [0.25, 1.5]
         held = together([results])
-        run_figures.sections_of(held, {entry.label: [UnitFiles({}, [], {})] for entry in held.strategies})
+        run_figures.sections_of(held)
     assert [[end.tolist() for end in ends] for ends in seen[::2]] == [[[0.4, 0.1], [0.8, 1.5]], [[40, 0.1], [80, 1.5]]]
 
 
@@ -302,7 +301,7 @@ def test_scores_are_shown_as_their_metric_says(
     page = lay_out(held)
     assert page.tables[0].title == title and page.tables[0].rows[0][1:4] == cells
     assert says in page.headline
-    figures = run_figures.sections_of(held, {entry.label: [UnitFiles({}, [], {})] for entry in held.strategies})
+    figures = run_figures.sections_of(held)
     assert (". Scores in %" in str(figures)) == ("f1" in metrics)
 
 

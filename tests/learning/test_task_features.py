@@ -12,8 +12,9 @@ import torch
 
 from forgetfree import registry
 from forgetfree.errors import ForgetfreeError, OptionError, RunError
-from forgetfree.learning.task_features import FILE, SHRINKAGE, TaskFeatures
+from forgetfree.learning.task_features import SHRINKAGE, TaskFeatures
 from forgetfree.models.loading import load_model
+from forgetfree.results.unit_folder import FEATURES
 
 MakeStream = Callable[..., Any]
 TASKS = ["qnli", "ag_news", "sst2"]
@@ -100,14 +101,14 @@ def test_it_is_written_and_read_bit_for_bit_and_goes_on(tiny_stream: MakeStream,
     stream = tiny_stream("bert", "linear")
     whole, part = learned(stream, 3, fingerprint="f"), learned(stream, 2, fingerprint="f")
     part.save(tmp_path)
-    assert part.bytes_kept() == (tmp_path / FILE).stat().st_size
+    assert part.bytes_kept() == (tmp_path / FEATURES).stat().st_size
     again = TaskFeatures(stream.model, fingerprint="f")
     again.load(tmp_path)
     again.learn("sst2", stream.tasks[2].train)
     again.save(tmp_path)
-    held = (tmp_path / FILE).read_bytes()
+    held = (tmp_path / FEATURES).read_bytes()
     whole.save(tmp_path)
-    assert (tmp_path / FILE).read_bytes() == held
+    assert (tmp_path / FEATURES).read_bytes() == held
 
 
 def test_what_does_not_fit_is_refused(
@@ -124,9 +125,9 @@ def test_what_does_not_fit_is_refused(
     for other in (TaskFeatures(stream.model, 0, "f" * 64), TaskFeatures(stream.model, None, "e" * 64)):
         with pytest.raises(RunError, match="made with another model or layer"):
             other.load(tmp_path)
-    data = bytearray((tmp_path / FILE).read_bytes())
+    data = bytearray((tmp_path / FEATURES).read_bytes())
     data[-1] ^= 1
-    (tmp_path / FILE).write_bytes(data)
+    (tmp_path / FEATURES).write_bytes(data)
     with pytest.raises(RunError, match="do not match its checksum"):
         features.load(tmp_path)
     assert features.means == {}

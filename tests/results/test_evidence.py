@@ -98,7 +98,7 @@ def test_the_accuracy_of_a_task_with_another_metric_is_not_known(tmp_path: Path)
     (out / "results.json").write_text(json.dumps(results))
     read = merge([load_run_results(out)])
     assert read.metric[0] == "f1"
-    assert Evidence.of(read, {}, "ece").scores["continual-ft"][0]["a"].variance > 0.25
+    assert Evidence.of(read, "ece").scores["continual-ft"][0]["a"].variance > 0.25
 
 
 def test_an_interval_is_worked_by_hand() -> None:

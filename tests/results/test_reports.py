@@ -640,7 +640,7 @@ def test_seconds_of_models_that_others_made_stand_beside_ones_own() -> None:
 def test_the_strategies_that_stand_on_fine_tuned_models_are_those_that_say_so() -> None:
     from forgetfree.jobs.run_config import fine_tunes
     from forgetfree.learning.localization import LocalizationOptions
-    from forgetfree.results.costs import NEED_FINE_TUNED, STAND_ON_FINE_TUNED
+    from forgetfree.results.configurations import NEED_FINE_TUNED, STAND_ON_FINE_TUNED
 
     assert {name for name in registry.STRATEGIES if fine_tunes(registry.strategy(name))} == {*STAND_ON_FINE_TUNED}
     declared = typing.get_args(typing.get_type_hints(LocalizationOptions)["region_from"])

@@ -23,15 +23,14 @@ def unit(*texts: str, right: Any = RIGHT) -> UnitFiles:
     return UnitFiles({}, [], {}, {"colours": WrittenTexts(texts, right, PROMPTS)})
 
 
-def compared(*labels: str) -> Any:
+def compared(**files: list[UnitFiles]) -> Any:
     runs = [SimpleNamespace(seed=seed, matrix=[[0.0], [0.5]], ece=[[None]] * 2) for seed in range(2)]
-    strategies = [SimpleNamespace(label=label, runs=runs) for label in labels]
+    strategies = [SimpleNamespace(label=label, runs=runs, files=units) for label, units in files.items()]
     return SimpleNamespace(tasks=("colours",), metric=("exact_match",), test_rows={"colours": 4}, strategies=strategies)
 
 
 def test_rows_show_what_was_asked_what_is_right_and_what_each_strategy_wrote() -> None:
-    units = {"ours": [unit("red", "<i>", "red", "")], "naive": [unit("blue", "|", "red", "b")]}
-    (table,) = text_tables(compared("ours", "naive"), units)
+    (table,) = text_tables(compared(ours=[unit("red", "<i>", "red", "")], naive=[unit("blue", "|", "red", "b")]))
     assert table.header == ("", "test row 1", "test row 2", "test row 3")
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["prompt"] == ("Which colour?", "x" * 200 + "…", "Which?")
@@ -45,8 +44,8 @@ def test_rows_show_what_was_asked_what_is_right_and_what_each_strategy_wrote() -
 
 
 def test_texts_of_other_rows_do_not_stand_side_by_side() -> None:
-    units = {"ours": [unit("red", "a", "b", "c")], "naive": [unit("a", "b", "c", "d", right=[["x"]] * 4)]}
-    assert not list(text_tables(compared("ours", "naive"), units))
+    others = [unit("a", "b", "c", "d", right=[["x"]] * 4)]
+    assert not list(text_tables(compared(ours=[unit("red", "a", "b", "c")], naive=others)))
 
 
 def test_differences_are_those_of_the_same_rows() -> None:
@@ -55,7 +54,7 @@ def test_differences_are_those_of_the_same_rows() -> None:
     score = RowScore.of_answers(texts[0].texts["colours"], "exact_match")
     assert (score.value, score.rows, score.variance) == (0.25, 4, 0.1875)
     assert score.influence == pytest.approx(np.array([0.75, -0.25, -0.25, -0.25]))
-    evidence = Evidence.of(compared("ours", "naive"), {"ours": texts, "naive": texts})
+    evidence = Evidence.of(compared(ours=texts, naive=texts))
     difference = evidence.difference("ours", "naive")
     assert difference is not None
     assert difference.value == 0 and np.isnan([difference.low, difference.high]).all()
@@ -75,10 +74,9 @@ def test_the_ece_of_closed_answers_is_one_of_single_rows() -> None:
     """Both are known of them: texts, which are scored, and probabilities."""
     answers = LabelAnswers(np.eye(4, 3, dtype=np.float32), np.array([0, 1, 0, 2]))
     unit_of_both = replace(unit("red", "|", "red", "b"), answers={"colours": answers})
-    comparison = compared("ours")
+    comparison = compared(ours=[unit_of_both] * 2)
     for run in comparison.strategies[0].runs:
         run.ece, run.right_rows = [[None], [answers.ece]], None
-    units = {"ours": [unit_of_both] * 2}
     for metric, expected in (("ece", RowScore.of_answers(answers, "ece").influence), (None, [0.25, -0.75, 0.25, 0.25])):
-        found = Evidence.of(comparison, units, metric).scores["ours"][0]["colours"].influence
+        found = Evidence.of(comparison, metric).scores["ours"][0]["colours"].influence
         assert found is not None and found.tolist() == pytest.approx(list(expected))

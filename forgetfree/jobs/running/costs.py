@@ -209,7 +209,7 @@ def check_space(workload: Workload, out: str, config: Json, space: ParameterSpac
     tell_note(tiny_region_note(len(space), workload.sparsities))
     definitions = {each["name"]: TaskDefinition.of_fields(each) for each in config["tasks"]}
     tests = {name: rows.get("test", 0) for name, rows in config["data"].items()}
-    refuse_without(*needed_bytes(workload, tests, definitions, space), out, workload)
+    check_room(out, workload, tests, definitions, space)
 
 
 def needed_bytes(
@@ -239,12 +239,18 @@ def needed_bytes(
     return model_bytes(space) * len(models), kept
 
 
-def refuse_without(models: int, kept: int, out: str, workload: Workload) -> None:
-    """Raise ``UsageError`` unless there is room for so many bytes, those that are there already included.
+def check_room(
+    out: str,
+    workload: Workload,
+    tests: Mapping[str, int],
+    definitions: Mapping[str, TaskDefinition],
+    space: ParameterSpace,
+) -> None:
+    """Raise ``UsageError`` unless there is room for the `needed_bytes`, those that are there already included.
 
     Of a cache that others may use, only models of this job's tasks are there already.
     """
-    cache = workload.common.cache
+    (models, kept), cache = needed_bytes(workload, tests, definitions, space), workload.common.cache
     places = [("--out", out, kept + (0 if cache else models), ["*"])]
     if cache:
         places.append(("--cache", cache, models, [f"{task}-*" for task in workload.tasks]))

@@ -45,7 +45,7 @@ from forgetfree.jobs.config import InMemory, JobConfig
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.run_config import StreamConfig, starts_of
 from forgetfree.jobs.running import costs
-from forgetfree.jobs.running.costs import PlannedUnit, Workload, needed_bytes, refuse_without
+from forgetfree.jobs.running.costs import PlannedUnit, Workload, check_room, needed_bytes
 from forgetfree.jobs.running.environment import check_precision, set_threads
 from forgetfree.jobs.running.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
@@ -93,13 +93,14 @@ def with_all_faults(error: ForgetfreeError, config: JobConfig) -> ForgetfreeErro
 
 @dataclass
 class _Found:
-    """What was found of a job's tasks and model, and what is wrong with it."""
+    """What was found of a job's tasks, how many test rows of each are answered, and its model; and what is wrong with it."""
 
     faults: Faults
     notes: list[str]
     workload: Workload
     device: str
     rows: dict[str, TaskRows]
+    tests: dict[str, int]
     definitions: dict[str, TaskDefinition]
     model: _Model
 
@@ -110,6 +111,7 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
     job: type[Job[Any]] = registry.JOBS[config.command].job.load()
     checked, out = faults.attempt(config.checked, in_memory.strategies), Path(config.out)
     workload = job.workload(config, checked, faults)
+    limit = workload.common.test_limit
     faults.attempt(check_place, out)
     if workload.common.cache:
         faults.attempt(check_place, Path(workload.common.cache), "--cache")
@@ -129,13 +131,15 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
                 read, rows[name] = rows[name], fitting(rows[name], encoder)
                 notes += rows[name].notes[len(read.notes) :]
         if workload.held_aside is not None:
-            data = in_memory.data_or(config.data)
-            limit, options = workload.common.test_limit, config.read_options
-            aside = faults.attempt(TextsAside.of, workload.held_aside, data, model.loaded, limit, options)
+            aside = faults.attempt(
+                *(TextsAside.of, workload.held_aside, in_memory.data_or(config.data), model.loaded, limit),
+                config.read_options,
+            )
             notes += (aside and faults.attempt(aside.notes, rows.values())) or ()
         for unit in workload.units:
             with suppress(AttributeError):  # of a stream there is no more than its model
                 faults.attempt(unit.check, unit.options, SimpleNamespace(model=model.loaded.model))
+    tests = {name: min(len(each.test), limit or len(each.test)) for name, each in rows.items()}
     for name, place in workload.starts.items():
         start = (faults.attempt(starts_of, {name: place}, config.model, in_memory.model) or {}).get(name)
         if start is not None and model is not None and model.loaded is not None:
@@ -144,8 +148,9 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
         for sparsity in workload.sparsities:
             faults.attempt(budget, model.graftable, sparsity)
         notes += filter(None, [tiny_region_note(model.graftable, workload.sparsities)])
-        faults.attempt(_check_room, config.out, workload, _tests(workload, rows), definitions, model.space)
-    return _Found(faults, notes, workload, device, rows, definitions, model or _Model("", "", None, 0, None, False))
+        faults.attempt(check_room, config.out, workload, tests, definitions, model.space)
+    model = model or _Model("", "", None, 0, None, False)
+    return _Found(faults, notes, workload, device, rows, tests, definitions, model)
 
 
 # -- Places, data and model -----------------------------------------------------------------------------------
@@ -263,15 +268,14 @@ def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefiniti
 
 
 def _plan(config: JobConfig, found: _Found) -> Json:
-    workload, rows, definitions = found.workload, found.rows, found.definitions
-    model, device, notes = found.model, found.device, found.notes
+    workload, rows, model, device, notes = found.workload, found.rows, found.model, found.device, found.notes
     set_threads(workload.common.threads)
-    lengths = {name: _lengths(model, each, notes) for name, each in rows.items()}
-    limit = workload.common.max_length or usual_max_length(definitions.values())
-    rates = _rates(workload, rows, model, device, notes)
+    lengths = {name: _lengths(found, each) for name, each in rows.items()}
+    limit = workload.common.max_length or usual_max_length(found.definitions.values())
+    rates = _rates(found)
     units, made, total = list[Json](), dict[Any, str](), Counter[Phase]()
     for unit in workload.units:
-        phases = list(_phases(unit, workload, model, rows, definitions, lengths, limit, rates, made))
+        phases = list(_phases(unit, found, lengths, limit, rates, made))
         units.append({"unit": unit.name, "phases": phases})
         for phase in phases:
             total[phase["phase"]] += phase["steps"] or 0
@@ -287,7 +291,7 @@ def _plan(config: JobConfig, found: _Found) -> Json:
     most, there = max(memory.values(), default=0), costs.device_memory(device)
     if most > there:
         notes.append(f"About {most:,} bytes of memory are needed on {device}, which has {there:,}: training may fail.")
-    _tell_room(workload, units, model, notes)
+    _tell_room(found, units)
     known = bool(seconds) and None not in seconds and model.parameters > 0
     return {
         "schema": 1,
@@ -312,7 +316,7 @@ def _plan(config: JobConfig, found: _Found) -> Json:
             "seconds": round(sum(seconds), 1) if known else None,
             "memory_bytes": most,
             "memory_bytes_by_phase": dict(memory),
-            "disk_bytes": sum(needed_bytes(workload, _tests(workload, rows), definitions, model.space))
+            "disk_bytes": sum(needed_bytes(workload, found.tests, found.definitions, model.space))
             if model.space
             else 0,
             "disk_free_bytes": shutil.disk_usage(existing(Path(config.out))).free,
@@ -322,56 +326,52 @@ def _plan(config: JobConfig, found: _Found) -> Json:
     }
 
 
-def _lengths(model: _Model, rows: TaskRows, notes: list[str]) -> list[int]:
+def _lengths(found: _Found, rows: TaskRows) -> list[int]:
     """Return the lengths of a sample of training rows in tokens; without the model's tokenizer, 4 tokens for 3 words."""
     sample = rows.train.take(evenly(len(rows.train), costs.SAMPLE))
-    if model.loaded is not None:
-        encoder = model.loaded.encoder(rows.task)
+    if found.model.loaded is not None:
+        encoder = found.model.loaded.encoder(rows.task)
         lengths = [len(ids) for ids in encoder(sample)]
         if cut := encoder.cut_note("training row", len(sample)):
             all_rows = len(sample) == len(rows.train)
-            notes.append(f"Task {rows.task.name!r}{'' if all_rows else ', of a sample'}: {cut}")
+            found.notes.append(f"Task {rows.task.name!r}{'' if all_rows else ', of a sample'}: {cut}")
         return lengths
     texts = zip(sample.first, sample.second, strict=True) if sample.second else ((text,) for text in sample.first)
     return [2 + round(4 / 3 * sum(len(text.split()) for text in each)) for each in texts]
 
 
-def _rates(
-    workload: Workload, rows: Mapping[str, TaskRows], model: _Model, device: str, notes: list[str]
-) -> costs.Rates | None:
+def _rates(found: _Found) -> costs.Rates | None:
+    workload, model = found.workload, found.model
     if not workload.units or not model.parameters or model.config is None:
         return None
     options = workload.units[0].options
-    if model.loaded is None or not rows:
+    if model.loaded is None or not found.rows:
         narrow = workload.common.dtype != "float32"
-        return costs.computed_rates(model.parameters, device, "bf16" if narrow else options.precision)
-    first = next(iter(rows.values()))
+        return costs.computed_rates(model.parameters, found.device, "bf16" if narrow else options.precision)
+    first = next(iter(found.rows.values()))
     sample = first.train.take(evenly(len(first.train), costs.SAMPLE))
     try:
-        return costs.timed_rates(model.loaded, first.task, sample, options, device)
+        return costs.timed_rates(model.loaded, first.task, sample, options, found.device)
     except (ForgetfreeError, RuntimeError) as error:
-        notes.append(f"A first step of training fails: {first_line(error)}.")
+        found.notes.append(f"A first step of training fails: {first_line(error)}.")
         return None
 
 
 def _phases(
     unit: PlannedUnit,
-    workload: Workload,
-    model: _Model,
-    rows: Mapping[str, TaskRows],
-    definitions: Mapping[str, TaskDefinition],
+    found: _Found,
     lengths: Mapping[str, list[int]],
     max_length: int,
     rates: costs.Rates | None,
     made: dict[Any, str],
 ) -> Iterator[Json]:
     """Yield the phases of a unit; a fine-tuned model that another unit makes costs nothing, and ``shared`` names that unit."""
-    options, limit = unit.options, workload.common.test_limit
+    options, common, model = unit.options, found.workload.common, found.model
     evaluations = unit.evaluations + (0 if model.trains_readouts else unit.before_learning)
     bases = [version_of(task)[0] for task in unit.tasks]
     sizes = [
         replace(
-            _size(task, unit, workload, rows.get(task), definitions.get(task)),
+            _size(task, unit, found),
             again=base in bases[:number],
             trains_readout=model.trains_readouts,
         )
@@ -389,28 +389,28 @@ def _phases(
                 steps = steps and steps * unit.repeats if maker == unit.name else 0
             shared = {} if maker == unit.name else {"shared": maker}
             yield phase(each.phase, steps, (steps or 0) * each.rows * length) | shared
-        if (held := rows.get(task)) is not None:
-            answered = written = round(min(len(held.test), limit or len(held.test)) * evaluations)
+        if (held := found.rows.get(task)) is not None:
+            tests = found.tests[task]
+            answered = written = round(tests * evaluations)
             if isinstance(options, LocalizationOptions) and options.region_from in ("mask", "midpoint"):
                 answered += min(len(held.validation), options.validation_rows) * options.mask_evaluations
             if isinstance(options, ScaleOptions):
                 answered += min(len(held.validation), options.choice_rows) * options.choices
-            if getattr(workload.common, "temperature_scaling", False) and not held.task.writes:
-                answered += min(len(held.validation), calibration_rows(min(len(held.test), limit or len(held.test))))
-            probed = getattr(workload.common, "floors", "constant") == "probe" and not held.task.writes
+            if getattr(common, "temperature_scaling", False) and not held.task.writes:
+                answered += min(len(held.validation), calibration_rows(tests))
+            probed = getattr(common, "floors", "constant") == "probe" and not held.task.writes
             if probed and made.setdefault(("probe", task, unit.seed), unit.name) == unit.name:
-                answered += (size.rows or 0) + min(len(held.test), limit or len(held.test))
+                answered += (size.rows or 0) + tests
             mean = sum(tokens) / len(tokens)
             # After its loss is known, a prompt is read again, and as long a text as may be is written after it.
             more = written * (mean + held.task.max_new_tokens) if held.task.writes else 0
             yield phase("evaluate", answered, answered * mean + more)
 
 
-def _size(
-    task: str, unit: PlannedUnit, workload: Workload, rows: TaskRows | None, definition: TaskDefinition | None
-) -> TaskSize:
+def _size(task: str, unit: PlannedUnit, found: _Found) -> TaskSize:
     """Return the size of a task, as far as it is known."""
-    drawn = None if rows is None else len(sampled(rows, unit.shots, unit.seed, workload.common.or_fewer))
+    rows, definition = found.rows.get(task), found.definitions.get(task)
+    drawn = None if rows is None else len(sampled(rows, unit.shots, unit.seed, found.workload.common.or_fewer))
     rarest = unit.shots or (rows and min(MOST_SHOTS, *Counter(kind_of(rows.task).groups(rows.train.labels)).values()))
     labels = 2 if definition is None else len(definition.labels)
     return TaskSize(unit.options.steps or (paper_steps(labels, rarest) if rarest else None), drawn)
@@ -423,29 +423,12 @@ def _phase(task: str, rates: costs.Rates | None, name: Phase, steps: int | None,
     return {"task": task, "phase": name, "steps": steps, "seconds": seconds}
 
 
-def _tell_room(workload: Workload, planned: Sequence[Json], model: _Model, notes: list[str]) -> None:
+def _tell_room(found: _Found, planned: Sequence[Json]) -> None:
     """Note where the regions of all tasks are more than there is."""
-    for unit, about in zip(workload.units, planned, strict=True):
+    for unit, about in zip(found.workload.units, planned, strict=True):
         share = len(unit.tasks) * max(unit.sparsities, default=0)
         if share > 1 and any(phase["phase"] == "train" for phase in about["phases"]):
-            notes.append(
-                f"{unit.name}: {len(unit.tasks)} regions of {max(unit.sparsities):g} of the {model.graftable:,} "
+            found.notes.append(
+                f"{unit.name}: {len(unit.tasks)} regions of {max(unit.sparsities):g} of the {found.model.graftable:,} "
                 "graftable entries are more than there are. Later tasks train what earlier ones left. Set a lower sparsity."
             )
-
-
-def _check_room(
-    out: str,
-    workload: Workload,
-    tests: Mapping[str, int],
-    definitions: Mapping[str, TaskDefinition],
-    space: ParameterSpace,
-) -> None:
-    """Raise unless there is room for what the job writes, or where a strategy cannot say what it keeps."""
-    refuse_without(*needed_bytes(workload, tests, definitions, space), out, workload)
-
-
-def _tests(workload: Workload, rows: Mapping[str, TaskRows]) -> dict[str, int]:
-    """Return how many test rows of each task are answered."""
-    limit = workload.common.test_limit
-    return {name: min(len(each.test), limit or len(each.test)) for name, each in rows.items()}

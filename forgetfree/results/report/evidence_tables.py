@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -11,24 +10,22 @@ from forgetfree.display import NULL, PERCENT
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.calibration import debiased_ece, ece_noise_floor
 from forgetfree.results.comparison import Comparison
-from forgetfree.results.evidence import Answers, Evidence, Interval
+from forgetfree.results.evidence import Answers, Evidence
 from forgetfree.results.report.page import WIDE, Table, cell, percent, transposed
 from forgetfree.results.report.words import NAIVE, meanings
 from forgetfree.results.run_results import REFERENCE
-from forgetfree.results.unit_folder import Units
 
 
-def evidence_tables(comparison: Comparison, units: Units, evidence: Evidence) -> list[Table]:
+def evidence_tables(comparison: Comparison, evidence: Evidence) -> list[Table]:
     """Return averages with intervals, what is kept above the floor, calibration beside chance, and a few texts.
 
     Args:
-        comparison: what `merge` returned.
-        units: the files of its units; empty, or without answers, where only scores are known.
+        comparison: what `merge` or `with_files` returned.
         evidence: of the comparison.
     """
     answers: dict[str, Answers] = {}
-    for entry in comparison.strategies if units else ():
-        of_seeds = {run.seed: unit.answers for run, unit in zip(entry.runs, units[entry.label], strict=True)}
+    for entry in comparison.strategies:
+        of_seeds = {run.seed: unit.answers for run, unit in zip(entry.runs, entry.files, strict=bool(entry.files))}
         if of_seeds and all(of_seeds.values()):
             answers[entry.label] = of_seeds
     several = any(len(entry.runs) > 1 for entry in comparison.strategies)
@@ -37,33 +34,33 @@ def evidence_tables(comparison: Comparison, units: Units, evidence: Evidence) ->
         *([_intervals(comparison, evidence)] if shares and several else []),
         *(_retention(comparison, evidence) if shares else ()),
         *([_calibration(comparison, answers)] if answers else []),
-        *text_tables(comparison, units),
+        *text_tables(comparison),
     ]
 
 
 def _intervals(comparison: Comparison, evidence: Evidence) -> Table:
-    compared = [label for name in (REFERENCE, NAIVE) if (label := _label_of(comparison, name))]
+    compared = [entry.label for name in (REFERENCE, NAIVE) if (entry := comparison.by_strategy.get(name))]
     rows = []
     for label in (entry.label for entry in comparison.strategies):
-        row = [label, shown(evidence.average(label))]
+        row = [label, evidence.average(label).text]
         for other in compared:
             difference = None if other == label else evidence.difference(label, other)
-            row.append(NULL if difference is None else f"{shown(difference)} {difference.verdict}")
+            row.append(NULL if difference is None else f"{difference.text} {difference.verdict}")
         rows.append(tuple(row))
-    named = ["average", "interval", *(["minus another"] if compared else [])]
     return Table(
         "Averages with their 95 % intervals (in %, differences in percentage points)",
         ("strategy", "average", *(f"minus {label}" for label in compared)),
         tuple(rows),
-        legend=meanings(*named),
+        legend=meanings("average", "interval", *(["minus another"] if compared else [])),
     )
 
 
 def _retention(comparison: Comparison, evidence: Evidence) -> Iterator[Table]:
     """Yield for each task, and for the average, which share is kept of what fine-tuning learned above the best floor."""
-    reference, floors = _label_of(comparison, REFERENCE), comparison.best_floors
-    if reference is None or not floors:
+    tuned, floors = comparison.by_strategy.get(REFERENCE), comparison.best_floors
+    if tuned is None or not floors:
         return
+    reference = tuned.label
     average = float(np.mean([score for _, score in floors]))
     rows = [("the floor", *(f"{percent(score)} ({name})" for name, score in floors), percent(average))]
     for label in (entry.label for entry in comparison.strategies):
@@ -72,7 +69,7 @@ def _retention(comparison: Comparison, evidence: Evidence) -> Iterator[Table]:
             for task, (_, floor) in zip(comparison.tasks, floors, strict=True)
         ]
         shares.append(evidence.retention(label, reference, average))
-        rows.append((label, *(NULL if share is None else shown(share) for share in shares)))
+        rows.append((label, *(NULL if share is None else share.text for share in shares)))
     table = Table(
         f"Kept above the floor (in % of what {reference} has above it, with 95 % intervals)",
         ("strategy", *comparison.tasks, "average"),
@@ -80,11 +77,6 @@ def _retention(comparison: Comparison, evidence: Evidence) -> Iterator[Table]:
         legend=meanings("kept above the floor", "interval"),
     )
     yield transposed(table, "task") if len(comparison.tasks) > WIDE else table
-
-
-def _label_of(comparison: Comparison, strategy: str) -> str | None:
-    """Return the label of the first row of a strategy."""
-    return next((entry.label for entry in comparison.strategies if entry.runs[0].strategy == strategy), None)
 
 
 def _calibration(comparison: Comparison, answers: dict[str, Answers]) -> Table:
@@ -132,22 +124,15 @@ def _number(value: float) -> str:
     return f"{value:.2f}"
 
 
-def shown(interval: Interval) -> str:
-    """Return a share with its interval in %; the share alone where one seed has none."""
-    if math.isnan(interval.low):
-        return percent(interval.value)
-    return f"{percent(interval.value)} [{percent(interval.low)}, {percent(interval.high)}]"
-
-
 # ---- texts ----------------------------------------------------------------------------------------------
 
 #: How many rows of a task are shown, and how many characters of a text.
 _ROWS, _CHARACTERS = 3, 200
 
 
-def text_tables(comparison: Comparison, units: Units) -> Iterator[Table]:
+def text_tables(comparison: Comparison) -> Iterator[Table]:
     """Yield for each task that is answered by texts a few rows, by the first seed of each strategy at the end of the stream."""
-    first = {label: of_seeds[0].texts for label, of_seeds in units.items() if of_seeds}
+    first = {entry.label: entry.files[0].texts for entry in comparison.strategies if entry.files}
     for task in comparison.tasks:
         written = {label: texts[task] for label, texts in first.items() if task in texts}
         if not written:

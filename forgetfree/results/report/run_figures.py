@@ -29,7 +29,6 @@ from forgetfree.results.report.figures import (
 )
 from forgetfree.results.report.page import percent, size
 from forgetfree.results.run_results import LedgerSummary, Run
-from forgetfree.results.unit_folder import Units
 
 #: The matrices of so many strategies stand beside each other, and are the first that a reader sees.
 FEW = 4
@@ -38,7 +37,7 @@ Floats = npt.NDArray[np.float64]
 _PHASES = {"fine_tune": "fine-tuning", "localize": "localizing", "train": "training", "evaluate": "evaluating"}
 
 
-def sections_of(comparison: Comparison, units: Units) -> list[Section]:
+def sections_of(comparison: Comparison) -> list[Section]:
     """Return the figures of a comparison; a section without any is left out."""
     if not comparison.strategies:
         return []
@@ -47,7 +46,7 @@ def sections_of(comparison: Comparison, units: Units) -> list[Section]:
     sections = (
         *((matrices, curves) if few else (curves, matrices)),
         *(_forgetting(comparison), _costs(comparison)),
-        *(_calibration(comparison, units), _places(comparison), _overlaps(comparison), _losses(comparison, units)),
+        *(_calibration(comparison), _places(comparison), _overlaps(comparison), _losses(comparison)),
     )
     return [section for section in sections if section.pictures]
 
@@ -277,11 +276,11 @@ def _costs(comparison: Comparison) -> Section:
     return Section("cost", "Scores against cost", text, key + pictures)
 
 
-def _calibration(comparison: Comparison, units: Units) -> Section:
+def _calibration(comparison: Comparison) -> Section:
     pictures, total = [], 0
     for entry in comparison.strategies:
-        answers = [unit.answers for unit in units[entry.label]]
-        if not all(answers):
+        answers = [unit.answers for unit in entry.files]
+        if not answers or not all(answers):
             continue
         bins = [reliability(each.logits, each.labels) for of_tasks in answers for each in of_tasks.values()]
         counts = np.sum([each.counts for each in bins], axis=0)
@@ -388,11 +387,10 @@ def _overlaps(comparison: Comparison) -> Section:
 # ---- training ---------------------------------------------------------------------------------------------
 
 
-def _losses(comparison: Comparison, units: Units) -> Section:
+def _losses(comparison: Comparison) -> Section:
     pictures = []
     for entry in comparison.strategies:
-        run = entry.runs[0]
-        steps = units[entry.label][0].losses
+        run, steps = entry.runs[0], entry.files[0].losses if entry.files else []
         pieces: dict[tuple[str, str], list[Json]] = {}
         for step in steps:
             pieces.setdefault((step["task"], step["phase"]), []).append(step)

@@ -18,7 +18,7 @@ import numpy as np
 from forgetfree.display import NULL, PERCENT, json_text
 from forgetfree.errors import RunError
 from forgetfree.options import typed
-from forgetfree.results.comparison import USUAL, Comparison, StrategyRuns, differing, merge, same_rows, with_agreement
+from forgetfree.results.comparison import USUAL, Comparison, StrategyRuns, differing, merge, same_rows, with_files
 from forgetfree.results.config_file import load_run, repeating_command
 from forgetfree.results.evidence import Evidence
 from forgetfree.results.report.page import (
@@ -35,7 +35,6 @@ from forgetfree.results.report.page import (
 from forgetfree.results.report.run_tables import tables_of
 from forgetfree.results.report.words import headline, meanings, notes, stream_name, uncounted
 from forgetfree.results.run_results import Failed, RunResults, Unfinished
-from forgetfree.results.unit_folder import Units, read_unit_files
 
 
 def render(comparison: Comparison, format: str, *, ended: bool = True) -> str:
@@ -51,9 +50,9 @@ def render(comparison: Comparison, format: str, *, ended: bool = True) -> str:
     Returns:
         Text that ends with a newline.
     """
-    units = _units_of(comparison, ended or format == "html")  # figures are made of them
-    comparison = with_agreement(comparison, units)
-    page = _page(comparison, units)
+    if ended or format == "html":  # figures are made of them
+        comparison = with_files(comparison)
+    page = _page(comparison)
     if format == "json":
         content = comparison.content | {"report": asdict(page)}
         content = {key: value for key, value in content.items() if key != "learned_floors" or value}
@@ -62,31 +61,22 @@ def render(comparison: Comparison, format: str, *, ended: bool = True) -> str:
         from forgetfree.results.report.figures import style_sheet  # matplotlib takes its time
         from forgetfree.results.report.run_figures import sections_of
 
-        return render_html(_with_configurations(page, comparison), sections_of(comparison, units), style_sheet())
+        return render_html(_with_configurations(page, comparison), sections_of(comparison), style_sheet())
     return render_page(page, format)
 
 
 def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
     """Return the report; see `render`."""
-    units = _units_of(comparison, ended)
-    return _page(with_agreement(comparison, units), units)
+    return _page(with_files(comparison) if ended else comparison)
 
 
-def _units_of(comparison: Comparison, ended: bool) -> Units:
-    """Read the files of all units, once for notes, tables and figures; none before the end."""
-    return {
-        entry.label: [read_unit_files(run, comparison.tasks) for run in entry.runs]
-        for entry in (comparison.strategies if ended else ())
-    }
-
-
-def _page(comparison: Comparison, units: Units) -> Page:
-    evidence = Evidence.of(comparison, units)
+def _page(comparison: Comparison) -> Page:
+    evidence = Evidence.of(comparison)
     return Page(
         title=f"forgetfree: {stream_name(comparison)}",
-        notes=tuple(notes(comparison, units)),
+        notes=tuple(notes(comparison)),
         headline=headline(comparison, evidence),
-        tables=tuple(tables_of(comparison, units, evidence)),
+        tables=tuple(tables_of(comparison, evidence)),
     )
 
 

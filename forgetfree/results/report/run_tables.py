@@ -10,7 +10,7 @@ import numpy as np
 
 from forgetfree.display import PERCENT, PLAIN, Scale
 from forgetfree.results.comparison import Comparison, StrategyRuns
-from forgetfree.results.costs import ELSEWHERE
+from forgetfree.results.configurations import ELSEWHERE
 from forgetfree.results.evidence import Evidence
 from forgetfree.results.metrics import title_of
 from forgetfree.results.records import CONSTANT
@@ -18,7 +18,6 @@ from forgetfree.results.report.evidence_tables import evidence_tables
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best, without_columns
 from forgetfree.results.report.words import meanings
 from forgetfree.results.run_results import LedgerSummary, Run
-from forgetfree.results.unit_folder import Units
 from forgetfree.tasks import version_of
 
 #: A number of a run, by row and column of a table.
@@ -100,16 +99,15 @@ class Grid:
         )
 
 
-def tables_of(comparison: Comparison, units: Units, evidence: Evidence) -> list[Table]:
+def tables_of(comparison: Comparison, evidence: Evidence) -> list[Table]:
     """Return all tables of a report, in the order in which they are read.
 
     Args:
-        comparison: what `merge` returned.
-        units: the files of its units; without them, tables that are made of answers are left out.
+        comparison: what `merge` returned; without `with_files`, tables that are made of answers are left out.
         evidence: of the comparison.
     """
     wide, single = len(comparison.tasks) > WIDE, len(comparison.tasks) == 1
-    more = dict.fromkeys(name for entry in comparison.strategies for run in entry.runs for name in run.more_scores)
+    more = dict.fromkeys(name for run in comparison.runs for name in run.more_scores)
     by_strategy = [_outcome(comparison), _transfer(comparison), _calibration(comparison)]
     by_strategy += [_more(comparison, name) for name in more if name not in _FOLLOWS]
     others = [_held_aside(comparison), _readouts(comparison), _costs(comparison)]
@@ -128,7 +126,7 @@ def tables_of(comparison: Comparison, units: Units, evidence: Evidence) -> list[
         by_task[:2] = [without_columns(by_task[0], "average", "forgetting", "BWT", title=title)]
     return [
         *by_task,
-        *evidence_tables(comparison, units, evidence),
+        *evidence_tables(comparison, evidence),
         *(written(grid) for grid in others if grid.rows),
     ]
 
@@ -147,8 +145,7 @@ def _summary(header: str, key: str, better: int, scale: Scale) -> Columns:
 def _outcome(comparison: Comparison) -> Grid:
     """Return table 4 of the paper: what each strategy still knows of each task at the end."""
     scale, shows = comparison.scale, _shows(comparison)
-    runs = [run for entry in comparison.strategies for run in entry.runs]
-    calibrated = not runs or any(run.summary.ece is not None for run in runs)
+    calibrated = not comparison.runs or any(run.summary.ece is not None for run in comparison.runs)
     points = [*(["forgetting, BWT" if calibrated else "forgetting and BWT"] if scale == PERCENT else [])]
     points += ["ECE"] if calibrated else []
     grid = Grid.of_runs(
@@ -220,9 +217,9 @@ def _versions(comparison: Comparison) -> Columns:
 
 def _calibration(comparison: Comparison) -> Grid:
     """Return for each task ECE, and how often the answers are those of the fine-tuned model."""
-    known = any(run.agreement for entry in comparison.strategies for run in entry.runs)
+    known = any(run.agreement for run in comparison.runs)
     agreement = [f"agreement {task}" for task in comparison.tasks] if known else []
-    runs, tasks = [run for entry in comparison.strategies for run in entry.runs], comparison.tasks
+    runs, tasks = comparison.runs, comparison.tasks
     calibrated = [i for i in range(len(tasks)) if not runs or any(run.ece[-1][i] is not None for run in runs)]
     ece = [f"ECE {tasks[i]}" for i in calibrated]
     agree = "agreement with the fine-tuned model"
@@ -240,8 +237,7 @@ def _calibration(comparison: Comparison) -> Grid:
 def _more(comparison: Comparison, name: str) -> Grid:
     """Return what a kind of task measures beside the score: before training, once learned and at the end."""
     title, units, show, better = _MORE.get(name, (name.replace("_", " ").capitalize(), ("",), PLAIN.text, 0))
-    runs = [run for entry in comparison.strategies for run in entry.runs]
-    last = [run.more_scores[name][-1] for run in runs if name in run.more_scores]
+    last = [run.more_scores[name][-1] for run in comparison.runs if name in run.more_scores]
     known = [i for i in range(len(comparison.tasks)) if any(row[i] is not None for row in last)]
 
     def at(run: Run, row: int, i: int) -> float | None:
@@ -316,7 +312,7 @@ def _readouts(comparison: Comparison) -> Grid:
 
 
 def _costs(comparison: Comparison) -> Grid:
-    runs = [run for entry in comparison.strategies for run in entry.runs]
+    runs = comparison.runs
     phases = list(dict.fromkeys(phase for run in runs for phase in run.seconds if phase != ELSEWHERE))
     elsewhere = [f"{ELSEWHERE.replace('_', '-')} (s)"] if any(ELSEWHERE in run.seconds for run in runs) else []
     memory = ("kept (bytes)", "kept per task (bytes)") if any(run.memory for run in runs) else ()

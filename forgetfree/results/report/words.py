@@ -10,11 +10,10 @@ import numpy as np
 from forgetfree.display import PERCENT, Scale, counted
 from forgetfree.options import FLAGGED, typed
 from forgetfree.results.comparison import Comparison, StrategyRuns
-from forgetfree.results.costs import lacks_fine_tuning
+from forgetfree.results.configurations import lacks_fine_tuning
 from forgetfree.results.evidence import Evidence, forgetting
 from forgetfree.results.report.page import WIDE, size
 from forgetfree.results.run_results import REFERENCE, Failed, Unfinished
-from forgetfree.results.unit_folder import UnitFiles, Units
 
 NAIVE, OURS = "continual-ft", "grafting-continual"
 #: They see the data of other tasks at once, or keep a model for each task: nothing to be forgotten, or no stream.
@@ -37,12 +36,12 @@ def headline(comparison: Comparison, evidence: Evidence | None = None) -> str:
     """
     if not comparison.strategies:
         return "No strategy has finished, so there is nothing to compare."
-    return " ".join(_sentences(comparison, evidence or Evidence.of(comparison, {})))
+    return " ".join(_sentences(comparison, evidence or Evidence.of(comparison)))
 
 
 def _sentences(comparison: Comparison, evidence: Evidence) -> Iterator[str]:
-    scale, naive = comparison.scale, _first(comparison, NAIVE)
-    ours = _first(comparison, OURS) or _best_of_the_others(comparison)
+    scale, naive = comparison.scale, comparison.by_strategy.get(NAIVE)
+    ours = comparison.by_strategy.get(OURS) or _best_of_the_others(comparison)
     if len(comparison.tasks) == 1:
         yield "The stream has one task, so nothing can be forgotten."
     elif not any(_learned(entry, comparison) for entry in comparison.strategies):
@@ -63,16 +62,11 @@ def _sentences(comparison: Comparison, evidence: Evidence) -> Iterator[str]:
         comparison.constant
         and f"a constant answer scores {scale.with_unit(float(np.mean(comparison.constant)))} on average"
     )
-    if reference := _first(comparison, REFERENCE):
+    if reference := comparison.by_strategy.get(REFERENCE):
         score = f"A model for each task ({reference.label}) scores {scale.with_unit(_average(reference))} on average"
         yield f"{score}; {constant}." if constant else f"{score}."
     elif constant:
         yield f"{_capital(constant)}."
-
-
-def _first(comparison: Comparison, strategy: str) -> StrategyRuns | None:
-    """Return the first row of a strategy; where it has several, its label says which it is."""
-    return next((entry for entry in comparison.strategies if entry.runs[0].strategy == strategy), None)
 
 
 def _best_of_the_others(comparison: Comparison) -> StrategyRuns | None:
@@ -155,13 +149,8 @@ def stream_name(comparison: Comparison) -> str:
     return f"{len(tasks)} tasks, {tasks[0]} to {tasks[-1]}" if listed else comparison.stream
 
 
-def notes(comparison: Comparison, units: Units) -> Iterable[str]:
-    """Yield the sentences above the tables: the set-up, rows and seeds, and what is left out.
-
-    Args:
-        comparison: what is reported.
-        units: the files of its units; empty where they were not read.
-    """
+def notes(comparison: Comparison) -> Iterable[str]:
+    """Yield the sentences above the tables: the set-up, rows and seeds, and what is left out."""
     settings = {key: typed(value) for key, value in comparison.settings.items() if key not in _UNTOLD}
     if settings.get("precision") == "fp32" and settings.get("dtype") == "bfloat16":  # passes compute in that
         settings["precision"] = f"that of the weights ({settings.pop('dtype')})"
@@ -195,26 +184,21 @@ def notes(comparison: Comparison, units: Units) -> Iterable[str]:
     for failed in comparison.failed:
         yield f"Failed and left out: {failed.strategy}, seed {failed.seed}{_place(failed)}: {failed.error}"
     yield from uncounted(comparison)
-    for entry in comparison.strategies if units else ():
-        yield from _left_out(entry, units[entry.label])
+    for entry in comparison.strategies:
+        for run, unit in zip(entry.runs, entry.files, strict=bool(entry.files)):
+            for what, fault in unit.faults.items():
+                yield f"{what} of {entry.label}, seed {run.seed}, are left out: {fault}"
 
 
 def uncounted(comparison: Comparison) -> Iterable[str]:
     """Yield for each strategy that its seconds lack those of fine-tuned models which a cache gave, if they do."""
-    made = {run.seed for entry in comparison.strategies for run in entry.runs if run.seconds.get("fine_tune")}
+    made = {run.seed for run in comparison.runs if run.seconds.get("fine_tune")}
     for entry in comparison.strategies:
         if any(lacks_fine_tuning(run, run.seed in made) for run in entry.runs):
             yield (
                 f"Seconds of {entry.label} do not count fine-tuning: its fine-tuned models came from a cache that does not say "
                 "how long they took."
             )
-
-
-def _left_out(entry: StrategyRuns, units: Sequence[UnitFiles]) -> Iterable[str]:
-    """Yield which answers, losses and times of a strategy are not shown, and why."""
-    for run, unit in zip(entry.runs, units, strict=True):
-        for what, fault in unit.faults.items():
-            yield f"{what} of {entry.label}, seed {run.seed}, are left out: {fault}"
 
 
 def _place(run: Unfinished | Failed) -> str:
