@@ -68,13 +68,13 @@ def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob
                 show_plan(config, execution.resume, output.json)
             return 0
         config_file = Path(config.out) / "config.json"
-        new = not execution.resume and not os.path.lexists(config_file)
+        used = os.path.lexists(config_file)
         with silence(output.quiet):
             try:
                 check_out(Path(config.out), config.command, execution.resume)  # before anything is announced
                 return _perform(prepare(config), config, replace(execution, debug=debug), output.quiet, output.verbose)
             except ForgetfreeError as error:
-                if debug or not new or os.path.lexists(config_file):
+                if debug or execution.resume or os.path.lexists(config_file) != used:  # or it has begun
                     raise
                 from forgetfree.jobs.running.preflight import with_all_faults
 

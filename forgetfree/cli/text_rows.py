@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.data.bad_rows import refuse
-from forgetfree.data.columns import NO_COLUMN_NAMES, ColumnNames, choose_texts
+from forgetfree.data.columns import NO_COLUMN_NAMES, ColumnNames, choose_texts, is_label
 from forgetfree.data.places import CONLL, format_of
 from forgetfree.data.table_files import csv_records, read_table, text_form
 from forgetfree.data.text_files import PACKED, lines_of
@@ -196,7 +196,7 @@ def _columns(where: str, header: list[str], task: ServedTask | None, columns: Co
     if names := task.columns_of_texts(where, header, columns) if task else choose_texts(where, header, columns, None):
         return names
     ours = task.names if task else ("text",)
-    texts = tuple(name for name in header if name != "label")
+    texts = tuple(name for name in header if not is_label(name))
     if len(texts) == len(ours):
         return texts
     raise DataError(

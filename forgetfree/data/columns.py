@@ -210,6 +210,11 @@ def are_labelled_texts(names: Iterable[str], *, beside: Iterable[str] = ()) -> b
     return bool(labels) and (paired or bool(plain & set(_SINGLES)))
 
 
+def is_label(name: str) -> bool:
+    """Return whether a column has a common name of labels."""
+    return bare_name(name) in {bare_name(each) for each in _LABELS}
+
+
 def _known(names: Iterable[str]) -> dict[str, str]:
     """Return a table's names by how they are compared; the first of several that are alike."""
     return {bare_name(name): name for name in reversed(list(names))}

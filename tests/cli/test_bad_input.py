@@ -333,6 +333,7 @@ CASES = [
     Case("run sst2 --device cpu --device cpu", "--device is given twice, as 'cpu' and 'cpu'."),
     Case("run sst2 --resume", "--resume needs --out DIR. Give the directory to continue.", bare=True),
     Case("run sst2 --out run", "--out 'run' is not empty: it holds config.json, "),
+    Case("run sst2 --out run --device cud --strategy nosuch", "Unknown --device 'cud'. Did you mean 'cpu'?"),
     Case("run sst2 --out data --resume", "There is nothing to resume in 'data'."),
     Case(
         "run sst2 --out model/config.json", "--out 'model/config.json' cannot be written: File exists. Give a directory"

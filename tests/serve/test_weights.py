@@ -449,6 +449,9 @@ def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: A
         assert cli.main(["predict", str(run), *flags]) == 0
         said = json.loads(capsys.readouterr().out)
         assert (said["text_a"], said["text_b"]) == ("who", "it was")
+    (tmp_path / "e.csv").write_text("review,sentiment\nwho,joyful\n")  # a label is no second text
+    assert cli.main(["predict", str(run), "--task", "qnli", "--file", str(tmp_path / "e.csv")]) == 1
+    assert "has the columns 'review', 'sentiment', and the task reads text_a and text_b" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
