@@ -125,7 +125,7 @@ def run(
 
         config = build(RunConfig, _without_none(values | {"out": out}), "run")
         if not config.stream:
-            raise no_stream(config.data)
+            raise no_stream(objects.data_or(config.data))
         job = RunJob(config, replace(objects, call=_call(config, values)))
         _tell(progress, f"Running {config.stream}", config)
         return job

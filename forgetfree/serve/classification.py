@@ -21,7 +21,7 @@ from forgetfree.ledger.graft import GraftOrigin
 from forgetfree.models.loading import LoadedModel, body_loader, reads_last
 from forgetfree.models.sequence_classifier import sequence_classifier
 from forgetfree.serve.network import Parts, Reading, TaskNetwork, check_linear, name_labels_, tokenizer_of
-from forgetfree.serve.served_task import ServedTask, Text, refuse_one_text
+from forgetfree.serve.served_task import ServedTask, Text, check_texts
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def text_rows(texts: Sequence[Text], size: int, asker: str) -> Rows:
     Raises:
         UsageError: one is no text, or they are more or fewer.
     """
-    refuse_one_text(texts)
+    check_texts(texts)
     rows = [(text,) if isinstance(text, str) else text for text in texts]
     for number, row in enumerate(rows, 1):
         if halves := [text for text in row if not is_text(text)]:

@@ -22,7 +22,7 @@ from forgetfree.kinds.generation import one_prompt, prompt_columns, text_of, tur
 from forgetfree.models.generation import Passes, log_probabilities, plain_generation, stops, write
 from forgetfree.serve.classification import probability_column, text_rows
 from forgetfree.serve.network import Parts, Reading, TaskNetwork, name_labels_
-from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, refuse_one_text
+from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, check_texts
 from forgetfree.tasks import MOST_NEW_TOKENS, Decoding
 
 
@@ -104,7 +104,7 @@ class WritingTask(ServedTask):
 
     def rows(self, texts: Sequence[Text]) -> Rows:
         """Return prompts as rows; raise ``UsageError`` where one is none, or a chat without a turn to answer."""
-        refuse_one_text(texts)
+        check_texts(texts)
         prompts = [self._prompt(text, number) for number, text in enumerate(texts, 1)]
         rows = text_rows(prompts, 1, f"Task {self.task.name!r}")
         return replace(rows, labels=((),) * len(rows))

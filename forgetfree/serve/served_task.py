@@ -59,10 +59,14 @@ class Ending:
 UNTIL_THE_END = Ending()
 
 
-def refuse_one_text(texts: object) -> None:
-    """Raise ``UsageError`` for one text in place of a list, whose letters would be answered one by one."""
+def check_texts(texts: Iterable[object]) -> None:
+    """Raise ``UsageError`` for what is no text, and for one text in place of a list, whose letters would be answered each."""
     if isinstance(texts, str):
         raise UsageError(f"Expected a list of texts, got the text {brief(texts)}. Give [{brief(texts)}].")
+    for number, text in enumerate(texts, 1):
+        parts = text if isinstance(text, tuple | list) else (text,)
+        if wrong := [part for part in parts if not isinstance(part, str | list | Mapping)]:  # turns of a chat, too
+            raise UsageError(f"Text {number}: expected a text, got {brief(wrong[0])}. Give one, or leave it out.")
 
 
 class ServedTask(ABC):

@@ -20,7 +20,7 @@ from forgetfree.json_file import parse_json
 from forgetfree.kinds.tagging import entities_of
 from forgetfree.models.loading import reads_last
 from forgetfree.serve.network import Parts, Reading, TaskNetwork, check_linear, name_labels_, tokenizer_of
-from forgetfree.serve.served_task import ServedTask, Text, refuse_one_text
+from forgetfree.serve.served_task import ServedTask, Text, check_texts
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class TaggingTask(ServedTask):
 
     def rows(self, texts: Sequence[Text]) -> Rows:
         """Return sentences as rows; raise ``UsageError`` where one is a pair of texts, or has no words, or an empty one."""
-        refuse_one_text(texts)
+        check_texts(texts)
         if any(isinstance(text, tuple) and len(text) > 1 for text in texts):
             raise UsageError(
                 f"Task {self.task.name!r} labels the words of one text, got a pair of texts. Give a text with spaces between "

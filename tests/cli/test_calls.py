@@ -188,6 +188,8 @@ def test_what_only_python_can_get_wrong(asked: Json) -> None:
         forgetfree.run("sst2", **asked, strategies=[int])
     with pytest.raises(UsageError, match="No stream is given"):
         forgetfree.run(**asked)
+    with pytest.raises(UsageError, match="No stream is given"):
+        forgetfree.run(data={}, progress=False)
     frame = pd.DataFrame({"text": ["a", "b"], "label": [0, 1]})
     for call in (forgetfree.run, forgetfree.graft):
         with pytest.raises(UsageError, match=r"as data=\{'NAME': ROWS\}; got a DataFrame\."):

@@ -45,6 +45,9 @@ def test_texts_become_rows(task: Any, texts: list[Any], expected: Rows | None) -
     ("task", "texts", "message"),
     [
         (MOOD, [("one", "two")], "Task 'mood' reads one text, got 2"),
+        (MOOD, ["one", None], "Text 2: expected a text, got None. Give one, or leave it out."),
+        (PAIR, [("one", float("nan"))], "Text 1: expected a text, got nan."),
+        (PEOPLE, [["a", 2]], "Text 1: expected a text, got 2."),
         (PAIR, ["one"], "Task 'same' reads pairs of texts, got 1"),
         (PEOPLE, [("one", "two")], "Task 'people' labels the words of one text, got a pair of texts"),
         (PEOPLE, ["a", " "], r"Sentence 2: expected a list of words, none of them empty, got \[\]"),
