@@ -219,8 +219,7 @@ class Generation(TaskKind):
         self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, wrote: Wrote | None = None, **how: Any
     ) -> TextAnswers:
         """Return answers with the text that a model writes after each prompt, or with the likeliest that is allowed."""
-        from forgetfree.models.decoding import Heard, counting, unheard
-        from forgetfree.models.generation import Passes, log_probabilities, write
+        from forgetfree.models.generation import Heard, Passes, counting, log_probabilities, unheard, write
         from forgetfree.parallel.exchange import size
 
         assert isinstance(answers, TextAnswers)

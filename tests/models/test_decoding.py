@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from forgetfree.data.prompts import EncodedTexts
-from forgetfree.models.decoding import drawn, write_alone
-from forgetfree.models.generation import write
+from forgetfree.models.generation import drawn, write, write_alone
 from forgetfree.models.loading import LoadedModel
 from forgetfree.tasks import Decoding, TaskDefinition
 
