@@ -82,17 +82,7 @@ class Generation(TaskKind):
         "generation": ("a prompt, and the text that answers it, or several that are right", ("prompt", "target")),
         "messages": ("a chat, whose last turn of the assistant is learned", ("messages",)),
     }
-    metrics = (
-        "exact_match",
-        "token_f1",
-        "rouge_l",
-        "rouge_1",
-        "rouge_2",
-        "bleu",
-        "chrf",
-        "numeric_answer",
-        "edit_similarity",
-    )
+    metrics = tuple(registry.TEXT_METRICS)
     has_label_words = False
     has_word_floor = False
     readout = "generate"
