@@ -15,7 +15,7 @@ from forgetfree import recipes, registry
 from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import recipe_of, say
 from forgetfree.data.places import tasks_of_files
-from forgetfree.data.sources import check_form, default_data
+from forgetfree.data.sources import check_form, default_data, no_stream
 from forgetfree.errors import RunError, UsageError, names_arguments
 from forgetfree.jobs.config import InMemory, JobConfig, key_of
 from forgetfree.jobs.graft_config import GraftConfig
@@ -125,7 +125,7 @@ def run(
 
         config = build(RunConfig, _without_none(values | {"out": out}), "run")
         if not config.stream:
-            raise UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
+            raise no_stream(config.data)
         job = RunJob(config, replace(objects, call=_call(config, values)))
         _tell(progress, f"Running {config.stream}", config)
         return job

@@ -14,11 +14,11 @@ from forgetfree import recipes, registry
 from forgetfree.cli.usage import Debug, lacks
 from forgetfree.cli.words import say
 from forgetfree.data.places import tasks_of_files
-from forgetfree.data.sources import default_data
+from forgetfree.data.sources import default_data, no_stream
 from forgetfree.display import brief
 from forgetfree.errors import UsageError
 from forgetfree.jobs.config import ALSO_SETTINGS, LOGGERS, CommonOptions, JobConfig, SettingFlags, key_of, section_types
-from forgetfree.jobs.run_config import RunConfig, left_behind, stream_of
+from forgetfree.jobs.run_config import RunConfig, left_behind, stream_of, without_others
 from forgetfree.jobs.running.execution import PARTS, Execution, launched
 from forgetfree.options import FLAGGED, HelpGroup, build, option
 from forgetfree.output import free_directory
@@ -138,11 +138,12 @@ def read_flags(
     if output.json and not output.check:
         raise UsageError("--json prints the plan of --check. Give --check, too, or leave --json out.")
     values = values_of(config_class, {**flags, **dict(zip([subject], subjects, strict=False))})
-    tasks = tasks_of_files(values.get("data", default_data())) if subject != "name" else ()
+    data = values.get("data", default_data())
+    tasks = tasks_of_files(data) if subject != "name" else ()
     if len(tasks) == 1 or (tasks and subject == "stream"):
         values = {subject: stream_of(tasks) if subject == "stream" else tasks[0], **values}
     if not values.get(subject):
-        raise _lacks_subject(command, subject, flags)
+        raise _lacks_subject(command, subject, flags, data)
     if execution.processes is not None:
         values["settings"] = {"parts": str(PARTS)} | values.get("settings", {})
     prefix = "" if command == "run" else f"{command}-"
@@ -175,12 +176,12 @@ def _of_class(cls: type[Any], flags: Mapping[str, Any]) -> Json:
     return {field.name: flags[field.name] for field in fields(cls) if field.name in flags}
 
 
-def _lacks_subject(command: str, subject: str, flags: Mapping[str, Any]) -> UsageError:
+def _lacks_subject(command: str, subject: str, flags: Mapping[str, Any], data: Any) -> UsageError:
     config = Path(flags.get("out", "")) / "config.json"
     if flags.get("resume") and config.is_file():
         return UsageError(f"No {subject} is given. To continue that {command}, give --config {config}, too.")
     if subject == "stream":
-        return UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
+        return no_stream(data)
     return lacks(f"forgetfree {command}", [subject.upper()])
 
 
@@ -214,8 +215,7 @@ def _without_others(file: Json, flags: Mapping[str, Any]) -> Json:
     left = left_behind(file, flags["strategy"])
     if left and not flags.get("quiet"):
         say(f"note: {flags['config']} has {', '.join(left.values())} for strategies that are not run here: left out.")
-    kept = {key: value for key, value in file.items() if key not in left}
-    return kept | {"set": {key: value for key, value in file.get("set", {}).items() if key not in left}}
+    return without_others(file, flags["strategy"])
 
 
 def _pairs(flag: str, texts: Sequence[str], form: str, example: str) -> dict[str, str]:

@@ -19,7 +19,9 @@ from forgetfree.cli.words import fail, silence
 from forgetfree.data.sources import load_task
 from forgetfree.display import PERCENT, Scale, escaped, json_text
 from forgetfree.errors import UsageError
+from forgetfree.jobs.run_config import left_behind
 from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.options import typed
 from forgetfree.output import check_new_file, no_empty_directories
 from forgetfree.results.config_file import load_run, located, of_each
 from forgetfree.results.metrics import scale_of
@@ -137,18 +139,37 @@ def _tell(action: str, run: Path, out: Path, made: Revised) -> None:
     what = f"the run without {made.task}" if action == "remove" else f"the run with {made.task}"
     lines.append(f"{out}: {what}; audit.jsonl beside each ledger says what was done.")
     if made.left_out:
-        names = ", ".join(made.left_out)
-        units = (*made.carried, *made.trained, *made.left_out)
-        strategies = dict.fromkeys(each.rpartition(" seed ")[0] for each in units)
-        words = ["forgetfree", "run", "--config", str(out / "config.json"), "--out", str(out), "--resume"]
-        trains = shlex.join([*words, *(word for each in strategies for word in ("--strategy", each))])
-        lines.append(f"left out, for they keep no ledger: {names}. {trains} trains them.")
+        lines.append(
+            f"left out, for they keep no ledger: {', '.join(made.left_out)}. {_trains(run, out, made)} trains them."
+        )
     if action == "remove":
         lines.append(f"{run} still holds {made.task}. Delete that directory to have it gone.")
         if made.shared:
             lines.append(f"The shared cache {made.shared} may hold its fine-tuned models. Delete them, too.")
     for line in lines:
         print(escaped(line))
+
+
+def _trains(run: Path, out: Path, made: Revised) -> str:
+    """Return the command that trains what is left out: beside the others, unless it has options that these have not."""
+    kept, left_out = (
+        list(dict.fromkeys(each.rpartition(" seed ")[0] for each in units))
+        for units in ((*made.carried, *made.trained), made.left_out)
+    )
+    section = load_run(run)["run"]
+    own = left_behind(section, kept)
+    place = [str(out.with_name(f"{out.name}-others"))] if own else [str(out), "--resume"]
+    words = ["forgetfree", "run", "--config", str(out / "config.json"), "--out", *place]
+    words += [word for each in (left_out if own else [*kept, *left_out]) for word in ("--strategy", each)]
+    values = section["set"] | {key: section[key] for key in own if key not in section["set"]}
+    for key, flag in own.items():
+        if key == "start":
+            words += [
+                word for task, at in of_each(located, values[key], run).items() for word in (flag, f"{task}={at}")
+            ]
+        else:
+            words += [flag, typed(values[key])] if flag == f"--{key}" else ["--set", f"{key}={typed(values[key])}"]
+    return shlex.join(words)
 
 
 def merge(

@@ -60,7 +60,8 @@ def _refusal(error: CycloptsError, command: str, words: Sequence[str]) -> UsageE
     if isinstance(error, UnknownOptionError):
         unknown.append(error.token.keyword or error.token.value)
     if unknown:
-        return UnknownNameError(f"flag of '{command}'", unknown[0], flags)
+        hint = "An option without a flag is given by --set KEY=VALUE." if "--set" in flags else ""
+        return UnknownNameError(f"flag of '{command}'", unknown[0], flags, hint)
     match error:
         case UnknownCommandError(unused_tokens=[name, *_]):
             commands = [each for each in app if not each.startswith("-")]

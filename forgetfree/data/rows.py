@@ -310,6 +310,11 @@ def _in_three(rows: Rows, task: TaskDefinition, kind: RowKind) -> dict[str, Rows
             "another --label-column."
         )
     train, validation = _held_out(train, kind, HELD_OUT_SHARE, _HELD_OUT_ROWS, derive_seed(0, "held out", name))
+    if len(rows) and not len(validation):
+        raise DataError(
+            f"Task {name!r} has {counted(len(rows), 'row')}, which are too few: once test rows are held out, none can be "
+            "spared for validation. Add rows of every label, or files for these splits."
+        )
     return {"train": train, "validation": validation, "test": test}
 
 

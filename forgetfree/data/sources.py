@@ -109,6 +109,19 @@ def check_stream(stream: str, data: Data, options: ReadOptions) -> None:
     _stored_names(stream, data, _open_source(data, options))
 
 
+def no_stream(data: Data) -> UsageError:
+    """Return the error that no stream is given, with what there is in a directory, or else with the registered streams."""
+    source = _open_source(data, READ_DEFAULTS)
+    if isinstance(source, _OneTask) and not source.names():
+        return UsageError(f"No stream is given. {source.hint} Give one.")
+    if isinstance(source, _Directory | _OneTask) and source.names():
+        return UsageError(
+            f"No stream is given. {data} holds {', '.join(source.names())}. Give task names with commas, or a registered "
+            "stream."
+        )
+    return UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
+
+
 def _stored_names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> dict[str, str]:
     """Return the names under which a source holds the tasks of a stream, by their names in the stream."""
     streams = registry.streams()

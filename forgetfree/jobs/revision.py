@@ -24,7 +24,7 @@ from forgetfree.errors import RareLabelError, RunError, TaskError, UsageError, n
 from forgetfree.files import link_or_copy, write_atomically, write_json
 from forgetfree.jobs.config import keys_of
 from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig, fine_tunes
+from forgetfree.jobs.run_config import RunConfig, fine_tunes, stream_of, without_others
 from forgetfree.jobs.running.directory import as_json, merged_request, read_job_config
 from forgetfree.jobs.running.engine import assemble, perform
 from forgetfree.jobs.running.execution import USUAL, Execution
@@ -199,9 +199,10 @@ class _Run:
         if usual_max_length(left) != usual_max_length(definitions.values()):  # or read at another length
             section["set"] = {"max_length": self.config["model"]["max_length"]} | section["set"]
         strategies = {unit.key["strategy"] for unit in self.units.values()}
+        section = without_others(section, sorted(strategies))
         used = any(fine_tunes(registry.strategy(name)) for name in strategies)
         values = {
-            "stream": ",".join(tasks),
+            "stream": stream_of(tasks),
             "strategies": [name for name in section["strategy"] if name in strategies],
             "seeds": section["seed"],
             "settings": section["set"],

@@ -246,6 +246,13 @@ def left_behind(section: Mapping[str, Any], strategies: Sequence[str]) -> dict[s
     return left
 
 
+def without_others(section: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a file without those that `left_behind` names."""
+    left = left_behind(section, strategies)
+    kept = {key: value for key, value in section.items() if key not in left}
+    return kept | {"set": {key: value for key, value in section.get("set", {}).items() if key not in left}}
+
+
 def _names_of(strategies: Sequence[str]) -> set[str]:
     """Return the names of all options of strategies, with their prefix and without; ``start`` where one of them fine-tunes."""
     classes = {name: registry.strategy(name) for name in strategies_of(strategies)}

@@ -196,7 +196,12 @@ CASES = [
     Case("list tasks --verbose", "--verbose goes with 'list strategies', got 'list tasks'. Leave it out."),
     Case("list tasks --debgu", "Unknown flag of 'forgetfree list' '--debgu'. Did you mean '--debug'?"),
     # -- run: flags ----------------------------------------------------------------------------------------
-    Case("run", "No stream is given. Known: qnli-agnews-sst2"),
+    Case("run", "No stream is given. data holds ag_news, qnli, sst2. Give task names with commas"),
+    Case("run --data demo", "No stream is given. Known: qnli-agnews-sst2"),
+    Case(
+        "run --data data/sst2",
+        "data/sst2 holds one task, which may have any name without a comma or a slash. Give one.",
+    ),
     Case("run ''", "No stream is given."),
     Case("run ,", "The stream names no task. Give a registered stream or task names"),
     Case("run sst2,,qnli", "The stream 'sst2,,qnli' has a comma with no task before or after it."),
@@ -295,6 +300,7 @@ CASES = [
     Case("run sst2 --set steps=3", "--steps and --set steps=3 are both given. Leave one of them out."),
     Case("run sst2 --set sparsity=0.5", "--sparsity and --set sparsity=0.5 are both given. Leave one of them out."),
     Case("run sst2 --shot 4", "Unknown flag of 'forgetfree run' '--shot'. Did you mean '--shots'?"),
+    Case("run sst2 --optimizer adamw", "--verbose, --version. An option without a flag is given by --set KEY=VALUE."),
     Case("run sst2 --strategy grafting", "Did you mean 'grafting-continual'?"),
     Case("run sst2 --seed -1", "--seed must be at least 0, got -1."),
     Case("run sst2 --seed 1 --seed 1", "--seed names the same seed twice: 1, 1."),

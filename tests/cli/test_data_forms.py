@@ -156,6 +156,11 @@ def test_a_file_with_the_name_of_a_registered_stream_is_its_own_task(here: Path)
         ("run mood --data mood.csv", "has no column 'label': expected text", 1),
         ("run mood --data mood.csv --label-column moood", "has no column 'moood', which is named as label_column", 1),
         ("run mood --data mood.csv --label-column id", "has 60 labels in 60 rows, and none has two different texts", 1),
+        (
+            "run four --data four.csv",
+            "has 4 rows, which are too few: once test rows are held out, none can be spared",
+            1,
+        ),
         ("run mood --data mood.parquet --label-column mood --text-column id", "column 'id': expected a text, got", 1),
         ("run mood --data mood.csv --label-column mood --text-column mood", "Name each column once", 2),
         ("run mood,other --data mood.csv", "holds the rows of one task, and 2 are named: mood, other", 2),
@@ -169,6 +174,7 @@ def test_a_file_with_the_name_of_a_registered_stream_is_its_own_task(here: Path)
 def test_wrong_data_are_refused(
     here: Path, capsys: pytest.CaptureFixture[str], arguments: str, fault: str, code: int
 ) -> None:
+    (here / "four.csv").write_text("text,label\na,x\nb,y\nc,x\nd,y\n")
     others = ("--model", "model", "--set", "sparsity=0.05") if "experiment" not in arguments else ()
     assert call(*arguments.split(), *others) == code
     *_, error = capsys.readouterr().err.partition("forgetfree: error: ")

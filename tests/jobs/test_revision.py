@@ -272,6 +272,19 @@ def test_what_is_left_out_is_trained_by_the_command_that_is_told(run: MakeRun, t
     assert hashes(out / "continual-ft") == hashes(run("sst2", **how) / "continual-ft")
 
 
+def test_options_of_what_is_left_out_are_told_with_its_command(run: MakeRun, tmp_path: Path) -> None:
+    options = (*OPTIONS[:6], "--sparsity", "0.01", "--set", "region_steps=1")
+    how: dict[str, Any] = {"strategies": ("bitfit", "lotto"), "options": options}
+    out, said = tmp_path / "out", io.StringIO()
+    with redirect_stdout(said):
+        line = ["ledger", "remove", str(run("sst2", "qnli", **how)), "--task", "qnli", "--out", str(out), "--quiet"]
+        assert cli.main(line) == 0
+        (told,) = re.findall(r"lotto seed 0\. forgetfree (.*) trains them", said.getvalue())
+        assert cli.main([*shlex.split(told), "--quiet"]) == 0
+    expected = hashes(run("sst2", **how) / "lotto")  # where another unit has the floors
+    assert expected and hashes(tmp_path / "out-others" / "lotto").items() >= expected.items()
+
+
 @pytest.mark.sampled(share=0.3)
 def test_where_the_task_is_withheld_all_is_trained_again(run: MakeRun, tmp_path: Path) -> None:
     how: dict[str, Any] = {"strategies": ("grafting-continual",), "more": ("--set", "scenario=class")}
