@@ -82,17 +82,7 @@ class Generation(TaskKind):
         "generation": ("a prompt, and the text that answers it, or several that are right", ("prompt", "target")),
         "messages": ("a chat, whose last turn of the assistant is learned", ("messages",)),
     }
-    metrics = (
-        "exact_match",
-        "token_f1",
-        "rouge_l",
-        "rouge_1",
-        "rouge_2",
-        "bleu",
-        "chrf",
-        "numeric_answer",
-        "edit_similarity",
-    )
+    metrics = tuple(registry.TEXT_METRICS)
     has_label_words = False
     has_word_floor = False
     readout = "generate"
@@ -219,8 +209,7 @@ class Generation(TaskKind):
         self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, wrote: Wrote | None = None, **how: Any
     ) -> TextAnswers:
         """Return answers with the text that a model writes after each prompt, or with the likeliest that is allowed."""
-        from forgetfree.models.decoding import Heard, counting, unheard
-        from forgetfree.models.generation import Passes, log_probabilities, write
+        from forgetfree.models.generation import Heard, Passes, counting, log_probabilities, unheard, write
         from forgetfree.parallel.exchange import size
 
         assert isinstance(answers, TextAnswers)

@@ -3,8 +3,8 @@
 Sums in another order round otherwise, so logits of a row that is read beside others differ in their last bits, and where the
 two largest nearly agree, the other may win. Hence a batch decides only where they are clearly apart; else the row is read
 alone, without padding and without a cache, and that decides. So a text depends on its row and on nothing else. A row that may
-change the factors of other rows' positions (LongRoPE) is read alone throughout, and what is not written greedily is written
-alone in any case: see `forgetfree.models.decoding`.
+change the factors of other rows' positions (LongRoPE) is read alone throughout, and so is every row whose text is found by
+beams or drawn at a temperature, which thus depends on its row and its seed alone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from forgetfree.core.readout_model import autocast, evaluating
 from forgetfree.data.prompts import EncodedTexts
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import UsageError
-from forgetfree.models.decoding import Heard, unheard, write_alone
 from forgetfree.parallel.exchange import gathered, own_items
-from forgetfree.tasks import TaskDefinition
+from forgetfree.seeds import derive_seed
+from forgetfree.tasks import Decoding, TaskDefinition
 
 if TYPE_CHECKING:
     from forgetfree.models.task_model import TaskModel
@@ -33,8 +33,26 @@ Answer = Callable[[Tensor, Any], Tensor]
 #: From prompts and a batch size to the numbers of those that are answered together, each time with what answers them, if it is
 #: not the model; the model may be another each time.
 Turns = Callable[[Sequence[Sequence[int]], int], Iterable[tuple[Sequence[int], Answer | None]]]
+#: Hears of each token that is decided: the ids of its text up to there.
+Heard = Callable[[Sequence[int]], object]
 #: How far logits of one row may differ between batches, as a share of the largest: far more than is measured.
 _FLOAT32, _HALF = 1e-3, 2**-4
+
+
+def unheard(_: Sequence[int]) -> None:
+    """Hear of a token, and do nothing."""
+
+
+def counting(tell: Callable[[int], object]) -> Heard:
+    """Return what tells how many tokens have been heard of."""
+    count = 0
+
+    def heard(_: Sequence[int]) -> None:
+        nonlocal count
+        count += 1
+        tell(count)
+
+    return heard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +151,9 @@ def plain_generation(tokenizer: Any, pad: int, config: Any) -> Any:
         pad_token_id=pad,
         decoder_start_token_id=start,
     )
+
+
+# -- Greedily --------------------------------------------------------------------------------------------
 
 
 class _Text:
@@ -251,6 +272,79 @@ def _likeliest(logits: Tensor, share: float) -> list[tuple[int, bool]]:
     largest, tokens = logits.float().topk(2, dim=-1)
     doubtful = largest[:, 0] - largest[:, 1] <= share * largest[:, 0].abs().clamp(min=1)
     return list(zip(tokens[:, 0].tolist(), doubtful.tolist(), strict=True))
+
+
+# -- By beams, or drawn at a temperature ------------------------------------------------------------------
+
+
+@torch.no_grad()
+def write_alone(
+    model: TaskModel,
+    prompt: Sequence[int],
+    decoding: Decoding,
+    *,
+    most: int,
+    ends: Callable[[Sequence[int]], bool],
+    end: int,
+    heard: Heard = unheard,
+) -> list[int]:
+    """Return the ids that a model writes after a prompt, without the token that ends a text.
+
+    Args:
+        model: in evaluation mode.
+        prompt: token ids.
+        decoding: how; not greedily.
+        most: the most tokens of a text; fewer where the model has fewer positions.
+        ends: whether a text is at its end, by its ids.
+        end: the token that ends a text.
+        heard: hears of each token when it is decided: of beams, which decide at their end, of all one after another.
+    """
+    limit = min(most, model.most_after(prompt))
+    if limit < 1:
+        return []
+    begun = model.to_continue([(prompt, [])])
+    begin = 1 if model.writes_apart else len(prompt)
+    generator = torch.Generator().manual_seed(derive_seed(decoding.seed, "text", *prompt))
+
+    def draw(ids: Tensor, logits: Tensor) -> Tensor:
+        alone, token = torch.full_like(logits, -torch.inf), drawn(logits[0], decoding, generator)
+        alone[0, token] = 0.0
+        if token != end:
+            heard([*ids[0, begin:].tolist(), token])
+        return alone
+
+    def stop(ids: Tensor, _: Any) -> Tensor:
+        return torch.tensor([ends(row[begin:].tolist()) for row in ids], device=ids.device)
+
+    backbone: Any = model.backbone
+    with autocast(model.precision, model.device.type):
+        (ids,) = backbone.generate(
+            **begun,
+            max_new_tokens=limit,
+            do_sample=False,
+            num_beams=decoding.num_beams,
+            eos_token_id=end,
+            pad_token_id=model.tokens.pad,
+            logits_processor=[draw] if decoding.temperature else [],
+            stopping_criteria=[stop],
+        ).tolist()
+    text: list[int] = ids[begin:]
+    text = text[: text.index(end)] if end in text else text
+    while text and text[-1] == model.tokens.pad:  # fills a beam that a stop text ended
+        text.pop()
+    for count in range(1, 1 + len(text) * (decoding.num_beams > 1)):
+        heard(text[:count])
+    return text
+
+
+def drawn(logits: Tensor, decoding: Decoding, generator: torch.Generator) -> int:
+    """Return a token drawn from the softmax of logits ``(V,)`` / temperature, among the likeliest that make up ``top_p``."""
+    logits = logits.double().cpu()
+    logits = (logits - logits.max()) / decoding.temperature  # the largest is 0, which no temperature makes infinite
+    probabilities, tokens = logits.softmax(0).sort(descending=True, stable=True)
+    before = probabilities.cumsum(0) - probabilities
+    kept = probabilities.where(before < decoding.top_p, 0.0)
+    return int(tokens[torch.multinomial(kept, 1, generator=generator)])
 
 
 # -- Which of the allowed answers ------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 from forgetfree.data.prompts import EncodedTexts, PromptEncoder
 from forgetfree.errors import ModelError
 from forgetfree.models import generation
-from forgetfree.models.generation import log_probabilities
+from forgetfree.models.generation import Passes, log_probabilities
 from forgetfree.models.loading import LoadedModel
 from forgetfree.tasks import TaskDefinition
 
@@ -26,7 +26,7 @@ def found(loaded: LoadedModel, prompts: Sequence[Sequence[int]], batch_size: int
     rows = EncodedTexts.of([[*row[:-1], ~row[-1]] for row in prompts], [[0]] * len(prompts), 0, loaded.pad)
     rows = replace(rows, tokenizer=loaded.tokenizer, end=int(loaded.tokenizer.eos_token_id), allowed=ALLOWED)
     model: Any = loaded.model
-    return log_probabilities(model, rows, batch_size=batch_size, precision="fp32")
+    return log_probabilities(model, rows, Passes(batch_size=batch_size, precision="fp32"))
 
 
 @torch.no_grad()

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from forgetfree.data.prompts import EncodedTexts
-from forgetfree.models.decoding import drawn, write_alone
-from forgetfree.models.generation import write
+from forgetfree.models.generation import Passes, drawn, write, write_alone
 from forgetfree.models.loading import LoadedModel
 from forgetfree.tasks import Decoding, TaskDefinition
 
@@ -30,7 +29,7 @@ def written(
     rows = type(rows)(**(vars(rows) | more))
     task = replace(TASK, decoding=decoding, **changes)
     model: Any = loaded.model
-    return write(task, model, rows, batch_size=batch_size, precision="fp32")
+    return write(task, model, rows, Passes(batch_size=batch_size, precision="fp32"))
 
 
 @pytest.mark.parametrize("decoding", [BEAMS, DRAWN], ids=["beams", "drawn"])

@@ -17,7 +17,7 @@ from forgetfree.data.prompts import EncodedTexts
 from forgetfree.errors import ModelError
 from forgetfree.kinds.generation import text_of
 from forgetfree.models import generation
-from forgetfree.models.generation import write, write_greedily
+from forgetfree.models.generation import Passes, write, write_greedily
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.tasks import TaskDefinition
 
@@ -167,11 +167,11 @@ def test_a_text_ends_at_a_stop_string_and_at_its_longest(loaded: Callable[[str],
     stop = model.tokenizer.decode(whole[:3])
     rows = EncodedTexts.of([[*row[:-1], ~row[-1]]], [[0]], 0, model.pad)
     rows = type(rows)(**(vars(rows) | {"right": [["x"]], "tokenizer": model.tokenizer}))
-    ended = write(task(stop=(stop,)), model.model, rows, batch_size=4, precision="fp32")[0]
+    ended = write(task(stop=(stop,)), model.model, rows, Passes(batch_size=4, precision="fp32"))[0]
     assert stop in model.tokenizer.decode(ended)
     assert ended == whole[: len(ended)]
     assert len(ended) <= 3
-    assert write(task(max_new_tokens=2), model.model, rows, batch_size=4, precision="fp32") == [whole[:2]]
+    assert write(task(max_new_tokens=2), model.model, rows, Passes(batch_size=4, precision="fp32")) == [whole[:2]]
 
 
 @torch.no_grad()
