@@ -283,6 +283,8 @@ class StreamCheckpoint:
             header, tensors = _FILE.read(path)
             tasks = {task.name: task for task in strategy.stream.tasks}
             new, about = {"answers": Row(), "samples": Row()}, parse_json(header["about"])
+            if about["tasks"] != len(rows):
+                raise RunError(f"{path} has the answers after {about['tasks']} tasks.")
             for kind, task, number in about["held"]:
                 arrays = {
                     name.removeprefix(f"{number}/"): tensor.numpy()
@@ -336,6 +338,7 @@ class StreamCheckpoint:
         new_answers += _new("samples", sampled, self._sampled)
         self._sampled = dict(sampled)
         about = {
+            "tasks": number,
             "held": [[kind, task, number] for number, (kind, task, _) in enumerate(new_answers)],
             "kept_bytes": learned.kept_bytes,
             "broken": learned.broken,

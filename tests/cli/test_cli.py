@@ -313,7 +313,7 @@ def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
 ) -> None:
     from forgetfree.strategies.grafting_continual import GraftingContinual
 
-    out, seeds = tmp_path / "out", ["--seed", "0", "--seed", "1", "--set", "final_union=true"]
+    out, seeds = tmp_path / "out", ["--seed", "0", "--seed", "1", *BEFORE, "--set", "final_union=true"]
     commit = GraftingContinual.commit
 
     def interrupted(self, task, training) -> None:
