@@ -129,7 +129,7 @@ class RunJob(Job[RunConfig]):
             "scenario": stream.scenario,
             "options": {name: recorded(options) for name, options in self.checked.options.items()},
             "about": {
-                "stream": self.config.stream,
+                "stream": self.config.stream.rstrip(","),
                 "tasks": [task.name for task in stream.tasks],
                 "scenario": stream.scenario,
                 "evaluated_on": self.common.evaluate_on,
