@@ -73,6 +73,7 @@ def update(
     ] = None,
     model: RunModel = None,
     or_fewer: Annotated[bool, Parameter(help="take all rows of a label that has fewer than the run's --shots")] = False,
+    skip_bad_rows: Annotated[bool, Parameter(help="leave out rows that cannot be used; else they are refused")] = False,
     resume: Resume = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -80,7 +81,8 @@ def update(
 ) -> int:
     """Learn a task again, as its next version, on top of all that was learned since."""
     output: dict[str, bool] = {"quiet": quiet, "as_json": as_json, "debug": debug}
-    return _revise("update", run, task, out, data=data, model=model, resume=resume, or_fewer=or_fewer, **output)
+    read = {"or_fewer": or_fewer, "skip_bad_rows": skip_bad_rows}
+    return _revise("update", run, task, out, data=data, model=model, resume=resume, **read, **output)
 
 
 def _revise(
@@ -96,6 +98,7 @@ def _revise(
     as_json: bool,
     debug: bool,
     or_fewer: bool = False,
+    skip_bad_rows: bool = False,
 ) -> int:
     """Take a task of a run back, or learn it again; 1 where a unit failed, or where it is interrupted."""
     if run.is_file():
@@ -111,7 +114,8 @@ def _revise(
     from forgetfree.jobs.running.execution import Execution
     from forgetfree.jobs.running.progress import Progress, make_progress
 
-    change = revision.remove if action == "remove" else partial(revision.update, or_fewer=or_fewer)
+    learn_again = partial(revision.update, or_fewer=or_fewer, skip_bad_rows=skip_bad_rows)
+    change = revision.remove if action == "remove" else learn_again
     with silence(quiet), no_empty_directories(out):
         progress = Progress() if quiet else make_progress(sys.stderr)
         try:

@@ -115,6 +115,7 @@ def update(
     data: str | None = None,
     model: str | None = None,
     or_fewer: bool = False,
+    skip_bad_rows: bool = False,
     execution: Execution = USUAL,
 ) -> Revised:
     """Write a run directory in which a task was met again after all others, and has a further version.
@@ -126,6 +127,7 @@ def update(
         data: where the rows for the new version are; default: where those of the run are.
         model: the base model, if it lies elsewhere now.
         or_fewer: take all rows of a label that has fewer than the run's shots.
+        skip_bad_rows: leave out rows that cannot be used, as a run does; default: as the run did.
         execution: how what comes after is trained.
 
     Raises:
@@ -139,6 +141,8 @@ def update(
     places, section = finished_run.located(None, model), finished_run.config["run"]
     if or_fewer and section["shots"] is not None:  # else all rows are taken
         places["set"] = section["set"] | {"or_fewer": "true"}
+    if skip_bad_rows:
+        places["skip_bad_rows"] = True
     try:
         return _revised(finished_run, "update", version, [*finished_run.tasks, version], out, places, data, execution)
     except RareLabelError as error:  # the run has the shots

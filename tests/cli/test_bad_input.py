@@ -956,7 +956,7 @@ CASES = [
         1,
     ),
     Case(
-        "ledger update run --task nosuch --out C --resume --data data --model model --or-fewer --json --quiet",
+        "ledger update run --task nosuch --out C --resume --data data --model model --or-fewer --skip-bad-rows --json --quiet",
         "run did not learn a task 'nosuch'.",
         1,
     ),

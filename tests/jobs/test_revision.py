@@ -418,18 +418,30 @@ def test_a_version_has_the_labels_of_the_first_and_may_have_few_rows_of_one(
     for folder in (place / "qnli", place / "qnli@2"):
         folder.mkdir(parents=True)
     rare = [row for row in rows if row["label"]][:5]  # of which one is a test row, and one for validation
-    few = [row for row in rows if not row["label"]] + rare
+    few = [row for row in rows if not row["label"]] + rare + [{**rare[0], "label": None}]
     (place / "qnli@2" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in few))
+    skip = "--skip-bad-rows"
     for names, words, code, message in (
-        ("qnli@2", (), 1, "'qnli@2' has the labels no, yes, and 'qnli' has entailment, not_entailment: they are no"),
-        ("qnli", (), 1, "'qnli@2' has the labels no, yes, and 'qnli' has"),
         (
             None,
             (),
+            1,
+            "expected an integer from 0, got nothing. Fix or remove the row. --skip-bad-rows leaves such rows out",
+        ),
+        (
+            "qnli@2",
+            (skip,),
+            1,
+            "'qnli@2' has the labels no, yes, and 'qnli' has entailment, not_entailment: they are no",
+        ),
+        ("qnli", (skip,), 1, "'qnli@2' has the labels no, yes, and 'qnli' has"),
+        (
+            None,
+            (skip,),
             2,
             "3 training rows of label 'not_entailment', fewer than --shots 4. Give more rows of it by --data, or",
         ),
-        (None, ("--or-fewer",), 0, ""),
+        (None, (skip, "--or-fewer"), 0, ""),
     ):
         for source in place.rglob("source.json"):
             source.unlink()
