@@ -36,6 +36,13 @@ def first_free(path: Path) -> Path:
 # -- The directory of a job ------------------------------------------------------------------------------
 
 
+def check_alone(out: Path) -> None:
+    """Raise ``RunError`` where another process works in a directory; nothing is made there."""
+    if os.path.isdir(out) and not is_unused(out):  # a Path raises where a name is too long
+        with exclusive(out):
+            pass
+
+
 def check_out(out: Path, command: str, resume: bool) -> None:
     """Raise, and leave nothing behind, unless a job can have its directory.
 
@@ -46,15 +53,12 @@ def check_out(out: Path, command: str, resume: bool) -> None:
 
     Raises:
         UsageError: nothing was begun there, or it cannot be written, or holds something.
-        RunError: another process works in it.
     """
     if resume:
         check_begun(out)
-        return
-    check_place(out)
-    if out.is_dir() and not is_unused(out):
-        with exclusive(out):
-            refuse_used(out, command)
+    else:
+        check_place(out)
+        refuse_used(out, command)
 
 
 def check_begun(out: Path) -> None:

@@ -25,7 +25,7 @@ from forgetfree.jobs.run_config import RunConfig, StreamConfig, starts_of
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.sweep_config import SweepConfig
-from forgetfree.output import check_out, no_empty_directories
+from forgetfree.output import check_alone, check_out, no_empty_directories
 
 Config = TypeVar("Config", bound=JobConfig)
 Json = dict[str, Any]
@@ -67,14 +67,15 @@ def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob
             with silence(output.quiet or output.json):
                 show_plan(config, execution.resume, output.json)
             return 0
-        config_file = Path(config.out) / "config.json"
-        used = os.path.lexists(config_file)
+        out = Path(config.out)
+        check_alone(out)  # while another job runs there, nothing else need be told
+        used = os.path.lexists(out / "config.json")
         with silence(output.quiet):
             try:
-                check_out(Path(config.out), config.command, execution.resume)  # before anything is announced
+                check_out(out, config.command, execution.resume)  # before anything is announced
                 return _perform(prepare(config), config, replace(execution, debug=debug), output.quiet, output.verbose)
             except ForgetfreeError as error:
-                if debug or execution.resume or os.path.lexists(config_file) != used:  # or it has begun
+                if debug or execution.resume or os.path.lexists(out / "config.json") != used:  # or it has begun
                     raise
                 from forgetfree.jobs.running.preflight import with_all_faults
 

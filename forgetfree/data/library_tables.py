@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forgetfree.data.places import by_datasets, configurations, split_of
+from forgetfree.data.places import configurations, datasets_errors, split_of
 from forgetfree.data.table_files import check_names, of_arrow
 from forgetfree.data.tables import Table, of_records, plain
 from forgetfree.errors import DataError, NoDataError, UsageError, first_line
@@ -130,7 +130,7 @@ def _named(table: Table, features: Mapping[str, Any]) -> Table:
 
 def read_saved(folder: Path) -> Tables:
     """Read what ``datasets.save_to_disk`` wrote."""
-    with by_datasets(folder):
+    with datasets_errors(folder):
         from datasets import load_from_disk
 
         dataset = load_from_disk(str(folder))
@@ -147,7 +147,7 @@ def read_snapshot(folder: Path, name: str) -> Tables:
     known = configurations(folder)
     if len(known) > 1 and name not in known:
         raise UsageError(f"{folder} holds the configurations {', '.join(known)}. Name one of them as the task.")
-    with by_datasets(folder):
+    with datasets_errors(folder):
         from datasets import load_dataset
 
         # Streaming reads the files where they lie, and makes no copy in the cache.
@@ -160,7 +160,7 @@ def read_snapshot(folder: Path, name: str) -> Tables:
 def _streamed(where: str, folder: Path, rows: Any) -> Table:
     import pyarrow
 
-    with by_datasets(folder):
+    with datasets_errors(folder):
         parts = rows.with_format("arrow").iter(batch_size=2048)
         first = next(parts, None)
         features = rows.features or {}

@@ -1,4 +1,4 @@
-"""What a place holds, by the names of its files: tasks, splits and formats, before any row is read."""
+"""What a place holds: tasks, splits and formats, by the names of its files and a snapshot's card, before any row is read."""
 
 from __future__ import annotations
 
@@ -167,14 +167,14 @@ def _has_card(folder: Path) -> bool:
 
 def configurations(folder: Path) -> list[str]:
     """Return the names of the configurations of a hub snapshot."""
-    with by_datasets(folder):
+    with datasets_errors(folder):
         from datasets import get_dataset_config_names
 
         return list(get_dataset_config_names(str(folder)))
 
 
 @contextmanager
-def by_datasets(folder: Path) -> Iterator[None]:
+def datasets_errors(folder: Path) -> Iterator[None]:
     """Say what the library finds wrong as an error of the folder's."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     check_size(folder, size, "bytes", MOST_BYTES)

@@ -313,7 +313,7 @@ def _in_three(rows: Rows, task: TaskDefinition, kind: RowKind) -> dict[str, Rows
     if len(rows) and not len(validation):
         raise DataError(
             f"Task {name!r} has {counted(len(rows), 'row')}, which are too few: once test rows are held out, none can be "
-            "spared for validation. Add rows of every label, or files for these splits."
+            "spared for validation. Add rows, of every label if they have labels, or a file for that split."
         )
     return {"train": train, "validation": validation, "test": test}
 

@@ -113,7 +113,7 @@ def no_stream(data: Data) -> UsageError:
     """Return the error that no stream is given, with what there is in a directory, or else with the registered streams."""
     source = _open_source(data, READ_DEFAULTS)
     if isinstance(source, _OneTask) and not source.names():
-        return UsageError(f"No stream is given. {source.hint} Give one.")
+        return UsageError(f"No stream is given. {source.hint} Give it one.")
     if isinstance(source, _Directory | _OneTask) and source.names():
         return UsageError(
             f"No stream is given. {data} holds {', '.join(source.names())}. Give task names with commas, or a registered "

@@ -47,7 +47,8 @@ class RunOptions(CommonOptions):
     )
     temperature_scaling: bool = option(
         True,
-        "at the end, fit a temperature a task to 64 to 512 validation rows, as many as test rows, and tell the ECE with it",
+        "at the end, fit a temperature a task to as many validation rows as test rows (at least 64, at most 512, as far "
+        "as there are so many), and tell the ECE with it",
     )
     readout_again: bool = option(
         False,

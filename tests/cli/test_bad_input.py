@@ -200,7 +200,7 @@ CASES = [
     Case("run --data demo", "No stream is given. Known: qnli-agnews-sst2"),
     Case(
         "run --data data/sst2",
-        "data/sst2 holds one task, which may have any name without a comma or a slash. Give one.",
+        "data/sst2 holds one task, which may have any name without a comma or a slash. Give it one.",
     ),
     Case("run ''", "No stream is given."),
     Case("run ,", "The stream names no task. Give a registered stream or task names"),

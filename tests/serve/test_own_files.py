@@ -146,6 +146,7 @@ def test_a_flipped_bit_of_an_answer_is_seen_without_a_record(run: Path, capsys: 
 
 
 def test_answers_of_another_type_are_named(run: Path, capsys: Any) -> None:
+    import numpy as np
     import torch
     from safetensors.torch import load_file
 
@@ -158,6 +159,10 @@ def test_answers_of_another_type_are_named(run: Path, capsys: Any) -> None:
     assert torch.bfloat16 in {each.dtype for each in tensors.values()}
     path.write_bytes(PREDICTION_FILE.content(tensors))
     found = left_out(run, capsys)
-    # Where an installed package teaches NumPy the type, they are read, and do not have the ECE of the results.
-    assert "Answers of lora, seed 0, are left out" in found
-    assert ("cannot be read" in found and "bfloat16" in found) or "as in the results" in found
+    try:
+        np.dtype("bfloat16")
+    except TypeError:
+        reason = "data type 'bfloat16' not understood"
+    else:  # an installed package teaches NumPy the type: they are read, and do not have the ECE of the results
+        reason = "as in the results"
+    assert "Answers of lora, seed 0, are left out" in found and reason in found

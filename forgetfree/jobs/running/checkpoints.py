@@ -76,15 +76,16 @@ class FileCheckpoint(Checkpoint):
         step, self._begin = 0, self.clock()
         try:
             header, tensors = _FILE.read(self._path)
-        except RunError:  # none, or damaged: the phase starts again
+            done, kept, seconds = unpack(header["state"], tensors)
+        except (RunError, ValueError):  # none, or damaged: the phase starts again
             pass
         else:
-            step, kept, seconds = unpack(header["state"], tensors)
+            step = int(done)
             state.load_state_dict(kept)
             self.earlier += 0.0 if self._path in self._begun else seconds
         self._begun.add(self._path)
         STOP.awaited = step < steps
-        return int(step)
+        return step
 
     def after(self, step: int, steps: int, state: Resumable) -> None:
         """Write the state, if a minute has passed or the phase is done, and writing takes at most its share of the time."""

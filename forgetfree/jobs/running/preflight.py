@@ -131,10 +131,8 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
                 read, rows[name] = rows[name], fitting(rows[name], encoder)
                 notes += rows[name].notes[len(read.notes) :]
         if workload.held_aside is not None:
-            aside = faults.attempt(
-                *(TextsAside.of, workload.held_aside, in_memory.data_or(config.data), model.loaded, limit),
-                config.read_options,
-            )
+            data = in_memory.data_or(config.data)
+            aside = faults.attempt(TextsAside.of, workload.held_aside, data, model.loaded, limit, config.read_options)
             notes += (aside and faults.attempt(aside.notes, rows.values())) or ()
         for unit in workload.units:
             with suppress(AttributeError):  # of a stream there is no more than its model
