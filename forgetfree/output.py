@@ -22,10 +22,15 @@ _LONG = "x" * 100
 def free_directory(stream: str) -> str:
     """Return ``runs/STREAM``, or that with the first number that is free."""
     name = stream.rstrip(",").replace(",", "-").replace("/", "-")[:60]
-    path, number = Path("runs") / name, 2
-    while os.path.lexists(path):
-        path, number = Path("runs") / f"{name}-{number}", number + 1
-    return str(path)
+    return str(first_free(Path("runs") / name))
+
+
+def first_free(path: Path) -> Path:
+    """Return a path, or that with the first number that is free: ``NAME-2``."""
+    free, number = path, 2
+    while os.path.lexists(free):
+        free, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return free
 
 
 # -- The directory of a job ------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from forgetfree.errors import UsageError
 from forgetfree.jobs.run_config import left_behind
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.options import typed
-from forgetfree.output import check_new_file, no_empty_directories
+from forgetfree.output import check_new_file, first_free, no_empty_directories
 from forgetfree.results.config_file import load_run, located, of_each
 from forgetfree.results.metrics import scale_of
 from forgetfree.tasks import version_of
@@ -160,9 +160,10 @@ def _trains(run: Path, out: Path, made: Revised) -> str:
         list(dict.fromkeys(each.rpartition(" seed ")[0] for each in units))
         for units in ((*made.carried, *made.trained), made.left_out)
     )
-    section = load_run(run)["run"]
-    own = left_behind(section, kept)
-    place = [str(out.with_name(f"{out.name}-others"))] if own else [str(out), "--resume"]
+    section, tasks = load_run(run)["run"], {each["name"] for each in load_run(out)["tasks"]}
+    section["start"] = {task: at for task, at in section.get("start", {}).items() if task in tasks}
+    own, whole = left_behind(section, kept), out.resolve()  # "." has no name
+    place = [str(first_free(whole.with_name(f"{whole.name}-others")))] if own else [str(out), "--resume"]
     words = ["forgetfree", "run", "--config", str(out / "config.json"), "--out", *place]
     words += [word for each in (left_out if own else [*kept, *left_out]) for word in ("--strategy", each)]
     values = section["set"] | {key: section[key] for key in own if key not in section["set"]}

@@ -192,11 +192,11 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _columns(where: str, header: list[str], task: ServedTask | None, columns: ColumnNames) -> tuple[str, ...]:
-    """Return the columns of the texts: those named, of common names, or the only ones beside the label."""
+    """Return the columns of the texts: those named, of common names, the only ones beside labels, or a lone column."""
     if names := task.columns_of_texts(where, header, columns) if task else choose_texts(where, header, columns, None):
         return names
     ours = task.names if task else ("text",)
-    texts = tuple(name for name in header if not is_label(name))
+    texts = tuple(name for name in header if len(header) == 1 or not is_label(name))
     if len(texts) == len(ours):
         return texts
     raise DataError(

@@ -104,7 +104,7 @@ class WritingTask(ServedTask):
 
     def rows(self, texts: Sequence[Text]) -> Rows:
         """Return prompts as rows; raise ``UsageError`` where one is none, or a chat without a turn to answer."""
-        check_texts(texts)
+        check_texts(texts, chats=True)
         prompts = [self._prompt(text, number) for number, text in enumerate(texts, 1)]
         rows = text_rows(prompts, 1, f"Task {self.task.name!r}")
         return replace(rows, labels=((),) * len(rows))

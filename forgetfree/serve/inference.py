@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -208,7 +208,7 @@ class Predictor:
         return answers.score(definition.metric)
 
     def answer(
-        self, task: str, texts: Sequence[Text], *, batch_size: int = 64, ending: Ending = UNTIL_THE_END
+        self, task: str, texts: Iterable[Text], *, batch_size: int = 64, ending: Ending = UNTIL_THE_END
     ) -> list[Any]:
         """Return what a task says of texts, in the class of its kind's answers.
 
@@ -225,6 +225,7 @@ class Predictor:
             UsageError: a single text for a task over pairs, or the other way round; or one that is no text.
         """
         task = self.definition(task).name
+        texts = texts if isinstance(texts, str) else list(texts)  # an iterator can be read only once
         rows = self._served[task].rows(texts)
         return self._answers(task, texts, rows, batch_size, ending) if len(rows) else []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -59,13 +59,20 @@ class Ending:
 UNTIL_THE_END = Ending()
 
 
-def check_texts(texts: Iterable[object]) -> None:
-    """Raise ``UsageError`` for what is no text, and for one text in place of a list, whose letters would be answered each."""
+def check_texts(texts: Sequence[object], *, chats: bool = False) -> None:
+    """Raise ``UsageError`` for what is no text, and for one text in place of a list, whose letters would be answered each.
+
+    Args:
+        texts: strings, or several in a row: a tuple, a list, a row of NumPy.
+        chats: whether the turns of a chat are a text, too.
+    """
     if isinstance(texts, str):
         raise UsageError(f"Expected a list of texts, got the text {brief(texts)}. Give [{brief(texts)}].")
     for number, text in enumerate(texts, 1):
-        parts = text if isinstance(text, tuple | list) else (text,)
-        if wrong := [part for part in parts if not isinstance(part, str | list | Mapping)]:  # turns of a chat, too
+        parts: Iterable[object] = [text]
+        if isinstance(text, Collection) and not isinstance(text, str | bytes | Mapping):
+            parts = text
+        if wrong := [part for part in parts if not isinstance(part, str | list | Mapping if chats else str)]:
             raise UsageError(f"Text {number}: expected a text, got {brief(wrong[0])}. Give one, or leave it out.")
 
 

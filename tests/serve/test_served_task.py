@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,10 +33,11 @@ def test_a_kind_of_tasks_is_used_by_one_class() -> None:
     [
         (MOOD, ["a film", ("a book",)], Rows(("a film", "a book"), (), (0, 0))),
         (PAIR, [("who?", "she")], Rows(("who?",), ("she",), (0,))),
+        (PAIR, np.array([["who?", "she"]]), Rows(("who?",), ("she",), (0,))),
         (PEOPLE, ["Jane went", ('["New York"]',), ["a", "b c"]], None),
     ],
 )
-def test_texts_become_rows(task: Any, texts: list[Any], expected: Rows | None) -> None:
+def test_texts_become_rows(task: Any, texts: Any, expected: Rows | None) -> None:
     if expected is None:
         expected = Rows(("Jane went", "New\u00a0York", "a b\u00a0c"), (), ((0, 0), (0,), (0, 0)))
     assert task.rows(texts) == expected
@@ -48,6 +50,8 @@ def test_texts_become_rows(task: Any, texts: list[Any], expected: Rows | None) -
         (MOOD, ["one", None], "Text 2: expected a text, got None. Give one, or leave it out."),
         (PAIR, [("one", float("nan"))], "Text 1: expected a text, got nan."),
         (PEOPLE, [["a", 2]], "Text 1: expected a text, got 2."),
+        (MOOD, [{"text": "a film"}], "Text 1: expected a text, got {'text': 'a film'}."),
+        (PAIR, [("one", ["x"])], r"Text 1: expected a text, got \['x'\]."),
         (PAIR, ["one"], "Task 'same' reads pairs of texts, got 1"),
         (PEOPLE, [("one", "two")], "Task 'people' labels the words of one text, got a pair of texts"),
         (PEOPLE, ["a", " "], r"Sentence 2: expected a list of words, none of them empty, got \[\]"),

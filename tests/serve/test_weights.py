@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from forgetfree import Graft, Ledger, Predictor, TaskSwitch, cli
+from forgetfree.cli.text_rows import TextRow, rows_of_file
 from forgetfree.core.body import body_of
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
@@ -452,6 +453,12 @@ def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: A
     (tmp_path / "e.csv").write_text("review,sentiment\nwho,joyful\n")  # a label is no second text
     assert cli.main(["predict", str(run), "--task", "qnli", "--file", str(tmp_path / "e.csv")]) == 1
     assert "has the columns 'review', 'sentiment', and the task reads text_a and text_b" in capsys.readouterr().err
+
+
+def test_a_lone_column_is_a_text_and_one_beside_others_may_be_the_label(tmp_path: Path) -> None:
+    for table in ("topic\nwho", "about,topic\nwho,0"):
+        (tmp_path / "a.csv").write_text(table)
+        assert list(rows_of_file(tmp_path / "a.csv", None)) == [TextRow(("who",))]
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,7 @@ def test_the_predictor_reads_texts_alone_or_in_tuples(
     single = next(task.task.name for task in tasks if len(task.task.text_columns) == 1)
     texts = ["a lovely film", "the story is dull"]
     assert predictor.answer(single, texts) == predictor.answer(single, [(text,) for text in texts])
-    assert len(predictor.answer(single, texts)) == 2
+    assert len(predictor.answer(single, iter(texts))) == 2
     with pytest.raises(UsageError, match=r"Expected a list of texts, got the text .a lovely film.\. Give \["):
         predictor.answer(single, "a lovely film")
 
