@@ -26,7 +26,7 @@ from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, dtype_of, load_model
 from forgetfree.serve.classification import Answer, text_rows
-from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, served
+from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, check_texts, served
 from forgetfree.serve.source import Source, check_run_binding
 from forgetfree.serve.weights import LedgerWeights, TaskWeights, weights_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, chosen_version
@@ -301,7 +301,7 @@ class Predictor:
             texts: as for `answer`; single texts and pairs may stand side by side.
 
         Raises:
-            UsageError: the run was told the task of each row, so it has no router.
+            UsageError: the run was told the task of each row, so it has no router; or as for `answer`.
         """
         for name, task in self._served.items():
             if not task.is_routed:
@@ -315,9 +315,12 @@ class Predictor:
                 f"{', '.join(self.tasks)}; or run a strategy with a model per task with --set scenario=class (or domain) --set "
                 "task_inference=router (or lda)."
             )
+        check_texts(texts)
         answers: dict[int, Answer] = {}
         for size in (1, 2):
-            numbers = [n for n, text in enumerate(texts) if size == (1 if isinstance(text, str) else len(text))]
+            numbers = [
+                n for n, text in enumerate(texts) if size == (1 if isinstance(text, str) or len(text) == 1 else 2)
+            ]
             if numbers:
                 own = [texts[number] for number in numbers]
                 answers |= zip(numbers, self._surest(own, text_rows(own, size, "The run")), strict=True)

@@ -71,7 +71,7 @@ def check_texts(texts: Sequence[object], *, chats: bool = False) -> None:
     for number, text in enumerate(texts, 1):
         parts: Iterable[object] = [text]
         if isinstance(text, Collection) and not isinstance(text, str | bytes | Mapping):
-            parts = text
+            parts = text if len(text) else [text]
         if wrong := [part for part in parts if not isinstance(part, str | list | Mapping if chats else str)]:
             raise UsageError(f"Text {number}: expected a text, got {brief(wrong[0])}. Give one, or leave it out.")
 

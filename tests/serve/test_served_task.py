@@ -50,6 +50,7 @@ def test_texts_become_rows(task: Any, texts: Any, expected: Rows | None) -> None
         (MOOD, ["one", None], "Text 2: expected a text, got None. Give one, or leave it out."),
         (PAIR, [("one", float("nan"))], "Text 1: expected a text, got nan."),
         (PEOPLE, [["a", 2]], "Text 1: expected a text, got 2."),
+        (MOOD, [()], r"Text 1: expected a text, got \(\)."),
         (MOOD, [{"text": "a film"}], "Text 1: expected a text, got {'text': 'a film'}."),
         (PAIR, [("one", ["x"])], r"Text 1: expected a text, got \['x'\]."),
         (PAIR, ["one"], "Task 'same' reads pairs of texts, got 1"),

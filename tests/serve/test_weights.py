@@ -131,6 +131,12 @@ def test_the_router_of_the_run_finds_the_task(
         found |= {answer.task for answer in answers}
     assert (run / strategy / "seed-0" / "task-features.safetensors").is_file() == (inference == "lda")
     assert len(found) > 1
+    for wrong, message in (
+        ("one", "Expected a list of texts, got the text"),
+        ([("a", "b", "c")], "reads pairs of texts, got 3"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            predictor.route(wrong)
     assert (
         cli.main(
             ["predict", str(run), "--strategy", strategy, "--task", "auto", "--json", "a film " * 80, "who\tit was"]
