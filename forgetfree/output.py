@@ -38,7 +38,7 @@ def first_free(path: Path) -> Path:
 
 def check_alone(out: Path) -> None:
     """Raise ``RunError`` where another process works in a directory; nothing is made there."""
-    if os.path.isdir(out) and not is_unused(out):  # a Path raises where a name is too long
+    if os.path.lexists(out / LOCK):  # which a killed process may have left
         with exclusive(out):
             pass
 

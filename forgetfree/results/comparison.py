@@ -257,7 +257,7 @@ def _floors_by_seed(results: Sequence[RunResults]) -> dict[str, dict[str, list[f
     return floors
 
 
-# ---- what unit folders and other directories add -------------------------------------------------------------
+# ---- what unit folders and other directories add --------------------------------------------------------
 
 
 def reference_of(entry: StrategyRuns, run: Run, entries: Iterable[StrategyRuns]) -> tuple[StrategyRuns, Run] | None:

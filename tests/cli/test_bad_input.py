@@ -340,6 +340,7 @@ CASES = [
     ),
     Case("run sst2 --out model/config.json/out", "--out 'model/config.json/out' cannot be written: Not a directory."),
     Case("run sst2 --out /proc/nosuch/out", "--out '/proc/nosuch/out' cannot be written: No such file or directory."),
+    Case("run sst2 --out /proc/sys", "--out '/proc/sys' is not empty: it holds "),
     Case(f"run sst2 --out {'x' * 300}", "cannot be written: File name too long."),
     Case(f"run sst2 --out {'/'.join(['x' * 200] * 20)}", "cannot be written: File name too long."),
     Case("run sst2 --out ''", "--out needs a value, got an empty text."),
