@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -12,6 +12,7 @@ from avalanche.training import supervised
 from forgetfree.continual.adapter import TemplateStrategy
 from forgetfree.continual.strategy import Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask
+from forgetfree.learning.cost import Cost, TaskSize, model_bytes, training_phase
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 
@@ -50,6 +51,15 @@ class Joint(TemplateStrategy, supervised.JointTraining):
     """
 
     Options: ClassVar[type[TrainingOptions]] = JointOptions
+
+    @classmethod
+    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
+        """The steps of each task times the factor, all at the first; the model."""
+        steps = [task.steps and round(options.steps_factor * task.steps) for task in tasks]
+        return Cost(
+            [[training_phase(options, replace(task, steps=each))] for task, each in zip(tasks, steps, strict=True)],
+            model_bytes,
+        )
 
     def setup(self) -> None:
         """Keep all rows."""

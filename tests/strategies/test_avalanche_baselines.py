@@ -105,8 +105,10 @@ def test_joint_takes_as_many_times_the_steps_of_all_tasks_as_told(
     tiny_stream: MakeStream, factor: float, steps: int
 ) -> None:
     updates = Updates()
-    learn(make("joint", tiny_stream("bert", "linear"), extra=[updates], steps_factor=factor))
+    strategy = learn(make("joint", tiny_stream("bert", "linear"), extra=[updates], steps_factor=factor))
     assert [len(task) for task in updates.tasks] == [steps]
+    cost = strategy.cost(strategy.options, [TaskSize(STEPS)] * 3)
+    assert sum(phase.steps for (phase,) in cost.phases) == pytest.approx(steps, abs=3)  # each task is rounded
 
 
 @pytest.mark.sampled("gdumb")
