@@ -20,13 +20,14 @@ from torch import nn
 from forgetfree.continual.benchmark_streams import benchmark_stream, tensor_stream
 from forgetfree.continual.stream import BenchmarkModel, Stream, StreamModel
 from forgetfree.data.columns import ReadOptions
+from forgetfree.data.encoding import fitting
 from forgetfree.data.examples import EncodedRows, OneLength
 from forgetfree.data.rows import TaskRows, tell
 from forgetfree.data.sources import check_form, default_data, load_tasks
 from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import readout_for
-from forgetfree.learning.encoded_task import EncodedTask, encode_task, fitting, label_spaces
+from forgetfree.learning.encoded_task import EncodedTask, encode_task, label_spaces
 from forgetfree.models.loading import LoadedModel, is_pretrained, load_model
 from forgetfree.models.module_model import check_own_dtype
 from forgetfree.models.state import ModelState

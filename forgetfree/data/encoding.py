@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from forgetfree.data.rows import Rows
+from forgetfree.data.bad_rows import BadRow, BadRows, joined_summary, left_out
+from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.display import counted
 from forgetfree.errors import ModelError
-from forgetfree.tasks import MAX_LENGTH
+from forgetfree.tasks import MAX_LENGTH, SPLITS
 
 _SLOT = re.compile(r"(\s*)\{(text|text_a|text_b|mask)(?::(bare|lower))?\}")
 
@@ -169,6 +170,10 @@ class Encoder:
             fixed = sum(len(part) for part in self._parts if not isinstance(part, Slot))
         return self._max_length - len(self.opening) - len(self.closing) - fixed
 
+    def too_long(self, rows: Rows) -> list[int]:
+        """Return the numbers of the rows that no model can learn from, where texts that are cut will not do; here none."""
+        return []
+
     def _part(self, piece: str | Slot, *, inside: bool) -> list[int] | Slot:
         """Return the ids of a piece of the prompt, or the slot of a text."""
         if isinstance(piece, str):
@@ -215,6 +220,30 @@ class WordEncoder(Encoder):
 
 def _marked(ids: list[int]) -> list[int]:
     return [~ids[0], *ids[1:]]
+
+
+def fitting(rows: TaskRows, encoder: Encoder) -> TaskRows:
+    """Return a task without the rows that a model cannot learn from, counted as bad rows; a split of such rows stays.
+
+    Args:
+        rows: the task and its rows.
+        encoder: of the task's texts, for the model.
+    """
+    task, splits, bad = rows.task, dict[str, Any](), dict[str, BadRows]()
+    for split in SPLITS:
+        part: Rows = getattr(rows, split)
+        long = {*encoder.too_long(part)}
+        if 0 < len(long) < len(part):
+            splits[split] = part.take([i for i in range(len(part)) if i not in long])
+            bad[split] = BadRows()
+            for i in long:
+                file, number = part.places[i] if part.places else (task.name, i)
+                bad[split].add(BadRow(file, number, "", "answer does not fit", "", ""))
+    if not bad:
+        return rows
+    counts = {split: joined_summary(rows.left_out.get(split, {}), each.summary) for split, each in bad.items()}
+    note = f"Task {task.name!r}: {left_out(bad.items())}."
+    return replace(rows, **splits, notes=(*rows.notes, note), left_out={**rows.left_out, **counts})
 
 
 #: The text before a text that does not begin its row.

@@ -20,6 +20,7 @@ import torch
 from forgetfree.core.body import body_space
 from forgetfree.core.readout_model import LINEAR
 from forgetfree.core.regions import Region, distribution, kind_of, layer_of
+from forgetfree.data.encoding import fitting
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
 from forgetfree.display import tell_note
@@ -33,7 +34,6 @@ from forgetfree.jobs.running.directory import model_and_data
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.kinds.kind import readout_for
-from forgetfree.learning.encoded_task import fitting
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import PHASES, Monitor, Stopwatch, told_seconds
 from forgetfree.learning.single_task import SingleTask

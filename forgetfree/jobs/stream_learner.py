@@ -21,6 +21,7 @@ import torch
 
 from forgetfree import registry
 from forgetfree.checkpoint import Checkpoint
+from forgetfree.data.encoding import fitting
 from forgetfree.device import find_device
 from forgetfree.errors import ForgetfreeError, RunError
 from forgetfree.files import new_directory, write_json
@@ -90,8 +91,6 @@ class StreamLearner:
     @cached_property
     def tasks(self) -> list[TaskRows]:
         """Return the tasks of the stream with all their rows, unless these are tensors; the run says how texts are written."""
-        from forgetfree.learning.encoded_task import fitting
-
         if self.in_memory.reads_tensors:
             return []
         decoding, tasks = self.checked.run.decoding, self.read()

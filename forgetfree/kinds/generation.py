@@ -185,11 +185,6 @@ class Generation(TaskKind):
         how = {"tokenizer": encoder.tokenizer, "end": encoder.end, "longer": longer, "allowed": encoder.allowed}
         return replace(encoded, right=rows.labels, asked=[_asked(prompt, task) for prompt in rows.first], **how)
 
-    def too_long(self, rows: Rows, encoder: Any) -> Sequence[int]:
-        """Return the numbers of the rows whose right text does not fit."""
-        found: list[int] = encoder.too_long(rows)
-        return found
-
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each token ``(n, 1)``: logits of all tokens of the vocabulary would fill the memory."""
         from torch.nn import functional as F

@@ -111,10 +111,6 @@ class TaskKind(RowKind):
 
         return EncodedRows.of(encoder(rows), self.numbered(rows.labels, first), label, pad, task.kind)
 
-    def too_long(self, rows: Rows, encoder: Any) -> Sequence[int]:
-        """Return the numbers of the rows that no model can learn from that reads as the encoder does; by default none."""
-        return ()
-
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return what is kept of the logits of a batch ``(n, n_labels)``, a line for each label: by default all."""
         return logits

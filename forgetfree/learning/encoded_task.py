@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from forgetfree.core.readout_model import LINEAR
-from forgetfree.data.bad_rows import BadRow, BadRows, joined_summary
-from forgetfree.data.bad_rows import left_out as told_left_out
-from forgetfree.data.encoding import Encoder
 from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
@@ -20,7 +16,7 @@ from forgetfree.learning.training_options import MOST_SHOTS, TrainingOptions, pa
 from forgetfree.models.loading import LoadedModel
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
-from forgetfree.tasks import SPLITS, Scenario, TaskDefinition, version_of
+from forgetfree.tasks import Scenario, TaskDefinition, version_of
 
 
 @dataclass(frozen=True)
@@ -134,30 +130,6 @@ def encode_task(
         tuple(range(labels.first, labels.first + len(definition.labels))),
         f"Task {definition.name!r}: {cut}" if cut else "",
     )
-
-
-def fitting(rows: TaskRows, encoder: Encoder) -> TaskRows:
-    """Return a task without the rows that a model cannot learn from, counted as bad rows; a split of such rows stays.
-
-    Args:
-        rows: the task and its rows.
-        encoder: of the task's texts, for the model.
-    """
-    task, splits, left_out = rows.task, dict[str, Any](), dict[str, BadRows]()
-    for split in SPLITS:
-        part: Rows = getattr(rows, split)
-        long = {*kind_of(task).too_long(part, encoder)}
-        if 0 < len(long) < len(part):
-            splits[split] = part.take([i for i in range(len(part)) if i not in long])
-            left_out[split] = bad = BadRows()
-            for i in long:
-                file, number = part.places[i] if part.places else (task.name, i)
-                bad.add(BadRow(file, number, "", "answer does not fit", "", ""))
-    if not left_out:
-        return rows
-    counted = {split: joined_summary(rows.left_out.get(split, {}), bad.summary) for split, bad in left_out.items()}
-    note = f"Task {task.name!r}: {told_left_out(left_out.items())}."
-    return replace(rows, **splits, notes=(*rows.notes, note), left_out={**rows.left_out, **counted})
 
 
 def sampled(rows: TaskRows, shots: int | None, seed: int, or_fewer: bool = False) -> Rows:

@@ -119,11 +119,10 @@ class Predictor:
             graftable, dtype = (source.graftable, source.dtype) if ledger is None else (None, dtype_of(ledger.space))
             loaded = load_model(source.model, readout, graftable=graftable, max_length=max_length, dtype=dtype)
             loaded.model.to(device)
-            features = None
+            now, features = loaded.binding(source.precision), None
             if source.task_inference == "lda":  # the model holds θ_pre now
                 features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
                 features.load(source.file.parent)
-            now = loaded.binding(source.precision)
             weights = weights_of(source, loaded) if ledger is None else LedgerWeights(loaded, ledger, source)
             if source.tasks:
                 check_run_binding(source, replace(now, precision=weights.precision))

@@ -27,6 +27,7 @@ from forgetfree.core.base_regions import budget, tiny_region_note
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import LINEAR
 from forgetfree.data.bad_rows import DataFaults
+from forgetfree.data.encoding import fitting
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import check_task, load_task, read_tasks
@@ -50,7 +51,7 @@ from forgetfree.jobs.running.environment import check_precision, set_threads
 from forgetfree.jobs.running.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.learning.cost import TaskSize
-from forgetfree.learning.encoded_task import fitting, sampled
+from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.scaled_start import ScaleOptions
@@ -80,7 +81,7 @@ def plan_of(config: JobConfig, in_memory: InMemory | None = None, *, resume: boo
     """
     found = _found(config, in_memory or InMemory(), resume)
     found.faults.report()
-    return _plan(config, found)
+    return _plan(found)
 
 
 def with_all_faults(error: ForgetfreeError, config: JobConfig) -> ForgetfreeError:
@@ -95,6 +96,7 @@ def with_all_faults(error: ForgetfreeError, config: JobConfig) -> ForgetfreeErro
 class _Found:
     """What was found of a job's tasks, how many test rows of each are answered, and its model; and what is wrong with it."""
 
+    config: JobConfig
     faults: Faults
     notes: list[str]
     workload: Workload
@@ -148,7 +150,7 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
         notes += filter(None, [tiny_region_note(model.graftable, workload.sparsities)])
         faults.attempt(check_room, config.out, workload, tests, definitions, model.space)
     model = model or _Model("", "", None, 0, None, False)
-    return _Found(faults, notes, workload, device, rows, tests, definitions, model)
+    return _Found(config, faults, notes, workload, device, rows, tests, definitions, model)
 
 
 # -- Places, data and model -----------------------------------------------------------------------------------
@@ -265,8 +267,9 @@ def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefiniti
 # -- The plan -------------------------------------------------------------------------------------------------
 
 
-def _plan(config: JobConfig, found: _Found) -> Json:
-    workload, rows, model, device, notes = found.workload, found.rows, found.model, found.device, found.notes
+def _plan(found: _Found) -> Json:
+    config, workload, notes = found.config, found.workload, found.notes
+    rows, model, device = found.rows, found.model, found.device
     set_threads(workload.common.threads)
     lengths = {name: _lengths(found, each) for name, each in rows.items()}
     limit = workload.common.max_length or usual_max_length(found.definitions.values())
