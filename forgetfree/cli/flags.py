@@ -22,7 +22,7 @@ from forgetfree.jobs.run_config import RunConfig, left_behind, stream_of, withou
 from forgetfree.jobs.running.execution import PARTS, Execution, launched
 from forgetfree.options import FLAGGED, HelpGroup, build, option
 from forgetfree.output import free_directory
-from forgetfree.results.config_file import read_config
+from forgetfree.results.config_file import read_options
 
 Config = TypeVar("Config", bound=JobConfig)
 Json = dict[str, Any]
@@ -188,7 +188,7 @@ def _lacks_subject(command: str, subject: str, flags: Mapping[str, Any], data: A
 def values_of(config_class: type[JobConfig], flags: Mapping[str, Any]) -> Json:
     """Return the values of a configuration's fields: the file's first, then the command line's over them."""
     plain, types = dict.fromkeys(_SETTINGS, Any), section_types(config_class)
-    file = read_config(Path(flags["config"]), config_class.command, types | plain) if "config" in flags else {}
+    file = read_options(Path(flags["config"]), config_class.command, types | plain) if "config" in flags else {}
     if config_class is RunConfig and "strategy" in flags and not flags.get("resume"):
         file = _without_others(file, flags)
     if "start" in flags:

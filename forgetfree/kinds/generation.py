@@ -182,8 +182,15 @@ class Generation(TaskKind):
 
         ids, labels, longer = encoder.learned(rows)
         encoded = EncodedTexts.of(ids, labels, label, pad, task.kind)
-        how = {"tokenizer": encoder.tokenizer, "end": encoder.end, "longer": longer, "allowed": encoder.allowed}
-        return replace(encoded, right=rows.labels, asked=[_asked(prompt, task) for prompt in rows.first], **how)
+        return replace(
+            encoded,
+            right=rows.labels,
+            asked=[_asked(prompt, task) for prompt in rows.first],
+            tokenizer=encoder.tokenizer,
+            end=encoder.end,
+            longer=longer,
+            allowed=encoder.allowed,
+        )
 
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each token ``(n, 1)``: logits of all tokens of the vocabulary would fill the memory."""
@@ -201,7 +208,7 @@ class Generation(TaskKind):
         return TextAnswers(none, none, losses, counts, (), right, asked)
 
     def with_texts(
-        self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, wrote: Wrote | None = None, **how: Any
+        self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, wrote: Wrote | None = None, **passes: Any
     ) -> TextAnswers:
         """Return answers with the text that a model writes after each prompt, or with the likeliest that is allowed."""
         from forgetfree.models.generation import Heard, Passes, counting, log_probabilities, unheard, write
@@ -209,12 +216,12 @@ class Generation(TaskKind):
 
         assert isinstance(answers, TextAnswers)
         if task.closed_answers:
-            return _chosen(answers, log_probabilities(model, rows, Passes(**how)).numpy(), task, rows)
+            return _chosen(answers, log_probabilities(model, rows, Passes(**passes)).numpy(), task, rows)
         heard: Heard = unheard
         if wrote is not None:
             most = len(rows) * task.max_new_tokens // size()
             heard = counting(lambda tokens: wrote(tokens, max(most, tokens)))
-        return _filled(answers, write(task, model, rows, Passes(**how), heard), rows.tokenizer, task.stop)
+        return _filled(answers, write(task, model, rows, Passes(**passes), heard), rows.tokenizer, task.stop)
 
     def loss(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> float:
         """Return the mean loss of a token, in nats."""

@@ -127,7 +127,7 @@ class TaskKind(RowKind):
         """
 
     def with_texts(
-        self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, wrote: Wrote | None = None, **how: Any
+        self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, wrote: Wrote | None = None, **passes: Any
     ) -> Answers:
         """Return answers with what a model writes, where texts are the answers; by default they are complete.
 
@@ -137,7 +137,7 @@ class TaskKind(RowKind):
             model: the model.
             rows: the rows.
             wrote: hears how many tokens were written so far, and of how many that there may be.
-            how: see `forgetfree.models.generation.Passes`.
+            passes: see `forgetfree.models.generation.Passes`.
         """
         return answers
 

@@ -97,16 +97,16 @@ def write(
             for places in own_items(by_length([len(prompts[i]) for i in together], passes.batch_size)):
                 batch = [together[place] for place in places]
                 asked: list[list[int]] = [prompts[i] for i in batch]
-                how: dict[str, Any] = {
+                arguments: dict[str, Any] = {
                     "most": task.max_new_tokens,
                     "ends": partial(stops, rows.tokenizer, stop=task.stop),
                     "end": rows.end,
                     "heard": heard,
                 }
                 if task.decoding.is_greedy:
-                    texts = write_greedily(model, asked, task=rows.task, answer=answering, **how)
+                    texts = write_greedily(model, asked, task=rows.task, answer=answering, **arguments)
                 elif answering is None:
-                    texts = [write_alone(model, prompt, task.decoding, **how) for prompt in asked]
+                    texts = [write_alone(model, prompt, task.decoding, **arguments) for prompt in asked]
                 else:
                     raise UsageError(
                         "The strategy answers by a function in the model's place, and by such texts are written greedily "

@@ -55,7 +55,7 @@ def read_section(values: Any, types: Mapping[str, Any] = {**_RUN_SECTION, **_GIV
     return section
 
 
-def read_config(path: Path, command: str, types: Mapping[str, Any]) -> dict[str, Any]:
+def read_options(path: Path, command: str, types: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options in a TOML or JSON file, or those that a config.json says its job was run with.
 
     Args:

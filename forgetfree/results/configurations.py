@@ -55,22 +55,22 @@ def _label(
 
 def without_effect(options: Json) -> frozenset[str]:
     """Return which options of a region change nothing beside the others: those of a search beside ``region_from=movement``."""
-    how, start, idle = options.get("region_from"), options.get("region_start"), set[str]()
-    if how is None:  # an older file, or a strategy that chooses no region so
+    region_from, start, idle = options.get("region_from"), options.get("region_start"), set[str]()
+    if region_from is None:  # an older file, or a strategy that chooses no region so
         return frozenset()
-    if how not in ("mask", "midpoint"):
+    if region_from not in ("mask", "midpoint"):
         idle |= {key for key in options if key.startswith("mask_")} | {"validation_rows"}
-    if how != "mask":
+    if region_from != "mask":
         idle |= {"base", "base_fraction", "mask_score_init"}
-    if how != "fisher" and (how, options.get("base")) != ("mask", "fisher"):
+    if region_from != "fisher" and (region_from, options.get("base")) != ("mask", "fisher"):
         idle.add("fisher_rows")
-    if how not in _NEED_GRADIENTS:
+    if region_from not in _NEED_GRADIENTS:
         idle.add("gradient_rows")
-    if how in NEED_FINE_TUNED:
+    if region_from in NEED_FINE_TUNED:
         idle.add("readout_steps")
     else:
         idle.add("region_start")
-    if start != "scaled" or how not in NEED_FINE_TUNED:
+    if start != "scaled" or region_from not in NEED_FINE_TUNED:
         idle.add("largest_scale")
         if options.get("composition") != "auto":
             idle.add("choice_rows")

@@ -105,8 +105,8 @@ class Predictor:
     def of_ledger(cls, ledger: Ledger, model: str) -> Predictor:
         """Return the predictor of a ledger, for its base model."""
         binding, dtype = ledger.binding, dtype_of(ledger.space)
-        how: dict[str, Any] = {"readout": binding.readout, "max_length": binding.max_length} if binding else {}
-        return cls(load_model(model, dtype=dtype, **how), ledger)
+        arguments: dict[str, Any] = {"readout": binding.readout, "max_length": binding.max_length} if binding else {}
+        return cls(load_model(model, dtype=dtype, **arguments), ledger)
 
     @classmethod
     def of_source(cls, source: Source, device: str = "cpu", deterministic: bool = False) -> Predictor:

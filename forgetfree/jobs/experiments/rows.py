@@ -72,10 +72,10 @@ def distinct(rows: Sequence[Row], key: str) -> list[Any]:
 
 
 #: Header to the key that a column shows and the values that its rows must have.
-Columns = Mapping[str, tuple[str, Mapping[str, Any]]]
+ScoreColumns = Mapping[str, tuple[str, Mapping[str, Any]]]
 
 
-def with_constant(rows: Sequence[Row], columns: Columns) -> Columns:
+def with_constant(rows: Sequence[Row], columns: ScoreColumns) -> ScoreColumns:
     """Put the score of a constant answer before columns of scores, unless the rows are older and lack it."""
     (_, wanted), *_ = columns.values()
     if not all("constant" in row for row in rows):  # published results of the experiment before it measured them
@@ -83,14 +83,14 @@ def with_constant(rows: Sequence[Row], columns: Columns) -> Columns:
     return {CONSTANT: ("constant", wanted), **columns}
 
 
-def pivot(title: str, rows: Sequence[Row], by: str | tuple[str, ...], columns: Columns) -> Table:
+def pivot(title: str, rows: Sequence[Row], by: str | tuple[str, ...], columns: ScoreColumns) -> Table:
     """Return a table of mean (std) over seeds, in percent.
 
     Args:
         title: of the table.
         rows: all.
         by: the key, or keys, whose values name the rows of the table.
-        columns: of the table, see `Columns`.
+        columns: of the table, see `ScoreColumns`.
     """
     keys = (by,) if isinstance(by, str) else by
     groups = list(dict.fromkeys(tuple(row[key] for key in keys) for row in rows))

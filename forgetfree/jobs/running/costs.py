@@ -209,7 +209,7 @@ def check_space(workload: Workload, out: str, config: Json, space: ParameterSpac
     tell_note(tiny_region_note(len(space), workload.sparsities))
     definitions = {each["name"]: TaskDefinition.of_fields(each) for each in config["tasks"]}
     tests = {name: rows.get("test", 0) for name, rows in config["data"].items()}
-    check_room(out, workload, tests, definitions, space)
+    check_disk_space(out, workload, tests, definitions, space)
 
 
 def needed_bytes(
@@ -239,7 +239,7 @@ def needed_bytes(
     return model_bytes(space) * len(models), kept
 
 
-def check_room(
+def check_disk_space(
     out: str,
     workload: Workload,
     tests: Mapping[str, int],

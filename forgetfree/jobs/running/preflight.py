@@ -44,9 +44,9 @@ from forgetfree.errors import (
 from forgetfree.files import existing, is_place
 from forgetfree.jobs.config import InMemory, JobConfig
 from forgetfree.jobs.job import Job
-from forgetfree.jobs.run_config import StreamConfig, starts_of
+from forgetfree.jobs.run_config import RunOptions, StreamConfig, starts_of
 from forgetfree.jobs.running import costs
-from forgetfree.jobs.running.costs import PlannedUnit, Workload, check_room, needed_bytes
+from forgetfree.jobs.running.costs import PlannedUnit, Workload, check_disk_space, needed_bytes
 from forgetfree.jobs.running.environment import check_precision, set_threads
 from forgetfree.jobs.running.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
@@ -79,21 +79,21 @@ def plan_of(config: JobConfig, in_memory: InMemory | None = None, *, resume: boo
     Raises:
         UsageError: naming every fault of configuration, places, data, model, readouts, budgets and space on the disk.
     """
-    found = _found(config, in_memory or InMemory(), resume)
-    found.faults.report()
-    return _plan(found)
+    findings = _examine(config, in_memory or InMemory(), resume)
+    findings.faults.report()
+    return _plan(findings)
 
 
 def with_all_faults(error: ForgetfreeError, config: JobConfig) -> ForgetfreeError:
     """Return the error that keeps a job from beginning, or all that is wrong with it, if that is more."""
-    faults = _found(config, InMemory(), False).faults
+    faults = _examine(config, InMemory(), False).faults
     for fault in getattr(error, "faults", (str(error),)):
         faults.add(fault)
     return error if len(faults) == 1 else SeveralFaultsError(faults, getattr(error, "rows", ()))
 
 
 @dataclass
-class _Found:
+class _Findings:
     """What was found of a job's tasks, how many test rows of each are answered, and its model; and what is wrong with it."""
 
     config: JobConfig
@@ -107,7 +107,7 @@ class _Found:
     model: _Model
 
 
-def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
+def _examine(config: JobConfig, in_memory: InMemory, resume: bool) -> _Findings:
     """Look at all that can be looked at."""
     faults, notes = Faults(ForgetfreeError), list[str]()
     job: type[Job[Any]] = registry.JOBS[config.command].job.load()
@@ -148,9 +148,9 @@ def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
         for sparsity in workload.sparsities:
             faults.attempt(budget, model.graftable, sparsity)
         notes += filter(None, [tiny_region_note(model.graftable, workload.sparsities)])
-        faults.attempt(check_room, config.out, workload, tests, definitions, model.space)
+        faults.attempt(check_disk_space, config.out, workload, tests, definitions, model.space)
     model = model or _Model("", "", None, 0, None, False)
-    return _Found(config, faults, notes, workload, device, rows, tests, definitions, model)
+    return _Findings(config, faults, notes, workload, device, rows, tests, definitions, model)
 
 
 # -- Places, data and model -----------------------------------------------------------------------------------
@@ -169,14 +169,13 @@ def _rows(
             faults.attempt(check_task, name, data, streams)
         notes.append("The rows are read from the hub when the job starts: they are not checked, nor counted, here.")
         return {}
-    found: dict[str, TaskRows] = {}
-    how = workload.common.evaluate_on, config.read_options
+    options = workload.common.evaluate_on, config.read_options
     if not isinstance(config, StreamConfig):
         learned = {name for unit in workload.units for name in unit.tasks}
 
         def load(name: str) -> TaskRows | None:
             try:
-                return load_task(name, data, *how)
+                return load_task(name, data, *options)
             except NoDataError as error:
                 if name in learned:
                     raise
@@ -185,15 +184,15 @@ def _rows(
 
         tasks = [faults.attempt(load, name) for name in workload.tasks]  # each tells its own faults
     else:
-        tasks, wrong = faults.attempt(read_tasks, config.stream, data, *how) or ([], DataFaults())
+        tasks, wrong = faults.attempt(read_tasks, config.stream, data, *options) or ([], DataFaults())
         faults.attempt(wrong.report)
-    found |= {rows.task.name: rows for rows in tasks if rows}
-    for rows in found.values():
+    of_tasks = {rows.task.name: rows for rows in tasks if rows}
+    for rows in of_tasks.values():
         notes += filter(None, (*rows.notes, rows.shared_note(workload.common.evaluate_on)))
     for shots, seed in sorted({(each.shots, each.seed) for each in workload.units}, key=str):
-        for rows in found.values():
+        for rows in of_tasks.values():
             faults.attempt(sampled, rows, shots, seed, workload.common.or_fewer)
-    return found
+    return of_tasks
 
 
 @dataclass
@@ -222,7 +221,7 @@ class _Model:
 def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefinition], notes: list[str]) -> _Model:
     readout = readout_for(workload.readout, tasks)
     common = workload.common
-    how: Json = {"graftable": common.graftable, "max_length": common.max_length, "dtype": common.dtype}
+    arguments: Json = {"graftable": common.graftable, "max_length": common.max_length, "dtype": common.dtype}
     if in_memory.reads_tensors:
         check_own_dtype(in_memory.model, common.dtype)
         notes.append("The model reads tensors: it is not timed here.")
@@ -240,7 +239,7 @@ def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefiniti
     weights = sum(each.stat().st_size for each in Path(path).glob("*.safetensors")) if path and local else 0
     if local and weights <= _TIMED:
         loaded = load_model(
-            in_memory.model_or(workload.model), readout, tasks=tasks, **how, **in_memory.model_arguments
+            in_memory.model_or(workload.model), readout, tasks=tasks, **arguments, **in_memory.model_arguments
         )
         notes += [loaded.note] if loaded.note else []
         backbone = loaded.model.backbone
@@ -255,8 +254,8 @@ def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefiniti
             loaded,
         )
     try:
-        how = {"graftable": common.graftable, "dtype": common.dtype, "tasks": tasks if local else ()}
-        return _Model(workload.model, *sized(str(path), workload.model, readout, **how), local)
+        arguments = {"graftable": common.graftable, "dtype": common.dtype, "tasks": tasks if local else ()}
+        return _Model(workload.model, *sized(str(path), workload.model, readout, **arguments), local)
     except ModelError as error:
         if local:
             raise
@@ -267,16 +266,16 @@ def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefiniti
 # -- The plan -------------------------------------------------------------------------------------------------
 
 
-def _plan(found: _Found) -> Json:
-    config, workload, notes = found.config, found.workload, found.notes
-    rows, model, device = found.rows, found.model, found.device
+def _plan(findings: _Findings) -> Json:
+    config, workload, notes = findings.config, findings.workload, findings.notes
+    rows, model, device = findings.rows, findings.model, findings.device
     set_threads(workload.common.threads)
-    lengths = {name: _lengths(found, each) for name, each in rows.items()}
-    limit = workload.common.max_length or usual_max_length(found.definitions.values())
-    rates = _rates(found)
+    lengths = {name: _lengths(findings, each) for name, each in rows.items()}
+    limit = workload.common.max_length or usual_max_length(findings.definitions.values())
+    rates = _rates(findings)
     units, made, total = list[Json](), dict[Any, str](), Counter[Phase]()
     for unit in workload.units:
-        phases = list(_phases(unit, found, lengths, limit, rates, made))
+        phases = list(_phases(unit, findings, lengths, limit, rates, made))
         units.append({"unit": unit.name, "phases": phases})
         for phase in phases:
             total[phase["phase"]] += phase["steps"] or 0
@@ -292,7 +291,7 @@ def _plan(found: _Found) -> Json:
     most, there = max(memory.values(), default=0), costs.device_memory(device)
     if most > there:
         notes.append(f"About {most:,} bytes of memory are needed on {device}, which has {there:,}: training may fail.")
-    _tell_room(found, units)
+    _note_full_space(findings, units)
     known = bool(seconds) and None not in seconds and model.parameters > 0
     return {
         "schema": 1,
@@ -317,7 +316,7 @@ def _plan(found: _Found) -> Json:
             "seconds": round(sum(seconds), 1) if known else None,
             "memory_bytes": most,
             "memory_bytes_by_phase": dict(memory),
-            "disk_bytes": sum(needed_bytes(workload, found.tests, found.definitions, model.space))
+            "disk_bytes": sum(needed_bytes(workload, findings.tests, findings.definitions, model.space))
             if model.space
             else 0,
             "disk_free_bytes": shutil.disk_usage(existing(Path(config.out))).free,
@@ -327,52 +326,52 @@ def _plan(found: _Found) -> Json:
     }
 
 
-def _lengths(found: _Found, rows: TaskRows) -> list[int]:
+def _lengths(findings: _Findings, rows: TaskRows) -> list[int]:
     """Return the lengths of a sample of training rows in tokens; without the model's tokenizer, 4 tokens for 3 words."""
     sample = rows.train.take(evenly(len(rows.train), costs.SAMPLE))
-    if found.model.loaded is not None:
-        encoder = found.model.loaded.encoder(rows.task)
+    if findings.model.loaded is not None:
+        encoder = findings.model.loaded.encoder(rows.task)
         lengths = [len(ids) for ids in encoder(sample)]
         if cut := encoder.cut_note("training row", len(sample)):
             all_rows = len(sample) == len(rows.train)
-            found.notes.append(f"Task {rows.task.name!r}{'' if all_rows else ', of a sample'}: {cut}")
+            findings.notes.append(f"Task {rows.task.name!r}{'' if all_rows else ', of a sample'}: {cut}")
         return lengths
     texts = zip(sample.first, sample.second, strict=True) if sample.second else ((text,) for text in sample.first)
     return [2 + round(4 / 3 * sum(len(text.split()) for text in each)) for each in texts]
 
 
-def _rates(found: _Found) -> costs.Rates | None:
-    workload, model = found.workload, found.model
+def _rates(findings: _Findings) -> costs.Rates | None:
+    workload, model = findings.workload, findings.model
     if not workload.units or not model.parameters or model.config is None:
         return None
     options = workload.units[0].options
-    if model.loaded is None or not found.rows:
+    if model.loaded is None or not findings.rows:
         narrow = workload.common.dtype != "float32"
-        return costs.computed_rates(model.parameters, found.device, "bf16" if narrow else options.precision)
-    first = next(iter(found.rows.values()))
+        return costs.computed_rates(model.parameters, findings.device, "bf16" if narrow else options.precision)
+    first = next(iter(findings.rows.values()))
     sample = first.train.take(evenly(len(first.train), costs.SAMPLE))
     try:
-        return costs.timed_rates(model.loaded, first.task, sample, options, found.device)
+        return costs.timed_rates(model.loaded, first.task, sample, options, findings.device)
     except (ForgetfreeError, RuntimeError) as error:
-        found.notes.append(f"A first step of training fails: {first_line(error)}.")
+        findings.notes.append(f"A first step of training fails: {first_line(error)}.")
         return None
 
 
 def _phases(
     unit: PlannedUnit,
-    found: _Found,
+    findings: _Findings,
     lengths: Mapping[str, list[int]],
     max_length: int,
     rates: costs.Rates | None,
     made: dict[Any, str],
 ) -> Iterator[Json]:
     """Yield the phases of a unit; a fine-tuned model that another unit makes costs nothing, and ``shared`` names that unit."""
-    options, common, model = unit.options, found.workload.common, found.model
+    options, common, model = unit.options, findings.workload.common, findings.model
     evaluations = unit.evaluations + (0 if model.trains_readouts else unit.before_learning)
     bases = [version_of(task)[0] for task in unit.tasks]
     sizes = [
         replace(
-            _size(task, unit, found),
+            _size(task, unit, findings),
             again=base in bases[:number],
             trains_readout=model.trains_readouts,
         )
@@ -390,28 +389,28 @@ def _phases(
                 steps = steps and steps * unit.repeats if maker == unit.name else 0
             shared = {} if maker == unit.name else {"shared": maker}
             yield phase(each.phase, steps, (steps or 0) * each.rows * length) | shared
-        if (held := found.rows.get(task)) is not None:
-            tests = found.tests[task]
+        if (rows := findings.rows.get(task)) is not None:
+            tests = findings.tests[task]
             answered = written = round(tests * evaluations)
             if isinstance(options, LocalizationOptions) and options.region_from in ("mask", "midpoint"):
-                answered += min(len(held.validation), options.validation_rows) * options.mask_evaluations
+                answered += min(len(rows.validation), options.validation_rows) * options.mask_evaluations
             if isinstance(options, ScaleOptions):
-                answered += min(len(held.validation), options.choice_rows) * options.choices
-            if getattr(common, "temperature_scaling", False) and not held.task.writes:
-                answered += min(len(held.validation), calibration_rows(tests))
-            probed = getattr(common, "floors", "constant") == "probe" and not held.task.writes
-            if probed and made.setdefault(("probe", task, unit.seed), unit.name) == unit.name:
-                answered += (size.rows or 0) + tests
+                answered += min(len(rows.validation), options.choice_rows) * options.choices
+            if isinstance(common, RunOptions) and not rows.task.writes:
+                if common.temperature_scaling:
+                    answered += min(len(rows.validation), calibration_rows(tests))
+                if common.floors == "probe" and made.setdefault(("probe", task, unit.seed), unit.name) == unit.name:
+                    answered += (size.rows or 0) + tests
             mean = sum(tokens) / len(tokens)
             # After its loss is known, a prompt is read again, and as long a text as may be is written after it.
-            more = written * (mean + held.task.max_new_tokens) if held.task.writes else 0
+            more = written * (mean + rows.task.max_new_tokens) if rows.task.writes else 0
             yield phase("evaluate", answered, answered * mean + more)
 
 
-def _size(task: str, unit: PlannedUnit, found: _Found) -> TaskSize:
+def _size(task: str, unit: PlannedUnit, findings: _Findings) -> TaskSize:
     """Return the size of a task, as far as it is known."""
-    rows, definition = found.rows.get(task), found.definitions.get(task)
-    drawn = None if rows is None else len(sampled(rows, unit.shots, unit.seed, found.workload.common.or_fewer))
+    rows, definition = findings.rows.get(task), findings.definitions.get(task)
+    drawn = None if rows is None else len(sampled(rows, unit.shots, unit.seed, findings.workload.common.or_fewer))
     rarest = unit.shots or (rows and min(MOST_SHOTS, *Counter(kind_of(rows.task).groups(rows.train.labels)).values()))
     labels = 2 if definition is None else len(definition.labels)
     return TaskSize(unit.options.steps or (paper_steps(labels, rarest) if rarest else None), drawn)
@@ -424,12 +423,12 @@ def _phase(task: str, rates: costs.Rates | None, name: Phase, steps: int | None,
     return {"task": task, "phase": name, "steps": steps, "seconds": seconds}
 
 
-def _tell_room(found: _Found, planned: Sequence[Json]) -> None:
+def _note_full_space(findings: _Findings, planned: Sequence[Json]) -> None:
     """Note where the regions of all tasks are more than there is."""
-    for unit, about in zip(found.workload.units, planned, strict=True):
+    for unit, about in zip(findings.workload.units, planned, strict=True):
         share = len(unit.tasks) * max(unit.sparsities, default=0)
         if share > 1 and any(phase["phase"] == "train" for phase in about["phases"]):
-            found.notes.append(
-                f"{unit.name}: {len(unit.tasks)} regions of {max(unit.sparsities):g} of the {found.model.graftable:,} "
+            findings.notes.append(
+                f"{unit.name}: {len(unit.tasks)} regions of {max(unit.sparsities):g} of the {findings.model.graftable:,} "
                 "graftable entries are more than there are. Later tasks train what earlier ones left. Set a lower sparsity."
             )
