@@ -12,13 +12,14 @@ from typing import Any, cast
 from pydantic import BaseModel, Field
 
 from forgetfree.data.columns import ColumnNames, choose_texts
+from forgetfree.data.prompt_rows import one_prompt, prompt_columns, turns_of
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.data.tables import plain
 from forgetfree.display import brief, escaped
 from forgetfree.errors import FieldError, ModelError, UsageError
 from forgetfree.json_file import parse_json
-from forgetfree.kinds.generation import one_prompt, prompt_columns, text_of, turns_of
+from forgetfree.kinds.generation import text_of
 from forgetfree.models.generation import Passes, log_probabilities, plain_generation, stops, write
 from forgetfree.serve.classification import probability_column, text_rows
 from forgetfree.serve.network import Parts, Reading, TaskNetwork, name_labels_
