@@ -5,7 +5,7 @@
 
 The options named become arguments of the plugin and take their place beside `TrainingOptions`, on the command line too.
 All of Avalanche's code runs as it is, in our loop, on our batches. What of it goes wrong there is fixed around it, here
-for all and in `forgetfree.strategies.avalanche_baselines` for one: docs/baselines.md says what and why.
+for all and in `forgetfree.strategies` for one: docs/baselines.md says what and why.
 """
 
 from __future__ import annotations

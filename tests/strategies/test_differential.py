@@ -248,5 +248,5 @@ def test_the_comparison_sees_a_change_of_one_option(tiny_stream: MakeStream, nam
 
 def test_every_baseline_is_compared() -> None:
     modules = {name: entry.target.split(":")[0].rpartition(".")[2] for name, entry in registry.STRATEGIES.items()}
-    baselines = {name for name, module in modules.items() if module in ("avalanche_baselines", "all_data")}
+    baselines = {name for name, module in modules.items() if module in ("avalanche_baselines", "gem", "all_data")}
     assert baselines == set(BY_NAME) == set(PERTURBED)

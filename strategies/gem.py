@@ -1,0 +1,129 @@
+"""GEM and A-GEM, as Avalanche implements them: no step goes against the gradients of remembered rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from avalanche.training import plugins as avalanche
+from torch import Tensor, nn
+
+from forgetfree.continual.adapter import PluginStrategy, one_label_a_row
+from forgetfree.continual.streams import Stream
+from forgetfree.errors import OptionError, UsageError
+from forgetfree.options import option
+
+
+class _ProjectedUpdate:
+    """Mixin of GEM's and A-GEM's plugins: they project the update, wherever it is not the gradient times one rate.
+
+    AdamW's scaling, momentum, decay and a rate of the readout's own turn a projected gradient, and the losses that the
+    constraint holds down may rise. The update is brought to the gradient's length for it, which GEM's γ is a margin beside.
+
+    Readouts of earlier tasks have no gradient in a step, and Avalanche's leave them out of what they write, but not of the
+    constraint. Here they take their part.
+    """
+
+    _before: tuple[list[tuple[Any, Tensor]], float] | None = None
+
+    def after_backward(self, strategy: Any, **kwargs: Any) -> None:
+        if _descends_plainly(strategy.options):
+            for parameter in _trainable(strategy) if strategy.clock.train_exp_counter else []:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            super().after_backward(strategy, **kwargs)  # type: ignore[misc]  # of the plugin mixed into
+
+    def before_update(self, strategy: Any, **kwargs: Any) -> None:
+        if strategy.clock.train_exp_counter and not _descends_plainly(strategy.options):
+            length = _length(each.grad for each in _trainable(strategy) if each.grad is not None)
+            self._before = [(each, each.detach().clone()) for each in _trainable(strategy)], length
+
+    @torch.no_grad()
+    def after_update(self, strategy: Any, **kwargs: Any) -> None:
+        if self._before is None:
+            return
+        (pairs, length), self._before = self._before, None
+        moves = [before - parameter for parameter, before in pairs]
+        if not any(move.any() for move in moves):
+            return
+        scale = length / _length(moves)
+        for (parameter, _), move in zip(pairs, moves, strict=True):
+            parameter.grad = move.mul_(scale)
+        super().after_backward(strategy, **kwargs)  # type: ignore[misc]
+        for parameter, before in pairs:
+            parameter.copy_(before.sub_(parameter.grad, alpha=1 / scale))
+
+
+def _trainable(strategy: Any) -> list[nn.Parameter]:
+    return [parameter for parameter in strategy.model.parameters() if parameter.requires_grad]
+
+
+def _length(tensors: Iterable[Tensor]) -> float:
+    """Return the length of several tensors as one vector; a little more than 0, as one divides by it."""
+    return float(torch.stack([tensor.norm() for tensor in tensors]).norm()) + torch.finfo(torch.float32).tiny
+
+
+def _descends_plainly(options: Any) -> bool:
+    """Return whether each update is the gradient times one rate."""
+    one_rate = options.readout_learning_rate in (None, options.learning_rate)
+    added = options.momentum or options.weight_decay or options.l1
+    return options.optimizer == "sgd" and one_rate and not added
+
+
+class _AGEMPlugin(_ProjectedUpdate, avalanche.AGEMPlugin):
+    pass
+
+
+class _GEMPlugin(_ProjectedUpdate, avalanche.GEMPlugin):
+    pass
+
+
+def _a_sample_a_task(options: Any, stream: Stream) -> None:
+    """Avalanche takes ``sample_size // tasks`` rows of each: none, once there are more tasks than rows.
+
+    And it flattens gradients by ``view``, which those in another layout, such as channels-last, do not have.
+    """
+    earlier = len(stream.tasks) - 1
+    if options.sample_size < earlier:
+        raise OptionError(
+            f"agem takes as many rows of each earlier task as go into sample_size, got {options.sample_size} for up to "
+            f"{earlier} tasks. Set sample_size={earlier} or more."
+        )
+    if apart := [name for name, parameter in stream.model.named_parameters() if not parameter.is_contiguous()]:
+        raise UsageError(
+            f"agem flattens gradients, and {apart[0]!r} is not contiguous (channels-last, or a view). Give the network with "
+            "contiguous tensors, or use gem."
+        )
+
+
+class AGEM(
+    PluginStrategy,
+    plugin=_AGEMPlugin,
+    requires=_a_sample_a_task,
+    patterns_per_experience=option(64, "rows remembered per task", at_least=1),
+    sample_size=option(16, "remembered rows the reference gradient is of, in equal parts per task", at_least=1),
+):
+    """Averaged gradient episodic memory: g loses its part against that on remembered rows (Chaudhry et al., 2019, eq. 11).
+
+    Remembered rows are a random choice, but come in turn, where the paper draws them again at each step.
+    """
+
+
+def _quadprog(options: Any, stream: Stream) -> None:
+    one_label_a_row("gem", "cuts its memory by labels", options, stream)
+    if find_spec("quadprog") is None:  # Avalanche solves eq. 11 by it
+        raise UsageError(
+            "gem solves a quadratic programme at each step, and its solver is not installed. Install it with: "
+            "pip install 'forgetfree[gem]'."
+        )
+
+
+class GEM(
+    PluginStrategy,
+    plugin=_GEMPlugin,
+    requires=_quadprog,
+    patterns_per_experience=option(16, "rows remembered per task", at_least=1),
+    memory_strength=option(0.5, "γ: how far the projected gradient leans towards earlier tasks", at_least=0),
+):
+    """Gradient episodic memory: g is projected so that no earlier task's loss rises (Lopez-Paz & Ranzato, 2017, eq. 11)."""
