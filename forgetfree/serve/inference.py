@@ -119,13 +119,13 @@ class Predictor:
             graftable, dtype = (source.graftable, source.dtype) if ledger is None else (None, dtype_of(ledger.space))
             loaded = load_model(source.model, readout, graftable=graftable, max_length=max_length, dtype=dtype)
             loaded.model.to(device)
-            now, features = loaded.binding(source.precision), None
+            features = None
             if source.task_inference == "lda":  # the model holds θ_pre now
                 features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
                 features.load(source.file.parent)
             weights = weights_of(source, loaded) if ledger is None else LedgerWeights(loaded, ledger, source)
             if source.tasks:
-                check_run_binding(source, replace(now, precision=weights.precision))
+                check_run_binding(source, weights.binding)
             return cls(
                 loaded,
                 weights,

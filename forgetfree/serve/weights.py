@@ -24,6 +24,7 @@ from forgetfree.display import brief
 from forgetfree.errors import LedgerError, ModelError, RunError
 from forgetfree.json_file import check, read_json
 from forgetfree.ledger import Ledger, LedgerSwitch, check_binding, check_definitions
+from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.records import rows_of
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState, StateStore
@@ -39,12 +40,17 @@ class TaskWeights(ABC):
     """What answers for the tasks of a stream, beside a base model, which is changed in place.
 
     Attributes:
-        precision: of forward passes.
+        binding: what answers depend on besides weights, of the model as it was loaded.
         definitions: the definitions of the learned tasks, in order.
     """
 
-    precision: Precision
+    binding: Binding
     definitions: Mapping[str, TaskDefinition]
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of forward passes."""
+        return self.binding.precision
 
     @abstractmethod
     def readout(self, task: str) -> Mapping[str, Tensor]:
@@ -65,19 +71,20 @@ class RunWeights(TaskWeights):
     Args:
         source: the file, and what the run says of it.
         learned: the tasks that it holds, in order.
+        loaded: the base model.
 
     Raises:
         RunError: the run does not define one.
     """
 
-    def __init__(self, source: Source, learned: Sequence[str]) -> None:
+    def __init__(self, source: Source, learned: Sequence[str], loaded: LoadedModel) -> None:
         known = {task.name: task for task in source.tasks}
         if unknown := [name for name in learned if name not in known]:
             raise RunError(
                 f"{source.file} says that task {brief(unknown[0])} was learned, which the run's config.json does not define. "
                 "The two belong to different runs."
             )
-        self.source, self.precision = source, source.precision
+        self.source, self.binding = source, loaded.binding(source.precision)
         self.definitions = {name: known[name] for name in learned}
 
     @classmethod
@@ -108,9 +115,9 @@ class LedgerWeights(TaskWeights):
 
     def __init__(self, loaded: LoadedModel, ledger: Ledger, source: Source | None = None) -> None:
         self.ledger = ledger
-        self.precision = ledger.binding.precision if ledger.binding else "fp32"
+        self.binding = loaded.binding(ledger.binding.precision if ledger.binding else "fp32")
         self.switch = LedgerSwitch(ledger, loaded.model.backbone, fingerprint=loaded.fingerprint)
-        check_binding(ledger, loaded.binding(self.precision), "The ledger")
+        check_binding(ledger, self.binding, "The ledger")
         if source is not None:
             check_definitions(ledger, {task.name: task for task in source.tasks}, "the run's config.json")
         self.definitions: dict[str, TaskDefinition] = {}
@@ -151,7 +158,7 @@ class SharedWeights(RunWeights):
         check_base(source, loaded)
         state.check_fits(loaded.model, [])
         load_state_(loaded, state)
-        super().__init__(source, learned)
+        super().__init__(source, learned, loaded)
         self._readouts = state.readouts
 
     @classmethod
@@ -183,7 +190,7 @@ class FineTunedWeights(RunWeights):
 
     def __init__(self, source: Source, keys: Mapping[str, str], loaded: LoadedModel) -> None:
         check_base(source, loaded)
-        super().__init__(source, list(keys))
+        super().__init__(source, list(keys), loaded)
         self._loaded, self._keys = loaded, keys
         self._states: dict[str, ModelState] = {}
         #: The task whose model is in place.

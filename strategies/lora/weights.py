@@ -32,7 +32,7 @@ class AdapterWeights(RunWeights):
     """
 
     def __init__(self, source: Source, records: list[LoraRecord], joint: bool, loaded: LoadedModel) -> None:
-        super().__init__(source, [record.task for record in records])
+        super().__init__(source, [record.task for record in records], loaded)
         self._loaded, self._original = loaded, loaded.model.backbone
         self._adapters = LoraAdapters(self._original)
         self._records = {record.task: record for record in records}
