@@ -40,13 +40,15 @@ from forgetfree.options import option
 
 #: Bytes of features that a strategy keeps, of test rows mostly: about 87,000 rows of 384 numbers.
 _ROOM = 2**28
+#: How the task of a row is found out; ``last``: it is not, and the last task's model answers.
+Inference = Literal["last", "router", "lda"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskwiseOptions(TrainingOptions):
     """Options that strategies with a model per task take beside those of training."""
 
-    task_inference: Literal["last", "router", "lda"] = option(
+    task_inference: Inference = option(
         "last",
         "where the stream withholds the task: the model of the last task (for unions, the one with all tasks); for each row "
         "that of the task whose answer has the least entropy; or, by lda, that of the task whose rows are most like it in a "
@@ -60,10 +62,15 @@ class TaskwiseOptions(TrainingOptions):
     lda_rows: int = option(400, "training rows of a task that lda learns from, at most", at_least=1)
 
 
+def inference_of(options: TrainingOptions, stream: Stream) -> Inference:
+    """Return how a strategy with these options finds out the task of a row, where the stream withholds it."""
+    return options.task_inference if isinstance(options, TaskwiseOptions) and stream.scenario != "task" else "last"
+
+
 def check_inference(options: TrainingOptions, stream: Stream) -> None:
     """Raise ``OptionError`` where a task is to be found out by the entropy of answers that are texts."""
     written = [task.name for task in stream.tasks if task.definition.writes]
-    if getattr(options, "task_inference", "") == "router" and written and stream.scenario != "task":
+    if written and inference_of(options, stream) == "router":
         raise OptionError(
             f"task_inference=router goes by the entropy of labels, and {written[0]!r} is answered by texts. Use "
             "task_inference=lda, which goes by the prompt."
@@ -73,7 +80,7 @@ def check_inference(options: TrainingOptions, stream: Stream) -> None:
 def features_for(strategy: Learner) -> TaskFeatures | None:
     """Return what tells tasks apart by θ_pre's features, which the model holds now; ``None`` where nothing asks for it."""
     options, stream = strategy.options, strategy.stream
-    if getattr(options, "task_inference", "") != "lda" or stream.scenario == "task":
+    if inference_of(options, stream) != "lda":
         return None
     return TaskFeatures(strategy.model, options.lda_layer, stream.loaded.fingerprint, room=_ROOM)
 
@@ -119,8 +126,7 @@ def among_labels_of_batch(strategy: Learner, labels: Tensor) -> AbstractContextM
 
 def _infers_tasks(strategy: Learner) -> bool:
     """Say whether it is found out which task a row belongs to, whose labels alone are then its possible answers."""
-    withheld = strategy.taskwise and strategy.stream.scenario != "task"
-    return withheld and strategy.options.task_inference != "last"
+    return inference_of(strategy.options, strategy.stream) != "last"
 
 
 def answer_for(

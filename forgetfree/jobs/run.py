@@ -207,10 +207,11 @@ class RunJob(Job[RunConfig]):
 
     def _bound(self, key: Mapping[str, Any]) -> Json:
         """Return what the answers of a unit depend on besides what its strategy keeps."""
+        from forgetfree.continual.task_inference import inference_of
+
         stream, options = self.learner.stream(key["seed"]), self.checked.options[key["strategy"]]
-        binding = stream.loaded.binding(options.answering["precision"])
-        finding = "last" if stream.scenario == "task" else getattr(options, "task_inference", "last")
-        return run_binding((task.definition for task in stream.tasks), binding, stream.scenario == "class", finding)
+        binding, inference = stream.loaded.binding(options.answering["precision"]), inference_of(options, stream)
+        return run_binding((task.definition for task in stream.tasks), binding, stream.scenario == "class", inference)
 
     def floors(self, seed: int) -> Json:
         """Return the scores that take no fine-tuning, beside those of a constant answer."""
