@@ -101,6 +101,7 @@ class AGEM(
     PluginStrategy,
     plugin=_AGEMPlugin,
     requires=_a_sample_a_task,
+    rehearsed=lambda options, _: options.sample_size,
     patterns_per_experience=option(64, "rows remembered per task", at_least=1),
     sample_size=option(16, "remembered rows the reference gradient is of, in equal parts per task", at_least=1),
 ):
@@ -123,6 +124,7 @@ class GEM(
     PluginStrategy,
     plugin=_GEMPlugin,
     requires=_quadprog,
+    rehearsed=lambda options, earlier: earlier * options.patterns_per_experience,
     patterns_per_experience=option(16, "rows remembered per task", at_least=1),
     memory_strength=option(0.5, "γ: how far the projected gradient leans towards earlier tasks", at_least=0),
 ):

@@ -14,7 +14,7 @@ import copy
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from random import Random
 from typing import Any, ClassVar
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from forgetfree.continual.strategy import ContinualStrategy, Training, WholeModel
 from forgetfree.continual.stream import Stream
 from forgetfree.errors import OptionError, UsageError
+from forgetfree.learning.cost import Cost, TaskSize, model_bytes, training_phase
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.task_model import TokenLayout
@@ -39,20 +40,23 @@ class AvalancheStrategy(ContinualStrategy):
 
     A readout that takes no part in a step, nor in a penalty, has no gradient and stays as it is.
 
-    A class statement may name, beside options: ``fixed``, arguments that are no options; and ``requires``, a function of
-    options and stream that raises where they do not go together.
+    A class statement may name, beside options: ``fixed``, arguments that are no options; ``requires``, a function of
+    options and stream that raises where they do not go together; and ``rehearsed``, one of options and the number of earlier
+    tasks that says how many remembered rows each step reads.
     """
 
     cuts_batches: ClassVar[bool] = False
     _own_options: ClassVar[tuple[str, ...]] = ()
     _fixed: ClassVar[Mapping[str, Any]] = {}
     _requires: ClassVar[Callable[[Any, Stream], None] | None] = None
+    _rehearsed: ClassVar[Callable[[Any, int], int] | None] = None
 
     def __init_subclass__(
         cls,
         *,
         fixed: Mapping[str, Any] | None = None,
         requires: Callable[[Any, Stream], None] | None = None,
+        rehearsed: Callable[[Any, int], int] | None = None,
         **options: Any,
     ) -> None:
         super().__init_subclass__()
@@ -67,7 +71,23 @@ class AvalancheStrategy(ContinualStrategy):
             )
         cls._own_options = tuple(options)
         cls._fixed = dict(fixed or {})
-        cls._requires = staticmethod(requires) if requires else None  # no method, though it stands in the class
+        # No methods, though they stand in the class.
+        cls._requires = staticmethod(requires) if requires else None
+        cls._rehearsed = staticmethod(rehearsed) if rehearsed else None
+
+    @classmethod
+    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost | None:
+        """A training a task, whose steps read remembered rows of earlier tasks, too; one model."""
+        if cls._rehearsed is None:
+            return super().cost(options, tasks)
+        phases = [training_phase(options, task) for task in tasks]
+        return Cost(
+            [
+                [dataclasses.replace(phase, rows=phase.rows + (cls._rehearsed(options, earlier) if earlier else 0))]
+                for earlier, phase in enumerate(phases)
+            ],
+            model_bytes,
+        )
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:

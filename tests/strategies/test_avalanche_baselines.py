@@ -355,6 +355,15 @@ def test_gdumb_passes_over_its_memory_as_often_as_told(tiny_stream: MakeStream) 
     assert [phase.steps for (phase,) in cost.phases] == [18, 24, 24]
 
 
+@pytest.mark.parametrize(
+    ("name", "rows"), [("replay", [4, 12, 12]), ("der", [4, 12, 12]), ("agem", [4, 20, 20]), ("gem", [4, 20, 36])]
+)
+def test_a_plan_counts_the_rows_that_steps_rehearse(name: str, rows: list[int]) -> None:
+    cls = registry.strategy(name)
+    cost = cls.cost(cls.Options(batch_size=4), [TaskSize(STEPS)] * 3)
+    assert [(phase.steps, phase.rows) for (phase,) in cost.phases] == [(STEPS, each) for each in rows]
+
+
 def test_gdumb_counts_the_rows_that_its_memory_holds(tiny_stream: MakeStream) -> None:
     """A share for each label, of which the rare ones leave some: the steps are passes over what is there."""
     stream, updates = tiny_stream("bert", "linear"), Updates()
