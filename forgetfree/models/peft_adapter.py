@@ -157,7 +157,7 @@ def put_on(network: Any, directory: str | Path) -> Any:
             shell = _on_shapes(network, name)
             if config["peft_type"] != "ADALORA":  # whose ranks are cut by values
                 _check_places(shell, shapes, network, name)
-            _check_room(shell, network, name)
+            _check_size(shell, network, name)
         with _fitting(network, name):
             adapted: Any = PeftModel.from_pretrained(network, name, torch_device="cpu")
         _check_places(adapted, shapes, network, name)
@@ -219,7 +219,7 @@ def _on_shapes(network: nn.Module, name: str) -> Any:
         return PeftModel(copy.deepcopy(network, shared), config)
 
 
-def _check_room(shell: nn.Module, network: nn.Module, name: str) -> None:
+def _check_size(shell: nn.Module, network: nn.Module, name: str) -> None:
     """Raise ``ModelError`` if an adapter is far larger than its network: some draw tensors that their files do not hold."""
     there, wanted = (sum(each.numel() for each in (*net.parameters(), *net.buffers())) for net in (network, shell))
     if wanted > (1 + MOST_TIMES) * there:

@@ -191,12 +191,12 @@ class RayTasks:
         try:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)  # Ray has set its own
-            self._tell_room(ray.nodes())  # type: ignore[no-untyped-call]
+            self._note_small_nodes(ray.nodes())  # type: ignore[no-untyped-call]
             yield
         finally:
             ray.shutdown()
 
-    def _tell_room(self, nodes: Sequence[dict[str, Any]]) -> None:
+    def _note_small_nodes(self, nodes: Sequence[dict[str, Any]]) -> None:
         """Print a note where no node has room for a unit: a cluster may grow, or wait in vain."""
         needed = {name: self._place.resources[f"num_{name.lower()}s"] for name in ("CPU", "GPU")}
         if not any(all(node["Resources"].get(name, 0) >= need for name, need in needed.items()) for node in nodes):
