@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -103,13 +103,16 @@ class Runs:
     Args:
         paths: of directories or CSV files of `forgetfree run`, on the same rows. The task may be given or withheld
             (``scenario=class``).
+        seeds: whose runs are judged; default: all.
 
     Raises:
         ReportError: as `merge`.
     """
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], seeds: Collection[str] | None = None) -> None:
         read = [load_run_results(path) for path in paths]
+        if seeds is not None:
+            read = [each.with_runs([run for run in each.runs if str(run.seed) in seeds]) for each in read]
         withheld = [result.content.get("scenario", "task") != "task" for result in read]
         # Runs that know the task of a row are not merged with runs that do not.
         self._comparisons = {
@@ -147,9 +150,14 @@ class Runs:
                 if key not in ("seeds", "files") and str(there.get(key)) != value
             ]
         for role, answers in self.answers.items():
-            if not {*wanted["seeds"].split(",")} <= {*(seeds := [str(seed) for seed in sorted(answers)])}:
-                found.append(f"seeds of {role} are {','.join(seeds)} and not {wanted['seeds']}")
+            if (seeds := ",".join(map(str, sorted(answers)))) != wanted["seeds"]:
+                found.append(f"seeds of {role} are {seeds} and not {wanted['seeds']}")
         return list(dict.fromkeys(found))  # what both kinds of runs have otherwise, once
+
+
+def _runs(name: str, paths: Sequence[str]) -> Runs:
+    """Return the runs that are named, or else of those that are published the seeds that a table of claims is about."""
+    return Runs(paths) if paths else Runs(published(name), set_up(name)["seeds"].split(","))
 
 
 def _role(entry: StrategyRuns) -> str:
@@ -305,7 +313,7 @@ def judged(name: str, paths: Sequence[str] = ()) -> Page:
     Raises:
         ReportError: there is no such table, or the runs cannot be judged together.
     """
-    runs, found = Runs(paths or published(name)), list[tuple[Claim, Interval | None, str]]()
+    runs, found = _runs(name, paths), list[tuple[Claim, Interval | None, str]]()
     for claim in claims(name):
         try:
             measured = MEASURED[claim.name](runs)
@@ -346,7 +354,7 @@ def figures(name: str, paths: Sequence[str] = ()) -> Table:
     Raises:
         ReportError: as `judged`.
     """
-    runs = Runs(paths or published(name))
+    runs = _runs(name, paths)
     roles = [role for role in runs.entries if role != "fine-tune"]
     scored: list[tuple[str, str | None]] = [*((task, task) for task in runs.tasks), ("average", None)]
     quantities: dict[str, Callable[[str], Interval | None]] = {

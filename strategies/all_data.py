@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar, cast
 
 from avalanche.training import supervised
@@ -54,10 +55,13 @@ class Joint(TemplateStrategy, supervised.JointTraining):
 
     @classmethod
     def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
-        """The steps of each task times the factor, all at the first; the model."""
-        steps = [task.steps and round(options.steps_factor * task.steps) for task in tasks]
+        """The share of each task in the steps, all taken with the first; the model."""
+        if any(task.steps is None for task in tasks):
+            return Cost([[training_phase(options, replace(task, steps=None))] for task in tasks], model_bytes)
+        ends = [max(1, round(options.steps_factor * steps)) for steps in accumulate(task.steps or 0 for task in tasks)]
+        steps = [end - before for before, end in pairwise([0, *ends])]
         return Cost(
-            [[training_phase(options, replace(task, steps=each))] for task, each in zip(tasks, steps, strict=True)],
+            [[training_phase(options, task, each)] for task, each in zip(tasks, steps, strict=True)],
             model_bytes,
         )
 

@@ -66,7 +66,7 @@ class Replay(
     PluginStrategy,
     plugin=_ReplayPlugin,
     requires=_a_row_a_task,
-    rehearsed=lambda options, _: options.batch_size_mem,
+    rehearsed=lambda options, _: min(options.batch_size_mem, options.mem_size),
     mem_size=option(200, "rows remembered, of all tasks together", at_least=1),
     batch_size_mem=option(8, "remembered rows beside those of each batch", at_least=1),
 ):
@@ -201,7 +201,7 @@ class DER(
     TemplateStrategy,
     supervised.DER,
     requires=_der_fits,
-    rehearsed=lambda options, _: options.batch_size_mem,
+    rehearsed=lambda options, _: min(options.batch_size_mem, options.mem_size),
     mem_size=option(200, "rows remembered, with their logits", at_least=1),
     batch_size_mem=option(8, "remembered rows beside those of each batch", at_least=1),
     alpha=option(0.1, "weight of the distance to the remembered logits", at_least=0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from forgetfree.continual.adapter import PluginStrategy, one_label_a_row
 from forgetfree.continual.streams import Stream
 from forgetfree.errors import OptionError, UsageError
+from forgetfree.learning.cost import TaskSize
 from forgetfree.options import option
 
 
@@ -101,7 +102,7 @@ class AGEM(
     PluginStrategy,
     plugin=_AGEMPlugin,
     requires=_a_sample_a_task,
-    rehearsed=lambda options, _: options.sample_size,
+    rehearsed=lambda options, earlier: options.sample_size // len(earlier) * len(earlier),
     patterns_per_experience=option(64, "rows remembered per task", at_least=1),
     sample_size=option(16, "remembered rows the reference gradient is of, in equal parts per task", at_least=1),
 ):
@@ -120,11 +121,16 @@ def _quadprog(options: Any, stream: Stream) -> None:
         )
 
 
+def _all_patterns(options: Any, earlier: Sequence[TaskSize]) -> int:
+    most: int = options.patterns_per_experience
+    return sum(min(most, task.rows or most) for task in earlier)
+
+
 class GEM(
     PluginStrategy,
     plugin=_GEMPlugin,
     requires=_quadprog,
-    rehearsed=lambda options, earlier: earlier * options.patterns_per_experience,
+    rehearsed=_all_patterns,
     patterns_per_experience=option(16, "rows remembered per task", at_least=1),
     memory_strength=option(0.5, "γ: how far the projected gradient leans towards earlier tasks", at_least=0),
 ):

@@ -42,8 +42,8 @@ class AvalancheStrategy(ContinualStrategy):
     A readout that takes no part in a step, nor in a penalty, has no gradient and stays as it is.
 
     A class statement may name, beside options: ``fixed``, arguments that are no options; ``requires``, a function of
-    options and stream that raises where they do not go together; and ``rehearsed``, one of options and the number of earlier
-    tasks that says how many remembered rows each step reads.
+    options and stream that raises where they do not go together; and ``rehearsed``, one of options and the sizes of the
+    earlier tasks, at least one, that says how many remembered rows each step reads.
     """
 
     cuts_batches: ClassVar[bool] = False
@@ -56,7 +56,7 @@ class AvalancheStrategy(ContinualStrategy):
         *,
         fixed: Mapping[str, Any] | None = None,
         requires: Callable[[Any, Stream], None] | None = None,
-        rehearsed: Callable[[Any, int], int] | None = None,
+        rehearsed: Callable[[Any, Sequence[TaskSize]], int] | None = None,
         **options: Any,
     ) -> None:
         super().__init_subclass__()
@@ -134,14 +134,12 @@ class AvalancheStrategy(ContinualStrategy):
             self.model = model
 
 
-def _cost_with(rehearsed: Callable[[Any, int], int], options: Any, tasks: Sequence[TaskSize]) -> Cost:
+def _cost_with(rehearsed: Callable[[Any, Sequence[TaskSize]], int], options: Any, tasks: Sequence[TaskSize]) -> Cost:
     """Return the cost of a training a task, whose steps read remembered rows of earlier tasks, too; and of one model."""
     phases = [training_phase(options, task) for task in tasks]
+    remembered = [0, *(rehearsed(options, tasks[:number]) for number in range(1, len(tasks)))]
     return Cost(
-        [
-            [dataclasses.replace(phase, rows=phase.rows + (rehearsed(options, earlier) if earlier else 0))]
-            for earlier, phase in enumerate(phases)
-        ],
+        [[dataclasses.replace(phase, rows=phase.rows + more)] for phase, more in zip(phases, remembered, strict=True)],
         model_bytes,
     )
 

@@ -64,7 +64,10 @@ class TaskwiseOptions(TrainingOptions):
 
 def inference_of(options: TrainingOptions, stream: Stream) -> Inference:
     """Return how a strategy with these options finds out the task of a row, where the stream withholds it."""
-    return options.task_inference if isinstance(options, TaskwiseOptions) and stream.scenario != "task" else "last"
+    if stream.scenario == "task":
+        return "last"
+    inference: Inference = getattr(options, "task_inference", "last")  # a plug-in's own field counts, too
+    return inference
 
 
 def check_inference(options: TrainingOptions, stream: Stream) -> None:

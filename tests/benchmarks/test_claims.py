@@ -12,7 +12,19 @@ import numpy as np
 import pytest
 from reported import make_run, write_answers
 
-from forgetfree.benchmarks.claims import CLAIMS, MEASURED, Claim, Runs, claims, figures, holm, judged, main, tables
+from forgetfree.benchmarks.claims import (
+    CLAIMS,
+    MEASURED,
+    Claim,
+    Runs,
+    claims,
+    figures,
+    holm,
+    judged,
+    main,
+    published,
+    tables,
+)
 from forgetfree.errors import ReportError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import Interval
@@ -193,6 +205,12 @@ def test_the_published_claims_are_judged_from_csv_files(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "argv", ["claims", "withheld"])
     main()
     assert "| a withheld task costs little | \\> -1 | -0.93" in capsys.readouterr().out
+
+
+def test_published_runs_are_judged_on_the_seeds_that_a_table_names() -> None:
+    """Runs of movement have five seeds, of which baselines is about three; where runs are named, all of theirs count."""
+    assert judged("baselines").notes == ()
+    assert "seeds of union are 0,1,2,3,4 and not 0,1,2" in judged("baselines", published("baselines")).notes[0]
 
 
 def test_figures_say_of_each_strategy_what_claims_are_made_of(runs: list[str], monkeypatch: Any, capsys: Any) -> None:
