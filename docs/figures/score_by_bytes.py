@@ -21,7 +21,7 @@ from forgetfree.results.stored import load_run_results
 HERE = Path(__file__).parent
 RUNS = HERE.parent.parent / "benchmarks" / "results"
 #: Files of runs on the same test rows.
-FILES = ("movement", "movement-alone", "movement-lora")
+FILES = ("movement", "movement-alone", "movement-lora", "baselines-lora")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 330, 56, 24, 62, 270  # in pixels
 #: Points that would hide one another stand so far apart.
 APART = 8
@@ -33,7 +33,7 @@ COLOURS = {
     "fine-tune": ("#1a7f37", "#3fb950"),
 }
 _OTHER = ("#59636e", "#9198a1")
-#: What a label tells of the options.
+#: What a label tells of the options, where they differ between runs of its strategy.
 TOLD = ("composition", "sparsity", "rank")
 
 
@@ -61,7 +61,7 @@ def picture(files: Sequence[str] = FILES) -> str:
         return round(TOP + (highest - 100 * score) / (highest - lowest) * (BOTTOM - TOP), 1)
 
     rows = ", ".join(f"{count:,}" for count in comparison.test_rows.values())
-    seeds = len(entries[0].runs)
+    seeds = " to ".join(map(str, sorted({len(entry.runs) for entry in entries})))
     parts = [
         text(LEFT, 24, f"Average over {tasks} tasks, in %, by what is kept a task", "text", anchor="start"),
         text(LEFT, 41, f"mean and 95 % interval, {seeds} seeds, {rows} test rows", "faint", anchor="start", size=11),
@@ -96,9 +96,11 @@ def picture(files: Sequence[str] = FILES) -> str:
         parts.append(f'<circle cx="{x:.1f}" cy="{height(found.value):g}" r="4.5" class="{name}-fill" fill="{before}"/>')
         y, start, anchor = height(found.value) + 4, x - 9, "end"
         if x <= left:
-            line, start, anchor = max(y, line + 14), left + 11, "start"
+            line, start, anchor = max(y, line + 14), left + 24, "start"
             y = line
-        label = text(start, y, _label(entry), "text", anchor=anchor, size=11)
+            lead = f"M{x + 6:.1f} {height(found.value):g}L{start - 4:.1f} {y - 4:g}"
+            parts.append(f'<path d="{lead}" class="{name}" stroke="{before}" stroke-width="1" opacity="0.35"/>')
+        label = text(start, y, _label(entry, entries), "text", anchor=anchor, size=11)
         parts.append(label.replace('class="text"', f'class="{name}-fill"').replace(colours["text"][0], before))
         dark[f".{name}{{stroke:{after}}}.{name}-fill{{fill:{after}}}"] = None
     return str(drawing["_page"](WIDTH, HEIGHT, parts, "".join(dark)))
@@ -109,9 +111,10 @@ def _bytes(entry: StrategyRuns) -> float:
     return float(np.mean([run.memory[-1] for run in entry.runs]))
 
 
-def _label(entry: StrategyRuns) -> str:
+def _label(entry: StrategyRuns, entries: Sequence[StrategyRuns]) -> str:
     run = entry.runs[0]
-    told = [f"{key}={run.options[key]}" for key in TOLD if run.options.get(key) is not None]
+    same = [each.runs[0].options for each in entries if each.runs[0].strategy == run.strategy]
+    told = [f"{key}={run.options[key]}" for key in TOLD if len({options.get(key) for options in same}) > 1]
     return f"{run.strategy} ({', '.join(told)})" if told else run.strategy
 
 

@@ -16,6 +16,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from random import Random
 from typing import Any, ClassVar
 
@@ -49,7 +50,6 @@ class AvalancheStrategy(ContinualStrategy):
     _own_options: ClassVar[tuple[str, ...]] = ()
     _fixed: ClassVar[Mapping[str, Any]] = {}
     _requires: ClassVar[Callable[[Any, Stream], None] | None] = None
-    _rehearsed: ClassVar[Callable[[Any, int], int] | None] = None
 
     def __init_subclass__(
         cls,
@@ -71,23 +71,9 @@ class AvalancheStrategy(ContinualStrategy):
             )
         cls._own_options = tuple(options)
         cls._fixed = dict(fixed or {})
-        # No methods, though they stand in the class.
-        cls._requires = staticmethod(requires) if requires else None
-        cls._rehearsed = staticmethod(rehearsed) if rehearsed else None
-
-    @classmethod
-    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost | None:
-        """A training a task, whose steps read remembered rows of earlier tasks, too; one model."""
-        if cls._rehearsed is None:
-            return super().cost(options, tasks)
-        phases = [training_phase(options, task) for task in tasks]
-        return Cost(
-            [
-                [dataclasses.replace(phase, rows=phase.rows + (cls._rehearsed(options, earlier) if earlier else 0))]
-                for earlier, phase in enumerate(phases)
-            ],
-            model_bytes,
-        )
+        cls._requires = staticmethod(requires) if requires else None  # no method, though it stands in the class
+        if rehearsed is not None:  # here and not in this base class, whose other subclasses say their own costs
+            cls.cost = staticmethod(partial(_cost_with, rehearsed))  # type: ignore[method-assign]
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
@@ -146,6 +132,18 @@ class AvalancheStrategy(ContinualStrategy):
         if self.model is not model:  # GDumb's fresh start is a copy; the stream's own model is to be the one trained
             model.load_state_dict(self.model.state_dict())
             self.model = model
+
+
+def _cost_with(rehearsed: Callable[[Any, int], int], options: Any, tasks: Sequence[TaskSize]) -> Cost:
+    """Return the cost of a training a task, whose steps read remembered rows of earlier tasks, too; and of one model."""
+    phases = [training_phase(options, task) for task in tasks]
+    return Cost(
+        [
+            [dataclasses.replace(phase, rows=phase.rows + (rehearsed(options, earlier) if earlier else 0))]
+            for earlier, phase in enumerate(phases)
+        ],
+        model_bytes,
+    )
 
 
 class PluginStrategy(AvalancheStrategy):
