@@ -109,7 +109,7 @@ def run(
     names = [_name_of(each) if isinstance(each, type) else each for each in chosen]
     strategy_settings = {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
     values: Json = {
-        "stream": _joined(stream),
+        "stream": _joined(stream, data),
         "strategies": list(strategies_of(names)),
         "shots": shots,
         "sparsity": sparsity,
@@ -332,8 +332,12 @@ def _tell(progress: bool, what: str, config: Any) -> None:
         say(recipe_of(config))
 
 
-def _joined(stream: Any) -> str:
-    return stream if isinstance(stream, str) else ",".join(map(str, stream or ()))
+def _joined(stream: Any, data: Any) -> str:
+    """Return a stream as one text. A list of one name of rows in memory means these, not a registered stream of that name."""
+    if isinstance(stream, str):
+        return stream
+    names = [str(each) for each in stream or ()]
+    return stream_of(names) if isinstance(data, Mapping) and {*names} <= {*data} else ",".join(names)
 
 
 def _listed(values: Any) -> list[Any]:

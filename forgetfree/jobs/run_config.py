@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from forgetfree import recipes, registry
 from forgetfree.display import tell_note
 from forgetfree.errors import Faults, ForgetfreeError, OptionError, UnknownNameError, UsageError, nearest
-from forgetfree.jobs.config import CommonOptions, JobConfig, check_or_fewer
+from forgetfree.jobs.config import CommonOptions, JobConfig, check_or_fewer, key_of
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.tasks import Decoding, Scenario, version_of
@@ -273,6 +273,8 @@ def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> N
         raise UnknownNameError("strategy in --set", strategy, fields)
     known = fields[strategy] if strategy else own.union(*fields.values())
     if name not in known:
+        if key in {key_of(each) for each in fields_of(RunConfig)} - {"stream", "set"}:
+            raise UsageError(f"{key!r} is no option of a strategy. Give it as --{key.replace('_', '-')}.")
         arguments = () if strategy else (each.name for each in fields_of(RunConfig))
         near = nearest(key, {*known, *arguments}).removeprefix(" ")
         raise UnknownNameError("option", key, known, "" if nearest(key, known) else near)

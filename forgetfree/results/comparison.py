@@ -33,7 +33,7 @@ _MAY_DIFFER = ("shots", "steps", "max_length", "graftable", "starts")
 #: Why a table by task cannot be made, and what is to be done.
 _APART = (
     "{ours} and {theirs} cannot be compared task by task: {difference}. Report on them separately, or on all of them by "
-    "`forgetfree report`, which then makes a leaderboard."
+    "`forgetfree report`, which then makes a leaderboard (not as csv)."
 )
 
 

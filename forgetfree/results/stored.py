@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from forgetfree import registry
 from forgetfree.display import tell_note
-from forgetfree.errors import ReportError, first_line
+from forgetfree.errors import ReportError, UnknownNameError, first_line
 from forgetfree.files import StrPath
 from forgetfree.json_file import is_number, parse_json, read_bounded, read_json, unsigned
 from forgetfree.results.records import CHOSEN, ExperimentResults, GraftResults, SweepResults, check_version
@@ -65,6 +65,8 @@ def read_stored(path: Path, read: Callable[[Json], _Results], remedy: str) -> _R
         return results
     try:
         return read(of_csv(read_bounded(path)))
+    except UnknownNameError as error:
+        raise ReportError(f"{path}: {error}") from error
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {first_line(error)}. {remedy}") from error
     except (ValueError, KeyError, TypeError, csv.Error) as error:
@@ -242,6 +244,7 @@ def of_csv(text: str) -> Json:
 
     Raises:
         ValueError, KeyError, TypeError: it is no such text.
+        UnknownNameError: it has scores by a metric that no installed package has.
     """
     (results, *facts), rows = rows_of_csv(text)
     command = _command(results)
@@ -249,6 +252,8 @@ def of_csv(text: str) -> Json:
         check_version(results)
         more = {name for fact in facts for name in fact.get("more_scores", ())}
         scores = scores_of_rows(rows, {*task_metrics(), *_RUN, *more})
+        for column in dict.fromkeys(key for score in scores for key in score.of if key not in ("strategy", "seed")):
+            registry.metric(column)  # refused: the package that has it is not installed
         results["runs"] = [
             {key: value for key, value in fact.items() if key != "more_scores"}
             | run_of_scores(

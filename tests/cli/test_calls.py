@@ -21,7 +21,7 @@ import torch
 import forgetfree
 from forgetfree import cli
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.errors import OptionError, ReportError, RunError, UnknownNameError, UsageError, in_arguments
+from forgetfree.errors import DataError, OptionError, ReportError, RunError, UnknownNameError, UsageError, in_arguments
 from forgetfree.jobs.loaded_results import Results
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
@@ -181,6 +181,8 @@ def test_an_argument_with_a_slip_is_told_the_right_name() -> None:
         forgetfree.run("sst2", data="demo", shot=16)
     with pytest.raises(UsageError, match=r"Unknown option 'sparsty'\. Did you mean 'sparsity'\? Known: [^?]*$"):
         forgetfree.run("sst2", data="demo", sparsty=0.1)
+    with pytest.raises(UsageError, match=r"^'strategy' is no option of a strategy\. Give it as strategies=\.$"):
+        forgetfree.run("sst2", data="demo", strategy="bitfit")
 
 
 def test_what_only_python_can_get_wrong(asked: Json) -> None:
@@ -196,6 +198,8 @@ def test_what_only_python_can_get_wrong(asked: Json) -> None:
             call("sst2", **asked | {"data": frame})
     with pytest.raises(UsageError, match=r"as data=\{'NAME': ROWS\}; got a DataFrame\."):
         forgetfree.load_stream("sst2", data=frame, model=asked["model"])  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"data\['demo'\]"):  # its rows are meant, not the registered stream
+        forgetfree.run(["demo"], **asked | {"data": {"demo": frame.assign(text="")}})
     for none, flag in (("seeds", "seed"), ("strategies", "strategy")):
         with pytest.raises(UsageError, match=f"{none} names no {flag}. Give one, or leave it out."):
             forgetfree.run("sst2", **asked | {none: []})

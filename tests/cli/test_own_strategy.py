@@ -50,8 +50,9 @@ def run(data_directory: Path, model_directory: Callable[[str], Path]) -> list[st
 def test_a_class_of_a_file_runs_is_resumed_and_used(
     here: Path, run: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert cli.main(["run", *run, "--strategy", "continual-ft", "--out", "out"]) == 0
     given = ["--strategy", NAME, "--strategy", "continual-ft", "--set", f"{NAME}.pull=0.5", "--out", "out"]
-    assert cli.main(["run", *run, *given]) == 0
+    assert cli.main(["run", *run, *given, "--resume"]) == 0  # it joins, with options of its own
     results = json.loads(Path("out/results.json").read_text())
     pulls = {each["strategy"]: each["options"].get("pull") for each in results["runs"]}
     assert pulls == {NAME: 0.5, "continual-ft": None}
@@ -61,6 +62,9 @@ def test_a_class_of_a_file_runs_is_resumed_and_used(
     assert cli.main(["run", *run, *given, "--resume"]) == 0
     again = json.loads(Path("out/results.json").read_text())
     assert [each["matrix"] for each in again["runs"]] == [each["matrix"] for each in results["runs"]]
+    capsys.readouterr()
+    assert cli.main(["run", *run, *given, "--set", "continual-ft.momentum=0.5", "--resume"]) == 2
+    assert "--set continual-ft.momentum (was not given, now 0.5)" in capsys.readouterr().err
 
     sys.modules.pop("my_strategy")
     Path("my_strategy.py").unlink()  # what follows needs only what was kept

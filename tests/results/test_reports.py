@@ -505,7 +505,17 @@ def test_what_cannot_be_compared_by_task_is_a_leaderboard(tmp_path: Path, capsys
     assert main(["report", *places, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["comparisons"]) == 3
     assert main(["report", *places, "--format", "csv"]) == 1
-    assert "cannot be compared task by task: the weights" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "cannot be compared task by task: the weights" in told and "a leaderboard (not as csv)" in told
+
+
+def test_scores_by_a_metric_of_a_package_that_is_not_installed_are_told(tmp_path: Path) -> None:
+    text = one_file([record_of(results_of(run_of("a", 0, [0.6, 0.7])))])
+    (tmp_path / "a.csv").write_text(text.replace(",accuracy,", ",theirs,"))
+    with pytest.raises(
+        ReportError, match=r"a\.csv: Unknown metric 'theirs'\..* An installed package may add metrics\."
+    ):
+        load_run_results(tmp_path / "a.csv")
 
 
 def test_nothing_to_merge_is_refused() -> None:

@@ -218,7 +218,7 @@ def merged_request(
     def name(key: str) -> str:
         return key if key == "stream" else f"--{keys.get(key, key).replace('_', '-')}"
 
-    differ = _differing(before, now, growing, name)
+    differ = _differing(before, _without_new_strategies(before, now, growing), growing, name)
     lists = {}
     for key in growing:
         earlier = before[key] if isinstance(before.get(key), list) else []
@@ -228,9 +228,18 @@ def merged_request(
     if differ:
         raise UsageError(
             f"--resume needs the configuration that {out} was begun with; these differ: {', '.join(differ)}. Start again with "
-            "another --out, or give the old options."
+            f"another --out, or give the old options, which {out / 'config.json'} has."
         )
     return now | lists
+
+
+def _without_new_strategies(before: Json, now: Json, growing: Collection[str]) -> Json:
+    """Return what is asked for without the options of strategies that join now: nothing there was made with others."""
+    if "strategy" not in growing:
+        return now
+    earlier = before["strategy"] if isinstance(before.get("strategy"), list) else []
+    new = [each for each in now["strategy"] if each not in earlier]
+    return now | {"set": {key: value for key, value in now["set"].items() if key.rpartition(".")[0] not in new}}
 
 
 def _differing(before: Json, now: Json, growing: Collection[str], name: Callable[[str], str]) -> list[str]:
