@@ -34,9 +34,9 @@ class CommandFlags:
 
     config: str | None = option(
         None,
-        "options in a TOML or JSON file, or the config.json of a directory",
+        "options in a TOML or JSON file, or a directory whose config.json has them",
         group="How to run",
-        placeholder="FILE",
+        placeholder="FILE|DIR",
     )
     check: bool = option(
         False, "check all that can be checked, print what would be done and what it costs, and end", group="How to run"

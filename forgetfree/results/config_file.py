@@ -59,7 +59,7 @@ def read_options(path: Path, command: str, types: Mapping[str, Any]) -> dict[str
     """Return the options in a TOML or JSON file, or those that a config.json says its job was run with.
 
     Args:
-        path: the file.
+        path: the file, or a directory with a config.json.
         command: whose options they must be.
         types: the names of its options and their types.
 
@@ -67,6 +67,8 @@ def read_options(path: Path, command: str, types: Mapping[str, Any]) -> dict[str
         UsageError: the file cannot be read, or says something else.
     """
     remedy = f"Give a TOML or JSON file of options, or the config.json of a {command}."
+    if path.is_dir():
+        path /= "config.json"
     if path.suffix == ".json":
         values = read_json(path, UsageError, remedy)
     else:
