@@ -17,7 +17,7 @@ from forgetfree import registry
 from forgetfree.errors import MetricError
 from forgetfree.json_file import check, parse_json
 from forgetfree.results.calibration import expected_calibration_error
-from forgetfree.results.metrics import Metric, agreement, sign
+from forgetfree.results.metrics import Metric, agreement, measured, sign
 
 #: How many of the commonest right texts are tried as an answer to all rows.
 _CONSTANTS = 20
@@ -84,7 +84,7 @@ class LabelAnswers:
 
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
-        return self._metric(metric).score(self)
+        return measured(metric, self._metric(metric).score, self)
 
     @property
     def right(self) -> npt.NDArray[np.bool_]:
@@ -100,8 +100,8 @@ class LabelAnswers:
         """Return the best score of one label for all rows."""
         registered = self._metric(metric)
         if registered.constant is not None:
-            return registered.constant(self)
-        scores = [registered.score(self.constant(int(label))) for label in np.unique(self.labels)]
+            return measured(metric, registered.constant, self)
+        scores = [self.constant(int(label)).score(metric) for label in np.unique(self.labels)]
         return max(scores) if registered.higher_is_better else min(scores)
 
     def constant(self, label: int) -> Self:
@@ -224,8 +224,7 @@ class TextAnswers:
                 f"The metric {metric!r} scores texts, and none were written for these rows, which a plugin or a caller put "
                 "together. Evaluate the rows of the stream."
             )
-        score: float = registry.metric(metric).score(self)
-        return score
+        return measured(metric, registry.metric(metric).score, self)
 
     def more_scores(self) -> dict[str, float]:
         """Return the mean loss of a token of the right texts, in nats, its exponential, the perplexity, and an ECE, if any."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.display import PERCENT, PLAIN, Scale
-from forgetfree.errors import MetricError
+from forgetfree.errors import ForgetfreeError, MetricError, first_line
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -56,6 +56,24 @@ class Metric:
         """The bounds, infinite where there is none."""
         low, high = self.bounds
         return (-np.inf if low is None else low), (np.inf if high is None else high)
+
+
+def measured(metric: str, function: Callable[[Any], float], answers: Any) -> float:
+    """Return what a metric's ``score`` or ``constant`` says of answers.
+
+    Raises:
+        MetricError: it fails; a metric may be somebody's own.
+    """
+    try:
+        return function(answers)
+    except ForgetfreeError:
+        raise
+    except Exception as error:
+        name = type(error).__name__
+        raise MetricError(
+            f"The metric {metric!r} fails on answers to {len(answers.right):,} rows: {name}: {first_line(error)}. Mend it, or "
+            "give another with metric in source.json."
+        ) from error
 
 
 def sign(*metrics: str) -> int:

@@ -223,6 +223,23 @@ def test_a_graft_of_it_is_gathered_again(
 DISAGREEMENT = Metric(lambda answers: -0.5, bounds=(-1.0, 1.0))
 
 
+def _broken(answers: Any) -> float:
+    raise ValueError("no stars")
+
+
+BROKEN = Metric(_broken)
+
+
+def test_a_metric_that_fails_is_told_by_its_name(
+    ratings: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setitem(registry.METRICS, "weighted-kappa", Entry(f"{__name__}:BROKEN"))
+    words = f"graft films --model {model_directory('bert')} --data {ratings} --shots 8 --steps 2 --sparsity 0.05"
+    assert cli.main([*words.split(), "--out", str(tmp_path / "graft")]) != 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "The metric 'weighted-kappa' fails on answers to" in told and "ValueError: no stars. Mend it" in told
+
+
 def test_in_a_sweep_fewer_stars_off_are_more(ratings: Path, model_directory: Any, tmp_path: Path) -> None:
     """A sweep chooses the highest average, so a score of which lower is better counts as its negative."""
     model = str(model_directory("bert"))
