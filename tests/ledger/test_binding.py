@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,7 @@ def test_predict_answers_in_the_precision_of_the_run(run: Path) -> None:
     assert definition.labels == ("negative", "positive")
     got = predictor.logits("sst2", rows.test)
     assert torch.equal(got, kept)
-    predictor.weights.precision = "fp32"
+    predictor.weights.binding = replace(predictor.weights.binding, precision="fp32")
     assert not torch.equal(predictor.logits("sst2", rows.test), kept)
 
 
