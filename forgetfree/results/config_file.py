@@ -67,7 +67,7 @@ def read_options(path: Path, command: str, types: Mapping[str, Any]) -> dict[str
         UsageError: the file cannot be read, or says something else.
     """
     remedy = f"Give a TOML or JSON file of options, or the config.json of a {command}."
-    if path.is_dir():
+    if os.path.isdir(path):  # a Path raises where a name is too long
         path /= "config.json"
     if path.suffix == ".json":
         values = read_json(path, UsageError, remedy)

@@ -408,6 +408,7 @@ CASES = [
         "run sst2 --config nosuch.toml",
         "nosuch.toml cannot be read: No such file or directory. Give a TOML or JSON file",
     ),
+    Case(f"run sst2 --config {'x' * 300}", "cannot be read: File name too long."),
     Case("run sst2 --config data", "data/config.json cannot be read: No such file or directory. Give a TOML"),
     Case("run sst2 --config x.toml", "x.toml cannot be read: it is a pipe or a device", change=pipe("x.toml")),
     Case("run sst2 --config x.toml", "x.toml cannot be read: Invalid value", change=write("x.toml", "seed = nosuch")),
