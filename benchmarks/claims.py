@@ -162,7 +162,9 @@ def _runs(name: str, paths: Sequence[str]) -> Runs:
 
 def _role(entry: StrategyRuns) -> str:
     run = entry.runs[0]
-    return str(run.options.get("composition", "union") if run.strategy == "grafting-continual" else run.strategy)
+    if run.strategy != "grafting-continual":
+        return run.strategy
+    return "bare" if run.options.get("region_steps") == 0 else str(run.options.get("composition", "union"))
 
 
 # ---- what is measured ---------------------------------------------------------------------------------
@@ -262,6 +264,8 @@ MEASURED: dict[str, Callable[[Runs], Interval | None]] = {
     "nothing is forgotten, chosen": partial(changed, "auto"),
     **{f"{title} is kept": partial(share, "union", "fine-tune", task=task) for title, task in _TASKS.items()},
     **{f"{title} is kept, alone": partial(share, "alone", "fine-tune", task=task) for title, task in _TASKS.items()},
+    **{f"{title} is kept, bare": partial(share, "bare", "fine-tune", task=task) for title, task in _TASKS.items()},
+    "MNLI is kept, bare": partial(share, "bare", "fine-tune", task="mnli"),
     "the average is kept": partial(share, "union", "fine-tune"),
     "the average is kept, alone": partial(share, "alone", "fine-tune"),
     "the average is kept, chosen": partial(share, "auto", "fine-tune"),

@@ -121,6 +121,14 @@ def test_averages_of_a_stream_are_judged_against_each_of_its_references(runs: li
     assert found["the union costs something"][2] == "holds"
 
 
+def test_a_graft_whose_region_is_not_trained_is_judged_as_a_bare_one(runs: list[str], tmp_path: Path) -> None:
+    bare = str(make(tmp_path, {"grafting-continual": 5}, options={"composition": "alone", "region_steps": 0}))
+    found = {row[0]: row[1:] for row in judged("bare", [*runs, bare]).tables[0].rows}
+    assert found["SST-2 is kept, bare"][1].startswith(f"{100 * 0.8 / 0.95:.2f} [")
+    assert found["SST-2 is kept, bare"][2] == "does not"
+    assert found["MNLI is kept, bare"][1] == "no mnli among the runs"
+
+
 def test_a_withheld_task_is_judged_beside_the_task_given(runs: list[str], tmp_path: Path) -> None:
     """Of 400 rows, 20 get the label of another task where the task is withheld, and another 20 are wrong, as they are where it
     is given."""
@@ -232,7 +240,7 @@ def test_figures_say_of_each_strategy_what_claims_are_made_of(runs: list[str], m
 
 
 def test_wrong_input_is_told(runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    with pytest.raises(ReportError, match="It has those of: movement, baselines, main-job"):
+    with pytest.raises(ReportError, match="It has those of: movement, bare, baselines, main-job"):
         judged("nothing", runs)
     monkeypatch.setattr(sys, "argv", ["claims", "main-job", "/nowhere"])
     with pytest.raises(SystemExit) as end:

@@ -44,9 +44,9 @@ def test_entities_on_real_data(tmp_path: Path) -> None:
 def test_on_the_embedded_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tasks whose test words are new are learned, grafting keeps most of it and forgets nothing."""
     out = tmp_path / "out"
-    options = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--set", "test_limit=160"]
+    options = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--set", "test_limit=96"]
     options += ["--set", "precision=bf16", "--set", "validation_rows=96", "--set", "temperature_scaling=false"]
-    runs = main_job(out, "ag_news,sst2", "--data", "demo", "--shots", "150", "--steps", "70", *options)
+    runs = main_job(out, "ag_news,sst2", "--data", "demo", "--shots", "100", "--steps", "50", *options)
     (news, films), grafted = runs["fine-tune"]["matrix"][-1], runs["grafting-continual"]["matrix"][-1]
     assert news > 0.9 and films > 0.75
     assert grafted[0] > 0.9 * news and grafted[1] > 0.9 * films

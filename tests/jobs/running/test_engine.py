@@ -427,16 +427,16 @@ def test_a_killed_command_goes_on_to_the_same_bytes(
 ) -> None:
     """It is killed while its second unit is trained; the lock that it leaves is nobody's."""
     whole, out = tmp_path / "whole", tmp_path / "out"
-    process = start(command.words(out, "--set", "mask_steps=1000", "--set", "steps=100"))
+    process = start(command.words(out, "--set", "mask_steps=300", "--set", "steps=100"))
     wait_for(process, out / command.units[1] / "history.jsonl")
     process.kill()
     process.wait(timeout=20)
     assert not (out / command.units[1] / RECORD).exists()
     kept = (out / command.units[0] / RECORD).read_bytes()
-    more = {"settings": {"steps": "100", "mask_steps": "1000"}}
+    more = {"settings": {"steps": "100", "mask_steps": "300"}}
     results = command.perform(command.at(whole, **more))
     (out / LOCK).touch()  # as a kill leaves it
-    assert cli.main(command.words(out, "--set", "mask_steps=1000", "--set", "steps=100", "--resume")) == 0
+    assert cli.main(command.words(out, "--set", "mask_steps=300", "--set", "steps=100", "--resume")) == 0
     resumed = json.loads((out / "results.json").read_text())
     assert (out / command.units[0] / RECORD).read_bytes() == kept
     assert bytes_of(out) == bytes_of(whole)
