@@ -275,6 +275,12 @@ def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> N
     if name not in known:
         if key in {key_of(each) for each in fields_of(RunConfig)} - {"stream", "set"}:
             raise UsageError(f"{key!r} is no option of a strategy. Give it as --{key.replace('_', '-')}.")
+        owners = [each for each in registry.STRATEGIES if key in registry.strategy(each).Options.__dataclass_fields__]
+        if owners:
+            raise UsageError(
+                f"{key!r} is no option of {', '.join(fields)}. Strategies that have it: {', '.join(owners)}. Add one by "
+                f"--strategy, or leave --set {key} out."
+            )
         arguments = () if strategy else (each.name for each in fields_of(RunConfig))
         near = nearest(key, {*known, *arguments}).removeprefix(" ")
         raise UnknownNameError("option", key, known, "" if nearest(key, known) else near)

@@ -498,6 +498,7 @@ def test_our_own_columns_are_taken_without_a_word() -> None:
             "the labels may be in 'sentiment', or in 'topic'. Say which, by --label-column",
         ),
         (("phrase", "label"), "has no column 'text': expected text (or text_a and text_b), and label; found 'phrase'"),
+        (("phrase", "rank"), "or name another with --text-column and --label-column."),
         (
             ("text", "rank"),
             "has no column 'label': expected text (or text_a and text_b), and label; found 'text', 'rank'",
