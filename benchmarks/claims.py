@@ -204,9 +204,10 @@ def final_union(runs: Runs, *, task: str | None = None) -> Interval | None:
     if len(unions) < len(those):
         return None
     own = [run.learning_matrix[-1][chosen] for run in those]
+    metrics = 2 * [those[0].metric[i] for i in chosen]
     # Answers under the final union are not kept: rows count as independent.
     scores = [
-        [RowScore.of_value(float(s), "accuracy", 1).variance for s in (*a, *b)]
+        [RowScore.of_value(float(s), metric, 1).variance for s, metric in zip((*a, *b), metrics, strict=True)]
         for a, b in zip(unions, own, strict=True)
     ]
     rows = np.tile([runs.test_rows.get(runs.tasks[i], 0) or np.inf for i in chosen], 2)

@@ -211,7 +211,8 @@ class DER(
 
     Avalanche's asks the model for logits without task labels and stacks logits of unequal width. Here the memory names
     the task, and logits are filled up to the widest task's with the lowest number, which adds nothing to the distance.
-    The distance is Avalanche's, the mean over the width, where the paper has the sum.
+    The distance is Avalanche's, the mean over the width, where the paper has the sum; one batch of remembered rows serves both
+    terms, where the paper draws two.
     """
 
     online: ClassVar[bool] = True
@@ -297,13 +298,13 @@ class SI(
     PluginStrategy,
     plugin=_SIPlugin,
     requires=_single,
-    si_lambda=option(1.0, "c: strength of the penalty; importances go up to 0.001", at_least=0),
+    si_lambda=option(1.0, "λ: strength of the penalty, twice the paper's c; importances go up to 0.001", at_least=0),
     eps=option(1e-7, "ξ: damping of the importance", above=0),
 ):
     """Synaptic intelligence: a penalty by each weight's share in the fall of the loss (Zenke et al., 2017, eqs. 4 and 5).
 
-    As in Avalanche, importances above 0.001 are cut to it (Maltoni & Lomonaco, 2019), and the path is that of the whole
-    loss, penalty included.
+    As in Avalanche, the penalty is λ/2 where the paper has c, importances above 0.001 are cut to it (Maltoni & Lomonaco, 2019),
+    and the path is that of the whole loss, penalty included; its gradients are clipped ones, where `max_gradient_norm` is set.
     """
 
 
@@ -346,6 +347,8 @@ class RWalk(
 ):
     """Riemannian walk: EWC's penalty and a path's, in one running estimate (Chaudhry et al., 2018, eqs. 6 to 8).
 
+    As in Avalanche, the Fisher information is that of batches, not of rows.
+
     Avalanche divides scores by the largest: 0 by 0 where none was taken yet, and all weights are NaN from then on. So
     ``delta_t`` is cut to the steps of the task.
     """
@@ -366,4 +369,7 @@ class LwF(
     alpha=option(1.0, "weight of the distillation", at_least=0),
     temperature=option(2.0, "T of the softened answers", above=0),
 ):
-    """Learning without forgetting: keep the old readouts' answers on the new rows (Li & Hoiem, 2016, eqs. 2 and 3)."""
+    """Learning without forgetting: keep the old readouts' answers on the new rows (Li & Hoiem, 2016, eqs. 2 and 3).
+
+    As in Avalanche, no steps train the new readout alone first, as the paper's warm-up does.
+    """

@@ -51,7 +51,7 @@ def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def check_buffers(buffers: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise ``RegionError`` unless each of the buffers ``wanted`` is among those ``found``, in its shape and dtype."""
+    """Raise ``RegionError`` unless each of the ``expected`` is among the ``buffers``, in its shape and dtype."""
     for name, buffer in expected.items():
         got = buffers.get(name)
         if got is None or got.shape != buffer.shape or got.dtype != buffer.dtype:

@@ -19,6 +19,7 @@ from forgetfree.benchmarks.claims import (
     Runs,
     claims,
     figures,
+    final_union,
     holm,
     judged,
     main,
@@ -119,6 +120,15 @@ def test_averages_of_a_stream_are_judged_against_each_of_its_references(runs: li
     assert found["grafting is near multi-task training"][2] == "holds"
     assert found["the union costs something"][1].startswith("5.00 [")
     assert found["the union costs something"][2] == "holds"
+
+
+def test_an_f1_of_the_final_union_says_nothing_of_other_rows(runs: list[str]) -> None:
+    """What accuracy m is bounded by, m·(1 − m), bounds no F1; and nothing varies between the seeds."""
+    its = Runs(runs)
+    assert np.isfinite(final_union(its).low)
+    for run in its.entries["union"].runs:
+        run.metric[:] = ["f1"] * 3
+    assert final_union(its).value == pytest.approx(-2 / 15) and np.isnan(final_union(its).low)
 
 
 def test_a_graft_whose_region_is_not_trained_is_judged_as_a_bare_one(runs: list[str], tmp_path: Path) -> None:

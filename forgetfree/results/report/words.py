@@ -223,11 +223,17 @@ def _count_seeds(seeds: Sequence[int]) -> str:
 
 # ---- what columns mean ----------------------------------------------------------------------------------
 
+#: How learned tasks are scored, see `forgetfree.continual.evaluation`.
+_CHECKED = (
+    "Of a strategy that claims to forget nothing, 32 rows of a learned task (8 of texts) are answered again after each later "
+    "task; the task is scored anew only where a bit of these answers changed"
+)
 MEANINGS = {
     "a task": "the score on its test rows after the last task; accuracy, or F1 where it says so: of label 1, or of entities "
     "where a task labels words",
     "average": "the mean of the tasks' scores: each counts the same",
-    "forgetting": "how far a task is below its best score since it was learned; the mean over all tasks but the last",
+    "forgetting": "how far a task is below its best score since it was learned; the mean over all tasks but the last. "
+    + _CHECKED,
     "BWT": "backward transfer: the score at the end minus the score right after learning; below 0 where tasks were forgotten",
     "ECE": "expected calibration error: how far confidence is from accuracy, in 15 bins; the mean over tasks",
     "a constant answer": "the best score that the same answer to every row has: what knows a task is above it",
@@ -283,7 +289,8 @@ MEANINGS = {
 #: What is told in another way where a task has a metric of a plug-in, of which lower may be better.
 OF_OTHER_METRICS = {
     "a task": "the score on its test rows after the last task, by the metric that it says; accuracy where it says none",
-    "forgetting": "how much worse a task is than its best score since it was learned; the mean over all tasks but the last",
+    "forgetting": "how much worse a task is than its best score since it was learned; the mean over all tasks but the last. "
+    + _CHECKED,
     "BWT": "backward transfer: how much better the score at the end is than that right after learning; below 0 where tasks "
     "were forgotten",
     "a constant answer": "the best score that the same answer to every row has: what knows a task is better",
