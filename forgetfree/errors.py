@@ -76,12 +76,12 @@ class FieldError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """There is no such name; the message suggests the nearest one and lists all."""
+    """There is no such name; the message suggests the nearest one, also among ``others``, and lists all."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "", others: Iterable[str] = ()) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
         listing = ", ".join(self.known) or "none"
-        suggestion = nearest(name, self.known)
+        suggestion = nearest(name, {*self.known, *others})
         super().__init__(f"Unknown {kind} {brief(name)}.{suggestion} Known: {listing}.{' ' + hint if hint else ''}")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forgetfree import recipes, registry
 from forgetfree.display import tell_note
-from forgetfree.errors import Faults, ForgetfreeError, OptionError, UnknownNameError, UsageError, nearest
+from forgetfree.errors import Faults, ForgetfreeError, OptionError, UnknownNameError, UsageError
 from forgetfree.jobs.config import CommonOptions, JobConfig, check_or_fewer, key_of
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
@@ -275,15 +275,15 @@ def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> N
     if name not in known:
         if key in {key_of(each) for each in fields_of(RunConfig)} - {"stream", "set"}:
             raise UsageError(f"{key!r} is no option of a strategy. Give it as --{key.replace('_', '-')}.")
-        owners = [each for each in registry.STRATEGIES if key in registry.strategy(each).Options.__dataclass_fields__]
+        options = {each: set(registry.strategy(each).Options.__dataclass_fields__) for each in registry.STRATEGIES}
+        owners = [each for each, names in options.items() if key in names]
         if owners:
             raise UsageError(
                 f"{key!r} is no option of {', '.join(fields)}. Strategies that have it: {', '.join(owners)}. Add one by "
                 f"--strategy, or leave --set {key} out."
             )
-        arguments = () if strategy else (each.name for each in fields_of(RunConfig))
-        near = nearest(key, {*known, *arguments}).removeprefix(" ")
-        raise UnknownNameError("option", key, known, "" if nearest(key, known) else near)
+        others = set() if strategy else {each.name for each in fields_of(RunConfig)}.union(*options.values())
+        raise UnknownNameError("option", key, known, others=others)
 
 
 # -- Adapters of --start -------------------------------------------------------------------------------

@@ -296,6 +296,7 @@ CASES = [
     ),
     Case("run sst2,other --data data/sst2/train.jsonl", "holds the rows of one task, and 2 are named: sst2, other"),
     Case("run sst2 --set ewc_lambda=1", "Strategies that have it: ewc, online-ewc, rwalk. Add one by --strategy"),
+    Case("run sst2 --strategy fine-tune --set sparsityy=1", "Unknown option 'sparsityy'. Did you mean 'sparsity'?"),
     Case("run sst2 --set seed=1", "'seed' is no option of a strategy. Give it as --seed."),
     Case("run sst2 --steps -1", "--steps must be at least 1, got -1."),
     Case("run sst2 --steps 1 --steps 2", "--steps is given twice, as '1' and '2'. Give it once."),
