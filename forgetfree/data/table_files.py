@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -116,7 +116,18 @@ def _read_parquet(path: Path) -> Table:
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         check_size(path, file.metadata.num_rows, "rows", MOST_ROWS)
         check_size(path, sum(group.total_byte_size for group in groups), "bytes when unpacked", most)
-        return of_arrow(str(path), schema, file.iter_batches(batch_size=2048), 1, most)
+        table = of_arrow(str(path), schema, file.iter_batches(batch_size=2048), 1, most)
+    return replace(table, label_names=_stored_names(schema.metadata or {}))
+
+
+def _stored_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
+    """Return the names of labels that the ``datasets`` library wrote into a parquet file, by column."""
+    try:
+        features = parse_json(metadata[b"huggingface"].decode())["info"]["features"].items()
+        inner = {column: feature.get("feature", feature) for column, feature in features}  # of a list of labels
+        return {column: each["names"] for column, each in inner.items() if each.get("_type") == "ClassLabel"}
+    except (ValueError, KeyError, TypeError, AttributeError):  # another program's, or of another form
+        return {}
 
 
 def of_arrow(where: str, schema: Any, batches: Iterable[Any], first: int, most: int = MOST_BYTES) -> Table:

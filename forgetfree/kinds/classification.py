@@ -64,7 +64,8 @@ class Classification(TaskKind):
         _check_order(task, columns.label, numbered)
         source = {**task.source, "label_names": task.source.get("label_names") or numbered or None}
         names = [str(label) for label in source["label_names"] or (task.registered.labels if task.registered else ())]
-        read = {split: _LabelledTable(table, columns) for split, table in tables.items()}
+        registered = task.registered is not None and not source["label_names"]
+        read = {split: _LabelledTable(table, columns, registered) for split, table in tables.items()}
         written = zip(read["train"].cells(names), read["train"].table.numbers, strict=True)
         good = [(cell, number) for cell, number in written if cell is not None]
         cells, numbers = [cell for cell, _ in good], [number for _, number in good]
@@ -260,9 +261,10 @@ def _renamed(task: TaskDefinition, labels: tuple[str, ...], path: Path) -> TaskD
 class _LabelledTable:
     """A table with a label in each row; rows without one, or without a text, are added to the table's bad rows."""
 
-    def __init__(self, table: Table, columns: ColumnNames) -> None:
+    def __init__(self, table: Table, columns: ColumnNames, registered: bool) -> None:
         assert columns.label is not None
         self.table, self._texts, self._label = table, columns.texts, columns.label
+        self._registered = registered  # whether the labels are those of a registered task
 
     def cells(self, names: Sequence[str]) -> list[int | str | None]:
         """Return what is written in the label column of training rows; of bad rows nothing.
@@ -335,16 +337,21 @@ class _LabelledTable:
         if place is not None:
             return place
         names, count = ", ".join(labels.names), len(labels.names)
+        own = (
+            " A task of this name is registered: if these rows are another task's, give it a name of its own, such as "
+            f"my_{task}, before --data FILE or to its folder."
+        )
+        own = own if self._registered else ""
         if isinstance(cell, int) and [*labels.numbers] == [*range(count)] and cell >= 0:
             has = f"task {task!r} has the {count} labels 0 to {count - 1} ({names})"
             file, row = self.table.where, self.table.numbers[i]
             message = (
                 f"{file}, row {row}, column {column!r}: {cell} is out of range, {has}. Fix the row, or the label_names in "
-                "source.json."
+                f"source.json.{own}"
             )
-            remedy = f"{has[0].upper()}{has[1:]}."
+            remedy = f"{has[0].upper()}{has[1:]}.{own}"
             raise refusal(BadRow(file, row, column, "unknown label", shown(cell), message, remedy))
-        has = f"Task {task!r} has the {count} labels {names}, and every label needs training rows. "
+        has = f"Task {task!r} has the {count} labels {names}, and every label needs training rows.{own} "
         raise refusal(self._fault(column, i, "unknown label", labels.expected, has))
 
     def _written(self, value: Any, names: Sequence[str]) -> int | str | ValueError:

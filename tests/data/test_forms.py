@@ -66,6 +66,12 @@ def class_labels(rows: list[dict[str, Any]] = ROWS) -> datasets.Dataset:
     )
 
 
+def parquet_of_datasets(root: Path) -> Path:
+    """The names of the labels stand beside the columns, in the file's metadata."""
+    class_labels().to_parquet(root / "mood.parquet")
+    return root / "mood.parquet"
+
+
 def snapshot(root: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
     """A data set as it is downloaded from the hub: two shards, and a card."""
     folder = root / "snapshot"
@@ -95,6 +101,7 @@ FORMS: dict[str, Callable[[Path], Any]] = {
     "hub snapshot": snapshot,
     "Dataset": lambda _: dataset(),
     "ClassLabel": lambda _: class_labels(),
+    "ClassLabel in parquet": parquet_of_datasets,
     "DatasetDict": lambda _: datasets.DatasetDict(train=dataset()),
     "selected Dataset": lambda _: dataset(ROWS + ROWS[:3]).select(range(40)),
     "DataFrame": lambda _: pandas.DataFrame(ROWS),

@@ -518,6 +518,17 @@ def test_a_label_out_of_range_is_named_with_the_labels_there_are(tmp_path: Path)
     assert "2 labels 0 to 1 (negative, positive)" in text
 
 
+def test_other_labels_under_the_name_of_a_registered_task_are_told_to_take_another_name(tmp_path: Path) -> None:
+    rows = [{**row, "label": ("entailment", "not entailment")[row["label"]]} for row in PAIRS]
+    remedy = (
+        "A task of this name is registered: if these rows are another task's, give it a name of its own, such as my_rte"
+    )
+    task_folder(tmp_path, "rte", rows)
+    assert remedy in message(tmp_path, "rte")
+    task_folder(tmp_path, "rte", rows, {"label_names": ["entailment", "no"]})
+    assert remedy not in message(tmp_path, "rte")
+
+
 def test_a_label_that_only_the_test_rows_have_is_out_of_range(tmp_path: Path) -> None:
     folder = task_folder(tmp_path, "mine", SINGLES)
     write(folder / "test.jsonl", [{"text": "a", "label": 2}])
