@@ -310,7 +310,7 @@ class Constraint(SupervisedPlugin):
 PLAIN = {"optimizer": "sgd", "weight_decay": 0.0}
 
 
-@pytest.mark.sampled("optimizer-learning_rate-readout_learning_rate-agem")
+@pytest.mark.sampled("optimizer-learning_rate-readout_learning_rate-agem", "optimizer-weight_decay-agem")
 @pytest.mark.parametrize("name", ["agem", "gem"])
 @pytest.mark.parametrize(
     "how",
