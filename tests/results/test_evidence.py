@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from forgetfree.benchmarks.coverage import SEEDS, WORLDS, coverage
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.calibration import debiased_ece, ece_noise_floor
 from forgetfree.results.comparison import merge
-from forgetfree.results.evidence import Evidence, RowScore, interval, ratio, shared_variance
+from forgetfree.results.evidence import Evidence, RowScore, forgetting, interval, ratio, shared_variance
 from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.stored import load_run_results
 
@@ -113,6 +115,26 @@ def test_an_interval_is_worked_by_hand() -> None:
     assert interval([0.05, 0.05], 0.0004).low == pytest.approx(0.05 - 1.95996 * 0.02, rel=1e-4)
     one = interval([0.8], 0.0004)
     assert np.isnan([one.low, one.high, one.p(0.0)]).all() and one.verdict == "undecided"
+
+
+def test_the_interval_of_forgetting_is_worked_by_hand() -> None:
+    """Two seeds lose 0.2 and 0.1 on average: s²/2 = 0.0025. Of 100 rows a task, those of a add (0.8·0.2 + 0.6·0.4) / 100.
+
+    Those of b add (0.9·0.1 + 0.7·0.3) / 100 with one seed and 2·0.9·0.1 / 100 with the other. The mean of both tasks has a
+    quarter of the sum: 0.0016.
+    """
+
+    def run(b: float) -> Any:
+        matrix = np.array([[0.5, 0.5, 0.5], [0.8, 0.5, 0.5], [0.8, 0.9, 0.5], [0.6, b, 0.7]])
+        lost = [0.2, 0.9 - b, 0.0]
+        return SimpleNamespace(
+            learning_matrix=matrix, forgotten=lost, forgetting=sum(lost) / 2, metric=["accuracy"] * 3
+        )
+
+    entry: Any = SimpleNamespace(runs=(run(0.7), run(0.9)))
+    found = forgetting(entry, dict.fromkeys("abc", 100), "abc")
+    assert found.value == pytest.approx(0.15)
+    assert found.high - found.value == pytest.approx((0.0025 * 12.7062 + 0.0016 * 1.95996) / 0.0041**0.5, rel=1e-4)
 
 
 @pytest.mark.sampled("3-small", "5-2 % wrong")

@@ -310,7 +310,7 @@ class Constraint(SupervisedPlugin):
 PLAIN = {"optimizer": "sgd", "weight_decay": 0.0}
 
 
-@pytest.mark.sampled("optimizer-learning_rate-readout_learning_rate-agem")
+@pytest.mark.sampled("optimizer-learning_rate-readout_learning_rate-agem", "optimizer-weight_decay-agem")
 @pytest.mark.parametrize("name", ["agem", "gem"])
 @pytest.mark.parametrize(
     "how",
@@ -546,6 +546,26 @@ def test_importances_are_taken_from_as_many_rows_as_told(
 
     learn(make(name, tiny_stream("bert", "linear"), importance_rows=rows, extra=[Count()]))
     assert sum(seen) == 3 * expected
+
+
+def test_importances_are_taken_from_rows_that_are_drawn(tiny_stream: MakeStream) -> None:
+    """Rows of a file may stand in an order, so the first ones say little of the others."""
+    rows: list[Tensor] = []
+
+    class Rows(SupervisedPlugin):
+        """After the last step, the model is called for importances only."""
+
+        def after_training_epoch(self, strategy: Any, **_: Any) -> None:
+            self.hook = strategy.model.register_forward_hook(lambda model, inputs, _: rows.append(inputs[0]))
+
+        def after_training_exp(self, strategy: Any, **_: Any) -> None:
+            self.hook.remove()
+
+    for seed in (0, 1):
+        strategy = make("mas", tiny_stream("bert", "linear"), seed=seed, importance_rows=4, extra=[Rows()])
+        strategy.train(strategy.stream.benchmark.train_stream[0])
+    one, other = rows
+    assert len(one) == len(other) == 4 and not torch.equal(one, other)
 
 
 # -- Dropout ---------------------------------------------------------------------------------------------

@@ -56,6 +56,16 @@ def test_a_mask_is_what_moves_most_among_free_entries(tiny_stream: MakeStream) -
     assert torch.equal(moved, most_moved(before, calibrated.theta, int(0.02 * len(before))).indices)
 
 
+def test_a_readout_is_trained_from_where_calibration_left_it(tiny_stream: MakeStream) -> None:
+    strategy = make(tiny_stream("bert", "linear"), region_steps=0)
+    task = strategy.stream.tasks[0]
+    calibrated = strategy._calibrated(task, type(strategy.pre_trained).of(strategy.model)).readouts[task.name]
+    strategy.train(strategy.stream.benchmark.train_stream[0])
+    found = strategy.model.readout_module(task.label).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in calibrated.items())
+    assert not torch.equal(found["weight"], strategy.pre_trained.readouts[task.name]["weight"])
+
+
 def test_it_goes_on_from_what_was_saved(tiny_stream: MakeStream, tmp_path: Any) -> None:
     """Which entries are taken is read off the model itself."""
     strategy = make(tiny_stream("bert", "linear"))
