@@ -148,7 +148,7 @@ def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | N
         ours = PAIR if kind == "pair" else ("text",)
         lacking = "label" if texts else next(name for name in ours if name not in header)
         expected = "text_a and text_b" if kind == "pair" else "text (or text_a and text_b)"
-        labelled = label or any(bare_name(name) in _known(header) for name in _LABELS)
+        labelled = label or any(map(is_label, header))
         option = "--label-column" if texts else "--text-column" if labelled else "--text-column and --label-column"
         raise DataError(
             f"{where} has no column {lacking!r}: expected {expected}, and label; found {_listed(header)}. Rename or add the "

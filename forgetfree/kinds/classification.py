@@ -337,11 +337,12 @@ class _LabelledTable:
         if place is not None:
             return place
         names, count = ", ".join(labels.names), len(labels.names)
-        own = (
-            " A task of this name is registered: if these rows are another task's, give it a name of its own, such as "
-            f"my_{task}, before --data FILE or to its folder."
-        )
-        own = own if self._registered else ""
+        own = ""
+        if self._registered:
+            own = (
+                " A task of this name is registered: if these rows are another task's, give it a name of its own, such as "
+                f"my_{task}, before --data FILE or to its folder."
+            )
         if isinstance(cell, int) and [*labels.numbers] == [*range(count)] and cell >= 0:
             has = f"task {task!r} has the {count} labels 0 to {count - 1} ({names})"
             file, row = self.table.where, self.table.numbers[i]

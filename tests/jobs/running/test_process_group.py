@@ -52,7 +52,7 @@ def run(words: list[str], out: Path, *more: str, launcher: tuple[str, ...] = ())
 @pytest.mark.sampled(share=0.2)
 @pytest.mark.slow
 def test_one_two_and_four_processes_write_the_same_files(words: list[str], tmp_path: Path) -> None:
-    """Two are torchrun's; those of ``processes=2`` are the next test's."""
+    """torchrun starts two processes here; the next test starts two by ``processes=2``."""
     for processes in ("1", "4"):
         done = run(words, tmp_path / processes, "--processes", processes)
         assert done.returncode == 0, done.stderr
