@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from itertools import zip_longest
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -199,29 +200,50 @@ def _f1(words: Sequence[str], right: Sequence[str]) -> float:
     return 2 * shared / (len(words) + len(right))
 
 
-class _AnyScript:
-    """A tokenizer of ``rouge-score``."""
+class _Tokenizer:
+    """A tokenizer of ``rouge-score``, which remembers texts: a right text meets many."""
 
-    def tokenize(self, text: str) -> list[str]:
-        return words_of_any_script(text)
+    def __init__(self, words: Callable[[str], list[str]]) -> None:
+        self.tokenize = lru_cache(maxsize=2**14)(words)
+
+
+@lru_cache(maxsize=1)
+def _tokenizers() -> tuple[_Tokenizer, _Tokenizer]:
+    """Return the tokenizer of Latin letters, and that of any script."""
+    from rouge_score.tokenize import tokenize
+    from rouge_score.tokenizers import porter
+
+    # The same words come again and again.
+    stemmer = SimpleNamespace(stem=lru_cache(maxsize=2**16)(porter.PorterStemmer().stem))
+    return _Tokenizer(lambda text: tokenize(text, stemmer)), _Tokenizer(words_of_any_script)
 
 
 @lru_cache(maxsize=8)
-def _scorers(variant: str) -> tuple[Any, Any]:
-    """Return the scorer of Latin letters, and that of any script."""
+def _scorer(variant: str, tokenizer: _Tokenizer) -> Callable[[str, str], float]:
+    """Return the function that compares a right text with another."""
     from rouge_score.rouge_scorer import RougeScorer
+    from rouge_score.scoring import fmeasure
 
-    return RougeScorer([variant], use_stemmer=True), RougeScorer([variant], tokenizer=_AnyScript())
+    if variant != "rougeL":
+        scorer = RougeScorer([variant], tokenizer=tokenizer)
+        return lambda target, text: float(scorer.score(target, text)[variant].fmeasure)
+    from rapidfuzz.distance import LCSseq  # that of rouge-score takes a second for a few long texts
+
+    def longest(target: str, text: str) -> float:
+        right, words = tokenizer.tokenize(target), tokenizer.tokenize(text)
+        length = LCSseq.similarity(right, words)
+        return float(fmeasure(length / max(len(words), 1), length / max(len(right), 1)))
+
+    return longest
 
 
 def _rouge(variant: str, texts: Texts, targets: Targets) -> Floats:
-    latin, any_script = _scorers(variant)
+    latin, any_script = _tokenizers()
 
     def value(text: str, target: str) -> float:
         if not target.strip():
             return float(not text.strip())
-        scorer = any_script if _needs_any_script(target) else latin
-        return float(scorer.score(target=target, prediction=text)[variant].fmeasure)
+        return _scorer(variant, any_script if _needs_any_script(target) else latin)(target, text)
 
     return _best(texts, targets, value)
 
