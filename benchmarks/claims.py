@@ -203,16 +203,15 @@ def final_union(runs: Runs, *, task: str | None = None) -> Interval | None:
     unions = [[run.union.accuracy[i] for i in chosen] for run in those if run.union]
     if len(unions) < len(those):
         return None
-    own = [run.learning_matrix[-1][chosen] for run in those]
-    metrics = 2 * [those[0].metric[i] for i in chosen]
     # Answers under the final union are not kept: rows count as independent.
-    scores = [
-        [RowScore.of_value(float(s), metric, 1).variance for s, metric in zip((*a, *b), metrics, strict=True)]
-        for a, b in zip(unions, own, strict=True)
-    ]
-    rows = np.tile([runs.test_rows.get(runs.tasks[i], 0) or np.inf for i in chosen], 2)
-    variance = float((np.mean(scores, axis=0) / rows).sum()) / len(chosen) ** 2
-    return interval([float(np.mean(a) - np.mean(b)) for a, b in zip(unions, own, strict=True)], variance)
+    scores: dict[str, dict[int, dict[str, RowScore]]] = {"union": {}, "own": {}}
+    for run, union in zip(those, unions, strict=True):
+        for name, values in (("union", union), ("own", run.learning_matrix[-1][chosen])):
+            scores[name][run.seed] = {
+                runs.tasks[i]: RowScore.of_value(float(value), run.metric[i], runs.test_rows.get(runs.tasks[i], 0))
+                for i, value in zip(chosen, values, strict=True)
+            }
+    return Evidence(scores).difference("union", "own")
 
 
 def calibration(runs: Runs, role: str = "union") -> Interval | None:
@@ -250,10 +249,8 @@ def told_apart(runs: Runs) -> Interval | None:
         if not of_tasks:
             return None
         for task, each in of_tasks.items():
-            right = np.isin(each.logits.argmax(axis=1), np.unique(each.labels)).astype(float)
-            scores.setdefault(seed, {})[task] = RowScore(
-                float(right.mean()), len(right), float(right.var()), right - right.mean()
-            )
+            right = np.isin(each.logits.argmax(axis=1), np.unique(each.labels))
+            scores.setdefault(seed, {})[task] = RowScore.of_rows(right, "accuracy")
     return Evidence({"withheld": scores}).average("withheld")
 
 

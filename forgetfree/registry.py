@@ -102,15 +102,16 @@ SERVED: dict[str, Entry] = {
 LABEL_METRICS: dict[str, Entry] = {
     "accuracy": Entry("forgetfree.results.metrics:ACCURACY", "the share of rows that are answered rightly"),
     "f1": Entry("forgetfree.results.metrics:F1", "F1 of label 1 of two; where words are tagged, of entities"),
+    "macro_f1": Entry("forgetfree.results.metrics:MACRO_F1", "the mean of the labels' F1: each counts the same"),
 }
 #: Those of answers that are texts.
 TEXT_METRICS: dict[str, Entry] = {
+    "rouge_l": Entry(
+        "forgetfree.results.text_metrics:ROUGE_L", "ROUGE-L of texts, by the longest common sequence of words"
+    ),
     "exact_match": Entry("forgetfree.results.text_metrics:EXACT_MATCH", "the share of texts that equal a right one"),
     "token_f1": Entry(
         "forgetfree.results.text_metrics:TOKEN_F1", "F1 of the words of texts and right ones, as in SQuAD"
-    ),
-    "rouge_l": Entry(
-        "forgetfree.results.text_metrics:ROUGE_L", "ROUGE-L of texts, by the longest common sequence of words"
     ),
     "rouge_1": Entry("forgetfree.results.text_metrics:ROUGE_1", "ROUGE-1 of texts, by common words"),
     "rouge_2": Entry("forgetfree.results.text_metrics:ROUGE_2", "ROUGE-2 of texts, by common pairs of words"),

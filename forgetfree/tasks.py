@@ -52,6 +52,9 @@ Scenario = Literal["task", "class", "domain"]
 #: Which rows models are scored on: those of the test set; or validation rows in their place, to choose options by.
 EvaluatedOn = Literal["test", "validation"]
 
+#: The metrics of tasks whose labels are told apart from those of all others, ``class``.
+OF_ALL_LABELS = ("accuracy", "macro_f1")
+
 #: The longest text that may be asked for, in tokens.
 MOST_NEW_TOKENS = 8192
 #: The most beams, and the temperatures that tokens are drawn at.
@@ -156,7 +159,8 @@ class TaskDefinition:
             the answers, what stands before an answer, with ``{prompt}``; empty: the tokenizer's chat template, if it has one.
         label_words: one word a label, read at the mask (or, for causal LMs, after the last token).
         causal_template: the prompt for causal LMs: it ends where the label word would follow.
-        metric: ``accuracy``, or ``f1`` of label 1; for ``tokens``, ``f1`` of entities; or the name of a registered metric.
+        metric: ``accuracy``, ``macro_f1``, or ``f1`` of label 1; for ``tokens``, ``f1`` of entities; or the name of another
+            that is registered.
         hub: where the hub holds it, if it does.
         instruction: what to do, the same for all rows, where texts are the answers.
         max_new_tokens: the longest text that is written, in tokens.
@@ -343,7 +347,9 @@ class TaskDefinition:
             if self.metric != "f1":
                 faults.append(f"metric must be 'f1', that of entities, for kind 'tokens', got {self.metric!r}")
         elif self.metric == "f1" and self.kind in KIND_OF_FORM and len(self.labels) != 2:
-            faults.append(f"metric must be 'accuracy' for {len(self.labels)} labels: 'f1' is that of label 1 of two")
+            faults.append(
+                f"metric must be 'accuracy' or 'macro_f1' for {len(self.labels)} labels: 'f1' is that of label 1 of two"
+            )
         if self.hub and len(self.hub.columns) != len(self.text_columns):
             faults.append(
                 f"hub.columns must be one for each text, {len(self.text_columns)}, got {brief(self.hub.columns, 200)}"

@@ -17,6 +17,8 @@ from forgetfree.results.learning_matrix import summarize
 from forgetfree.tensor_file import TensorFile
 
 Json = dict[str, Any]
+#: Of the tasks, the first two to four.
+LABELS = ["no", "yes", "maybe", "never"]
 ROWS, KINDS = 120, ("query weight", "key weight", "value weight", "output bias")
 
 
@@ -102,12 +104,12 @@ def make_run(
         {
             "name": task,
             "kind": "single",
-            "labels": ["no", "yes"],
+            "labels": LABELS[: 2 + i % 3],
             "label_words": [],
             "template": "",
             "metric": "accuracy",
         }
-        for task in tasks
+        for i, task in enumerate(tasks)
     ]
     model = {"name": "minilm", "readout": "linear"}
     config = {

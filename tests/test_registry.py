@@ -257,10 +257,10 @@ BROKEN_STREAMS = {
     f"{TASK}OWN = T('x', 'single', ('a', 'b'), template='{{mask}}')": (
         "template must hold each of {text}, {mask} once and no other slot, got '{mask}'"
     ),
-    f"{TASK}OWN = T('x', 'pair', ('a', 'b'), metric='bleu')": "metric must be one of accuracy, f1, got 'bleu'",
+    f"{TASK}OWN = T('x', 'pair', ('a', 'b'), metric='bleu')": "metric must be one of accuracy, f1, macro_f1, got 'bleu'",
     f"{TASK}OWN = T('x', 'pair', ('a', 'b'), hub=HubSource('y'))": "hub.columns must be one for each text, 2, got ('text',)",
     f"{TASK}OWN = T('x', 'single', ('a', 'b', 'c'), metric='f1')": (
-        "metric must be 'accuracy' for 3 labels: 'f1' is that of label 1 of two"
+        "metric must be 'accuracy' or 'macro_f1' for 3 labels: 'f1' is that of label 1 of two"
     ),
     f"{TASK}OWN = T('x', 'single', None)": "TypeError: 'NoneType' object is not iterable",
 }

@@ -84,6 +84,7 @@ class Continual(Experiment):
             text_columns=context.read_options.texts,
             label_columns=context.read_options.labels,
             skip_bad_rows=context.read_options.skip_bad_rows,
+            metrics=context.read_options.metrics,
             readout=preset.readout,
             shots=shots,
             seeds=(unit["seed"],),

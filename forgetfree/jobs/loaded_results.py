@@ -6,16 +6,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.errors import ReportError, UnknownNameError, UsageError, first_line
 from forgetfree.files import StrPath
 from forgetfree.json_file import check_fields, read_json
-from forgetfree.results.comparison import merge
+from forgetfree.results.comparison import Comparison, merge, with_files
+from forgetfree.results.evidence import Evidence
+from forgetfree.results.label_scores import LabelScores
 from forgetfree.results.records import ExperimentResults, GraftResults
 from forgetfree.results.report.graft_and_sweep import lay_out_graft
 from forgetfree.results.report.page import Page, notebook_html, render_page
@@ -23,7 +25,7 @@ from forgetfree.results.report.run_report import lay_out
 from forgetfree.results.run_results import RunResults
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores
 from forgetfree.results.stored import command_of, find_results, load_graft_results, load_run_results, read_stored
-from forgetfree.results.table import ScoreTable
+from forgetfree.results.table import SCORE, ScoreTable
 from forgetfree.results.unit_folder import check_own
 
 if TYPE_CHECKING:
@@ -82,7 +84,8 @@ def load_results(*paths: StrPath) -> Results:
     results = Results.of_scores(scores)
     results._artifacts = artifacts
     if comparison:
-        results._page = partial(lay_out, comparison)
+        results._with_answers = with_answers = cache(partial(with_files, comparison))
+        results._page = lambda: lay_out(with_answers(), ended=False)
     elif len(grafts) == 1:
         results._page = partial(lay_out_graft, grafts[0])
     return results
@@ -129,14 +132,18 @@ class Results(ScoreTable):
 
     #: Lays out the tables of the report, where there is one.
     _page: Callable[[], Page] | None = None
+    #: Reads the answers that lie beside the scores of runs, once.
+    _with_answers: Callable[[], Comparison] | None = None
 
     def __init__(self, scores: pd.DataFrame) -> None:
         super().__init__(scores)
         self._artifacts = _Artifacts()
 
     def hold(self) -> None:
-        """Read the ledgers and grafts into memory, because their files will be removed."""
+        """Read the ledgers, grafts and answers into memory, because their files will be removed."""
         self._artifacts.hold()
+        if self._with_answers is not None:
+            self._with_answers()
 
     def __repr__(self) -> str:
         if self._page is None:
@@ -147,6 +154,85 @@ class Results(ScoreTable):
     def _repr_html_(self) -> str:
         """Return the tables of the report for a notebook; of experiments, and of several grafts, the summary."""
         return self.summary().to_html() if self._page is None else notebook_html(self._page())
+
+    def _evidence(self, metric: str, runs: Mapping[str, Sequence[int]]) -> Evidence:
+        """Return that of a table of scores, with the answers to single rows where they are there, as a report has it."""
+        evidence, name = super()._evidence(metric, runs), "ece" if metric == "ece" else None
+        if self._with_answers is None:
+            return evidence
+        comparison = self._with_answers()
+        known = Evidence.of(comparison, name).scores
+        same = [
+            task for task, its in zip(comparison.tasks, comparison.metric, strict=True) if metric in (SCORE, its, name)
+        ]
+        for strategy, of_seeds in evidence.scores.items():
+            for seed, scores in of_seeds.items():
+                its = known.get(strategy, {}).get(seed, {})
+                scores |= {task: its[task] for task in same if task in its}
+        return evidence
+
+    def label_scores(self, strategy: str, task: str, seed: int = 0) -> pd.DataFrame:
+        """Return how each label of a task is answered at the end of the stream.
+
+        Args:
+            strategy: as in `matrix`.
+            task: one whose answers are labels.
+            seed: of the run.
+
+        Returns:
+            A row for each label, and one for ``macro average``, the mean of the labels that some test row has: ``precision``,
+            ``recall`` and ``f1``, fractions, and ``rows``, how many test rows have it.
+
+        Raises:
+            UnknownNameError: no such strategy or task.
+            ReportError: there is no such seed; answers are not there, as in a table of scores; or they are no labels.
+        """
+        import pandas as pd
+
+        scores = self._label_scores(strategy, task, seed)
+        columns = {"precision": scores.precision, "recall": scores.recall, "f1": scores.f1, "rows": scores.rows}
+        table = pd.DataFrame(columns, index=pd.Index(scores.names, name="label"))
+        table.loc["macro average"] = [*scores.macro, scores.rows.sum()]
+        return table.astype({"rows": int})
+
+    def confusion(self, strategy: str, task: str, seed: int = 0) -> pd.DataFrame:
+        """Return which labels of a task are taken for which at the end of the stream: numbers of test rows.
+
+        Arguments and errors as those of `label_scores`.
+
+        Returns:
+            A row for each label that is right, a column for each that is answered; where the task is withheld, another for
+            labels of other tasks.
+        """
+        import pandas as pd
+
+        scores = self._label_scores(strategy, task, seed)
+        index, columns = pd.Index(scores.names, name="right"), pd.Index(scores.names, name="answered")
+        table = pd.DataFrame(scores.confusion, index, columns)
+        return table.assign(**{"another task's": scores.elsewhere}) if scores.elsewhere.any() else table
+
+    def _label_scores(self, strategy: str, task: str, seed: int) -> LabelScores:
+        for what, name, known in (("strategy", strategy, self.strategies), ("task", task, self.tasks)):
+            if name not in known:
+                raise UnknownNameError(f"{what} in these results:", name, known)
+        entries = self._with_answers().strategies if self._with_answers is not None else ()
+        units = {
+            run.seed: unit
+            for entry in entries
+            if entry.label == strategy
+            for run, unit in zip(entry.runs, entry.files, strict=True)
+        }
+        if units and seed not in units:
+            raise ReportError(f"{strategy} has no seed {seed}: there are seeds {', '.join(map(str, units))}.")
+        if not units or not (units[seed].answers or units[seed].texts):
+            fault = units[seed].faults.get("Answers", "") if units else ""
+            raise ReportError(fault or "There are no answers beside these scores. Load the directory of a run.")
+        unit = units[seed]
+        if task not in unit.answers or task not in unit.labels:
+            raise ReportError(
+                f"Task {task!r} is not answered by one label a row. Take another, or read its scores by matrix()."
+            )
+        return LabelScores.of(unit.answers[task], unit.labels[task])
 
     def ledger(self, strategy: str = "grafting-continual", seed: int = 0) -> Ledger:
         """Return the ledger that a run left: who owns which parameter, and its value.

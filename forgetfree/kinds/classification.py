@@ -37,7 +37,7 @@ class Classification(TaskKind):
         "single": ("a text, and one of two labels or more", ("text", "label")),
         "pair": ("a pair of texts, and one of two labels or more", ("text_a", "text_b", "label")),
     }
-    metrics = ("accuracy", "f1")
+    metrics = ("accuracy", "f1", "macro_f1")
     needs_every_label = True
 
     # -- Rows ------------------------------------------------------------------------------------------------
@@ -138,8 +138,8 @@ class Classification(TaskKind):
             if rows.task.metric == "f1" and 1 not in part.labels:
                 raise DataError(
                     f"Task {rows.task.name!r} is measured by the F1 of label 1 ({rows.task.labels[1]!r}), and none of its "
-                    f"{counted(len(part), f'{split} row')} has that label. Add such rows, or set metric to 'accuracy' in its "
-                    "source.json."
+                    f"{counted(len(part), f'{split} row')} has that label. Add such rows, or set the metric "
+                    "to 'accuracy': with --metric, or in its source.json."
                 )
 
     def check_halves(self, rows: TaskRows) -> None:
@@ -235,7 +235,8 @@ def with_source(task: TaskDefinition, source: Mapping[str, Any], folder: Path) -
     metric = source.get("metric", task.metric)
     if metric == "f1" and len(task.labels) != 2:
         raise DataError(
-            f"{path}: metric 'f1' is that of label 1 of two, and there are {len(task.labels)} labels. Give 'accuracy'."
+            f"{path}: metric 'f1' is that of label 1 of two, and there are {len(task.labels)} labels. Give 'macro_f1' or "
+            "'accuracy'."
         )
     prompts = {key: source[key] for key in ("template", "causal_template") if source.get(key) is not None}
     task = replace(task, label_words=words, metric=metric, **prompts)

@@ -16,7 +16,7 @@ from forgetfree.learning.training_options import MOST_SHOTS, TrainingOptions, pa
 from forgetfree.models.loading import LoadedModel
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
-from forgetfree.tasks import Scenario, TaskDefinition, version_of
+from forgetfree.tasks import OF_ALL_LABELS, Scenario, TaskDefinition, version_of
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def label_spaces(
             )
         return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
     return (
-        # F1 is about one label of two; among the labels of all tasks, accuracy is what compares.
-        [replace(task, metric="accuracy") for task in tasks],
+        # F1 is about one label of two; among the labels of all tasks, these are what compares.
+        [replace(task, metric=task.metric if task.metric in OF_ALL_LABELS else "accuracy") for task in tasks],
         [LabelSpace(sum(sizes), sum(sizes[:i]), task_known=False) for i in range(len(tasks))],
     )

@@ -21,6 +21,8 @@ from forgetfree.results.metrics import Metric, agreement, measured, sign
 
 #: How many of the commonest right texts are tried as an answer to all rows.
 _CONSTANTS = 20
+#: How many rows of a task a report shows.
+_SHOWN = 3
 #: The arrays of answers, and those of closed answers alone.
 _OF_ALL, _OF_CLOSED = ("ids", "lengths", "losses", "counts"), ("logits", "labels")
 
@@ -40,6 +42,12 @@ def unpack_rows(text: str, count: int) -> npt.NDArray[np.bool_]:
     if len(packed) != -(-count // 8):
         raise ValueError(f"{len(packed)} bytes are not a bit for each of {count} rows")
     return np.unpackbits(np.frombuffer(packed, np.uint8), count=count).astype(bool)
+
+
+def shown_rows(count: int) -> list[int]:
+    """Return which of so many rows of texts a report shows: a few, evenly."""
+    few = min(_SHOWN, count)
+    return [i * count // few for i in range(few)]
 
 
 class Answers(Protocol):
@@ -148,6 +156,16 @@ def label_answers(answers: Answers) -> LabelAnswers:
     return answers
 
 
+def array_of(content: Any) -> npt.NDArray[np.uint8]:
+    """Return JSON in UTF-8, as a file of arrays keeps it."""
+    return np.frombuffer(json.dumps(content).encode(), np.uint8)
+
+
+def json_of(array: npt.NDArray[Any]) -> Any:
+    """Return what `array_of` kept; raise ``ValueError`` where it is no JSON."""
+    return parse_json(array.astype(np.uint8).tobytes().decode())
+
+
 @dataclass(frozen=True)
 class WrittenTexts:
     """Texts that answer a task's rows, as a file of answers keeps them.
@@ -156,27 +174,31 @@ class WrittenTexts:
         texts: what was written.
         right: of each row the texts that are right.
         prompts: what each row asks, as far as a report shows it; none in older files.
+        before: what was written before training, of `shown_rows`; none where nothing was asked then.
     """
 
     texts: Sequence[str]
     right: Sequence[Sequence[str]]
     prompts: Sequence[str] = ()
+    before: Sequence[str] = ()
 
     @property
     def array(self) -> npt.NDArray[np.uint8]:
         """The texts as JSON in UTF-8."""
         content = {"texts": list(self.texts), "right": [list(each) for each in self.right]}
         content |= {"prompts": list(self.prompts)} if self.prompts else {}
-        return np.frombuffer(json.dumps(content).encode(), np.uint8)
+        return array_of(content)
 
     @classmethod
-    def of_array(cls, array: npt.NDArray[Any]) -> Self:
-        """Return what `array` gave; raise ``ValueError`` where it is none."""
-        content = parse_json(array.astype(np.uint8).tobytes().decode())
+    def of_array(cls, array: npt.NDArray[Any], before: npt.NDArray[Any] | None = None) -> Self:
+        """Return what `array` gave, with the texts before training, if any; raise ``ValueError`` where it is none."""
+        content, first = json_of(array), [] if before is None else json_of(before)
         prompts = content.get("prompts", [])
         rows = [len(content["texts"]), len(content["right"]), *([len(prompts)] if prompts else [])]
         check("texts, right texts and prompts", rows, len({*rows}) == 1, "those of the same rows")
-        return cls(content["texts"], content["right"], prompts)
+        expected = len(shown_rows(rows[0]))
+        check("texts before training", len(first), len(first) in (0, expected), f"those of {expected} rows")
+        return cls(content["texts"], content["right"], prompts, first)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,16 +9,18 @@ more seeds, and s² does not show it: it is the covariance between seeds of what
 The quantile is the mean of Student's and the normal one, weighted by the variances (Cochran and Cox, Experimental Designs,
 1957). ``python -m forgetfree.benchmarks.coverage`` simulates how often such intervals hold the truth.
 
+No interval goes beyond what a score can be: an average ends at the bounds of its metrics, a difference at their distance.
+
 A CSV file says which rows were right, and no more of the answers to single rows. So a bound stands in for c of an ECE, and of
 an accuracy in older files: the whole variance of a row's part, and strategies as if their rows had nothing in common. Such
-intervals are wider than need be. F1 alone bounds nothing: those intervals are over seeds, on the same rows.
+intervals are mostly wider than need be. F1 alone bounds nothing: those intervals are over seeds, on the same rows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Self
 
@@ -30,7 +32,7 @@ from forgetfree.display import PERCENT
 from forgetfree.results.answers import LabelAnswers, WrittenTexts, unpack_rows
 from forgetfree.results.calibration import BINS, calibration_gaps
 from forgetfree.results.comparison import Comparison, StrategyRuns
-from forgetfree.results.metrics import Floats
+from forgetfree.results.metrics import Floats, limits_of, mean_of
 
 #: The chance that an interval misses.
 ALPHA = 0.05
@@ -56,6 +58,10 @@ class Interval:
     low: float
     high: float
     p: Callable[[float], float] = field(default=lambda threshold: math.nan, compare=False, repr=False)
+
+    def within(self, low: float, high: float) -> Interval:
+        """Return the same with no end beyond what the value can be."""
+        return replace(self, low=max(self.low, low), high=min(self.high, high))  # in this order NaN stays
 
     @property
     def verdict(self) -> str:
@@ -183,12 +189,14 @@ class RowScore:
         rows: how many are scored; 0 where it is not known, so that nothing is said of other rows.
         variance: of what a row adds, at most.
         influence: what each row adds to the score, times their number, less the mean ``(rows,)``; ``None``: not kept.
+        limits: the lowest and the highest score there can be.
     """
 
     value: float
     rows: int
     variance: float
     influence: Floats | None = None
+    limits: tuple[float, float] = (-math.inf, math.inf)
 
     @classmethod
     def of_value(cls, value: float, metric: str, rows: int, accuracy: float | None = None) -> Self:
@@ -211,27 +219,38 @@ class RowScore:
             variance = (of_right + 0.5 / BINS) ** 2 + value * (1 - value)
         else:
             variance = value * (1 - value) if _is_mean_of_shares(metric) else 0.0
-        return cls(value, rows, max(0.0, variance))
+        return cls(value, rows, max(0.0, variance), limits=limits_of(metric))
 
     @classmethod
     def of_answers(cls, answers: LabelAnswers | WrittenTexts, metric: str) -> Self:
-        """Return the score of answers to single rows: ``accuracy``, ``f1`` of label 1, ``ece``, or a mean over texts."""
+        """Return the score of answers to single rows: `ROW_METRICS` of labels, or a mean over texts."""
         if isinstance(answers, WrittenTexts):
-            values: Floats = registry.metric(metric).rows(answers)
-            return cls(float(values.mean()), len(values), float(values.var()), values - values.mean())
+            return cls.of_rows(registry.metric(metric).rows(answers), metric)
+        predicted, labels = answers.logits.argmax(axis=1), answers.labels
+        if metric == "accuracy":
+            return cls.of_rows(predicted == labels, metric)
         if metric == "ece":
-            influence, value = calibration_gaps(answers.logits, answers.labels), answers.ece
+            influence, value = calibration_gaps(answers.logits, labels), answers.ece
         else:
-            numerator, denominator = contributions(answers, metric)
-            value = float(numerator.sum() / max(denominator.sum(), 1.0))
-            influence = (numerator - value * denominator) / max(float(denominator.mean()), 1e-9)
-        return cls(value, len(influence), float(influence.var()), influence - influence.mean())
+            those = [1] if metric == "f1" else np.unique(labels).tolist()
+            parts = [_f1(predicted == label, labels == label) for label in those]
+            value = float(np.mean([score for score, _ in parts]))
+            influence = np.mean([adds for _, adds in parts], axis=0)
+        return cls(
+            value, len(influence), float(influence.var()), influence - influence.mean(), limits=limits_of(metric)
+        )
 
     @classmethod
-    def of_right_rows(cls, right: npt.NDArray[np.bool_]) -> Self:
-        """Return the accuracy of rows of which it is known whether they are right ``(rows,)``."""
-        values = right.astype(np.float64)
-        return cls(float(values.mean()), len(values), float(values.var()), values - values.mean())
+    def of_rows(cls, rows: npt.ArrayLike, metric: str) -> Self:
+        """Return the score that is the mean of the values of rows ``(rows,)``, such as whether each is right."""
+        values = np.asarray(rows, dtype=np.float64)
+        return cls(
+            float(values.mean()), len(values), float(values.var()), values - values.mean(), limits=limits_of(metric)
+        )
+
+
+#: The scores of answers that are labels which say what each row adds.
+ROW_METRICS = ("accuracy", "f1", "macro_f1", "ece")
 
 
 def _is_mean_of_shares(metric: str) -> bool:
@@ -242,18 +261,16 @@ def _is_mean_of_shares(metric: str) -> bool:
     return its.rows is not None and its.limits == (0.0, 1.0)
 
 
-def contributions(answers: LabelAnswers, metric: str) -> Floats:
-    """Return what each row adds to the numerator and the denominator of a score ``(2, n)``: score = Σ first / Σ second.
+def _f1(predicted: npt.NDArray[np.bool_], right: npt.NDArray[np.bool_]) -> tuple[float, Floats]:
+    """Return the F1 of a label, 2·TP / ((TP + FP) + (TP + FN)), and what each row adds to it, times their number ``(rows,)``.
 
     Args:
-        answers: on one task's test rows, of one label each.
-        metric: ``accuracy``, or ``f1`` of label 1: 2·TP / ((TP + FP) + (TP + FN)).
+        predicted: which rows are answered with the label ``(rows,)``.
+        right: which have it ``(rows,)``.
     """
-    predicted, labels = answers.logits.argmax(axis=1), answers.labels
-    if metric == "accuracy":
-        return np.stack([predicted == labels, np.ones(len(labels))]).astype(np.float64)
-    positive, there = predicted == 1, labels == 1
-    return np.stack([2.0 * (positive & there), positive.astype(np.float64) + there])
+    numerator, denominator = 2.0 * (predicted & right), predicted.astype(np.float64) + right
+    score = float(numerator.sum() / max(denominator.sum(), 1.0))
+    return score, (numerator - score * denominator) / max(float(denominator.mean()), 1e-9)
 
 
 def shared_variance(scores: Sequence[Sequence[RowScore]]) -> Floats:
@@ -286,7 +303,7 @@ class Evidence:
         scores: by strategy, seed and task.
     """
 
-    def __init__(self, scores: Mapping[str, Mapping[int, Mapping[str, RowScore]]]) -> None:
+    def __init__(self, scores: dict[str, dict[int, dict[str, RowScore]]]) -> None:
         self.scores = scores
 
     @classmethod
@@ -321,22 +338,23 @@ class Evidence:
                     if task in kept and _is_of_rows(kept[task], its):
                         of_tasks[task] = RowScore.of_answers(kept[task], its)
                     elif known is not None:
-                        of_tasks[task] = RowScore.of_right_rows(unpack_rows(known, comparison.test_rows[task]))
+                        of_tasks[task] = RowScore.of_rows(unpack_rows(known, comparison.test_rows[task]), its)
                     else:
                         of_tasks[task] = RowScore.of_value(value, its, comparison.test_rows.get(task, 0), right)
         return cls(scores)
 
     def average(self, strategy: str, task: str | None = None) -> Interval:
         """Return the score of a strategy on a task, or the average over all, as a fraction."""
-        values, rows = self._measured((strategy,), list(self.scores[strategy]), task)
-        return interval(values[0], float(rows[0, 0]))
+        values, rows, limits = self._measured((strategy,), list(self.scores[strategy]), task)
+        return interval(values[0], float(rows[0, 0])).within(*limits)
 
     def difference(self, strategy: str, other: str, task: str | None = None) -> Interval | None:
         """Return how much higher the score of a strategy is than that of another; ``None`` if they share no seed."""
         if not (seeds := self._seeds(strategy, other)):
             return None
-        values, rows = self._measured((strategy, other), seeds, task)
-        return interval(values[0] - values[1], float(rows[0, 0] + rows[1, 1] - 2 * rows[0, 1]))
+        values, rows, (low, high) = self._measured((strategy, other), seeds, task)
+        found = interval(values[0] - values[1], float(rows[0, 0] + rows[1, 1] - 2 * rows[0, 1]))
+        return found.within(low - high, high - low)
 
     def retention(self, strategy: str, other: str, floor: float, task: str | None = None) -> Interval | None:
         """Return (score − floor) / (the other's − floor): the share of what the other learned above a floor.
@@ -351,23 +369,27 @@ class Evidence:
         """
         if not (seeds := self._seeds(strategy, other)):
             return None
-        values, rows = self._measured((strategy, other), seeds, task)
+        values, rows, _ = self._measured((strategy, other), seeds, task)
         return ratio(values[0] - floor, values[1] - floor, rows)
 
     def _seeds(self, strategy: str, other: str) -> list[int]:
         return [seed for seed in self.scores[strategy] if seed in self.scores[other]]
 
-    def _measured(self, strategies: Sequence[str], seeds: Sequence[int], task: str | None) -> tuple[Floats, Floats]:
-        """Return the scores of strategies ``(k, S)``, the means of all tasks or of one, and what rows add ``(k, k)``."""
+    def _measured(
+        self, strategies: Sequence[str], seeds: Sequence[int], task: str | None
+    ) -> tuple[Floats, Floats, tuple[float, float]]:
+        """Return the scores of strategies ``(k, S)``, the means of all tasks or of one; what rows add ``(k, k)``; bounds."""
         tasks = list(self.scores[strategies[0]][seeds[0]]) if task is None else [task]
         names = list(dict.fromkeys(strategies))  # one beside itself has the same rows
         values, rows = np.zeros((len(names), len(seeds))), np.zeros((len(names), len(names)))
+        low = high = 0.0
         for each in tasks:
             scores = [[self.scores[name][seed][each] for seed in seeds] for name in names]
             values += np.array([[score.value for score in of_seeds] for of_seeds in scores]) / len(tasks)
             rows += shared_variance(scores) / len(tasks) ** 2
+            low, high = low + scores[0][0].limits[0] / len(tasks), high + scores[0][0].limits[1] / len(tasks)
         places = [names.index(name) for name in strategies]
-        return values[places], rows[np.ix_(places, places)]
+        return values[places], rows[np.ix_(places, places)], (low, high)
 
 
 def forgetting(entry: StrategyRuns, test_rows: Mapping[str, int], tasks: Sequence[str]) -> Interval:
@@ -381,6 +403,7 @@ def forgetting(entry: StrategyRuns, test_rows: Mapping[str, int], tasks: Sequenc
         tasks: their names.
     """
     variance, lost = 0.0, np.any([run.forgotten for run in entry.runs], axis=0)
+    most = mean_of([high - low for low, high in map(limits_of, entry.runs[0].metric[:-1])])
     for i, task in enumerate(tasks[:-1]):
         if (rows := test_rows.get(task, 0)) and lost[i]:
             ends = [run.learning_matrix[i + 1 :, i] for run in entry.runs]
@@ -388,13 +411,13 @@ def forgetting(entry: StrategyRuns, test_rows: Mapping[str, int], tasks: Sequenc
             of = partial(RowScore.of_value, metric=entry.runs[0].metric[i], rows=rows)
             both = [of(float(sign * max(sign * scores))).variance + of(float(scores[-1])).variance for scores in ends]
             variance += float(np.mean(both)) / rows / (len(tasks) - 1) ** 2
-    return interval([run.forgetting for run in entry.runs], variance)
+    return interval([run.forgetting for run in entry.runs], variance).within(-most, most)
 
 
 def _is_of_rows(answers: LabelAnswers | WrittenTexts, metric: str) -> bool:
     if isinstance(answers, WrittenTexts):
         return metric != "ece" and registry.metric(metric).rows is not None
-    return metric in ("accuracy", "ece") or (metric == "f1" and answers.logits.shape[1] == 2)
+    return metric in ROW_METRICS and (metric != "f1" or answers.logits.shape[1] == 2)
 
 
 def _rows(answers: Mapping[str, LabelAnswers | WrittenTexts]) -> tuple[tuple[str, bytes], ...]:

@@ -88,6 +88,18 @@ def scale_of(*metrics: str) -> Scale:
     return scales.pop() if len(scales) == 1 else PLAIN
 
 
+#: Measured beside scores: shares, and amounts without an upper bound.
+_SHARES, _AMOUNTS = ("ece", "agreement", "word_accuracy", "union_accuracy", "union_ece"), ("loss", "perplexity")
+
+
+def limits_of(metric: str) -> tuple[float, float]:
+    """Return the lowest and the highest value there can be of a metric, or of what is measured beside it."""
+    if metric in registry.metrics():
+        limits: tuple[float, float] = registry.metric(metric).limits
+        return limits
+    return (0.0, 1.0) if metric in _SHARES else (0.0 if metric in _AMOUNTS else -np.inf, np.inf)
+
+
 def title_of(metric: str) -> str:
     """Return what tables call a metric."""
     return registry.metric(metric).title or metric.upper()
@@ -131,6 +143,23 @@ def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     return float(f1_score(labels_of(labels, scores), scores.argmax(axis=1), zero_division=0.0))
 
 
+def macro_f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
+    """Return the mean of the F1 of each label that some example has: rare labels count as much as common ones.
+
+    Args:
+        logits: shape (n, n_labels), finite.
+        labels: integers in [0, n_labels), shape (n,).
+
+    Returns:
+        A fraction in [0, 1].
+    """
+    from sklearn.metrics import f1_score
+
+    scores = logits_of(logits)
+    right = labels_of(labels, scores)
+    return float(f1_score(right, scores.argmax(axis=1), labels=np.unique(right), average="macro", zero_division=0.0))
+
+
 def agreement(logits: npt.ArrayLike, other_logits: npt.ArrayLike) -> float:
     """Return the share of examples for which two models predict the same label.
 
@@ -164,6 +193,7 @@ def _constant_f1(answers: Any) -> float:
 
 ACCURACY = Metric(lambda answers: accuracy(answers.logits, answers.labels), constant=_constant_accuracy)
 F1 = Metric(lambda answers: f1(answers.logits, answers.labels), constant=_constant_f1)
+MACRO_F1 = Metric(lambda answers: macro_f1(answers.logits, answers.labels), title="macro F1")
 
 
 # ---- arrays of the right shape, with numbers that can be ------------------------------------------------

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from forgetfree.display import PERCENT, PLAIN, Scale
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
-from forgetfree.results.evidence import RowScore, interval, shared_variance
+from forgetfree.results.evidence import Evidence, RowScore
 from forgetfree.results.learning_matrix import summarize
-from forgetfree.results.metrics import scale_of
+from forgetfree.results.metrics import scale_of, sign
 from forgetfree.results.run_results import REFERENCE
 from forgetfree.results.scores import COLUMNS, Score
 from forgetfree.results.stored import task_metrics
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 #: The metric of a task's own, such as accuracy or F1.
 SCORE = "score"
+#: What `ScoreTable.plot` draws beside what was measured.
+FORGETTING = "forgetting"
 #: The first row of a learning matrix.
 BEFORE = "before training"
 
@@ -143,10 +144,9 @@ class ScoreTable:
     def compare(self, a: str, b: str, metric: str = SCORE) -> pd.DataFrame:
         """Compare two strategies at the end of the stream, in pairs of the same task and seed.
 
-        The interval is that of `forgetfree.results.evidence`: over seeds with n − 1, and over test rows, of which a table of
-        scores knows the number only. So rows of both strategies are taken as independent, and the interval is wider than in
-        the report of a run directory, which has the answers. In the last row, the difference of a seed is its mean over all
-        tasks, because tasks of one seed are not independent.
+        The interval is that of `forgetfree.results.evidence`, and the same as in a report: over seeds with n − 1, and over test
+        rows, as far as the answers to them are there; a table of scores alone knows their number. In the last row, the
+        difference of a seed is its mean over all tasks, because tasks of one seed are not independent.
 
         Args:
             a: a strategy.
@@ -171,45 +171,55 @@ class ScoreTable:
                 if strategy not in self.strategies:
                     raise UnknownNameError("strategy in these results:", strategy, self.strategies)
             raise ReportError(f"{a} and {b} have no seed in common. Run both with the same seeds.")
-        ends = [np.array([self.matrix(name, seed, metric).iloc[-1] for seed in seeds]) for name in (a, b)]
-        ours, theirs = (np.column_stack([end, end.mean(axis=1)]) for end in ends)  # the last column: all tasks
-        variances = [self._row_variance(a, b, seeds, metric, task) for task in self.tasks]
-        variances.append(sum(variances) / len(variances) ** 2)
-        rows = [_compared(*both) for both in zip(ours.T, theirs.T, variances, strict=True)]
+        evidence = self._evidence(metric, {a: seeds, b: seeds})
+        rows = [_compared(evidence, a, b, task) for task in (*self.tasks, None)]
         return pd.DataFrame(rows, index=pd.Index([*self.tasks, "all tasks"], name="task"))
 
-    def _row_variance(self, a: str, b: str, seeds: list[int], metric: str, task: str) -> float:
-        """Return what test rows add to the variance of a difference of means over seeds, at most."""
-        if a == b:
-            return 0.0
+    def _evidence(self, metric: str, runs: Mapping[str, Sequence[int]]) -> Evidence:
+        """Return what a table of scores knows of a metric at the end of the stream: by strategy, for these seeds."""
 
-        def score(strategy: str, seed: int) -> RowScore:
-            last = self._of(metric, strategy=strategy, seed=seed, task=task).sort_values("after").iloc[-1]
-            accuracy = None
-            if metric == "ece" and self._metrics(strategy, seed)[self.tasks.index(task)] == "accuracy":
-                accuracy = float(self.matrix(strategy, seed)[task].iloc[-1])
-            return RowScore.of_value(float(last["value"]), str(last["metric"]), int(last["rows"]), accuracy)
+        def scores(strategy: str, seed: int) -> dict[str, RowScore]:
+            ends = self.matrix(strategy, seed, metric).iloc[-1].dropna()  # checked: no score of a task is missing
+            last = self._of(metric, strategy=strategy, seed=seed, after=len(self.tasks)).set_index("task")
+            of_task = dict(zip(self.tasks, self._metrics(strategy, seed), strict=True))
+            right = self.matrix(strategy, seed).iloc[-1]
+            return {
+                task: RowScore.of_value(
+                    float(ends[task]),
+                    str(last["metric"][task]),
+                    int(last["rows"][task]),
+                    float(right[task]) if of_task[task] == "accuracy" else None,
+                )
+                for task in ends.index
+            }
 
-        return float(np.trace(shared_variance([[score(name, seed) for seed in seeds] for name in (a, b)])))
+        return Evidence({name: {seed: scores(name, seed) for seed in seeds} for name, seeds in runs.items()})
 
     def plot(self, metric: str = SCORE) -> Figure:
         """Draw a metric as its scale shows it, with a panel for each task.
+
+        Beside the metrics of `matrix`, ``forgetting`` of runs is drawn for all tasks but the last: how far the score of a task
+        is below its best since it was learned. At the end, the mean over tasks is that of `summary`.
 
         Of runs, it is drawn over the number of tasks that were learned, a line for each strategy: mean and range over seeds.
         Of grafts and experiments, a mark for each seed stands above what was measured.
 
         Raises:
             UnknownNameError: no such metric.
-            ReportError: there are no scores.
+            ReportError: there are no scores, or a run's are not whole.
+            UsageError: forgetting is asked for, and there is none of a single task, or of grafts and experiments.
         """
         from forgetfree.results.report.figures import legend, panels, styles
 
         if self.scores.empty:
             raise ReportError("There are no scores to draw. Load results of a job that finished at least one unit.")
-        scale = self._scale(metric)
-        figure, (axes,) = panels(self.tasks)
-        for ax, task in zip(axes, self.tasks, strict=True):
-            scores = self._of(metric, task=task)
+        tasks, drawn = self.tasks, self
+        if metric == FORGETTING:
+            tasks, drawn = self.tasks[:-1], self._forgetting()
+        scale = self._scale(SCORE if metric == FORGETTING else metric)
+        figure, (axes,) = panels(tasks)
+        for ax, task in zip(axes, tasks, strict=True):
+            scores = drawn._of(metric, task=task)
             if self._are_runs:
                 of_strategies = scores.groupby("strategy", sort=False)
                 for (strategy, of), style in zip(of_strategies, styles(len(of_strategies)), strict=True):
@@ -225,10 +235,29 @@ class ScoreTable:
                 places = ["\n".join(str(value) for value in row if pd.notna(value)) for row in rows]
                 ax.plot(places, scale.factor * scores["value"], "o")
                 ax.tick_params(axis="x", rotation=40)
-        axes[0].set_ylabel(scale.titled(metric))
+        points = metric == FORGETTING and scale == PERCENT
+        axes[0].set_ylabel(f"{metric} (points)" if points else scale.titled(metric))
         if self._are_runs:
             legend(figure, axes)
         return figure
+
+    def _forgetting(self) -> ScoreTable:
+        """Return how far each task is below its best, from where it was learned to the end."""
+        self._require_runs()
+        if len(self.tasks) == 1:
+            raise UsageError("The stream has one task, so nothing can be forgotten. Draw its scores: plot().")
+        rows = []
+        for strategy, seed in self._runs():
+            signs = np.array([sign(metric) for metric in self._metrics(strategy, seed)])
+            scores = signs * self.matrix(strategy, seed).to_numpy()
+            for place, task in enumerate(self.tasks[:-1]):
+                since = scores[place + 1 :, place]
+                lost = [0.0, *(np.maximum.accumulate(since)[:-1] - since[1:])]
+                of = {"strategy": strategy, "seed": seed}
+                rows += [
+                    Score(of, task, after, FORGETTING, float(each), 0) for after, each in enumerate(lost, place + 1)
+                ]
+        return ScoreTable.of_scores(rows)
 
     @property
     def _are_runs(self) -> bool:
@@ -269,10 +298,16 @@ class ScoreTable:
         return [(strategy, int(seed)) for strategy, seed in pairs.itertuples(index=False)]
 
 
-def _compared(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], row_variance: float) -> dict[str, Any]:
-    """Compare numbers paired by seed, see `ScoreTable.compare`."""
-    gap = interval(a - b, row_variance)
-    return {
-        **{"a": float(a.mean()), "b": float(b.mean()), "difference": gap.value, "low": gap.low, "high": gap.high},
-        **{"pairs": len(a), "verdict": gap.verdict},
-    }
+def _compared(evidence: Evidence, a: str, b: str, task: str | None) -> dict[str, Any]:
+    """Compare two strategies on a task, or on all, see `ScoreTable.compare`; NaN where the task has no such scores."""
+    pairs = len(evidence.scores[a])
+    if task is not None and any(task not in scores for scores in evidence.scores[a].values()):
+        return {
+            **dict.fromkeys(("a", "b", "difference", "low", "high"), np.nan),
+            "pairs": pairs,
+            "verdict": "undecided",
+        }
+    gap = evidence.difference(a, b, task)
+    assert gap is not None  # they share their seeds
+    means = {"a": evidence.average(a, task).value, "b": evidence.average(b, task).value}
+    return {**means, "difference": gap.value, "low": gap.low, "high": gap.high, "pairs": pairs, "verdict": gap.verdict}

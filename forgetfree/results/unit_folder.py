@@ -18,6 +18,7 @@ from forgetfree.files import sha256, size_of
 from forgetfree.json_file import check, check_fields, check_signature, parse_json, read_bounded, read_json
 from forgetfree.results.answers import LabelAnswers, WrittenTexts
 from forgetfree.results.run_results import Run
+from forgetfree.tasks import KIND_OF_FORM
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,6 +29,8 @@ RECORD, CONFIG = "unit.json", "config.json"
 HISTORY = "history.jsonl"
 #: What tells tasks apart, of a unit that does so by features.
 FEATURES = "task-features.safetensors"
+#: In the file of answers: the texts before training of the rows that a report shows.
+BEFORE = "before"
 #: How long each task took to learn.
 SECONDS_PER_TASK = "seconds-per-task.json"
 #: In results.json: the checksums of config.json and of the units.
@@ -188,12 +191,15 @@ class UnitFiles:
         losses: the logged steps (``task``, ``phase``, ``step``, ``loss``); none where they are damaged.
         faults: by what is left out, why; nothing of what is not there.
         texts: the last ones on every task that is answered by texts.
+        labels: by task, the names of the labels that its answers choose among, by their numbers; none where config.json does
+            not say them, or words are labelled.
     """
 
     answers: Mapping[str, LabelAnswers]
     losses: Sequence[Json]
     faults: Mapping[str, str]
     texts: Mapping[str, WrittenTexts] = field(default_factory=dict)
+    labels: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
 
 def read_unit_files(run: Run, tasks: Sequence[str]) -> UnitFiles:
@@ -209,7 +215,23 @@ def read_unit_files(run: Run, tasks: Sequence[str]) -> UnitFiles:
                 check_own(path, ReportError)
         except ReportError as error:
             faults[what] = str(error)
-    return UnitFiles(answers, [] if "Losses" in faults else _losses(run.folder / HISTORY), faults, texts)
+    losses = [] if "Losses" in faults else _losses(run.folder / HISTORY)
+    return UnitFiles(answers, losses, faults, texts, _labels(run.folder.parents[1] / CONFIG))
+
+
+def _labels(path: Path) -> dict[str, dict[int, str]]:
+    """Return the names of the labels of each task whose rows have one, as its answers number them."""
+    try:
+        config = read_json(path, RunError, "", signed=True)
+        tasks = [(each["name"], each["kind"], each.get("closed_answers") or each["labels"]) for each in config["tasks"]]
+    except (RunError, LookupError, TypeError, AttributeError):
+        return {}
+    named, first = dict[str, dict[int, str]](), 0
+    for name, kind, labels in tasks:
+        if KIND_OF_FORM.get(kind, kind) != "tagging" and labels:
+            named[name] = dict(enumerate(labels, first))
+        first += len(labels) if config.get("scenario") == "class" else 0  # of all tasks, each has its own numbers
+    return named
 
 
 def _answers(run: Run, tasks: Sequence[str]) -> tuple[dict[str, LabelAnswers], dict[str, WrittenTexts]]:
@@ -228,7 +250,7 @@ def _answers(run: Run, tasks: Sequence[str]) -> tuple[dict[str, LabelAnswers], d
         arrays, answers, texts = _arrays(path), dict[str, LabelAnswers](), dict[str, WrittenTexts]()
         for task, expected in zip(tasks, run.ece[-1], strict=True):
             if (kept := arrays.get(f"{task}/texts")) is not None:
-                texts[task] = WrittenTexts.of_array(kept)
+                texts[task] = WrittenTexts.of_array(kept, arrays.get(f"{task}/{BEFORE}"))
             if expected is None:  # its answers are no probabilities of labels, and no figure shows them
                 continue
             answers[task] = LabelAnswers(arrays[f"{task}/logits"], arrays[f"{task}/labels"])

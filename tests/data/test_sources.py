@@ -613,7 +613,7 @@ def test_a_file_of_no_rows_is_an_empty_split(tmp_path: Path) -> None:
         ('{"label_words": [["a"], "b"]}', "label_words must be a list of at least two names"),
         ('{"label_words": "ab"}', "label_words must be a list of at least two names"),
         ('{"label_words": ["a", "b", "c"]}', "one of label_words for each of the 2 labels, got 3"),
-        ('{"metric": "bleu"}', "metric must be one of accuracy, f1, got 'bleu'"),
+        ('{"metric": "bleu"}', "metric must be one of accuracy, f1, macro_f1, got 'bleu'"),
         ('{"template": "{text} was"}', "template must hold each of {text}, {mask} once"),
         ('{"template": "{mask} {text} {text}"}', "template must hold each of {text}, {mask} once"),
         ('{"template": "{mask} {text:upper}"}', "no other slot, got '{mask} {text:upper}'"),
@@ -631,7 +631,9 @@ def test_a_wrong_source_json_is_named(tmp_path: Path, notes: str, expected: str)
 def test_f1_of_more_than_two_labels_is_refused(tmp_path: Path) -> None:
     notes = {"label_names": ["no", "perhaps", "yes"], "metric": "f1"}
     task_folder(tmp_path, "mine", SINGLES, notes)
-    assert "metric 'f1' is that of label 1 of two, and there are 3 labels. Give 'accuracy'." in message(tmp_path)
+    assert "metric 'f1' is that of label 1 of two, and there are 3 labels. Give 'macro_f1' or 'accuracy'." in message(
+        tmp_path
+    )
 
 
 def test_more_label_names_than_a_registered_task_has_labels_are_refused(tmp_path: Path) -> None:

@@ -270,7 +270,10 @@ DAMAGE: dict[str, tuple[Callable[[dict], Any], str]] = {
     ),
     "one label": (of_task(labels=["a"]), "tasks[0]: labels must be at least two names"),
     "a template of another type": (of_task(template=None), "tasks[0]: template must be a string, got None"),
-    "a metric that is none": (of_task(metric="bleu"), "tasks[0]: metric must be one of accuracy, f1, got 'bleu'"),
+    "a metric that is none": (
+        of_task(metric="bleu"),
+        "tasks[0]: metric must be one of accuracy, f1, macro_f1, got 'bleu'",
+    ),
     "a sweep": (lambda config: config.update(sweep={}), "it is that of a sweep, whose run is the folder chosen in it"),
     "no run": (lambda config: config.pop("run"), "run is missing, it must be an object"),
     "a run without a stream": (lambda config: config["run"].pop("stream"), "run.stream is missing"),

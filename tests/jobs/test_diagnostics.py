@@ -80,10 +80,10 @@ def test_ece_after_scaling_is_that_of_the_answers_divided_by_the_temperature(fin
             assert run["ece_scaled"][number] == LabelAnswers(logits, held[f"{task}/labels"]).ece
 
 
-def test_a_csv_file_has_the_intervals_of_its_run(
+def test_a_report_its_csv_file_and_its_results_have_one_interval(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says which rows were right, so differences in pairs are those of single answers."""
+    """All know which rows were right, so differences in pairs are those of single answers."""
     assert cli.main(["report", str(finished), "--format", "csv"]) == 0
     file = tmp_path / "run.csv"
     file.write_text(capsys.readouterr().out)
@@ -95,6 +95,9 @@ def test_a_csv_file_has_the_intervals_of_its_run(
     of_run, of_file = tables
     assert of_run is not None and of_file is not None and not np.isnan(of_run.low)
     assert (of_file.low, of_file.high) == pytest.approx((of_run.low, of_run.high), rel=1e-9)
+    for source in (finished, file):
+        compared = forgetfree.load_results(source).compare("continual-ft", "fine-tune").loc["all tasks"]
+        assert compared[["low", "high"]].tolist() == pytest.approx([of_run.low, of_run.high], rel=1e-9)
 
 
 def test_rows_that_do_not_give_the_score_are_refused(finished: Path) -> None:

@@ -50,7 +50,7 @@ def evidence_of(answers: dict[str, dict[int, dict[str, LabelAnswers]]], metric: 
     )
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "f1", "ece"])
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "macro_f1", "ece"])
 def test_what_a_row_adds_is_what_the_score_moves_by_when_it_counts_more(metric: str) -> None:
     """The influence of a row is the derivative of the score by its weight: a slow difference quotient."""
     answers = some(37, 0.7, 1)
@@ -115,6 +115,30 @@ def test_an_interval_is_worked_by_hand() -> None:
     assert interval([0.05, 0.05], 0.0004).low == pytest.approx(0.05 - 1.95996 * 0.02, rel=1e-4)
     one = interval([0.8], 0.0004)
     assert np.isnan([one.low, one.high, one.p(0.0)]).all() and one.verdict == "undecided"
+
+
+def test_no_interval_goes_beyond_what_a_score_can_be() -> None:
+    """Seeds that are 0.5 apart: of two, Student's interval is ± 12.7 · 0.25."""
+
+    def scores(first: float, second: float, metric: str = "accuracy") -> dict[int, dict[str, RowScore]]:
+        both = [RowScore.of_value(value, metric, 0) for value in (first, second)]
+        return {seed: dict.fromkeys("tu", score) for seed, score in enumerate(both)}
+
+    evidence = Evidence({"up": scores(0.5, 1.0), "down": scores(0.5, 0.0)})
+    for task in ("t", None):
+        average, difference = evidence.average("up", task), evidence.difference("up", "down", task)
+        assert (average.value, average.low, average.high) == (0.75, 0.0, 1.0)
+        assert difference is not None and (difference.low, difference.high) == (-1.0, 1.0)
+    losses = Evidence({"up": scores(0.5, 1.0, "loss"), "down": scores(0.5, 0.0, "loss")})
+    assert losses.average("up").low == 0.0 and losses.average("up").high > 3
+    matrices = [np.array([[0.5, 0.5], [1.0, 0.5], [last, 0.5]]) for last in (0.0, 1.0)]
+    runs = [
+        SimpleNamespace(learning_matrix=each, forgotten=[lost, 0.0], forgetting=lost, metric=["accuracy"] * 2)
+        for each, lost in zip(matrices, (1.0, 0.0), strict=True)
+    ]
+    entry: Any = SimpleNamespace(runs=tuple(runs))
+    found = forgetting(entry, {}, "ab")
+    assert (found.value, found.low, found.high) == (0.5, -1.0, 1.0)
 
 
 def test_the_interval_of_forgetting_is_worked_by_hand() -> None:

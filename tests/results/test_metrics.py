@@ -46,6 +46,12 @@ def test_f1_is_for_two_labels_only() -> None:
         metrics.f1([[1.0, 2.0, 3.0]], [2])
 
 
+def test_macro_f1_is_the_mean_over_labels_that_rows_have() -> None:
+    """Of labels 0, 0, 1 answered 0, 2, 1: F1 of 0 is 2/3 and of 1 is 1; label 2, of another task, has no row."""
+    assert metrics.macro_f1(np.eye(3)[[0, 2, 1]], [0, 0, 1]) == pytest.approx((2 / 3 + 1) / 2)
+    assert answers([0, 0, 0, 1]).constant_score("macro_f1") == pytest.approx(6 / 7 / 2)
+
+
 def answers(labels: Any) -> LabelAnswers:
     """Some answers to rows with these labels."""
     return LabelAnswers(np.zeros((len(labels), 2)), np.asarray(labels))
@@ -114,6 +120,7 @@ def test_predictions_are_scored_as_scikit_learn_and_torchmetrics_score_them(seed
     assert metrics.f1(logits, labels) == sklearn.metrics.f1_score(labels, predictions)
     (_, false_positive), (false_negative, true_positive) = sklearn.metrics.confusion_matrix(labels, predictions)
     assert metrics.f1(logits, labels) == 2 * true_positive / (2 * true_positive + false_positive + false_negative)
+    assert metrics.macro_f1(logits, labels) == sklearn.metrics.f1_score(labels, predictions, average="macro")
     for classes in (2, 5):
         logits, labels = 3 * draw.normal(size=(200, classes)), draw.integers(0, classes, 200)
         theirs = multiclass_calibration_error(torch.tensor(logits), torch.tensor(labels), classes, n_bins=15)

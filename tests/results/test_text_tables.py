@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forgetfree.results.answers import LabelAnswers, WrittenTexts
+from forgetfree.results.answers import LabelAnswers, WrittenTexts, array_of
 from forgetfree.results.evidence import Evidence, RowScore
 from forgetfree.results.report.evidence_tables import text_tables
 from forgetfree.results.report.page import Page, render_page
@@ -19,8 +19,8 @@ RIGHT = [["red", "crimson"], ["<b>blue</b> | green"], ["red"], ["a\nb"]]
 PROMPTS = ["Which colour?", "x" * 300, "Which?", "What?"]
 
 
-def unit(*texts: str, right: Any = RIGHT) -> UnitFiles:
-    return UnitFiles({}, [], {}, {"colours": WrittenTexts(texts, right, PROMPTS)})
+def unit(*texts: str, right: Any = RIGHT, before: Any = ()) -> UnitFiles:
+    return UnitFiles({}, [], {}, {"colours": WrittenTexts(texts, right, PROMPTS, before)})
 
 
 def compared(**files: list[UnitFiles]) -> Any:
@@ -30,11 +30,14 @@ def compared(**files: list[UnitFiles]) -> Any:
 
 
 def test_rows_show_what_was_asked_what_is_right_and_what_each_strategy_wrote() -> None:
-    (table,) = text_tables(compared(ours=[unit("red", "<i>", "red", "")], naive=[unit("blue", "|", "red", "b")]))
+    naive = unit("blue", "|", "red", "b", before=["Once", "", "red"])
+    (table,) = text_tables(compared(ours=[unit("red", "<i>", "red", "")], naive=[naive]))
     assert table.header == ("", "test row 1", "test row 2", "test row 3")
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["prompt"] == ("Which colour?", "x" * 200 + "…", "Which?")
     assert cells["right text"] == ("red", "<b>blue</b> | green", "red")
+    assert list(cells) == ["prompt", "right text", "the model before training", "ours", "naive"]
+    assert cells["the model before training"] == ("Once", "(empty)", "red")
     assert (cells["ours"], cells["naive"]) == (("red", "<i>", "red"), ("blue", "|", "red"))
     page = Page("Texts", (), (table,))
     html, markdown = (render_page(page, format) for format in ("html", "markdown"))
@@ -66,6 +69,9 @@ def test_texts_are_kept_with_their_prompts() -> None:
     again = WrittenTexts.of_array(texts.array)
     assert (again.texts, again.right, again.prompts) == (["a"], [["b", "c"]], ["d"])
     assert WrittenTexts.of_array(WrittenTexts(["a"], [["b"]]).array).prompts == []
+    assert WrittenTexts.of_array(texts.array, array_of(["e"])).before == ["e"]
+    with pytest.raises(ValueError, match="texts before training must be those of 1 rows"):
+        WrittenTexts.of_array(texts.array, array_of(["e", "f"]))
     with pytest.raises(ValueError, match="those of the same rows"):
         WrittenTexts.of_array(WrittenTexts(["a", "b"], [["b"]]).array)
 

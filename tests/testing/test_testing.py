@@ -1002,7 +1002,7 @@ def broken_streams() -> dict[str, tuple[Stream, str]]:
         "label": (stream_with(label=0), "tasks: expected labels 0, 1, … by position, got [0, 0]."),
         "metric": (
             stream_with(definition=replace(definition, metric="f1")),
-            "ag_news: metric must be 'accuracy' for 4 labels: 'f1' is that of label 1 of two.",
+            "ag_news: metric must be 'accuracy' or 'macro_f1' for 4 labels: 'f1' is that of label 1 of two.",
         ),
         "classes": (stream_with(classes=(0, 1, 2, 3, 4)), "ag_news: expected a class a label, got (0, 1, 2, 3, 4) for"),
         "empty": (stream_with(test=empty), "ag_news: expected rows in the test split, got none."),

@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from forgetfree.display import NULL, PERCENT
-from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.answers import LabelAnswers, shown_rows
 from forgetfree.results.calibration import debiased_ece, ece_noise_floor
 from forgetfree.results.comparison import Comparison
 from forgetfree.results.evidence import Answers, Evidence
+from forgetfree.results.report.label_tables import label_tables
 from forgetfree.results.report.page import WIDE, Table, cell, percent, transposed
 from forgetfree.results.report.words import NAIVE, meanings
-from forgetfree.results.run_results import REFERENCE
+from forgetfree.results.run_results import REFERENCE, UNTRAINED
 
 
 def evidence_tables(comparison: Comparison, evidence: Evidence) -> list[Table]:
-    """Return averages with intervals, what is kept above the floor, calibration beside chance, and a few texts.
+    """Return averages with intervals, what is kept above the floor, calibration beside chance, scores of labels, and texts.
 
     Args:
         comparison: what `merge` or `with_files` returned.
@@ -34,6 +35,7 @@ def evidence_tables(comparison: Comparison, evidence: Evidence) -> list[Table]:
         *([_intervals(comparison, evidence)] if shares and several else []),
         *(_retention(comparison, evidence) if shares else ()),
         *([_calibration(comparison, answers)] if answers else []),
+        *label_tables(comparison),
         *text_tables(comparison),
     ]
 
@@ -126,8 +128,8 @@ def _number(value: float) -> str:
 
 # ---- texts ----------------------------------------------------------------------------------------------
 
-#: How many rows of a task are shown, and how many characters of a text.
-_ROWS, _CHARACTERS = 3, 200
+#: How many characters of a text are shown.
+_CHARACTERS = 200
 
 
 def text_tables(comparison: Comparison) -> Iterator[Table]:
@@ -140,15 +142,15 @@ def text_tables(comparison: Comparison) -> Iterator[Table]:
         one, *others = written.values()
         if any(other.right != one.right for other in others):  # on other test rows
             continue
-        count = min(_ROWS, len(one.right))
-        places = [i * len(one.right) // count for i in range(count)]
-        lines = [("prompt", one.prompts)] if one.prompts else []
-        lines += [("right text", [texts[0] for texts in one.right])]
-        lines += [(label, each.texts) for label, each in written.items()]
+        places = shown_rows(len(one.right))
+        lines = [("prompt", [one.prompts[place] for place in places])] if one.prompts else []
+        lines += [("right text", [one.right[place][0] for place in places])]
+        lines += [(UNTRAINED, list(each.before)) for each in written.values() if each.before][:1]
+        lines += [(label, [each.texts[place] for place in places]) for label, each in written.items()]
         yield Table(
             f"Texts of {task} at the end, by the first seed",
             ("", *(f"test row {place + 1}" for place in places)),
-            tuple((name, *(_cut(texts[place]) for place in places)) for name, texts in lines),
+            tuple((name, *map(_cut, texts)) for name, texts in lines),
         )
 
 

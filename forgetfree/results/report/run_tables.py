@@ -17,7 +17,7 @@ from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.evidence_tables import evidence_tables
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best, without_columns
 from forgetfree.results.report.words import meanings
-from forgetfree.results.run_results import LedgerSummary, Run
+from forgetfree.results.run_results import UNTRAINED, LedgerSummary, Run
 from forgetfree.tasks import version_of
 
 #: A number of a run, by row and column of a table.
@@ -53,6 +53,8 @@ class Columns(NamedTuple):
         return [self.better] * len(self.headers) if isinstance(self.better, int) else self.better
 
 
+#: What answers that are texts have beside their score.
+LOSS = "loss"
 #: Streams longer than this show how things grow with the number of tasks.
 _LONG = 5
 _OUTCOME = "After the last task"
@@ -148,12 +150,19 @@ def _outcome(comparison: Comparison) -> Grid:
     calibrated = not comparison.runs or any(run.summary.ece is not None for run in comparison.runs)
     points = [*(["forgetting, BWT" if calibrated else "forgetting and BWT"] if scale == PERCENT else [])]
     points += ["ECE"] if calibrated else []
+    nats = any(LOSS in run.more_scores for run in comparison.runs)
     grid = Grid.of_runs(
-        (_OUTCOME, _unit_of_scores(comparison), f"{' and '.join(points)} in percentage points" if points else ""),
+        (
+            _OUTCOME,
+            _unit_of_scores(comparison),
+            f"{' and '.join(points)} in percentage points" if points else "",
+            "loss in nats a token" if nats else "",
+        ),
         "strategy",
         _strategies(comparison),
         Columns(_task_headers(comparison), lambda run, _, i: run.matrix[-1][i], shows, comparison.signs, "a task"),
         _summary("average", "average", comparison.sign, scale),
+        Columns([LOSS] if nats else (), lambda run, *_: _loss(run), PLAIN.text, -1, LOSS),
         _summary("forgetting", "forgetting", -1, scale),
         _summary("BWT", "bwt", 1, scale),
         *([_summary("ECE", "ece", -1, PERCENT)] if calibrated else []),
@@ -166,11 +175,21 @@ def _outcome(comparison: Comparison) -> Grid:
             of_tasks = zip(*(union.accuracy for union in unions), strict=True)
             average, ece = [_mean(union.accuracy) for union in unions], [_mean(union.ece) for union in unions]
             more = [ece] if calibrated else []
-            rows.append((f"{entry.label} (one final union)", [*of_tasks, average, [], [], *more]))
+            rows.append(
+                (f"{entry.label} (one final union)", [*of_tasks, average, *([[]] if nats else []), [], [], *more])
+            )
     floors = ({CONSTANT: comparison.constant} if comparison.constant else {}) | dict(comparison.learned_floors)
     for name, floor in floors.items():
-        rows.append((name, [*([score] for score in floor), [_mean(floor)], [], [], *([[]] if calibrated else [])]))
+        loss = [_loss(run, 0) for run in comparison.runs] if name == UNTRAINED else []
+        more = [[], [], *([[]] if calibrated else [])]
+        rows.append((name, [*([score] for score in floor), [_mean(floor)], *([loss[:1]] if nats else []), *more]))
     return replace(grid, rows=rows, legend=[*grid.legend, *floors, "bold"], of_tasks=True)
+
+
+def _loss(run: Run, row: int = -1) -> float | None:
+    """Return the mean loss on right texts, of the tasks that have one; ``None`` where none has."""
+    losses = [loss for loss in run.more_scores.get(LOSS, [[]])[row] if loss is not None]
+    return _mean(losses) if losses else None
 
 
 def _mean(scores: Sequence[float | None]) -> float | None:
@@ -260,7 +279,7 @@ def _more(comparison: Comparison, name: str) -> Grid:
 
 #: Scores beside a task's own: title, unit, how they are written, and whether more is better.
 _MORE: dict[str, tuple[str, Sequence[str], Show, int]] = {
-    "loss": ("Loss on right texts", ("nats a token",), PLAIN.text, -1),
+    LOSS: ("Loss on right texts", ("nats a token",), PLAIN.text, -1),
     "word_accuracy": ("Accuracy of words", ("in %",), percent, 1),
 }
 #: Those that follow from another.

@@ -263,7 +263,8 @@ MEANINGS = {
     "overlap": "the share of the column's region that lies in the row's",
     "largest overlap": "the largest share of the region that lies in the region of one earlier task",
     "interval": "in brackets: of 100 such intervals 95 hold what other seeds and test rows would give. Seeds count with n - 1, "
-    "rows by what all seeds share of them (Cochran and Cox); without the answers to single rows, by a bound, which is wider",
+    "rows by what all seeds share of them (Cochran and Cox); without the answers to single rows, by a bound, which is mostly "
+    "wider. No end goes beyond what a score can be",
     "minus another": "the difference of the averages on equal rows and seeds; undecided: the interval holds 0",
     "kept above the floor": "(score − floor) / (score of fine-tune − floor): the share of what fine-tuning learned. The floor "
     "of a task is the best of those in the table of scores, that of the average is their mean; floors count as exact. — where "
@@ -273,6 +274,11 @@ MEANINGS = {
     "ECE without noise": "ECE less what chance adds to it, estimated (Kumar et al., 2019)",
     "ECE after scaling": "ECE of the same answers after each task's logits were divided by one number, its temperature, fitted "
     "to validation rows (Guo et al., 2017)",
+    "precision": "of the rows answered with the label, the share that have it",
+    "recall": "of the rows that have the label, the share answered with it",
+    "macro average": "the mean over labels, each counting the same; under F1 it is the metric macro_f1",
+    "as a label": "how many rows of the line's label are answered so",
+    "most often taken for": "the wrong label that most of its rows are answered with, and how many are",
     "temperature": "that number, the mean over tasks: above 1 where the model was too sure, 1 where scaling does "
     "not help on validation rows that its fit does not see",
     "a task, re-trained": "the score of a new linear readout (logistic regression), trained on the task's training rows with "
@@ -311,5 +317,5 @@ def meanings(*names: str, metrics: Iterable[str] = ()) -> tuple[tuple[str, str],
         names: of the columns.
         metrics: of the tasks; beside accuracy and F1, some things are told in another way.
     """
-    other = {} if {*metrics} <= {"accuracy", "f1"} else OF_OTHER_METRICS
+    other = {} if {*metrics} <= {"accuracy", "f1", "macro_f1"} else OF_OTHER_METRICS
     return tuple((name, other.get(name, MEANINGS[name])) for name in names)

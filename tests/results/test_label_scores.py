@@ -1,0 +1,75 @@
+"""Scores of labels and confusion tables: worked by hand, in a report, and from Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reported import make_run, of_equal_rows
+
+import forgetfree
+from forgetfree import cli
+from forgetfree.errors import ReportError, UnknownNameError
+from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.label_scores import LabelScores
+
+
+def test_scores_of_labels_are_worked_by_hand() -> None:
+    """Labels a, b, c are numbered from 1, as where an earlier task has label 0, with which one row is answered."""
+    right, predicted = np.array([1, 1, 1, 1, 2, 2]), [1, 1, 2, 0, 2, 1]
+    scores = LabelScores.of(LabelAnswers(np.eye(4)[predicted], right), {1: "a", 2: "b", 3: "c"})
+    assert scores.names == ("a", "b", "c")
+    assert scores.confusion.tolist() == [[2, 1, 0], [1, 1, 0], [0, 0, 0]]
+    assert (scores.rows.tolist(), scores.elsewhere.tolist()) == ([4, 2, 0], [1, 0, 0])
+    assert scores.precision.tolist() == pytest.approx([2 / 3, 1 / 2, 0])
+    assert scores.recall.tolist() == pytest.approx([1 / 2, 1 / 2, 0])
+    assert scores.f1.tolist() == pytest.approx([4 / 7, 1 / 2, 0])
+    assert scores.macro == pytest.approx((7 / 12, 1 / 2, (4 / 7 + 1 / 2) / 2))  # of a and b, which rows have
+
+
+def test_a_report_and_its_results_have_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = make_run(tmp_path / "run", ["a", "b"], {"fine-tune": 0.0, "continual-ft": 0.1})
+    of_equal_rows(out)
+    results = forgetfree.load_results(out)
+    tables = [results.label_scores("continual-ft", "b", seed) for seed in (0, 1)]
+    counts = [results.confusion("continual-ft", "b", seed) for seed in (0, 1)]
+    for seed, (table, confusion) in enumerate(zip(tables, counts, strict=True)):
+        assert list(table.index) == ["no", "yes", "maybe", "macro average"]
+        assert confusion.to_numpy().sum() == table.loc["macro average", "rows"] == 120
+        assert np.diag(confusion).sum() / 120 == results.matrix("continual-ft", seed).iloc[-1]["b"]
+    assert cli.main(["report", str(out), "--format", "markdown"]) == 0
+    said = capsys.readouterr().out
+    lines = said[said.index("## Labels of b at the end") :].split("\n## ")[0].splitlines()
+    header, _, *rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    assert header == ["strategy", "label", "rows", "precision", "recall", "F1", "as no", "as yes", "as maybe"]
+    found = {(row[0], row[1]): row[2:] for row in rows}
+    assert len(found) == 2 * 4
+    f1 = [100 * table.loc["yes", "f1"] for table in tables]
+    assert found["continual-ft", "yes"][3] == f"{np.mean(f1):.1f} ({np.std(f1, ddof=1):.1f})"
+    taken = np.mean([table.loc["yes", "maybe"] for table in counts])
+    assert float(found["continual-ft", "yes"][6]) == taken
+
+
+def test_a_label_among_many_says_what_it_is_taken_for() -> None:
+    from forgetfree.results.report.label_tables import _table
+
+    names = {number: f"label {number}" for number in range(12)}
+    right = np.repeat(np.arange(12), 3)
+    answered = np.where(np.arange(36) % 3 == 0, (right + 1) % 12, right)
+    table = _table("many", {"lora": [LabelScores.of(LabelAnswers(np.eye(12)[answered], right), names)]})
+    assert table.header[-1] == "most often taken for" and table.rows[0][-1] == "label 1: 1"
+
+
+def test_what_has_no_answers_is_refused(tmp_path: Path) -> None:
+    out = make_run(tmp_path / "run", ["a", "b"], {"fine-tune": 0.0})
+    results = forgetfree.load_results(out)
+    with pytest.raises(UnknownNameError, match="task in these results"):
+        results.label_scores("fine-tune", "c")
+    with pytest.raises(UnknownNameError, match="strategy in these results"):
+        results.confusion("lora", "a")
+    with pytest.raises(ReportError, match="has no seed 7: there are seeds 0, 1"):
+        results.confusion("fine-tune", "a", 7)
+    (out / "fine-tune" / "seed-0" / "predictions.safetensors").unlink()
+    with pytest.raises(ReportError, match=r"There are no answers beside these scores\. Load the directory of a run\."):
+        forgetfree.load_results(out).label_scores("fine-tune", "a")
