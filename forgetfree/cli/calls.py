@@ -14,6 +14,7 @@ from typing import Any, get_origin, get_type_hints
 from forgetfree import recipes, registry
 from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import recipe_of, say
+from forgetfree.data.columns import named_metrics
 from forgetfree.data.places import tasks_of_files
 from forgetfree.data.sources import check_form, default_data, no_stream
 from forgetfree.errors import RunError, UsageError, names_arguments
@@ -39,6 +40,7 @@ def run(
     stream: str | Sequence[str] | None = None,
     *,
     data: Any = None,
+    metric: str | Mapping[str, str] | None = None,
     model: Any = "minilm",
     tokenizer: Any = None,
     strategies: Sequence[str | type] | str | type = registry.DEFAULT_STRATEGIES,
@@ -68,6 +70,7 @@ def run(
     Args:
         stream: a registered stream, task names, or task names joined by commas; default: the tasks of ``data``, in their order.
         data: ``hub``, ``demo``, a directory, or rows in memory by task; default: ``FORGETFREE_DATA`` if set, else ``hub``.
+        metric: what answers are scored by, or the metric of each task by its name; default: that of the task's kind.
         model: ``minilm``, a directory, a hub name, or a model in memory, which is copied.
         tokenizer: of a model in memory.
         strategies: names, and classes of your own under development; ``all``: every one of ours.
@@ -115,7 +118,7 @@ def run(
         "sparsity": sparsity,
         "starts": {task: str(place) for task, place in (starts or {}).items()},
         "held_aside": None if held_aside is None else str(held_aside),
-        **_common(model, data, readout, steps, seeds, device),
+        **_common(model, data, metric, readout, steps, seeds, device),
     }
     values |= _settings(RunConfig, values, _parts(processes) | settings | strategy_settings)
     objects = _objects(data, model, tokenizer, classes)
@@ -141,6 +144,7 @@ def graft(
     task: str,
     *,
     data: Any = None,
+    metric: str | None = None,
     model: Any = "minilm",
     tokenizer: Any = None,
     seeds: Sequence[int] | int = (0,),
@@ -166,6 +170,7 @@ def graft(
     Args:
         task: a registered task, or one of ``data``.
         data: ``hub``, ``demo``, a directory, or rows in memory by task; default: ``FORGETFREE_DATA`` if set, else ``hub``.
+        metric: what answers are scored by; default: that of the task's kind.
         model: ``minilm``, a directory, a hub name, or a model in memory, which is copied.
         tokenizer: of a model in memory.
         seeds: of sampling and training; each has a graft of its own.
@@ -202,7 +207,7 @@ def graft(
         "sparsities": _listed(sparsities),
         "base": None if base is None else str(base),
         "fine_tuned": None if fine_tuned is None else str(fine_tuned),
-        **_common(model, data, readout, steps, seeds, device),
+        **_common(model, data, metric, readout, steps, seeds, device),
     }
     values |= _settings(GraftConfig, values, _parts(processes) | settings)
     objects = _objects(data, model, tokenizer, {})
@@ -257,7 +262,7 @@ def _directory(out: Any, cache: Any) -> Iterator[Path]:
             yield Path(out)
 
 
-def _common(model: Any, data: Any, readout: str, steps: Any, seeds: Any, device: Any) -> Json:
+def _common(model: Any, data: Any, metric: Any, readout: str, steps: Any, seeds: Any, device: Any) -> Json:
     """Return what run and graft are asked for alike, by the names of the configuration."""
     if data is None:
         data = default_data()
@@ -265,6 +270,7 @@ def _common(model: Any, data: Any, readout: str, steps: Any, seeds: Any, device:
     return {
         "model": _named(model, f"a {type(model).__name__}{recipes.IN_MEMORY}"),
         "data": _place(data) if _is_place(data) else "in memory",
+        "metrics": named_metrics(metric),
         "readout": readout,
         "steps": steps,
         "seeds": _listed(seeds),
@@ -303,7 +309,9 @@ def _call(config: JobConfig, values: Json) -> str:
     """Return the call as config.json says it: what is not the default."""
     usual = type(config)()
     arguments = {
-        key: each for key, each in values.items() if key != "settings" and getattr(config, key) != getattr(usual, key)
+        "metric" if key == "metrics" else key: each
+        for key, each in values.items()
+        if key != "settings" and getattr(config, key) != getattr(usual, key)
     }
     shown = [f"{key}={each!r}" for key, each in arguments.items()]
     shown += [

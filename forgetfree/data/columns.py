@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forgetfree.errors import DataError, UsageError, nearest
+from forgetfree import registry
+from forgetfree.errors import DataError, UnknownNameError, UsageError, nearest
+from forgetfree.tasks import version_of
 
 #: The columns of a pair of texts.
 PAIR = ("text_a", "text_b")
@@ -79,18 +81,46 @@ class ReadOptions:
         texts: names of columns; ``TASK.COLUMN`` is a column of one task.
         labels: the same.
         skip_bad_rows: whether rows that cannot be used are left out, and not refused.
+        metrics: names of metrics; ``TASK=NAME`` is that of one task.
     """
 
     texts: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     skip_bad_rows: bool = False
+    metrics: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, texts: str | Sequence[str] | None, labels: str | Sequence[str] | None, skip_bad_rows: bool = False
+        cls,
+        texts: str | Sequence[str] | None,
+        labels: str | Sequence[str] | None,
+        skip_bad_rows: bool = False,
+        metrics: str | Mapping[str, str] | None = None,
     ) -> ReadOptions:
         """Make them of what a call gives."""
-        return cls(_listed_names(texts), _listed_names(labels), skip_bad_rows)
+        return cls(_listed_names(texts), _listed_names(labels), skip_bad_rows, named_metrics(metrics))
+
+    def metric(self, task: str) -> str | None:
+        """Return the metric that is named for a task, or a version of it: for it alone, or else for all."""
+        by_task = {owner: metric for owner, _, metric in (each.rpartition("=") for each in self.metrics)}
+        return next((by_task[name] for name in (task, version_of(task)[0], "") if name in by_task), None)
+
+    def check_metrics(self, tasks: Collection[str]) -> None:
+        """Raise ``UsageError`` where metrics are named that are none, or for tasks that are not there, or twice for one.
+
+        Args:
+            tasks: the names of all tasks; none where they are not known.
+        """
+        owners = [each.rpartition("=")[0] for each in self.metrics]
+        for owner, metric in zip(owners, (each.rpartition("=")[2] for each in self.metrics), strict=True):
+            registry.metric(metric)
+            if owner and tasks and owner not in {*tasks, *(version_of(task)[0] for task in tasks)}:
+                raise UnknownNameError("task in --metric", owner, tasks)
+            if owners.count(owner) > 1:
+                raise UsageError(
+                    f"--metric names several metrics {f'of task {owner!r}' if owner else 'of all tasks'}: "
+                    f"{', '.join(self.metrics)}. Name one; TASK=NAME is that of one task."
+                )
 
     def columns(self, task: str, tasks: Iterable[str] = ()) -> ColumnNames:
         """Return the columns that are named for a task: for it alone, or else for all.
@@ -117,6 +147,17 @@ class ReadOptions:
                 "TASK.COLUMN for one task alone."
             )
         return ColumnNames.of(texts, *labels or (None,))
+
+
+def named_metrics(metrics: str | Mapping[str, str] | Sequence[str] | None) -> tuple[str, ...]:
+    """Return metrics as the command line names them, of a name for all tasks, or of names by task.
+
+    >>> named_metrics({"chats": "chrf"})
+    ('chats=chrf',)
+    """
+    if isinstance(metrics, Mapping):
+        return tuple(f"{task}={metric}" for task, metric in metrics.items())
+    return _listed_names(metrics)
 
 
 #: Columns are recognised, and bad rows refused.

@@ -60,7 +60,7 @@ def load_tasks(
         data: ``hub``, ``demo``, a directory, a file of rows, or several files, each a task of its name; or the rows of each
             task, by name: see `forgetfree.data.library_tables.tables_of`, or the path of what holds them.
         evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
-        options: where texts and labels are, which else are recognised; and whether bad rows are left out.
+        options: where texts and labels are, which else are recognised; whether bad rows are left out; and metrics.
 
     Raises:
         UsageError: the stream is empty or names a plug-in that is broken, or the directory does not exist.
@@ -83,7 +83,7 @@ def read_tasks(
     source, faults = _open_source(data, options), DataFaults()
 
     def load(name: str, stored: str) -> TaskRows:
-        return _renamed(name, source.load(stored)).evaluated_on(evaluate_on)
+        return _scored_by(options.metric(name), _renamed(name, source.load(stored))).evaluated_on(evaluate_on)
 
     loaded = [faults.attempt(load, *names) for names in _stored_names(stream, data, source).items()]
     tasks = [rows for rows in loaded if rows is not None]
@@ -154,6 +154,22 @@ def _renamed(name: str, rows: TaskRows) -> TaskRows:
     return rows if rows.task.name == name else replace(rows, task=replace(rows.task, name=name))
 
 
+def _scored_by(metric: str | None, rows: TaskRows) -> TaskRows:
+    """Return rows with the metric that a user names, if any.
+
+    Raises:
+        DataError: it is none of the task's kind.
+    """
+    if metric is None:
+        return rows
+    task = replace(rows.task, metric=metric)
+    if faults := registry.unknown_names(task) or task.label_faults():
+        raise DataError(
+            f"--metric {metric} does not fit task {task.name!r}: {faults[0]}. Name another, or TASK=NAME for one task."
+        )
+    return replace(rows, task=task)
+
+
 def load_task(
     name: str,
     data: Data,
@@ -175,7 +191,7 @@ def load_task(
     """
     source = _open_source(data, options)
     _check_one(name, source)
-    return source.load(name).evaluated_on(evaluate_on)
+    return _scored_by(options.metric(name), source.load(name)).evaluated_on(evaluate_on)
 
 
 def check_data(data: Data, options: ReadOptions) -> None:

@@ -41,7 +41,7 @@ LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 #: Options of a job that ``--set`` could give, too.
 ALSO_SETTINGS = ("steps", "sparsity", "base")
 #: What a file of options does not name unless it is given.
-_UNLESS_GIVEN = ("text_column", "label_column", "skip_bad_rows", "start", "held_aside")
+_UNLESS_GIVEN = ("text_column", "label_column", "skip_bad_rows", "metric", "start", "held_aside")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +145,13 @@ class JobConfig:
         placeholder="NAME",
     )
     skip_bad_rows: bool = option(False, "leave out rows that cannot be used, and say how many; else they are refused")
+    metrics: tuple[str, ...] = option(
+        (),
+        "what answers are scored by, or TASK=NAME for one task (default: accuracy, of words' tags f1, of free texts rouge_l; "
+        "see docs/data.md)",
+        flag="metric",
+        placeholder="NAME",
+    )
     readout: Readout = option(
         "auto",
         "how answers are read; mean: by a linear layer on the mean of all tokens; generate: texts are written (default: auto)",
@@ -209,7 +216,7 @@ class JobConfig:
     @property
     def read_options(self) -> ReadOptions:
         """Return what is said of how rows are read."""
-        return ReadOptions(self.text_columns, self.label_columns, self.skip_bad_rows)
+        return ReadOptions(self.text_columns, self.label_columns, self.skip_bad_rows, self.metrics)
 
     def flags(self) -> dict[str, Any]:
         """Return the options that a flag of this command gives and that ``--set`` could give, too."""
@@ -234,6 +241,7 @@ class JobConfig:
         once = replace(self.read_options, texts=tuple(dict.fromkeys(self.text_columns)))
         for name in self.names or ("",):
             faults.attempt(once.columns, name, self.names)
+        faults.attempt(self.read_options.check_metrics, self.names)
         for key in self.flags():
             if key in self.settings:
                 faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from forgetfree.errors import RunError
 from forgetfree.json_file import check
+from forgetfree.results.unit_folder import BEFORE
 from forgetfree.tasks import KIND_OF_FORM, TaskDefinition
 from forgetfree.tensor_file import TensorFile
 
@@ -25,13 +26,20 @@ PREDICTIONS = "predictions.safetensors"
 PREDICTION_FILE = TensorFile(RunError, "Go on with --resume, which makes it again.")
 
 
-def save_predictions(directory: Path, predictions: Mapping[str, Answers]) -> None:
-    """Keep the answers on every task in the folder of a unit."""
+def save_predictions(directory: Path, predictions: Mapping[str, Answers], before: Mapping[str, Sequence[str]]) -> None:
+    """Keep the answers on every task in the folder of a unit.
+
+    Args:
+        directory: the folder.
+        predictions: the answers.
+        before: by task, the texts before training of the rows that a report shows.
+    """
     import torch
 
-    from forgetfree.results.answers import tensors_by_task
+    from forgetfree.results.answers import array_of, tensors_by_task
 
-    tensors = {name: torch.tensor(array) for name, array in tensors_by_task(predictions).items()}
+    arrays = tensors_by_task(predictions) | {f"{task}/{BEFORE}": array_of(texts) for task, texts in before.items()}
+    tensors = {name: torch.tensor(array) for name, array in arrays.items()}
     PREDICTION_FILE.write(directory / PREDICTIONS, tensors)
 
 

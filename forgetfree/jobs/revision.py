@@ -213,6 +213,7 @@ class _Run:
             "text_columns": section.get("text_column", []),
             "label_columns": section.get("label_column", []),
             "skip_bad_rows": section.get("skip_bad_rows"),
+            "metrics": [each for each in section.get("metric", []) if each.rpartition("=")[0] in ("", *tasks)],
             "starts": {task: place for task, place in section.get("start", {}).items() if task in tasks and used},
             "out": str(out),
             "held_aside": section.get("held_aside"),
@@ -331,6 +332,10 @@ class _RevisedLearner(StreamLearner):
         """Hand over what was found for later tasks and depends on no other task."""
         prefix = self.prefix({"strategy": name, "seed": strategy.seed})
         self._reused = cast("RegionStrategy", strategy).reuse(prefix.full_ledger) if prefix.on_ledger else set()
+
+    def texts_before(self, key: Mapping[str, Any], learned: LearnedStream) -> dict[str, Sequence[str]]:
+        """Return what was answered before training; of the tasks that the other run had, by that run."""
+        return self.prefix(key).texts_before | super().texts_before(key, learned)
 
     def begin(self, name: str, learned: LearnedStream, answers: StreamAnswers, directory: Path | None) -> int:
         """Put in place what is carried over, measure it, and return of how many tasks that is."""

@@ -191,7 +191,7 @@ class RunJob(Job[RunConfig]):
         by_task |= temperatures(strategy, learned.rows[-1]) if self.common.temperature_scaling else {}
         by_task |= {"readout_again": readouts_again(strategy)} if self.common.readout_again else {}
         aside = texts and {"before": before, **losses_after(strategy, texts), **texts.counts}
-        save_predictions(directory, learned.rows[-1])
+        save_predictions(directory, learned.rows[-1], self.learner.texts_before(key, learned))
         write_json(directory / SECONDS_PER_TASK, learned.seconds)
         return {
             "options": recorded(strategy.options),

@@ -14,7 +14,7 @@ from forgetfree.errors import Faults, ForgetfreeError, OptionError, UnknownNameE
 from forgetfree.jobs.config import CommonOptions, JobConfig, check_or_fewer, key_of
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.tasks import Decoding, Scenario, version_of
+from forgetfree.tasks import OF_ALL_LABELS, Decoding, Scenario, version_of
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -175,6 +175,12 @@ class RunConfig(StreamConfig):
         run_options = attempt(self.set_of, RunOptions)
         if run_options is not None:
             attempt(check_or_fewer, run_options, self.shots)
+        unfit = [name for each in self.metrics if (name := each.rpartition("=")[2]) not in OF_ALL_LABELS]
+        if unfit and run_options is not None and run_options.scenario == "class":
+            faults.add(
+                f"scenario=class tells the labels of all tasks apart, which {' and '.join(OF_ALL_LABELS)} score, and --metric "
+                f"names {', '.join(unfit)}. Name one of these, or leave it out."
+            )
         finding = {name: str(getattr(each, "task_inference", "last")) for name, each in options.items()}
         finding = {name: choice for name, choice in finding.items() if choice != "last"}
         if finding and run_options is not None and run_options.scenario == "task":

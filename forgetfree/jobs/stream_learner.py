@@ -31,7 +31,7 @@ from forgetfree.jobs.running.unit import Json, described_files
 from forgetfree.json_file import parse_json, read_json, sign
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.monitor import Monitor
-from forgetfree.results.answers import Answers
+from forgetfree.results.answers import Answers, TextAnswers, shown_rows
 from forgetfree.tasks import seeded
 from forgetfree.tensor_file import TensorFile
 
@@ -226,6 +226,11 @@ class StreamLearner:
         """Return whether tasks are answered before they are learned."""
         upper = self.checked.run.upper_triangle
         return not strategy.model.readouts() if upper is None else upper
+
+    def texts_before(self, key: Mapping[str, Any], learned: LearnedStream) -> dict[str, Sequence[str]]:
+        """Return what a unit answered before training, by task, of the rows that a report shows."""
+        texts = {task: each.texts for task, each in learned.rows[0].items() if isinstance(each, TextAnswers)}
+        return {task: [each[row] for row in shown_rows(len(each))] for task, each in texts.items()}
 
     def begin(self, name: str, learned: LearnedStream, answers: StreamAnswers, directory: Path | None) -> int:
         """Measure the strategy where it begins, and return after how many tasks that is: before the first one."""

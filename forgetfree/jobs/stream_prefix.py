@@ -28,8 +28,9 @@ from forgetfree.json_file import parse_json, read_json
 from forgetfree.learning.monitor import PHASES
 from forgetfree.ledger import Ledger
 from forgetfree.output import make_directory
+from forgetfree.results.answers import json_of
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
-from forgetfree.results.unit_folder import SECONDS_PER_TASK
+from forgetfree.results.unit_folder import BEFORE, SECONDS_PER_TASK
 from forgetfree.serve.source import LEDGER
 from forgetfree.tasks import version_of
 
@@ -94,10 +95,23 @@ class StreamPrefix:
         )
 
     @cached_property
+    def _answers(self) -> dict[str, Tensor]:
+        return replace(PREDICTION_FILE, remedy=_REMEDY).read(self.unit.directory / PREDICTIONS)[1]
+
+    @property
     def predictions(self) -> dict[str, Tensor]:
         """The last answers on the tasks that are carried over, as the file has them."""
-        tensors = replace(PREDICTION_FILE, remedy=_REMEDY).read(self.unit.directory / PREDICTIONS)[1]
-        return {name: tensor for name, tensor in tensors.items() if name.rpartition("/")[0] in self.tasks}
+        return {name: tensor for name, tensor in self._answers.items() if name.rpartition("/")[0] in self.tasks}
+
+    @property
+    def texts_before(self) -> dict[str, Sequence[str]]:
+        """What the unit answered before training, by task of the other stream."""
+        named = {name.rpartition("/"): tensor for name, tensor in self._answers.items()}
+        return {
+            task: json_of(tensor.numpy())
+            for (task, _, part), tensor in named.items()
+            if part == BEFORE and task in self._stream
+        }
 
     @property
     def kept_bytes(self) -> list[int]:

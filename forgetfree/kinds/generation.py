@@ -84,10 +84,13 @@ class Generation(TaskKind):
 
     def _definition(self, task: TaskTables, form: str) -> TaskDefinition:
         source = task.source
-        known = task.registered or TaskDefinition(task.name, form, (), metric=self.metrics[0])
+        closed = closed_answers(task)
+        # Of free texts hardly any equals a right one, however much was learned.
+        metric = "exact_match" if closed else self.metrics[0]
+        known = task.registered or TaskDefinition(task.name, form, (), metric=metric)
         values = {key: source[key] for key in ("instruction", "template", "metric", "max_new_tokens") if key in source}
         stop = source.get("stop", known.stop)
-        values |= {"stop": (stop,) if isinstance(stop, str) else tuple(stop), "closed_answers": closed_answers(task)}
+        values |= {"stop": (stop,) if isinstance(stop, str) else tuple(stop), "closed_answers": closed}
         definition = replace(known, kind=form, **values)
         if faults := self.faults(definition):
             raise DataError(f"{task.folder / 'source.json'}: {faults[0]}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -155,7 +155,7 @@ def _read(place: str, data: Data | Any, options: ReadOptions) -> tuple[TaskDefin
             own = ReadOptions(skip_bad_rows=options.skip_bad_rows)
             task_rows = load_task(stem if form else path.name, place, options=own)
         else:
-            task_rows = load_task(place, data, options=options)
+            task_rows = load_task(place, data, options=replace(options, metrics=()))  # whatever the tasks are scored by
     except UnknownNameError as error:
         raise UsageError(
             f"--held-aside {place} is no file or folder of texts, and no task of --data. {error}"

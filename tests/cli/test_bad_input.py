@@ -259,6 +259,19 @@ CASES = [
     Case(
         "run sst2 --label-column class", "no column 'class', which is named as label_column; found 'text', 'label'", 1
     ),
+    Case("run sst2 --metric acuracy", "Unknown metric 'acuracy'. Did you mean 'accuracy'?"),
+    Case("run sst2 --metric sst=f1", "Unknown task in --metric 'sst'. Did you mean 'sst2'?"),
+    Case(
+        "run sst2 --metric f1 --metric accuracy", "--metric names several metrics of all tasks: f1, accuracy. Name one"
+    ),
+    Case(
+        "run ag_news --metric f1", "--metric f1 does not fit task 'ag_news': metric must be 'accuracy' or 'macro_f1'", 1
+    ),
+    Case("graft sst2 --metric chrf", "--metric chrf does not fit task 'sst2': metric must be one of accuracy, f1", 1),
+    Case(
+        "run sst2,ag_news --set scenario=class --metric sst2=f1",
+        "scenario=class tells the labels of all tasks apart, which accuracy and macro_f1 score, and --metric names f1.",
+    ),
     *(
         Case(f"{job} --skip-bad-rows --data nosuch", "The data directory 'nosuch' does not exist.")
         for job in ("run sst2", "sweep sst2", "graft sst2", "experiment where")

@@ -21,6 +21,7 @@ import forgetfree
 from forgetfree import Ledger, Predictor, cli
 from forgetfree.continual.streams import load_stream
 from forgetfree.continual.template import sizes_of
+from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, MetricError, ModelError, UsageError
 from forgetfree.jobs.predictions import load_answers
@@ -32,6 +33,7 @@ from forgetfree.models.loading import load_model
 from forgetfree.results import stored
 from forgetfree.results.answers import TextAnswers
 from forgetfree.serve.served_task import Ending
+from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.tasks import Decoding, TaskDefinition
 
 WORDS = ("great", "terrible", "film", "movie")
@@ -110,7 +112,7 @@ CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "
 def test_columns_are_recognised(row: dict[str, Any], prompt: str, right: tuple[str, ...], tmp_path: Path) -> None:
     write(tmp_path, "own", {"train": [row] * 3, "test": [row], "validation": [row]})
     (task,) = load_tasks("own", str(tmp_path))
-    assert (task.task.kind, task.task.labels, task.task.metric) == ("generation", (), "exact_match")
+    assert (task.task.kind, task.task.labels, task.task.metric) == ("generation", (), "rouge_l")
     assert (task.train.first[0], task.train.labels[0]) == (prompt, right)
 
 
@@ -162,7 +164,7 @@ def test_a_number_that_is_not_finite_is_no_target(tmp_path: Path) -> None:
     [
         ({"template": "no slot"}, "template must hold {prompt} once"),
         ({"template": "{prompt}:", "instruction": "Say it."}, "template must hold {instruction}, since there is one"),
-        ({"metric": "accuracy"}, "metric must be one of exact_match, token_f1"),
+        ({"metric": "accuracy"}, "metric must be one of rouge_l, exact_match"),
         ({"max_new_tokens": 0}, "max_new_tokens must be from 1"),
         ({"max_new_tokens": "many"}, "max_new_tokens must be a whole number"),
         ({"stop": [""]}, "stop must hold no empty text"),
@@ -176,6 +178,28 @@ def test_what_source_json_says_is_checked(source: dict[str, Any], message: str, 
     with pytest.raises(DataError) as error:
         load_tasks("own", str(tmp_path))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "named", "metric"),
+    [
+        ({}, None, "rouge_l"),
+        ({"closed_answers": ["b", "c"]}, None, "exact_match"),
+        ({"metric": "bleu"}, None, "bleu"),
+        ({"metric": "bleu"}, "chrf", "chrf"),
+        ({}, {"own": "chrf", "other": "bleu"}, "chrf"),
+        ({}, {"other": "bleu"}, "rouge_l"),
+    ],
+)
+def test_free_texts_are_scored_by_what_sees_progress_or_what_is_named(
+    source: dict[str, Any], named: Any, metric: str, tmp_path: Path
+) -> None:
+    for name in ("own", "other"):
+        write(tmp_path, name, in_all_splits([{"prompt": "a", "target": "b"}]), **source)
+    (own, _) = load_tasks("own,other", str(tmp_path), options=ReadOptions.of(None, None, metrics=named))
+    assert own.task.metric == metric
+    versions = load_tasks("own,own", str(tmp_path), options=ReadOptions.of(None, None, metrics=named))
+    assert [rows.task.metric for rows in versions] == [metric, metric]
 
 
 @pytest.mark.parametrize(
@@ -269,13 +293,20 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert losses["grafting-continual"][1] == losses["grafting-continual"][2] < losses["grafting-continual"][0]
     assert losses["continual-ft"][1] != losses["continual-ft"][2]
     report = (tmp_path / "out" / "report.md").read_text()
-    assert "first (exact match)" in report
+    assert "first (ROUGE-L)" in report
     assert "Loss on right texts (nats a token; means over tasks, and at the end of each)" in report
     assert "left out" not in report  # the answers that were kept are read again
     shown = report.partition("## Texts of first at the end, by the first seed")[2].partition("##")[0]
     (asked, *_), (right, *_) = right_texts(data / "first", "test")
     assert (found_row(shown, "prompt")[0], found_row(shown, "right text")[0]) == (asked, right)
     assert all(f"| {name} |" in shown for name in ("continual-ft", "grafting-continual", "fine-tune"))
+    stream = load_stream("first,last", data=str(data), model=str(model))
+    texts = ContinualFT(stream=stream).evaluate(stream.tasks[:1])["first"].texts  # type: ignore[attr-defined]
+    written = [texts[i * len(texts) // 3] or "(empty)" for i in range(3)]
+    assert found_row(shown, "the model before training")[:3] == written
+    loss = forgetfree.load_results(tmp_path / "out").matrix("continual-ft", metric="loss").mean(axis=1)
+    for name, row in (("continual-ft", -1), ("the model before training", 0)):
+        assert found_row(report, name)[3].strip("*") == f"{loss.iloc[row]:.3f}"
     floors = json.loads((tmp_path / "out" / "results.json").read_text())["floors"]
     assert floors["nearest_row"]["0"][0] == nearest_share(data / "first")
     assert floors["constant"][0] == constant_share(data / "first")
