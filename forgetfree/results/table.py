@@ -253,7 +253,7 @@ class ScoreTable:
             for place, task in enumerate(self.tasks[:-1]):
                 since = scores[place + 1 :, place]
                 lost = [0.0, *(np.maximum.accumulate(since)[:-1] - since[1:])]
-                of = {"strategy": strategy, "seed": seed}
+                of: dict[str, str | int] = {"strategy": strategy, "seed": seed}
                 rows += [
                     Score(of, task, after, FORGETTING, float(each), 0) for after, each in enumerate(lost, place + 1)
                 ]

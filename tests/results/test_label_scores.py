@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from reported import make_run, of_equal_rows
 
 import forgetfree
 from forgetfree import cli
+from forgetfree.data.sources import load_tasks
 from forgetfree.errors import ReportError, UnknownNameError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.label_scores import LabelScores
@@ -73,3 +75,33 @@ def test_what_has_no_answers_is_refused(tmp_path: Path) -> None:
     (out / "fine-tune" / "seed-0" / "predictions.safetensors").unlink()
     with pytest.raises(ReportError, match=r"There are no answers beside these scores\. Load the directory of a run\."):
         forgetfree.load_results(out).label_scores("fine-tune", "a")
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_labels_have_the_names_of_their_task_also_where_it_is_withheld(
+    scenario: str, data_directory: Path, model_directory: Any
+) -> None:
+    """The run is kept in memory; its metric is the macro average."""
+    results = forgetfree.run(
+        "sst2,ag_news",
+        data=str(data_directory),
+        metric={"ag_news": "macro_f1", "sst2": "macro_f1"},
+        model=str(model_directory("bert")),
+        strategies=("continual-ft",),
+        readout="linear",
+        steps=4,
+        learning_rate=0.1,
+        floors="constant",
+        scenario=scenario,
+        progress=False,
+    )
+    tasks = {rows.task.name: rows for rows in load_tasks("sst2,ag_news", str(data_directory))}
+    for name, rows in tasks.items():
+        table, confusion = results.label_scores("continual-ft", name), results.confusion("continual-ft", name)
+        assert list(table.index) == [*rows.task.labels, "macro average"]
+        assert table["rows"].tolist() == [*np.bincount(rows.test.labels), len(rows.test)]
+        assert confusion.sum(axis=1).tolist() == np.bincount(rows.test.labels).tolist()
+        score = results.matrix("continual-ft", metric="macro_f1").iloc[-1][name]
+        assert table.loc["macro average", "f1"] == pytest.approx(score)
+    elsewhere = [results.confusion("continual-ft", name).columns[-1] == "another task's" for name in tasks]
+    assert any(elsewhere) == (scenario == "class")
