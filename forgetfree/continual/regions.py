@@ -307,7 +307,7 @@ class Transaction:
             free: the entries that are trained.
             moves_anything: whether training may move other entries, too.
         """
-        self._switch.begin(free)
+        self._switch.begin(free, moves_anything=moves_anything)
         module = self._strategy.model.readout_module(task.label)
         untrained = tensors_of(module)
 

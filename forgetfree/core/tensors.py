@@ -41,7 +41,7 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 def digest_of(tensor: Tensor) -> str:
     """Return the SHA-256 of a tensor's bytes, without its shape and dtype."""
-    return hashlib.sha256(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> str | None:

@@ -22,8 +22,9 @@ from forgetfree.cli.ledger import render_ledger
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region, overlap
+from forgetfree.core.trained import RegionParameters
 from forgetfree.errors import ForgetfreeError, LedgerError, RegionError, TaskError
-from forgetfree.ledger import Ledger, LedgerSwitch, Record, changed_buffers
+from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.file import FORMAT
 from forgetfree.ledger.frames import compressed, compressed_text, restored_text
@@ -728,6 +729,50 @@ def test_a_region_trained_in_place_is_taken_over_on_commit(model: Toy) -> None:
     assert torch.equal(ledger.space.flatten(model), expected_theta(2))
     switch.to(0)
     assert_state(model, before)
+
+
+@pytest.mark.parametrize("composition", ["union", "alone"])
+def test_what_was_trained_outside_of_its_region_is_not_recorded_in_silence(
+    model: Toy, composition: Composition
+) -> None:
+    """One entry beside the region is enough; the message's remedy leads to the record, and back to θ_pre."""
+    before, ledger = state(model), Ledger(ParameterSpace.of(model), fingerprint_of(model), composition)
+    switch, region = LedgerSwitch(ledger, model), Region.of([6, 20])
+    switch.begin(region)
+    ledger.space.scatter_(model, torch.tensor([6, 7, 20]), torch.tensor([200.0, 9.0, 201.0]))
+    ledger.append(record("two", region=region, owned=Graft.of(model, ledger.space, region)))
+    trained = state(model)
+    with pytest.raises(LedgerError, match=r"'two' changed entries outside of its region, first in 'a\.weight'"):
+        switch.commit()
+    assert_state(model, trained)
+    model.load_state_dict(before)
+    ledger = ledger.of_tasks(ledger.tasks[:-1])
+    switch = LedgerSwitch(ledger, model)
+    switch.begin(region)
+    values = RegionParameters(model, ledger.space, region)
+    values.values.data = torch.tensor([200.0, 201.0])
+    values.write()
+    ledger.append(record("two", region=region, owned=Graft.of(model, ledger.space, region)))
+    switch.commit()
+    switch.to(0)
+    assert_state(model, before)
+
+
+def test_a_commit_needs_a_beginning_and_the_record_of_what_was_begun(model: Toy) -> None:
+    ledger = ledger_of(model, ["one"])
+    switch = LedgerSwitch(ledger, model)
+    switch.to(1)
+    with pytest.raises(LedgerError, match=r"and there is none\. Call begin\(region\) before training"):
+        switch.commit()
+    switch.begin(Region.of(OWNED["two"]))
+    with pytest.raises(
+        LedgerError, match="last record, 'one', owns 3 entries, which are not the 2 that begin was given"
+    ):
+        switch.commit()
+    ledger.append(record("two"))
+    switch.commit()
+    with pytest.raises(LedgerError, match="Call begin"):
+        switch.commit()
 
 
 @pytest.mark.parametrize("stage", [-1, 4])

@@ -21,12 +21,14 @@ from cards import card_probabilities
 from safetensors.torch import load_file
 from torch import Tensor
 
-from forgetfree import Graft, Ledger, Predictor, TaskSwitch, cli
+from forgetfree import Graft, Ledger, LedgerSwitch, ParameterSpace, Predictor, Region, TaskSwitch, cli, load_model
 from forgetfree.cli.text_rows import TextRow, rows_of_file
-from forgetfree.core.body import body_of
+from forgetfree.core.body import body_fingerprint, body_of, fingerprint_of
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, RunError, TaskError, UsageError
+from forgetfree.ledger import Record
+from forgetfree.tasks import TaskDefinition
 
 pytestmark = pytest.mark.long
 
@@ -309,6 +311,37 @@ def test_a_ledger_of_another_model_is_refused_by_a_switch(
     ledger = run_of(finished_run, "bert") / "wsn" / "seed-0" / "ledger.safetensors"
     with pytest.raises(LedgerError, match="another layout"):
         TaskSwitch(ledger, transformers.AutoModel.from_pretrained(model_directory("gpt2")))
+
+
+def test_a_ledger_of_a_model_with_a_head_is_refused_with_the_way_to_its_body(
+    model_directory: Callable[[str], Path],
+) -> None:
+    """The remedy's ledger holds the same records, and both switches and a predictor take it; the other way round, too."""
+    place = model_directory("bert")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(place)
+    space, region = ParameterSpace.of(model), Region.of([3, 50])
+    readout = {"weight": torch.ones(2, model.config.hidden_size), "bias": torch.zeros(2)}
+    definition = TaskDefinition("sst2", "single", ("negative", "positive"))
+    made = Record(
+        "sst2", region, Graft(region, torch.tensor([1.0, 2.0])), 0.1, readout, definition=definition, classes=(0, 1)
+    )
+    ledger = Ledger(space, fingerprint_of(model), "alone")
+    ledger.append(made)
+    loaded = load_model(str(place), "linear")
+    for make in (lambda: TaskSwitch(ledger, model), lambda: Predictor(loaded, ledger)):
+        with pytest.raises(
+            LedgerError, match=r"named bert\.…, expected .*ParameterSpace\.of\(model\.base_model\), body_fing"
+        ):
+            make()
+    again = Ledger(ParameterSpace.of(model.base_model), body_fingerprint(model), ledger.composition)
+    for record in ledger.records:
+        again.append(record)
+    with TaskSwitch(again, model).task("sst2"):
+        assert space.gather(model, region.indices).tolist() == [1.0, 2.0]
+    assert Predictor(loaded, again).answer("sst2", ["a lovely film"])[0].label in definition.labels
+    with pytest.raises(LedgerError, match=r"has that below 'bert\.'\. Give its base_model"):
+        LedgerSwitch(again, model)
+    LedgerSwitch(again, model.base_model)
 
 
 def test_a_switch_takes_the_ledger_of_a_run_s_directory(
