@@ -63,12 +63,6 @@ class LearnedRegion:
     losses: tuple[float, ...]
 
 
-def soft_mask(scores: Tensor, base: Tensor) -> Tensor:
-    """Return γ of eq. 4, γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S), for S and a boolean γ_base of one shape."""
-    sigma = torch.sigmoid(scores)
-    return torch.where(base, 1 - sigma, sigma)
-
-
 def descend_(shift: Tensor, gradient: Tensor, move: Tensor, sigma: Tensor, rate: float) -> None:
     """Take a step down the loss outside γ_base (eq. 3): S −= rate · ∂L/∂θ ⊙ D ⊙ σ′(S), with σ′ = σ (1 − σ).
 

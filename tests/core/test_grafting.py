@@ -19,7 +19,7 @@ from forgetfree.core.base_regions import base_region, budget, most_moved, top
 from forgetfree.core.batch_loss import CrossEntropy
 from forgetfree.core.body import body_space
 from forgetfree.core.graft import grafted
-from forgetfree.core.mask import LearnedRegion, MaskOptions, hard_region, learn_region, soft_mask
+from forgetfree.core.mask import LearnedRegion, MaskOptions, hard_region, learn_region
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters, in_training
@@ -223,19 +223,6 @@ def test_the_other_bases() -> None:
 
 
 # -- Eq. 4 -----------------------------------------------------------------------------------------------
-
-
-def test_the_soft_mask_is_equation_4() -> None:
-    """σ(0) = 1/2, σ(ln 3) = 3/4: inside the base region γ = 1 − σ(S), outside γ = σ(S)."""
-    scores = torch.tensor([0.0, 0.0, 3.0, 3.0]).where(torch.tensor([True, True, False, False]), torch.tensor(3.0).log())
-    base = torch.tensor([True, False, True, False])
-    assert soft_mask(scores, base).tolist() == pytest.approx([0.5, 0.5, 0.25, 0.75])
-
-
-def test_at_the_start_the_soft_mask_is_the_base_region() -> None:
-    """σ(−10) = 4.54e-5."""
-    base = torch.tensor([True, False])
-    assert soft_mask(torch.full((2,), -10.0), base).tolist() == pytest.approx([1 - 4.54e-5, 4.54e-5], abs=1e-7)
 
 
 def test_the_hard_region_ranks_by_gamma_but_never_takes_what_did_not_move() -> None:
