@@ -195,8 +195,12 @@ def faults_in(options: Any, show: Callable[[str], str] = str) -> list[str]:
         except OptionError as error:
             faults.append(f"{show(name)}: {str(error).rstrip('.')}")
         except ValidationError as error:
+            wrong = error.errors()
+            wrong = [
+                each for each in wrong if each["type"] in _BOUNDS
+            ] or wrong  # a number is none of the words beside it
             faults += dict.fromkeys(
-                f"{show(name)} must be {_expected(each, hint)}, got {brief(each['input'])}" for each in error.errors()
+                f"{show(name)} must be {_expected(each, hint)}, got {brief(each['input'])}" for each in wrong
             )
         except OverflowError:
             faults.append(f"{show(name)} must be finite, got {math.inf}")
@@ -256,6 +260,11 @@ def _adapters(options: Any) -> dict[str, tuple[TypeAdapter[Any], Any]]:
             bounds.setdefault("le", _MOST)
         strict = ConfigDict(strict=True, allow_inf_nan=False)
         bounded: Any = Annotated[hint, Field(**bounds)]
+        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+            parts = typing.get_args(hint)
+            bounded = typing.Union[  # noqa: UP007 (of parts that are computed)
+                tuple(Annotated[part, Field(**bounds)] if part in (int, float) else part for part in parts)
+            ]
         adapters[field.name] = TypeAdapter(bounded, config=strict), hint
     return adapters
 

@@ -47,7 +47,7 @@ def run(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     seeds: Sequence[int] | int = (0,),
     shots: int | None = None,
-    steps: int | None = None,
+    steps: int | recipes.StepsRule | None = None,
     sparsity: float | None = None,
     starts: Mapping[str, Any] | None = None,
     held_aside: Any = None,
@@ -77,7 +77,7 @@ def run(
         options: of single strategies, by their names (of a class: its name).
         seeds: of sampling and training.
         shots: training rows per label; default: all.
-        steps: updates per task; default: the paper's rule.
+        steps: updates per task, or ``auto`` or ``paper``, see `TrainingOptions`; default: the model's recipe, else ``paper``.
         sparsity: share of the parameters that a region may have.
         starts: by task, the directory of an adapter of PEFT on ``model`` that its fine-tuning starts from.
         held_aside: texts that no task trains, to tell their loss before and after the stream: a file, or a task of ``data``.
@@ -149,7 +149,7 @@ def graft(
     tokenizer: Any = None,
     seeds: Sequence[int] | int = (0,),
     shots: int | None = None,
-    steps: int | None = None,
+    steps: int | recipes.StepsRule | None = None,
     sparsities: Sequence[float] | float = (),
     base: str | None = None,
     fine_tuned: Any = None,
@@ -175,7 +175,7 @@ def graft(
         tokenizer: of a model in memory.
         seeds: of sampling and training; each has a graft of its own.
         shots: training rows per label; default: all.
-        steps: updates of fine-tuning; default: the paper's rule.
+        steps: updates of fine-tuning, or ``auto`` or ``paper``; default: ``paper``.
         sparsities: shares of the parameters that the region may have; each has a graft of its own.
         base: γ_base of eq. 4, or the file of a graft whose region it is.
         fine_tuned: the directory of a model that is fine-tuned already.

@@ -79,6 +79,7 @@ def arguments_of(config_class: type[JobConfig]) -> Iterator[Argument]:
     for name, field in options.items():
         several = any(get_origin(each) in (tuple, Mapping) for each in (hints[name], *get_args(hints[name])))
         kinds = [get_args(each) for each in (hints[name], *get_args(hints[name])) if get_origin(each) is Literal]
+        kinds = [] if int in get_args(hints[name]) else kinds  # a number, or one of these words
         yield _flag(key_of(field), field, list[str] if several else bool if hints[name] is bool else str, *kinds)
     for name, field in _SETTINGS.items():
         yield _flag(name, field, str)

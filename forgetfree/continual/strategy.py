@@ -147,7 +147,7 @@ class ContinualStrategy(StrategyTemplate):
 
     @final
     def full_steps(self, task: EncodedTask) -> int:
-        """Return ``options.steps``, or the paper's rule."""
+        """Return the number of updates that the options give a task."""
         return task.full_steps(self.options)
 
     @final
@@ -265,7 +265,7 @@ class ContinualStrategy(StrategyTemplate):
         self.space = stream.model.space()
         self.pre_trained = stream.pre_trained
         self.has_plugins = bool(plugins)  # what they do to training is not in the key of a shared model
-        self.seconds = self.monitor.seconds
+        self.seconds, self.updates = self.monitor.seconds, self.monitor.updates
         self.predictions: dict[str, Answers] = {}
         self.notes: dict[str, Any] = {}
         self.training: Training | None = None

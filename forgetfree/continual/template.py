@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -60,6 +61,7 @@ class StrategyTemplate(SupervisedTemplate):
     seed: int
     monitor: Monitor
     seconds: dict[str, float]
+    updates: Counter[str]
     predictions: dict[str, Answers]
     is_busy: bool  # training or evaluating
     _step: int  # the updates that are done of the present phase

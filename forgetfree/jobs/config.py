@@ -27,7 +27,7 @@ from forgetfree.errors import (
 )
 from forgetfree.json_file import read_json
 from forgetfree.options import Options, build, faults_in, name_of_function, option
-from forgetfree.recipes import ModelDtype
+from forgetfree.recipes import ModelDtype, StepsRule
 from forgetfree.results.config_file import PLACES, of_each, portable
 from forgetfree.tasks import EvaluatedOn
 
@@ -156,7 +156,13 @@ class JobConfig:
         "auto",
         "how answers are read; mean: by a linear layer on the mean of all tokens; generate: texts are written (default: auto)",
     )
-    steps: int | None = option(None, "updates per task (default: the paper's 16·n·k)", at_least=1, group="How to learn")
+    steps: int | StepsRule | None = option(
+        None,
+        "updates per task: a number; auto: by its rows; paper: 16·n·k (default: the model's recipe, else paper)",
+        at_least=1,
+        group="How to learn",
+        placeholder="INT|auto|paper",
+    )
     seeds: tuple[Seed, ...] = option(
         (0,),
         "seed of sampling and training, may be given several times (default: 0)",

@@ -150,7 +150,7 @@ class GraftJob(Job[GraftConfig]):
                 "data": {
                     "shots": self.config.shots,
                     **({"or_fewer": True} if self.common.or_fewer else {}),
-                    "steps": self.config.steps,
+                    "steps": None if tuned else self.options[0].steps,
                     "fingerprint": task.fingerprint,
                     "test_rows": len(test),
                     **left_out_of([self.rows]),

@@ -391,8 +391,9 @@ class _RevisedRun(RunJob):
 
     def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
         """Learn what comes after, and note it."""
-        details = super().measure(key, directory, monitor)
-        self.revised.prefix(key).note(directory, self._action, self._task)
+        details, prefix = super().measure(key, directory, monitor), self.revised.prefix(key)
+        details["by_task"]["updates"] |= prefix.updates
+        prefix.note(directory, self._action, self._task)
         return details
 
 

@@ -136,7 +136,7 @@ class RunJob(Job[RunConfig]):
                 "model": about,
                 "data": {
                     "shots": self.config.shots,
-                    "steps": _shared(options.steps for options in self.checked.options.values()),
+                    "steps": shared_value(options.steps for options in self.checked.options.values()),
                     "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
                     "test_rows": {task.name: len(task.test) for task in stream.tasks},
                     **left_out_of(self.learner.tasks),
@@ -187,7 +187,8 @@ class RunJob(Job[RunConfig]):
         before = texts and loss_before(stream, texts, options, self.device)
         learned = self.learner.learn(key["strategy"], key["seed"], monitor, directory, write)
         strategy = learned.strategy
-        by_task: Json = {**right_rows(tasks, learned.rows[-1])}
+        by_task: Json = {"updates": {task.name: strategy.updates[task.name] for task in tasks}}
+        by_task |= right_rows(tasks, learned.rows[-1])
         by_task |= temperatures(strategy, learned.rows[-1]) if self.common.temperature_scaling else {}
         by_task |= {"readout_again": readouts_again(strategy)} if self.common.readout_again else {}
         aside = texts and {"before": before, **losses_after(strategy, texts), **texts.counts}
@@ -264,7 +265,7 @@ def _planned(name: str, tasks: tuple[str, ...], checked: CheckedRun, shots: int 
     )
 
 
-def _shared(values: Iterable[Any]) -> Any:
+def shared_value(values: Iterable[Any]) -> Any:
     """Return the value that all have; ``None`` where they differ."""
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else None

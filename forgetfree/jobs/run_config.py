@@ -143,7 +143,7 @@ class RunConfig(StreamConfig):
         Args:
             strategy: whose; settings for others do not count. Default: for all.
         """
-        return recipes.recipe_of(self.model, self.settings, self.strategies, strategy)
+        return recipes.recipe_of(self.model, {**self.settings, **self.flags()}, self.strategies, strategy)
 
     def checked(self, classes: Mapping[str, Any] = MappingProxyType({})) -> CheckedRun:
         """Return the strategies' classes and options.
@@ -202,7 +202,10 @@ class RunConfig(StreamConfig):
                 for part in error.parts or (whole,):
                     wrong.setdefault(part, []).append(name)
         for part, names in wrong.items():
-            if f"--{part}." not in faults:  # of a flag, it is told already
+            name = part.partition(" ")[0]
+            if not (
+                name in self.flags() and any(fault.startswith(f"--{name} must ") for fault in faults)
+            ):  # it is told
                 faults.add(f"Options of {', '.join(names)}: {part}.")
         return options
 

@@ -308,6 +308,7 @@ class StreamCheckpoint:
             strategy.load(folder)
             strategy.seconds |= about["phases"] | measured["phases"]
             learned.seconds += measured["seconds"]
+            strategy.updates.update(measured["updates"])
             strategy.notes.update(measured["notes"])
         learned.rows += rows
         learned.kept_bytes += about["kept_bytes"]
@@ -324,7 +325,12 @@ class StreamCheckpoint:
         with new_directory(self._directory / f"learned-{done}") as directory:
             strategy = self._learned.strategy
             strategy.save(directory)
-            measured = {"seconds": self._learned.seconds, "phases": strategy.seconds, "notes": strategy.notes}
+            measured = {
+                "seconds": self._learned.seconds,
+                "phases": strategy.seconds,
+                "updates": strategy.updates,
+                "notes": strategy.notes,
+            }
             write_json(directory / _MEASURED, sign(measured | {"files": described_files(directory)}))
         shutil.rmtree(self._directory / f"learned-{done - 1}", ignore_errors=True)
         self._phases.forget()

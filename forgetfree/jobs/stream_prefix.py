@@ -124,6 +124,12 @@ class StreamPrefix:
         seconds = read_json(self.unit.directory / SECONDS_PER_TASK, RunError, _REMEDY)
         return [each for task, each in zip(self._learned, seconds, strict=True) if task in self.tasks]
 
+    @property
+    def updates(self) -> dict[str, int | None]:
+        """How many updates each of the tasks that are carried over took."""
+        updates = self._record["details"]["by_task"].get("updates", {})
+        return {task: updates.get(task) for task in self.tasks}
+
     def unit_in(self, out: Path) -> Unit:
         """Return the unit in the other run."""
         return Unit(self.unit.key, out / self.unit.directory.relative_to(self.unit.directory.parents[1]))

@@ -19,7 +19,7 @@ from forgetfree.errors import Faults, ForgetfreeError, RunError
 from forgetfree.files import write_atomically
 from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.job import Job
-from forgetfree.jobs.run import RunJob
+from forgetfree.jobs.run import RunJob, shared_value
 from forgetfree.jobs.running.costs import Workload
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.execution import Execution
@@ -189,7 +189,7 @@ class SweepJob(Job[SweepConfig]):
         for options in self._options:
             check_options(self.run.checked.classes[self.config.strategy], options, stream)
         about = {key: description["about"][key] for key in ("stream", "tasks", "evaluated_on", "model", "data")}
-        about["data"]["steps"] = self.config.steps
+        about["data"]["steps"] = shared_value(options.steps for options in self._options)
         about["metric"] = [task.definition.metric for task in stream.tasks]
         return {key: value for key, value in description.items() if key != "options"} | {
             "about": {**about, "strategy": self.config.strategy}

@@ -12,7 +12,7 @@ from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import TaskKind, kind_of
-from forgetfree.learning.training_options import MOST_SHOTS, TrainingOptions, paper_steps
+from forgetfree.learning.training_options import MOST_SHOTS, TrainingOptions
 from forgetfree.models.loading import LoadedModel
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
@@ -27,7 +27,7 @@ class EncodedTask:
         definition: the task's definition.
         label: its position in the stream; in mini-batches its task label, unless the stream withholds that.
         shots: the training rows per label that were asked for; if all are used, those of the rarest label, at most 512:
-            more rows mean no more updates (`paper_steps`).
+            more rows mean no more updates by the paper's rule (`paper_steps`).
         train, validation, test: the encoded rows.
         fingerprint: that of all the task's rows, before sampling.
         classes: the numbers of its labels in rows and logits.
@@ -55,8 +55,8 @@ class EncodedTask:
         return kind_of(self.definition)
 
     def full_steps(self, options: TrainingOptions) -> int:
-        """Return ``options.steps``, or the steps of the paper's rule; texts count as one label."""
-        return options.steps or paper_steps(max(1, len(self.definition.labels)), self.shots)
+        """Return the number of updates that the options give the task."""
+        return options.updates(max(1, len(self.definition.labels)), self.shots, len(self.train))
 
     def gain(self, score: float) -> float:
         """Return a score of the task, or its negative where lower is better."""

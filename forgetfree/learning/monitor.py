@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
@@ -49,8 +50,14 @@ class Monitor:
     def wrote(self, tokens: int, most: int) -> None:
         """Hear how many tokens of texts were written so far in the phase that has begun, of ``most`` that there may be."""
 
-    def found(self, task: str, seconds: float | None) -> None:
-        """Hear that the fine-tuned model of a task was there, and how long it took whoever made it, if that is known."""
+    def found(self, task: str, steps: int, seconds: float | None) -> None:
+        """Hear that the fine-tuned model of a task was there.
+
+        Args:
+            task: its name.
+            steps: the updates that made it.
+            seconds: how long it took whoever made it, if that is known.
+        """
 
     def scored(self, scores: Sequence[Score]) -> None:
         """Hear what was measured: of a stream, on every task before the first is learned, and after each."""
@@ -80,9 +87,9 @@ class Relay(Monitor):
         """Pass it on."""
         self._monitor.wrote(tokens, most)
 
-    def found(self, task: str, seconds: float | None) -> None:
+    def found(self, task: str, steps: int, seconds: float | None) -> None:
         """Pass it on."""
-        self._monitor.found(task, seconds)
+        self._monitor.found(task, steps, seconds)
 
     def scored(self, scores: Sequence[Score]) -> None:
         """Pass them on."""
@@ -122,36 +129,48 @@ class Follower(Relay):
 
 
 class Stopwatch(Relay):
-    """Passes everything on to another monitor, and sums up the seconds of each phase.
+    """Passes everything on to another monitor, and sums up the seconds of each phase and the updates of each task.
 
     Attributes:
+        updates: of the weights, by task: of fine-tuning, also of models that were found, and of training; a search for a mask
+            has none.
         seconds: the seconds of each phase so far; under `ELSEWHERE` those of the fine-tuned models that were found, under
             `UNCOUNTED` how many of these do not tell theirs.
     """
 
     def __init__(self, monitor: Monitor) -> None:
         super().__init__(monitor)
+        self.updates = Counter[str]()
         self.seconds: dict[str, float] = {}
         self._fine_tuned = set[str]()
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
         """Measure one phase of one task."""
-        clock = self.checkpoint().clock
+        clock, done = self.checkpoint().clock, 0
         begin = clock()
         try:
-            with super().phase(task, phase, steps) as on_step:
+            with super().phase(task, phase, steps) as pass_on:
+
+                def on_step(step: int, loss: float) -> None:
+                    nonlocal done
+                    done = step
+                    pass_on(step, loss)
+
                 yield on_step
         finally:
             self._add(phase, clock() - begin)
+            if phase in ("fine_tune", "train"):
+                self.updates[task] += done
             if phase == "fine_tune":
                 self._fine_tuned.add(task)
 
-    def found(self, task: str, seconds: float | None) -> None:
+    def found(self, task: str, steps: int, seconds: float | None) -> None:
         """Count a fine-tuned model that others made, once."""
-        super().found(task, seconds)
+        super().found(task, steps, seconds)
         if task not in self._fine_tuned:
             self._fine_tuned.add(task)
+            self.updates[task] += steps
             self._add(UNCOUNTED if seconds is None else ELSEWHERE, 1.0 if seconds is None else seconds)
 
     def _add(self, name: str, amount: float) -> None:

@@ -146,7 +146,7 @@ class SingleTask:
         key = self.key(options)
         with self._store.making(key) as known:
             if known is not None:
-                self.monitor.found(self.task.name, self._store.seconds(key))
+                self.monitor.found(self.task.name, self.task.full_steps(options), self._store.seconds(key))
                 return known
             clock = self.monitor.checkpoint().clock
             begin, state = clock(), make()
@@ -370,7 +370,7 @@ class SingleTask:
             options: how to train.
             phase: what the steps are called.
             trained: what is trained of the backbone; default: all graftable tensors.
-            steps: updates; default: those of the options, or the paper's.
+            steps: updates; default: those of the options.
             after_update: called after every update.
             logged: whether losses and learning rates are told.
             about: what tells the training from another that starts alike.

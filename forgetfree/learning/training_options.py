@@ -17,6 +17,10 @@ from forgetfree.options import Function, Options, build, name_of_function, optio
 AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")
 
 
+#: ``steps=auto``: passes over the rows of a task, and the least and the most updates. See docs/results/recipe.md.
+AUTO_PASSES, AUTO_LEAST, AUTO_MOST = 4, 100, 400
+
+
 class Passes(TypedDict):
     """How forward passes without gradients are computed."""
 
@@ -60,10 +64,10 @@ class TrainingOptions(Options):
         "are not cut",
         at_least=1,
     )
-    steps: int | None = option(
-        None,
-        "updates per task; none: 16·n·k for n labels and k shots, 16·n·512 from 4096 shots on and at most that many for "
-        "all rows (A.2)",
+    steps: int | recipes.StepsRule = option(
+        "paper",
+        f"updates per task; auto: {AUTO_PASSES} passes over its rows, at least {AUTO_LEAST} and at most {AUTO_MOST} updates; "
+        "paper: 16·n·k for n labels and k shots, 16·n·512 from 4096 shots on and at most that many for all rows (A.2)",
         at_least=1,
     )
     max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
@@ -124,6 +128,23 @@ class TrainingOptions(Options):
                 f"parts={parts} needs cache_lower_layers=false: what is kept of a row depends on the rows that a process met "
                 "it with."
             )
+
+    def updates(self, labels: int, shots: int, rows: int) -> int:
+        """Return the number of updates of a task: ``steps``, or what its rule says.
+
+        >>> TrainingOptions(steps="paper").updates(2, 64, 128), TrainingOptions(steps=7).updates(2, 64, 128)
+        (2048, 7)
+
+        Args:
+            labels: of the task; texts count as one.
+            shots: training rows per label.
+            rows: training rows.
+        """
+        if self.steps == "paper":
+            return paper_steps(labels, shots)
+        if self.steps == "auto":
+            return min(max(AUTO_LEAST, math.ceil(AUTO_PASSES * rows / self.batch_size)), AUTO_MOST)
+        return self.steps
 
     @property
     def rows_at_once(self) -> int:

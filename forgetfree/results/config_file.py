@@ -14,13 +14,14 @@ from forgetfree.data.sources import DATA_VARIABLE
 from forgetfree.errors import RunError, UnknownNameError, UsageError, first_line
 from forgetfree.json_file import check, check_fields, is_number, read_bounded, read_json
 from forgetfree.options import fits, type_name, typed
+from forgetfree.recipes import StepsRule
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 #: What `RunConfig.section` holds.
 _RUN_SECTION: Mapping[str, Any] = {
     **{**dict.fromkeys(("stream", "model", "readout", "device"), str), "data": str | tuple[str, ...]},
     **{"strategy": tuple[str, ...], "seed": tuple[int, ...], "set": Mapping[str, Any]},
-    **{"shots": int | None, "steps": int | None, "sparsity": float | None},
+    **{"shots": int | None, "steps": int | StepsRule | None, "sparsity": float | None},
 }
 #: What it holds where it was given: how the data are read, the adapters that tasks start from, texts that no task trains.
 _GIVEN: Mapping[str, Any] = {

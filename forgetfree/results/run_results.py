@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from forgetfree import registry
 from forgetfree.errors import MetricError, UsageError, first_line
 from forgetfree.json_file import check, checked
+from forgetfree.recipes import StepsRule
 from forgetfree.results.answers import unpack_rows
 from forgetfree.results.learning_matrix import forgetting_per_task, summarize
 from forgetfree.results.metrics import Floats
@@ -130,6 +131,7 @@ class Run(Record):
     ledger: LedgerSummary | None
     kept_bytes: Amounts | None = None
     seconds_per_task: Amounts | None = None
+    updates: ByTask | None = None
     agreement: Amounts | None = None
     temperature: ByTask | None = None
     ece_scaled: ByTask | None = None
@@ -171,6 +173,12 @@ class Run(Record):
     def memory(self) -> list[float]:
         """Bytes kept beside the pre-trained model after each task; of older results, those of the ledger at the end."""
         return self.kept_bytes or ([self.ledger.bytes] if self.ledger else [])
+
+    @property
+    def all_updates(self) -> float | None:
+        """The updates of all tasks; ``None`` where those of one are not known."""
+        known = [updates for updates in self.updates or [None] if updates is not None]
+        return sum(known) if len(known) == len(self.metric) else None
 
     @property
     def all_seconds(self) -> float | None:
@@ -370,6 +378,8 @@ _Rate = Annotated[float, Field(gt=0, le=1e38)]
 _Fraction = Annotated[float, Field(gt=0, le=1)]
 _Scale = Annotated[float, Field(ge=1)]
 _Count = Annotated[int, Field(ge=1)]
+#: A number, or the name of a rule.
+_Steps = Annotated[int, Field(ge=1), BeforeValidator(lambda steps: 1 if steps in get_args(StepsRule) else steps)]
 _Rank = Annotated[int, Field(ge=1, le=65536)]
 _Number = Annotated[int, Field(ge=0)]
 
@@ -390,7 +400,8 @@ RunOptions = _options(
     (_Rate, "learning_rate readout_learning_rate"),
     (Share, "momentum warmup"),
     (Amount, "weight_decay l1"),
-    (_Count, "batch_size accumulation parts steps evaluation_batch_size"),
+    (_Count, "batch_size accumulation parts evaluation_batch_size"),
+    (_Steps, "steps"),
     (_Above0, "max_gradient_norm"),
 )
 #: Those that only some of our strategies have, as their ``Options`` declare them. They stand here again since a report is made

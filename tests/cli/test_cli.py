@@ -87,6 +87,7 @@ def test_run_writes_results_by_the_schema(finished: Path) -> None:
         assert set(run["seconds"]) == {"fine_tune", "localize", "train", "evaluate"} | elsewhere
         assert (run["ledger"] is None) == (run["strategy"] != "grafting-continual")
         assert run["metric"] == ["accuracy"] * 3
+        assert run["updates"] == [6 if run["strategy"] == "grafting-continual" else 3] * 3  # and those of the region
     assert results["unfinished"] == [] and results["failed"] == []
 
 

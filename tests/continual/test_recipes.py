@@ -95,7 +95,7 @@ def test_run_graft_and_experiments_agree_on_the_recipe_of_a_model() -> None:
         assert differ <= {"steps", "precision", "validation_rows", "sparsity"}, name  # what a preset says of its own
     trained = RunConfig(stream="sst2", model="minilm").checked().options
     preset = load_experiment("continual").presets["small"]
-    assert preset.options.keys() & recipes.recipe_of("minilm").keys() <= {"precision"} and preset.grid == ({},)
+    assert preset.options.keys() & recipes.recipe_of("minilm").keys() <= {"precision", "steps"} and preset.grid == ({},)
     config = RunConfig(stream="sst2", model=preset.model, settings=dict(preset.options))
     for name, options in config.checked().options.items():
         for key in set(type(options).__dataclass_fields__) - preset.options.keys():

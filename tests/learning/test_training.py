@@ -174,6 +174,23 @@ def test_paper_steps(labels: int, shots: int, steps: int) -> None:
     assert paper_steps(labels, shots) == steps
 
 
+@pytest.mark.parametrize(
+    ("steps", "rows", "batch_size", "updates"),
+    [
+        ("auto", 32, 8, 100),
+        ("auto", 401, 8, 201),  # 4 · 401 / 8, rounded up
+        ("auto", 401, 16, 101),
+        ("auto", 100_000, 8, 400),
+        ("paper", 128, 8, 2048),
+        (7, 128, 8, 7),
+    ],
+)
+def test_steps_are_a_number_or_follow_a_rule(steps: Any, rows: int, batch_size: int, updates: int) -> None:
+    """Four passes over the rows, at least 100 and at most 400 updates; the paper's, here of 2 labels and 64 shots."""
+    options = TrainingOptions(steps=steps, batch_size=batch_size)
+    assert options.updates(labels=2, shots=64, rows=rows) == updates
+
+
 # -- The loop --------------------------------------------------------------------------------------------
 
 

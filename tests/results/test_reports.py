@@ -75,6 +75,16 @@ def test_one_seed_has_no_deviation_and_zero_has_no_sign() -> None:
     assert table.rows == (("grafting-continual", "80.0", "70.0", "75.0", "0.0", "0.0", "20.0"),)
 
 
+def test_updates_stand_beside_scores_where_they_are_known() -> None:
+    """300 + 100 = 400 for fine-tuning, twice that with a region; not for an older run, floors, or without those of a task."""
+    runs = [run_of("fine-tune", 0, [0.8, 0.7], updates=[300, 100])]
+    runs += [run_of("grafting-continual", 0, [0.8, 0.7], updates=[600, 200]), run_of("ewc", 0, [0.8, 0.7])]
+    runs += [run_of("lora", 0, [0.8, 0.7], updates=[300, None])]
+    table = table_of(page_of(*runs, floors={"constant": [0.5, 0.5]}), "After the last task")
+    assert table.header[-1] == "updates" and [row[-1] for row in table.rows] == ["400", "800", "—", "—", "—"]
+    assert "updates" in dict(table.legend)
+
+
 def test_the_final_union_has_a_row_of_its_own() -> None:
     """Average (75 + 65) / 2 = 70, ECE (20 + 10) / 2 = 15; it has no history, so nothing else."""
     run = run_of("grafting-continual", 0, [0.8, 0.7], union={"accuracy": [0.75, 0.65], "ece": [0.2, 0.1]})
@@ -962,7 +972,7 @@ def test_the_bounds_of_options_are_those_that_strategies_declare() -> None:
         found = {}
         for name, field in model.model_fields.items():
             (kind,) = [each for each in typing.get_args(field.annotation) if each is not type(None)]
-            (bounds,) = typing.get_args(kind)[1:]
+            bounds = typing.get_args(kind)[1]
             found[name] = (
                 typing.get_args(kind)[0],
                 {names[type(bound)]: getattr(bound, names[type(bound)]) for bound in bounds.metadata},

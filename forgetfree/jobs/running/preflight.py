@@ -56,7 +56,7 @@ from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.scaled_start import ScaleOptions
 from forgetfree.learning.texts_aside import TextsAside
-from forgetfree.learning.training_options import MOST_SHOTS, paper_steps
+from forgetfree.learning.training_options import MOST_SHOTS
 from forgetfree.models.loading import LoadedModel, load_model, sized
 from forgetfree.models.location import locate
 from forgetfree.models.module_model import ModuleModel, check_own_dtype
@@ -412,8 +412,10 @@ def _size(task: str, unit: PlannedUnit, findings: _Findings) -> TaskSize:
     rows, definition = findings.rows.get(task), findings.definitions.get(task)
     drawn = None if rows is None else len(sampled(rows, unit.shots, unit.seed, findings.workload.common.or_fewer))
     rarest = unit.shots or (rows and min(MOST_SHOTS, *Counter(kind_of(rows.task).groups(rows.train.labels)).values()))
-    labels = 2 if definition is None else len(definition.labels)
-    return TaskSize(unit.options.steps or (paper_steps(labels, rarest) if rarest else None), drawn)
+    labels = 2 if definition is None else max(1, len(definition.labels))
+    known = rarest or isinstance(unit.options.steps, int)
+    steps = unit.options.updates(labels, rarest or 0, drawn or labels * (rarest or 0)) if known else None
+    return TaskSize(steps, drawn)
 
 
 def _phase(task: str, rates: costs.Rates | None, name: Phase, steps: int | None, tokens: float) -> Json:

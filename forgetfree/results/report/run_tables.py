@@ -148,6 +148,7 @@ def _outcome(comparison: Comparison) -> Grid:
     """Return table 4 of the paper: what each strategy still knows of each task at the end."""
     scale, shows = comparison.scale, _shows(comparison)
     calibrated = not comparison.runs or any(run.summary.ece is not None for run in comparison.runs)
+    told = any(run.updates for run in comparison.runs)
     points = [*(["forgetting, BWT" if calibrated else "forgetting and BWT"] if scale == PERCENT else [])]
     points += ["ECE"] if calibrated else []
     nats = any(LOSS in run.more_scores for run in comparison.runs)
@@ -166,7 +167,12 @@ def _outcome(comparison: Comparison) -> Grid:
         _summary("forgetting", "forgetting", -1, scale),
         _summary("BWT", "bwt", 1, scale),
         *([_summary("ECE", "ece", -1, PERCENT)] if calibrated else []),
+        *([Columns(["updates"], lambda run, *_: run.all_updates, _count, 0, "updates")] if told else []),
     )
+
+    def padded(*cells: Sequence[float | None]) -> list[Sequence[float | None]]:
+        return [*cells, *[[] for _ in grid.header[len(cells) + 1 :]]]
+
     rows = []
     for entry, row in zip(comparison.strategies, grid.rows, strict=True):
         rows.append(row)
@@ -176,13 +182,12 @@ def _outcome(comparison: Comparison) -> Grid:
             average, ece = [_mean(union.accuracy) for union in unions], [_mean(union.ece) for union in unions]
             more = [ece] if calibrated else []
             rows.append(
-                (f"{entry.label} (one final union)", [*of_tasks, average, *([[]] if nats else []), [], [], *more])
+                (f"{entry.label} (one final union)", padded(*of_tasks, average, *([[]] if nats else []), [], [], *more))
             )
     floors = ({CONSTANT: comparison.constant} if comparison.constant else {}) | dict(comparison.learned_floors)
     for name, floor in floors.items():
         loss = [_loss(run, 0) for run in comparison.runs] if name == UNTRAINED else []
-        more = [[], [], *([[]] if calibrated else [])]
-        rows.append((name, [*([score] for score in floor), [_mean(floor)], *([loss[:1]] if nats else []), *more]))
+        rows.append((name, padded(*([score] for score in floor), [_mean(floor)], *([loss[:1]] if nats else []))))
     return replace(grid, rows=rows, legend=[*grid.legend, *floors, "bold"], of_tasks=True)
 
 

@@ -236,6 +236,8 @@ MEANINGS = {
     + _CHECKED,
     "BWT": "backward transfer: the score at the end minus the score right after learning; below 0 where tasks were forgotten",
     "ECE": "expected calibration error: how far confidence is from accuracy, in 15 bins; the mean over tasks",
+    "updates": "of the model's weights or of a region's, over all tasks; those of the fine-tuned models that it stands on "
+    "count, too, whoever made them, and those of a search for a mask do not",
     "a constant answer": "the best score that the same answer to every row has: what knows a task is above it",
     "a bag of words": "logistic regression on the words (TF-IDF) of the same training rows, and of pairs on how far both texts "
     "overlap, without the model; the mean over seeds",

@@ -166,6 +166,19 @@ def test_steps_follow_the_rule_of_the_paper(plan: Plan) -> None:
     )
 
 
+def test_steps_follow_a_rule_by_its_name(plan: Plan) -> None:
+    """A plan has what is trained: at least 100 updates for a few rows; the recipe's rule gives way to the paper's by name."""
+    words = ("run", "ag_news,sst2", "--strategy", "fine-tune")
+    assert plan(*words, "--steps", "auto")["total"]["steps"]["fine_tune"] == 200
+    assert plan(*words, "--set", "steps=paper")["total"]["steps"]["fine_tune"] == 384
+    recipe = RunConfig(stream="sst2", model="minilm")
+    assert {options.steps for options in recipe.checked().options.values()} == {"auto"}
+    named = RunConfig(stream="sst2", model="minilm", steps="paper")
+    assert {options.steps for options in named.checked().options.values()} == {
+        "paper"
+    } and "steps" not in named.recipe()
+
+
 def test_a_sweep_a_graft_and_an_experiment_have_plans(plan: Plan) -> None:
     sweep = plan("sweep", "sst2", "--steps", "2", "--set", "sparsity=0.01,0.02,0.03")
     assert len(sweep["units"]) == 4  # three trials, and the chosen run
