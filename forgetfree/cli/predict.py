@@ -18,10 +18,10 @@ from forgetfree.cli.text_rows import TextRow, is_plain, rows_of_file, rows_of_st
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Deterministic, Run, Seed, Strategy, predictor_of
 from forgetfree.cli.words import say
-from forgetfree.data.columns import PAIR, ColumnNames
+from forgetfree.data.columns import PAIR, READ_DEFAULTS, ColumnNames, ReadOptions
 from forgetfree.display import counted
 from forgetfree.errors import UsageError
-from forgetfree.tasks import Decoding, version_of
+from forgetfree.tasks import Decoding
 
 if TYPE_CHECKING:
     from forgetfree.serve.served_task import Ending, ServedTask
@@ -136,14 +136,14 @@ def command(
     answers_to = predictor.route if routed else partial(predictor.answer, task, ending=ending)
     table = _Csv(served, size, keep) if as_csv else None
     show = table or (_as_json(served[0]) if as_json else _plain(served[0]))
-    usual = _columns_of_run(directory, tasks[0]) if form is not None and not text_column else ()
+    named = _columns_of_run(directory) if form is not None and not text_column else READ_DEFAULTS
     if streaming or (not texts and file is None and sys.stdin.isatty()):
         if sys.stdin.isatty():
             say("Reading texts from the terminal, one a line; end with Ctrl-D.")
         chunks: Iterable[Sequence[TextRow]] = ([TextRow(row)] for row in rows_of_stdin(size))
     else:
         rows = (
-            rows_of_file(file, form, columns, keep, usual)
+            rows_of_file(file, form, columns, keep, named)
             if file is not None
             else map(TextRow, rows_of_texts(texts, size) if texts else rows_of_stdin(size))
         )
@@ -168,16 +168,14 @@ def command(
         say(f"warning: {empty} {'text is' if empty == 1 else 'texts are'} empty: what is answered there means nothing.")
 
 
-def _columns_of_run(run: Path, task: str) -> tuple[str, ...]:
-    """Return the columns that a run's texts of a task were read from, where they were named."""
-    from forgetfree.data.columns import ReadOptions
+def _columns_of_run(run: Path) -> ReadOptions:
+    """Return the columns that a run's texts were read from, where they were named."""
     from forgetfree.results.config_file import load_run
 
     if not run.is_dir():
-        return ()
+        return READ_DEFAULTS
     config = load_run(run)
-    options = ReadOptions.of(config["run"].get("text_column", ()), None)
-    return options.columns(version_of(task)[0], [each["name"] for each in config["tasks"]]).texts
+    return ReadOptions.of(config["run"].get("text_column", ()), None).among(each["name"] for each in config["tasks"])
 
 
 def _ending(served: ServedTask, changes: Mapping[str, Any]) -> Ending:

@@ -6,17 +6,20 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.data.bad_rows import refuse
-from forgetfree.data.columns import NO_COLUMN_NAMES, ColumnNames, choose_texts, is_label
+from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ColumnNames, ReadOptions, choose_texts, is_label
 from forgetfree.data.places import CONLL, format_of
 from forgetfree.data.table_files import csv_records, read_table, text_form
+from forgetfree.data.tables import Columns
 from forgetfree.data.text_files import PACKED, lines_of
 from forgetfree.display import tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.json_file import parse_json
+from forgetfree.tasks import version_of
 
 if TYPE_CHECKING:
     from forgetfree.serve.served_task import ServedTask
@@ -74,7 +77,7 @@ def rows_of_file(
     task: ServedTask | None,
     columns: ColumnNames = NO_COLUMN_NAMES,
     keep: Sequence[str] = (),
-    usual: Sequence[str] = (),
+    usual: ReadOptions = READ_DEFAULTS,
 ) -> Iterator[TextRow]:
     """Yield the rows of a file: a table's by its columns, records by their keys, txt a text a line.
 
@@ -85,7 +88,7 @@ def rows_of_file(
         task: that is asked; ``None``: rows have one text or two, as the file has them.
         columns: of the texts, where they are named.
         keep: other columns that are wanted.
-        usual: columns of the texts that are read where none are named and the file has them.
+        usual: names the columns of the texts that are read where ``columns`` names none and the file has them.
 
     Raises:
         DataError: it cannot be read, or a row is not as it must be; the message says which.
@@ -104,7 +107,7 @@ def rows_of_file(
 
 
 def _read(
-    path: Path, task: ServedTask | None, columns: ColumnNames, keep: Sequence[str], usual: Sequence[str]
+    path: Path, task: ServedTask | None, columns: ColumnNames, keep: Sequence[str], usual: ReadOptions
 ) -> Iterator[TextRow]:
     if is_plain(path):
         size = task.size if task else None
@@ -115,8 +118,9 @@ def _read(
     names: tuple[str, ...] = ()
     for number, record in _records(path):
         header = list(record)
-        if usual and not columns.texts and {*usual} <= {*header}:
-            columns = ColumnNames.of(tuple(usual), None)
+        if usual.texts and task and not columns.texts:
+            texts = usual.columns(version_of(task.task.name)[0], header).texts
+            columns = ColumnNames(texts) if {*texts} <= {*header} else columns
         names = names or _columns(f"{path}", header, task, columns)
         if lacking := [name for name in keep if name not in header]:
             raise DataError(
@@ -157,7 +161,7 @@ def _texts(where: str, cells: Mapping[str, Any], task: ServedTask | None) -> tup
     return tuple(map(str, texts))
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the number and content of each record."""
     format = format_of(path.name)[1]
     if format in ("json", "parquet", *CONLL):
@@ -165,8 +169,12 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if table.bad:
             refuse(table.bad.faults[0])
         _tell(table.note)
-        for number, *row in zip(table.numbers, *table.columns.values(), strict=True):
-            yield number, dict(zip(table.columns, row, strict=True))
+
+        def cell(i: int, name: str) -> Any:
+            return table.columns[name][i]
+
+        for i, number in enumerate(table.numbers):
+            yield number, Columns(table.columns, partial(cell, i))
         return
     form = text_form(path)
     _tell(form.note)

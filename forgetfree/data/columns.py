@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forgetfree import registry
@@ -38,10 +38,12 @@ class ColumnNames:
     Attributes:
         texts: one for single texts, two for pairs.
         label: of the label.
+        note: what to say of how names were understood.
     """
 
     texts: tuple[str, ...] = ()
     label: str | None = None
+    note: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, texts: str | Sequence[str] | None, label: str | None) -> ColumnNames:
@@ -62,7 +64,7 @@ class ColumnNames:
     def over(self, source: Mapping[str, Any]) -> ColumnNames:
         """Return these, and what a ``source.json`` names where they are left out."""
         source_columns = ColumnNames.of(source.get("text_column"), source.get("label_column"))
-        return ColumnNames(self.texts or source_columns.texts, self.label or source_columns.label)
+        return replace(self, texts=self.texts or source_columns.texts, label=self.label or source_columns.label)
 
 
 #: No column is named: all are recognised.
@@ -78,16 +80,18 @@ class ReadOptions:
     """What a user says of how the rows of all tasks are read.
 
     Attributes:
-        texts: names of columns; ``TASK.COLUMN`` is a column of one task.
+        texts: names of columns; ``TASK.COLUMN`` is a column of one task, unless a column has this name.
         labels: the same.
         skip_bad_rows: whether rows that cannot be used are left out, and not refused.
         metrics: names of metrics; ``TASK=NAME`` is that of one task.
+        tasks: the names of the tasks that may be meant.
     """
 
     texts: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     skip_bad_rows: bool = False
     metrics: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -122,31 +126,48 @@ class ReadOptions:
                     f"{', '.join(self.metrics)}. Name one; TASK=NAME is that of one task."
                 )
 
-    def columns(self, task: str, tasks: Iterable[str] = ()) -> ColumnNames:
+    def among(self, tasks: Iterable[str]) -> ReadOptions:
+        """Return these options where tasks of these names may be meant, too."""
+        return replace(self, tasks=tuple(dict.fromkeys([*self.tasks, *tasks])))
+
+    def columns(self, task: str, header: Collection[str]) -> ColumnNames:
         """Return the columns that are named for a task: for it alone, or else for all.
 
         Args:
             task: its name.
-            tasks: the names of the others, whose columns it has nothing to do with.
+            header: the names of all its columns: one that is named so is meant as it is written.
 
         Raises:
             UsageError: these are not one or two different names of texts, and one of a label.
         """
-        # Of tasks a and a.b, a.b.text is a column of the second.
-        names = sorted({task, *tasks}, key=len, reverse=True)
-
-        def chosen(named: Sequence[str]) -> tuple[str, ...]:
-            owner = {name: next((each for each in names if name.startswith(f"{each}.")), None) for name in named}
-            own = tuple(name.removeprefix(f"{task}.") for name in named if owner[name] == task)
-            return own or tuple(name for name in named if owner[name] is None)
-
-        texts, labels = chosen(self.texts), chosen(self.labels)
+        notes = list[str]()
+        texts, labels = self._of(task, self.texts, header, notes), self._of(task, self.labels, header, notes)
         if len(labels) > 1:
             raise UsageError(
                 f"label_column must be one column for task {task!r}, got {', '.join(map(repr, labels))}. Name one, or "
                 "TASK.COLUMN for one task alone."
             )
-        return ColumnNames.of(texts, *labels or (None,))
+        return replace(ColumnNames.of(texts, *labels or (None,)), note="; ".join(notes))
+
+    def _of(self, task: str, named: Iterable[str], header: Collection[str], notes: list[str]) -> list[str]:
+        """Return the columns of a task among those named; ``notes`` gets what to say where a name has two meanings."""
+        # Of tasks a and a.b, a.b.text is a column of the second.
+        tasks = sorted({task, *self.tasks}, key=len, reverse=True)
+        columns: dict[str, list[str]] = {"own": [], "common": [], "other": []}
+        for name in named:
+            owner = next((each for each in tasks if name.startswith(f"{each}.")), None)
+            bare = name.removeprefix(f"{owner}.")
+            if owner == task:
+                columns["own"].append(name if name in header else bare)
+                if name in header and bare in header:
+                    notes.append(f"{name!r} is the column of this name, not {bare!r} of task {task!r}")
+            elif owner is None:
+                columns["common"].append(name)
+            elif readings := [each for each in (name, name.removeprefix(f"{task}.")) if each in header]:
+                columns["other"].append(readings[0])
+        if not columns["own"] and not columns["common"]:
+            notes += [f"{name!r} is taken as a column of this task, too" for name in columns["other"]]
+        return columns["own"] or columns["common"] or columns["other"]
 
 
 def named_metrics(metrics: str | Mapping[str, str] | Sequence[str] | None) -> tuple[str, ...]:

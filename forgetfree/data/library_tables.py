@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from forgetfree.data.places import configurations, datasets_errors, split_of
-from forgetfree.data.table_files import check_names, of_arrow
-from forgetfree.data.tables import Table, of_records, plain
+from forgetfree.data.arrow_tables import label_names, of_arrow
+from forgetfree.data.places import check_parts, configurations, datasets_errors, has_card, split_of
+from forgetfree.data.table_files import MOST_TEXT_ROWS
+from forgetfree.data.tables import Columns, Table, cells_of, check_names, of_records
+from forgetfree.data.text_files import check_size
 from forgetfree.errors import DataError, NoDataError, UsageError, first_line
 from forgetfree.tasks import HubSource, TaskDefinition, slots
 
@@ -24,8 +28,8 @@ def tables_of(where: str, rows: Any) -> Tables:
 
     Args:
         where: what the rows are called, for messages.
-        rows: a ``datasets.Dataset`` or ``DatasetDict``, a pandas ``DataFrame``, a list of rows, each a mapping from columns
-            to values, or a mapping from splits to these.
+        rows: a ``datasets.Dataset``, ``IterableDataset`` or ``DatasetDict``, a pandas ``DataFrame``, a list of rows, each a
+            mapping from columns to values, or a mapping from splits to these.
 
     Raises:
         DataError: a split is given twice, the training rows are missing, or the rows have another form.
@@ -65,25 +69,44 @@ def _table(where: str, rows: Any) -> Table:
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")  # who has such rows has imported them
     if datasets is not None and isinstance(rows, datasets.Dataset):
         return _of_dataset(where, rows)
+    if datasets is not None and isinstance(rows, datasets.IterableDataset):
+        return _of_iterable(where, rows)
     if pandas is not None and isinstance(rows, pandas.DataFrame):
+        names = {str(name): name for name in rows.columns}
         check_names(where, [str(name) for name in rows.columns])
-        cells = rows.astype(object).where(rows.notna(), None)
-        return Table(where, {str(name): cells[name].tolist() for name in rows.columns}, range(len(rows)))
+        return Table(where, Columns(names, lambda name: cells_of(rows[names[name]])), range(len(rows)))
     if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
-        table = of_records(where, rows, range(len(rows)))
-        columns = {name: [plain(value) for value in values] for name, values in table.columns.items()}
-        return replace(table, columns=columns)
+        return _of_records(where, rows)
     raise DataError(
-        f"{where}: expected a datasets.Dataset or DatasetDict, a pandas.DataFrame, a list of rows, each a dict, or a dict of "
-        f"splits of these, got a {type(rows).__name__}. Give one of them, or the path of a file."
+        f"{where}: expected a datasets.Dataset, IterableDataset or DatasetDict, a pandas.DataFrame, a list of rows, each a "
+        f"dict, or a dict of splits of these, got a {type(rows).__name__}. Give one of them, or the path of a file."
     )
 
 
-def _of_dataset(where: str, dataset: Any) -> Table:
-    import pyarrow
+def _of_records(where: str, rows: Sequence[Any]) -> Table:
+    table = of_records(where, rows, range(len(rows)))
+    return replace(table, columns=Columns(table.columns, lambda name: cells_of(table.columns[name])))
 
-    rows: pyarrow.Table = dataset.with_format("arrow")[:]
-    stored = _named(of_arrow(where, rows.schema, rows.to_batches(), 0), dataset.features)
+
+def _of_iterable(where: str, dataset: Any) -> Table:
+    features = {name: getattr(each, "feature", each) for name, each in (dataset.features or {}).items()}
+    # Pictures and sounds, which other libraries would have to read, are neither texts nor labels.
+    unread = [name for name, each in features.items() if hasattr(each, "decode") and type(each).__name__ != "Json"]
+    try:
+        rows = [*islice(dataset.with_format(None).remove_columns(unread), MOST_TEXT_ROWS + 1)]
+    except Exception as error:  # whatever it reads, or a user's function raises
+        raise DataError(
+            f"{where}: its rows cannot be read: {type(error).__name__}: {first_line(error)}. Mend what yields them."
+        ) from error
+    check_size(where, len(rows), "rows or more", MOST_TEXT_ROWS)
+    return replace(_of_records(where, rows), label_names=label_names(features))
+
+
+def _of_dataset(where: str, dataset: Any) -> Table:
+    def read(name: str) -> Iterable[Any]:
+        return dataset.select_columns([name]).with_format("arrow")[:].column(name).chunks  # type: ignore[no-any-return]
+
+    stored = of_arrow(where, dataset.features.arrow_schema, dataset.features, read, range(len(dataset)))
     return _transformed(stored, dataset) if len(dataset) and dataset.format["type"] == "custom" else stored
 
 
@@ -93,7 +116,7 @@ def _transformed(stored: Table, dataset: Any) -> Table:
     try:
         for batch in dataset.iter(batch_size=2048):
             for name, values in batch.items():
-                columns.setdefault(name, []).extend(map(plain, values))
+                columns.setdefault(name, []).extend(cells_of(values))
     except Exception as error:  # whatever a user's function raises
         raise DataError(
             f"{stored.where}: its transform failed: {type(error).__name__}: {first_line(error)}. Mend it, or take it off with "
@@ -114,15 +137,6 @@ def _transformed(stored: Table, dataset: Any) -> Table:
 def _alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Return whether two columns are written alike; arrays in them have no truth value of their own."""
     return [*map(str, one)] == [*map(str, other)]
-
-
-def _named(table: Table, features: Mapping[str, Any]) -> Table:
-    """Return a table with the names that its features give to labels."""
-    inner = {
-        column: getattr(feature, "feature", feature) for column, feature in features.items()
-    }  # of a list of labels
-    names = {column: each.names for column, each in inner.items() if type(each).__name__ == "ClassLabel"}
-    return Table(table.where, table.columns, table.numbers, names)
 
 
 # -- Folders ---------------------------------------------------------------------------------------------
@@ -147,31 +161,47 @@ def read_snapshot(folder: Path, name: str) -> Tables:
     known = configurations(folder)
     if len(known) > 1 and name not in known:
         raise UsageError(f"{folder} holds the configurations {', '.join(known)}. Name one of them as the task.")
-    with datasets_errors(folder):
-        from datasets import load_dataset
+    with datasets_errors(folder), TemporaryDirectory(ignore_cleanup_errors=True) as cache:
+        from datasets import load_dataset_builder
 
-        # Streaming reads the files where they lie, and makes no copy in the cache.
-        splits: Any = load_dataset(str(folder), name if len(known) > 1 else known[0], streaming=True)
-    names, unread = splits_of(str(folder), map(str, splits))
-    note = f"{', '.join(map(repr, unread))} not read" if unread else ""
-    return {names[split]: _streamed(f"{folder}[{split!r}]", folder, splits[split]) for split in names}, note
+        builder = load_dataset_builder(str(folder), known[0] if len(known) < 2 else name, cache_dir=cache)
+        for files in (builder.config.data_files or {}).values():
+            check_parts(folder, files)
+        expected = _rows_of(builder.info)
+        builder.download_and_prepare(verification_mode="no_checks")  # `check_rows` says what to do
+        tables, note = tables_of(str(folder), builder.as_dataset())
+    check_rows(folder, expected, tables)
+    return tables, note
 
 
-def _streamed(where: str, folder: Path, rows: Any) -> Table:
-    import pyarrow
+def rows_of_card(folder: Path, name: str) -> dict[str, int]:
+    """Return how many rows a card says that each split of a task has; nothing where it says none, or cannot be read."""
+    if not has_card(folder):
+        return {}
+    from datasets.info import DatasetInfo, DatasetInfosDict
 
-    with datasets_errors(folder):
-        parts = rows.with_format("arrow").iter(batch_size=2048)
-        first = next(parts, None)
-        features = rows.features or {}
-        if first is None:
-            return Table(where, {name: [] for name in features}, [])
+    try:
+        infos = DatasetInfosDict.from_directory(str(folder))
+        return _rows_of(infos.get(name) or (DatasetInfo() if len(infos) > 1 else next(iter(infos.values()))))
+    except Exception:  # the files are read without it
+        return {}
 
-        def batches() -> Iterator[pyarrow.RecordBatch]:
-            for part in (first, *parts):
-                yield from part.cast(first.schema).to_batches()
 
-        return _named(of_arrow(where, first.schema, batches(), 0), features)
+def _rows_of(info: Any) -> dict[str, int]:
+    return {str(name): split.num_examples for name, split in (info.splits or {}).items()}
+
+
+def check_rows(folder: Path, expected: Mapping[str, int], tables: Mapping[str, Table]) -> None:
+    """Raise ``DataError`` if the tables of a folder hold other numbers of rows than its card says."""
+    there = {split: len({*table.numbers, *table.bad.numbers}) for split, table in tables.items()}
+    for name, count in expected.items():
+        split = split_of(name)
+        if split and count and count != there.get(split, 0):
+            raise DataError(
+                f"{folder}: the card says that the {split} split has {count:,} rows, and {there.get(split, 0):,} are there. "
+                "Download the files again; or, if they were changed on purpose, take dataset_info out of README.md, or "
+                "dataset_infos.json away."
+            )
 
 
 # -- The hub ---------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,8 @@ _SPLIT_NAMES = {
     "validation": ("validation", "dev", "eval", "val", "valid"),
     "test": ("test",),
 }
+#: The name of a file that is one of several parts.
+_PART = re.compile(r"(.*?)(\d+)-of-(\d+)(.*)")
 #: A file of a data set of the hub, which has its splits in parts.
 _SHARD = re.compile(
     r"(train|training|validation|valid|val|dev|eval|test)[-._].*\.(parquet|csv|tsv|jsonl?|arrow)(\.\w+)?"
@@ -63,7 +65,19 @@ def files_of(folder: Path) -> dict[str, Path]:
             )
         if names:
             files[split] = folder / names[0]
+    parts = [path.name for path in folder.iterdir() if _is_part(path.name)] if files else []
+    if parts:
+        raise DataError(
+            f"{folder} holds {' and '.join(path.name for path in files.values())}, and {min(parts)}, which is one of several "
+            "parts of a split. Remove what is not meant."
+        )
     return files
+
+
+def _is_part(name: str) -> bool:
+    """Return whether a file is one of several parts of a split."""
+    match = _PART.fullmatch(name)
+    return bool(match and split_of(match[1].rstrip("-_.")) and format_of(name)[1])
 
 
 def split_of(name: str) -> str | None:
@@ -152,11 +166,13 @@ def is_snapshot(folder: Path) -> bool:
     if is_saved(folder):
         return False
     places = [place for place in (folder, folder / "data") if place.is_dir() and os.access(place, os.R_OK | os.X_OK)]
-    return any(_SHARD.fullmatch(path.name.lower()) for place in places for path in place.iterdir()) or _has_card(folder)
+    return any(_SHARD.fullmatch(path.name.lower()) for place in places for path in place.iterdir()) or has_card(folder)
 
 
-def _has_card(folder: Path) -> bool:
-    """Return whether a ``README.md`` describes the folder as a data set of the hub."""
+def has_card(folder: Path) -> bool:
+    """Return whether a ``README.md``, or ``dataset_infos.json``, describes the folder as a data set of the hub."""
+    if (folder / "dataset_infos.json").is_file():
+        return True
     card = folder / "README.md"
     if not card.is_file():
         return False
@@ -173,16 +189,53 @@ def configurations(folder: Path) -> list[str]:
         return list(get_dataset_config_names(str(folder)))
 
 
+def check_parts(where: Path, files: Iterable[str | Path]) -> None:
+    """Raise ``DataError`` if files have names such as ``train-00000-of-00002.parquet``, and not all of these are there."""
+    parts = dict[tuple[Path, str, str], dict[int, str]]()
+    for path in map(Path, files):
+        if (match := _PART.fullmatch(path.name)) and int(match[2]) <= int(match[3]) and path.is_file():
+            parts.setdefault((path.parent, match[1], match[3]), {})[int(match[2])] = path.name
+    for (folder, begin, total), names in parts.items():
+        first = int(int(total) in names)  # they are counted from 0, or else from 1
+        lacking = [number for number in range(first, first + int(total)) if number not in names]
+        if lacking:
+            raise DataError(
+                f"{where} holds {len(names)} of the {int(total)} files {folder.name}/{begin}*-of-{total}: number "
+                f"{', '.join(f'{number:0{len(total)}}' for number in lacking[:5])}{', …' * (len(lacking) > 5)} "
+                f"{'is' if len(lacking) == 1 else 'are'} missing. Download the data set again."
+            )
+
+
+def part_note(path: Path) -> str:
+    """Return what to say of a file that is read alone, and has the name of one of several parts."""
+    match = _PART.fullmatch(path.name)
+    is_part = match and 1 < int(match[3]) >= int(match[2])
+    return f"{path.name} is one of {int(match[3])} parts, and read alone" if match and is_part else ""
+
+
 @contextmanager
 def datasets_errors(folder: Path) -> Iterator[None]:
-    """Say what the library finds wrong as an error of the folder's."""
+    """Say what the library finds wrong as an error of the folder's, and nothing of how far it is."""
+    import datasets
+
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     check_size(folder, size, "bytes", MOST_BYTES)
+    silent = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
     try:
         yield
     except DataError:
         raise
     except Exception as error:
+        cause: BaseException = error
+        if isinstance(error, datasets.exceptions.DatasetGenerationError):  # it says only that there is an error
+            cause = error.__cause__ or error
+            if not isinstance(cause, OSError):
+                cause = ValueError(" ".join(str(cause).split())[:400])  # in several lines
+        file = f"{cause.filename}: " if isinstance(cause, OSError) and cause.filename else ""
         raise DataError(
-            f"{folder} cannot be read by the datasets library: {first_line(error)}. Save or download it again."
+            f"{folder} cannot be read by the datasets library: {file}{first_line(cause)}. Save or download it again."
         ) from error
+    finally:
+        if not silent:
+            datasets.enable_progress_bars()

@@ -12,8 +12,8 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.columns import ColumnNames
-from forgetfree.data.library_tables import read_saved, read_snapshot
+from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
+from forgetfree.data.library_tables import check_rows, read_saved, read_snapshot, rows_of_card
 from forgetfree.data.places import files_of, format_of, is_saved, is_snapshot, split_of
 from forgetfree.data.rows import RowKind, TaskRows
 from forgetfree.data.table_files import head_of, read_table
@@ -33,7 +33,7 @@ _KEYS = (
 )
 
 
-def read_folder(name: str, folder: Path, columns: ColumnNames, skip_bad_rows: bool = False) -> TaskRows:
+def read_folder(name: str, folder: Path, options: ReadOptions) -> TaskRows:
     """Read a task's folder: its files, or what the ``datasets`` library wrote or downloaded.
 
     Raises:
@@ -51,9 +51,11 @@ def read_folder(name: str, folder: Path, columns: ColumnNames, skip_bad_rows: bo
         tables = {split: table for split, table in read.items() if table is not None}
         others = [(path.name, split) for split, path in paths.items() if format_of(path.name)[0] != split]
         note = "; ".join(f"{file} is the {split} split" for file, split in others)
+        if len(tables) == len(paths):
+            faults.attempt(check_rows, folder, rows_of_card(folder, name), tables)
     rows = None
     if "train" in tables:
-        rows = faults.attempt(read_task, task_of(name, tables, columns, source, folder, note, skip_bad_rows))
+        rows = faults.attempt(read_task, task_of(name, tables, options, source, folder, note))
     faults.report()
     assert rows is not None
     return rows
@@ -75,10 +77,10 @@ def _check_files(name: str, folder: Path, paths: Mapping[str, Path]) -> None:
                 )
 
 
-def check_folder(name: str, folder: Path, columns: ColumnNames) -> None:
+def check_folder(name: str, folder: Path, options: ReadOptions) -> None:
     """Raise as `check_header` does for the files of a task's folder."""
     if not is_saved(folder):
-        check_header(name, files_of(folder), _source_of(folder), columns)
+        check_header(name, files_of(folder), _source_of(folder), options)
 
 
 def _source_of(folder: Path) -> dict[str, Any]:
@@ -142,20 +144,20 @@ def _are_names(names: Any) -> bool:
     return "" not in plain and len(plain) == len(names) > 1
 
 
-def check_header(name: str, paths: Mapping[str, Path], source: Mapping[str, Any], columns: ColumnNames) -> None:
+def check_header(name: str, paths: Mapping[str, Path], source: Mapping[str, Any], options: ReadOptions) -> None:
     """Raise ``DataError`` for what the first lines of a task's files say is wrong, before all rows are read.
 
     Args:
         name: of the task.
         paths: its files, by split.
         source: what its ``source.json`` says.
-        columns: the columns that the user named.
+        options: which columns the user named.
     """
     faults = DataFaults()
     attempts = {split: faults.attempt(head_of, path) for split, path in paths.items()}
     heads = {split: head for split, head in attempts.items() if head is not None}
     if "train" in heads:
-        task = task_of(name, heads, columns, source)
+        task = task_of(name, heads, options, source)
         faults.attempt(_kind(task).check_header, task)
     faults.report()
 
@@ -180,15 +182,16 @@ def read_task(task: TaskTables) -> TaskRows:
 def task_of(
     name: str,
     tables: Mapping[str, Table],
-    columns: ColumnNames,
+    options: ReadOptions = READ_DEFAULTS,
     source: Mapping[str, Any] = MappingProxyType({}),
     folder: Path = Path(),
     note: str = "",
-    skip_bad_rows: bool = False,
 ) -> TaskTables:
-    """Return a task before its rows are read; ``columns`` are those that the user named."""
+    """Return a task before its rows are read."""
+    columns = options.columns(name, tables["train"].columns).over(source)
+    note = "; ".join(filter(None, [note, columns.note]))
     registered = registry.tasks().get(version_of(name)[0])
-    return TaskTables(name, tables, source, folder, registered, columns.over(source), note, skip_bad_rows)
+    return TaskTables(name, tables, source, folder, registered, columns, note, options.skip_bad_rows)
 
 
 def _kind(task: TaskTables) -> RowKind:

@@ -18,9 +18,9 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ReadOptions
+from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
 from forgetfree.data.library_tables import read_hub, tables_of
-from forgetfree.data.places import FORMATS, files_by_name, format_of, holds_a_task, tasks_at, tasks_of_files
+from forgetfree.data.places import FORMATS, files_by_name, format_of, holds_a_task, part_note, tasks_at, tasks_of_files
 from forgetfree.data.reading import check_folder, check_header, read_folder, read_task, task_of
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import read_table
@@ -294,11 +294,11 @@ class _Directory:
                 f"{', '.join(self.names()) or 'no tasks'}. Add the folder, or give another directory to "
                 "--data."
             )
-        return read_folder(name, folder, self._options.columns(name, self.names()), self._options.skip_bad_rows)
+        return read_folder(name, folder, self._options.among(self.names()))
 
     def check_header(self, name: str) -> None:
         if (self.root / name).is_dir():
-            check_folder(name, self.root / name, self._options.columns(name, self.names()))
+            check_folder(name, self.root / name, self._options.among(self.names()))
 
 
 class _OneTask:
@@ -308,7 +308,7 @@ class _OneTask:
     """
 
     def __init__(self, path: Path, names: list[str], options: ReadOptions) -> None:
-        self.path, self._names, self._options = path, names, options
+        self.path, self._names, self._options = path, names, options.among(names)
         tasks = ", ".join(self._names) or "one task, which may have any name without a comma or a slash"
         self.hint = f"{path} holds {tasks}."
 
@@ -336,25 +336,23 @@ class _OneTask:
         return replace(rows, notes=(*rows.notes, note))
 
     def _read(self, name: str) -> TaskRows:
-        columns, skip_bad_rows = self._options.columns(name, self.names()), self._options.skip_bad_rows
         if self.path.is_dir():
-            return read_folder(name, self.path, columns, skip_bad_rows)
+            return read_folder(name, self.path, self._options)
         tables = {"train": read_table(self.path)}
-        return read_task(task_of(name, tables, columns, folder=self.path.parent, skip_bad_rows=skip_bad_rows))
+        return read_task(task_of(name, tables, self._options, folder=self.path.parent, note=part_note(self.path)))
 
     def check_header(self, name: str) -> None:
-        columns = self._options.columns(name, self.names())
         if self.path.is_dir():
-            check_folder(name, self.path, columns)
+            check_folder(name, self.path, self._options)
         else:
-            check_header(name, {"train": self.path}, {}, columns)
+            check_header(name, {"train": self.path}, {}, self._options)
 
 
 class _Named:
     """The source ``data={"NAME": ROWS}`` of Python; and several files."""
 
     def __init__(self, rows: Mapping[str, Any], options: ReadOptions) -> None:
-        self._rows, self._options = rows, options
+        self._rows, self._options = rows, options.among(rows)
         self.hint = f"The data given hold {', '.join(rows) or 'no task'}."
 
     def names(self) -> list[str]:
@@ -364,11 +362,11 @@ class _Named:
         return name in self._rows
 
     def load(self, name: str) -> TaskRows:
-        rows, columns = self._rows[name], self._options.columns(name, self.names())
+        rows = self._rows[name]
         if _is_path(rows):
             return self._place(name).load(name)
         tables, note = tables_of(f"data[{name!r}]", rows)
-        return read_task(task_of(name, tables, columns, note=note, skip_bad_rows=self._options.skip_bad_rows))
+        return read_task(task_of(name, tables, self._options, note=note))
 
     def check_header(self, name: str) -> None:
         if _is_path(self._rows.get(name)):
@@ -376,10 +374,7 @@ class _Named:
 
     def _place(self, name: str) -> _Source:
         """Return the source of a task whose rows are given by a path."""
-        columns = self._options.columns(name, self.names())
-        return _open_source(
-            os.fspath(self._rows[name]), ReadOptions.of(columns.texts, columns.label, self._options.skip_bad_rows)
-        )
+        return _open_source(os.fspath(self._rows[name]), self._options)
 
 
 class _Hub:
@@ -400,7 +395,7 @@ class _Hub:
         task = registry.tasks()[name]
         if task.hub is None:
             raise NoDataError(f"The hub does not hold task {name!r}. {self.hint}")
-        return read_task(task_of(name, read_hub(task, task.hub), NO_COLUMN_NAMES))
+        return read_task(task_of(name, read_hub(task, task.hub)))
 
 
 class _Embedded:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from forgetfree.data.arrow_tables import read_parquet
 from forgetfree.data.bad_rows import BadRow, BadRows, refuse
 from forgetfree.data.places import format_of
-from forgetfree.data.tables import Table, of_records, shown
+from forgetfree.data.tables import Table, check_names, of_records, shown
 from forgetfree.data.text_files import (
     MOST_BYTES,
     MOST_LINE,
@@ -23,7 +24,6 @@ from forgetfree.data.text_files import (
     open_text,
     unpacked_limit,
 )
-from forgetfree.display import first_twice
 from forgetfree.errors import DataError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import MOST_BYTES as MOST_JSON
@@ -33,8 +33,8 @@ from forgetfree.json_file import parse_json
 _SIGN = {"csv": ",", "tsv": "\t"}
 _SIGNS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _QUOTE = "Quote texts that hold commas, quotes or line breaks"
-#: The most rows of a parquet file, and of a text file, whose cells are all objects of their own in memory.
-MOST_ROWS, MOST_TEXT_ROWS = 50_000_000, 5_000_000
+#: The most rows of a text file, whose cells are all objects of their own in memory.
+MOST_TEXT_ROWS = 5_000_000
 #: Rows of csv that are put into columns together; and the most texts of a column that are compared to hold each once.
 _ROWS_AT_A_TIME, _FEW = 10_000, 1000
 #: A tag of CoNLL's files, and the word of a line that begins a document.
@@ -58,7 +58,7 @@ def read_table(path: Path) -> Table:
     try:
         check_size(path, size_of(path), "bytes", MOST_BYTES)
         if format == "parquet":
-            return _read_parquet(path)
+            return read_parquet(path)
         form = text_form(path)
         read = {"jsonl": _read_jsonl, "json": _read_json, "csv": _read_csv, "tsv": _read_csv}.get(format, _read_conll)
         return replace(read(path, form), note=form.note)
@@ -86,13 +86,7 @@ def head_of(path: Path) -> Table | None:
         if not path.is_file():
             return None
         if format == "parquet":
-            import pyarrow.parquet
-
-            with pyarrow.parquet.ParquetFile(path) as file:
-                rows = next(file.iter_batches(batch_size=1), file.schema_arrow.empty_table()).to_pylist()
-                return Table(
-                    str(path), {name: [row[name] for row in rows] for name in file.schema_arrow.names}, [1][: len(rows)]
-                )
+            return read_parquet(path, head=True)
         form = text_form(path, _HEAD) if format in _SIGN else None
     except Exception:  # whoever reads the file tells it
         return None
@@ -101,66 +95,6 @@ def head_of(path: Path) -> Table | None:
     with closing(_records(path, form, refuse, delimiter=form.separator)) as records:
         _, names = next(records, (0, list[str]()))
     return Table(str(path), {name: [] for name in names}, []) if names else None
-
-
-def _read_parquet(path: Path) -> Table:
-    import pyarrow.parquet
-
-    schema, most = pyarrow.parquet.read_schema(path), unpacked_limit(path)
-    # A text that is stored once may be repeated any number of times: it stays stored once until they are counted.
-    texts = [
-        field.name for field in schema if pyarrow.types.is_string(field.type) or pyarrow.types.is_binary(field.type)
-    ]
-    with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
-        check_names(str(path), file.schema_arrow.names)
-        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-        check_size(path, file.metadata.num_rows, "rows", MOST_ROWS)
-        check_size(path, sum(group.total_byte_size for group in groups), "bytes when unpacked", most)
-        table = of_arrow(str(path), schema, file.iter_batches(batch_size=2048), 1, most)
-    return replace(table, label_names=_stored_names(schema.metadata or {}))
-
-
-def _stored_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
-    """Return the names of labels that the ``datasets`` library wrote into a parquet file, by column."""
-    try:
-        features = parse_json(metadata[b"huggingface"].decode())["info"]["features"].items()
-        inner = {column: feature.get("feature", feature) for column, feature in features}  # of a list of labels
-        return {column: each["names"] for column, each in inner.items() if each.get("_type") == "ClassLabel"}
-    except (ValueError, KeyError, TypeError, AttributeError):  # another program's, or of another form
-        return {}
-
-
-def of_arrow(where: str, schema: Any, batches: Iterable[Any], first: int, most: int = MOST_BYTES) -> Table:
-    """Return the table of Arrow's batches, whose rows are counted from ``first``, and whose columns have ``most`` bytes.
-
-    Raises:
-        DataError: a column's name comes twice, or the rows are too large.
-    """
-    import pyarrow
-
-    check_names(where, schema.names)
-    parts, size = [schema.empty_table()], 0
-    for batch in batches:
-        size += sum(map(_decoded_bytes, batch.columns))
-        check_size(where, size, "bytes or more when unpacked", most)
-        columns = [c.dictionary_decode() if pyarrow.types.is_dictionary(c.type) else c for c in batch.columns]
-        parts.append(pyarrow.Table.from_arrays(columns, batch.schema.names))
-    table = pyarrow.concat_tables(parts[1:] or parts)
-    return Table(where, table.to_pydict(), range(first, first + table.num_rows))
-
-
-def _decoded_bytes(column: Any) -> int:
-    """Return the bytes of a column, of one that is stored as numbers of its values those of the values."""
-    import pyarrow
-    import pyarrow.compute as compute
-
-    if not pyarrow.types.is_dictionary(column.type):
-        return int(column.nbytes)
-    kind, values = column.type.value_type, column.dictionary
-    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_binary(kind)):
-        return int(values.nbytes / max(1, len(values)) * len(column))
-    lengths = compute.binary_length(values).take(column.indices)
-    return int(compute.sum(lengths.cast(pyarrow.int64())).as_py() or 0)
 
 
 @dataclass(frozen=True)
@@ -318,12 +252,6 @@ class _Column:
         if len(self._known) < _FEW:
             cells = [self._known.setdefault(cell, cell) for cell in cells]
         self.cells.extend(cells)
-
-
-def check_names(where: str, names: Sequence[str]) -> None:
-    """Raise ``DataError`` if a table has a column twice."""
-    if (name := first_twice(names)) is not None:
-        raise DataError(f"{where} has column {name!r} twice. Rename or remove one of them.")
 
 
 def _read_jsonl(path: Path, form: TextForm) -> Table:

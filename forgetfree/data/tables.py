@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from forgetfree.data.bad_rows import BadRow, BadRows
 from forgetfree.data.columns import ColumnNames
+from forgetfree.display import first_twice
 from forgetfree.errors import DataError
 from forgetfree.tasks import TaskDefinition
 
@@ -31,13 +33,39 @@ _KEYS = {
 }
 
 
+class Columns(Mapping[str, Any]):
+    """Columns, or the cells of a row, of which each is read when it is asked for, and then kept.
+
+    Args:
+        names: of the columns, in order.
+        read: returns the cells of a column, or one cell.
+    """
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], Any]) -> None:
+        self._names, self._read = dict.fromkeys(names), cache(read)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 @dataclass(frozen=True)
 class Table:
     """The content of one file, column by column.
 
     Attributes:
         where: the file, for messages.
-        columns: column name to values.
+        columns: column name to values, which may be read only now.
         numbers: the numbers of the rows, for messages: files of records count from 1, jsonl counts lines, and what is in
             memory counts from 0.
         label_names: column name to the names of its labels, where the data say them themselves (``ClassLabel``).
@@ -61,7 +89,7 @@ class Table:
 
     def take(self, rows: Sequence[int]) -> Table:
         """Return some rows, in that order."""
-        columns = {name: [values[i] for i in rows] for name, values in self.columns.items()}
+        columns = Columns(self.columns, lambda name: [self.columns[name][i] for i in rows])
         return replace(self, columns=columns, numbers=[self.numbers[i] for i in rows])
 
     def good(self) -> Table:
@@ -77,6 +105,12 @@ class Table:
                     f"{self.where} has no column {column!r}, which the training rows have; found "
                     f"{', '.join(map(repr, self.columns)) or 'none'}. Rename or add the column."
                 )
+
+
+def check_names(where: str, names: Sequence[str]) -> None:
+    """Raise ``DataError`` if a table has a column twice."""
+    if (name := first_twice(names)) is not None:
+        raise DataError(f"{where} has column {name!r} twice. Rename or remove one of them.")
 
 
 def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Table:
@@ -175,6 +209,14 @@ def other_form(columns: Mapping[str, Sequence[Any]]) -> str:
         if isinstance(value, Mapping) or (isinstance(value, list) and value and isinstance(value[0], Mapping)):
             return f"Column {name!r} seems to hold {form_of(value)}, which is no text and no label. {TASKS}{_REMEDY}"
     return ""
+
+
+def cells_of(values: Iterable[Any]) -> list[Any]:
+    """Return the values of a column in memory as cells: what pandas takes as missing, such as NaN or NaT, is ``None``."""
+    import pandas
+
+    cells = pandas.Series([plain(value) for value in values], dtype=object)
+    return cells.where(cells.notna(), None).tolist()
 
 
 def plain(value: Any) -> Any:

@@ -13,11 +13,14 @@ import tiny
 
 import forgetfree
 from forgetfree import cli
+from forgetfree.cli.text_rows import rows_of_file
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.encoding import Encoder
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import BadDataError, SeveralFaultsError, UsageError
+from forgetfree.serve.served_task import served
+from forgetfree.tasks import TaskDefinition
 
 
 def texts(count: int = 30) -> list[str]:
@@ -115,14 +118,48 @@ def test_the_same_in_python(here: Path) -> None:
     assert results.matrix("continual-ft").shape == (3, 2)
 
 
-def test_columns_of_one_task_are_none_of_another() -> None:
-    options = ReadOptions.of(["a.x", "a.b.y", "z"], ["a.l", "k"])
-    assert (options.columns("a", ["a", "a.b"]).texts, options.columns("a", ["a", "a.b"]).label) == (("x",), "l")
-    assert (options.columns("a.b", ["a"]).texts, options.columns("a.b", ["a"]).label) == (("y",), "k")
-    assert options.columns("c", ["a", "a.b"]).texts == ("z",)
-    assert ReadOptions.of("meta.text", None).columns("a", ["b"]).texts == ("meta.text",)
+#: Names of columns, tasks, the task that is read, its columns, those that are meant, and what is said.
+MEANT = [
+    (["a.x", "a.b.y", "z"], ["a", "a.b"], "a", ["x"], ("x",), ""),
+    (["a.x", "a.b.y", "z"], ["a", "a.b"], "a.b", ["y"], ("y",), ""),
+    (["a.x", "a.b.y", "z"], ["a", "a.b"], "c", ["z"], ("z",), ""),
+    (["meta.text"], ["b"], "a", ["text"], ("meta.text",), ""),
+    (["a.x"], ["a"], "a", ["a.x"], ("a.x",), ""),
+    (["a.a.x"], ["a"], "a", ["a.x"], ("a.x",), ""),
+    (["a.x"], ["a"], "a", ["a.x", "x"], ("a.x",), "'a.x' is the column of this name, not 'x' of task 'a'"),
+    (["a.x"], ["a"], "b", ["a.x", "x"], ("a.x",), "'a.x' is taken as a column of this task, too"),
+    (["a.x", "z"], ["a"], "b", ["a.x", "z"], ("z",), ""),
+    (["a.x"], ["a"], "b", ["x"], (), ""),
+    (["a.b.x"], ["a", "a.b"], "a.b", ["a.b.x"], ("a.b.x",), ""),
+    (["a.b.x"], ["a", "a.b"], "a", ["b.x"], ("b.x",), "'b.x' is taken as a column of this task, too"),
+]
+
+
+@pytest.mark.parametrize(("named", "tasks", "task", "header", "meant", "note"), MEANT)
+def test_a_name_with_dots_is_a_column_or_that_of_one_task(
+    named: list[str], tasks: list[str], task: str, header: list[str], meant: tuple[str, ...], note: str
+) -> None:
+    columns = ReadOptions.of(named, None).among(tasks).columns(task, header)
+    assert (columns.texts, columns.note) == (meant, note)
+
+
+def test_a_task_has_one_column_of_labels() -> None:
     with pytest.raises(UsageError, match=r"label_column must be one column for task 'a', got 'x', 'y'\."):
-        ReadOptions.of(None, ["x", "y"]).columns("a")
+        ReadOptions.of(None, ["x", "y"]).columns("a", ["x", "y"])
+
+
+def test_columns_of_files_may_have_dots(tmp_path: Path) -> None:
+    """Of the file whose name they begin with, and of another; predict finds them again."""
+    rows = "".join(f"a text {i},{i % 2}\n" for i in range(20))
+    files = [tmp_path / name for name in ("reviews.csv", "my.reviews.csv")]
+    for path in files:
+        path.write_text(f"reviews.text,reviews.stars\n{rows}")
+    options = ReadOptions.of("reviews.text", "reviews.stars")
+    reviews, mine = load_tasks(None, [str(path) for path in files], options=options)
+    assert reviews.train.first[0].startswith("a text") and mine.task.labels == reviews.task.labels == ("0", "1")
+    assert "'reviews.text' is taken as a column of this task, too" in mine.notes[0]
+    task = served(TaskDefinition("reviews", "single", ("0", "1")))
+    assert next(rows_of_file(files[0], task, usual=options.among(["reviews"]))).texts == ("a text 0",)
 
 
 def test_files_that_are_no_stream_are_refused(here: Path) -> None:

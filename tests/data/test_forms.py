@@ -663,7 +663,10 @@ def test_a_snapshot_of_several_configurations_is_a_task_of_each_name(tmp_path: P
 @pytest.mark.parametrize(
     ("rows", "fault"),
     [
-        (3, "data['mood']: expected a datasets.Dataset or DatasetDict, a pandas.DataFrame, a list of rows"),
+        (
+            3,
+            "data['mood']: expected a datasets.Dataset, IterableDataset or DatasetDict, a pandas.DataFrame, a list of rows",
+        ),
         ((row for row in ROWS), "got a generator"),
         ([("text", 0)], "data['mood'], row 0: expected columns and values, got [\"text\", 0]"),
         ([], "holds no rows, and every split needs some"),

@@ -267,18 +267,21 @@ def test_predict_reads_the_columns_that_the_run_named(
     apart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the file has them, and nothing else is named."""
-    assert _columns_of_run(apart, "first") == _columns_of_run(apart / "config.json", "first") == ()
+    assert _columns_of_run(apart).texts == _columns_of_run(apart / "config.json").texts == ()
     config = json.loads((apart / "config.json").read_text())
     config["run"]["text_column"] = ["first.review", "body"]
     monkeypatch.setattr("forgetfree.results.config_file.load_run", lambda _: config)
     task = served(TaskDefinition("first", "generation", ()))
-    columns = {name: _columns_of_run(tmp_path, name) for name in ("first", "first@2", "last")}
-    assert columns == {"first": ("review",), "first@2": ("review",), "last": ("body",)}
+    named = _columns_of_run(tmp_path)
+    assert {name: named.columns(name, ()).texts for name in ("first", "last")} == {
+        "first": ("review",),
+        "last": ("body",),
+    }
     (tmp_path / "rows.csv").write_text("review,prompt\na,b\n")
     (tmp_path / "other.csv").write_text("prompt\nb\n")
 
     def read(file: str, named: str | None = None) -> list[tuple[str, ...]]:
-        rows = rows_of_file(tmp_path / file, task, ColumnNames.of(named, None), usual=columns["first"])
+        rows = rows_of_file(tmp_path / file, task, ColumnNames.of(named, None), usual=named)
         return [row.texts for row in rows]
 
     assert (read("rows.csv"), read("other.csv"), read("rows.csv", "prompt")) == ([("a",)], [("b",)], [("b",)])
