@@ -16,6 +16,7 @@ from forgetfree.core.base_regions import BaseKind, base_region, budget, diagonal
 from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy
 from forgetfree.core.mask import MaskOptions
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region, biases
 from forgetfree.core.saliency import RegionSource, Saliency, mean_gradient, saliency
@@ -159,7 +160,7 @@ def search_count(
 def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> BatchLoss:
     """Return the loss of θ(γ) over a batch of `mask_batches`, whose parts several processes may share."""
     tensors = model.space().parameters(model.backbone)
-    return batch_loss(CrossEntropy(model, tensors[0].device, options.precision), tensors, options)
+    return batch_loss(CrossEntropy(model, tensors[0].device, decided(options.precision, model)), tensors, options)
 
 
 def mask_batches(
@@ -199,11 +200,11 @@ def score_entries(
         options: how many rows are read, spread evenly, and how.
         seed: for ``random``.
     """
-    space, gradient = model.space(), torch.empty(0)
+    space, gradient = model.space(), torch.empty(0, device="cpu")
     if kind == "random":
         generator = torch.Generator().manual_seed(seed)
         # float32 has too few numbers: entries would be alike.
-        gradient = torch.rand(len(space), generator=generator, dtype=torch.float64).to(theta_pre.device)
+        gradient = torch.rand(len(space), generator=generator, dtype=torch.float64, device="cpu").to(theta_pre.device)
     elif kind == "fisher":
         gradient = diagonal_fisher(
             model, space, [rows.batch([row]) for row in representative(rows.targets, options.fisher_rows)]
