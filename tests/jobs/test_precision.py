@@ -21,6 +21,7 @@ from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.execution import Execution
+from forgetfree.jobs.running.preflight import plan_of
 from forgetfree.learning.training import fine_tune, fine_tuned_key, predict
 from forgetfree.learning.training_options import TrainingOptions, for_model
 from forgetfree.registry import strategy
@@ -220,6 +221,23 @@ def test_the_options_are_checked_before_a_model_is_loaded(tmp_path: Path) -> Non
     )
     with pytest.raises(UsageError, match="steps must be at least 1"):
         with_precision(config)
+
+
+def test_a_check_reckons_with_what_will_be_taken(
+    faster: str, model_directory: Any, data_directory: Path, tmp_path: Path
+) -> None:
+    config = RunConfig(
+        stream="sst2",
+        strategies=("fine-tune",),
+        model=str(model_directory("bert")),
+        data=str(data_directory),
+        shots=4,
+        steps=1,
+        device="cpu",
+        out=str(tmp_path / "out"),
+    )
+    plans = [plan_of(replace(config, settings={"precision": each})) for each in ("auto", faster)]
+    assert plans[0]["total"]["memory_bytes"] == plans[1]["total"]["memory_bytes"]
 
 
 def test_any_network_is_measured_by_its_own_rows(faster: str, tmp_path: Path) -> None:

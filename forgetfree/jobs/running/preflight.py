@@ -162,7 +162,9 @@ def _with_precision(workload: Workload, loaded: LoadedModel | None, device: str,
         set_threads(workload.common.threads)
         precision = "fp32" if loaded is None else faster_precision(loaded.model.to(device))
     if loaded is None:
-        notes.append("Which precision auto is, is measured when the job starts: memory and time are those of fp32.")
+        notes.append("precision=auto is measured when the job starts: memory and time are told for fp32.")
+    else:
+        loaded.model.to("cpu")  # what else is checked is there
     return [
         replace(unit, options=replace(unit.options, **_auto_as(precision, unit.options))) for unit in workload.units
     ]
