@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -43,9 +43,9 @@ class Rows(Protocol):
         """Return inputs, labels and task labels of some rows."""
 
 
-def decided(precision: str, model: ReadoutModel, rows: Rows | None = None) -> str:
+def decided(precision: str, model: ReadoutModel, rows: Rows | None = None) -> Precision:
     """Return a precision as it is, and for ``auto`` the `faster_precision`."""
-    return faster_precision(model, rows) if precision == "auto" else precision
+    return faster_precision(model, rows) if precision == "auto" else cast(Precision, precision)
 
 
 def faster_precision(model: ReadoutModel, rows: Rows | None = None) -> Precision:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy
 from forgetfree.core.mask import MaskOptions
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import decided
-from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.core.readout_model import Precision, ReadoutModel
 from forgetfree.core.regions import Region, biases
 from forgetfree.core.saliency import RegionSource, Saliency, mean_gradient, saliency
 from forgetfree.data.examples import Examples
@@ -101,7 +102,7 @@ def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int
         score_init=0.0 if options.region_from == "midpoint" else options.mask_score_init,  # σ(0) = 1/2
         learning_rate=options.mask_learning_rate,
         evaluate_every=max(1, -(-steps // options.mask_evaluations)),
-        precision=options.precision,
+        precision=cast(Precision, options.precision),  # decided by now
     )
 
 

@@ -170,7 +170,7 @@ def for_model(options: AnyOptions, model: ReadoutModel, rows: Rows | None = None
     return replace(
         options,
         precision=decided(options.precision, model, rows),
-        answer_precision=answers and decided(answers, model, rows),
+        answer_precision=None if answers is None else decided(answers, model, rows),
     )
 
 
