@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 from functools import cache
 from hashlib import sha256
+from pathlib import Path
 
 import torch
 
@@ -70,6 +72,28 @@ def processor_of(device: str) -> str:
     if device == "cpu":
         return f"{torch.backends.cpu.get_cpu_capability()}, rounding {_rounding()}"
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+#: What /proc/cpuinfo says of a processor, and not of its clock or of one core; first on x86, then on ARM.
+_OF_A_PROCESSOR = {
+    *("vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags"),
+    *("CPU implementer", "CPU variant", "CPU part", "Features"),
+}
+
+
+@cache
+def hardware_of(device: str) -> str:
+    """Return what says how fast a device computes: the name of a GPU, or the processor with all its instructions."""
+    if device.startswith("cuda"):
+        return f"{torch.cuda.get_device_name(device)}, {torch.cuda.get_device_capability(device)}"
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+        named = dict(line.partition(":")[::2] for line in first.splitlines())
+        about = [value.strip() for name, value in named.items() if name.strip() in _OF_A_PROCESSOR]
+    except OSError:  # not Linux
+        about = [platform.processor(), torch.backends.cpu.get_cpu_capability()]
+    digest = sha256(" ".join(about).encode()).hexdigest()[:16]
+    return f"{kind_of_device(device)}, {platform.machine()}, {digest}"
 
 
 @cache

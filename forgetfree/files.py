@@ -27,10 +27,20 @@ _TEMPORARY = re.compile(rf"\..+\.[a-z0-9_]{{8}}({re.escape(_UNFINISHED)})?")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: The file by which a directory is seen to be writable.
 WRITABLE = ".writable"
+#: A directory in place of the user's cache.
+CACHE_VARIABLE = "FORGETFREE_CACHE"
 #: How many characters of a name fit beside its end, if each takes four of the 255 bytes of a name.
 _MOST_NAME = 58
 #: Opens a pipe without waiting for who writes to it; Windows has neither.
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+
+
+def cache_directory() -> Path:
+    """Return where what took time is kept: in ``FORGETFREE_CACHE``, else where the system keeps the caches of a user."""
+    import platformdirs
+
+    override = os.environ.get(CACHE_VARIABLE)
+    return Path(override).absolute() if override else platformdirs.user_cache_path("forgetfree", appauthor=False)
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

@@ -94,7 +94,9 @@ class WSN(RegionStrategy):
 
     def _subnetwork(self, task: EncodedTask) -> WinningSubnetwork:
         records = self.regions.ledger.records
-        indices = torch.cat([torch.empty(0, dtype=torch.int64), *(r.owned.region.indices for r in records)])
+        indices = torch.cat(
+            [torch.empty(0, dtype=torch.int64, device="cpu"), *(r.owned.region.indices for r in records)]
+        )
         values = torch.cat([self.pre_trained.theta[:0], *(r.owned.values for r in records)])
         order = indices.argsort()
         return WinningSubnetwork(
@@ -144,7 +146,7 @@ class WinningSubnetwork:
         self._theta = self._pre.clone()
         self._theta[self._owned] = self._values
         # So small that the first gradient outweighs it.
-        ties = torch.rand(len(space), generator=torch.Generator().manual_seed(seed))
+        ties = torch.rand(len(space), generator=torch.Generator().manual_seed(seed), device="cpu")
         self._scores = ties.to(self._pre) * 1e-20
         self._mask = torch.zeros(len(space), dtype=torch.bool, device=device)
         flat = (self._pre, self._theta, self._scores, self._mask)

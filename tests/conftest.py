@@ -32,6 +32,19 @@ MakeStream = Callable[..., Any]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-case", action="store_true", help="run all cases of sampled tests, not a share of them")
+    parser.addoption(
+        "--simulated-gpu", action="store_true", help="where a device is chosen by auto, it is simulated_gpu.py"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have a GPU that is not there, until the end, where it is asked for; the process that leads workers computes nothing."""
+    if config.getoption("simulated_gpu") and not getattr(config.option, "numprocesses", None):
+        import simulated_gpu
+
+        gpu = simulated_gpu.present()
+        gpu.__enter__()
+        config.add_cleanup(lambda: gpu.__exit__(None, None, None))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 
+import forgetfree
 from forgetfree import device
 from forgetfree.device import devices, find_device, processor_of
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.jobs.config import JobConfig
+from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.options import build
+from forgetfree.registry import strategy
+from forgetfree.testing import tiny_stream
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, accelerator: str | None, count: int = 0) -> None:
@@ -73,3 +81,65 @@ def test_a_cpu_that_rounds_otherwise_is_another(monkeypatch: pytest.MonkeyPatch)
         device._rounding.cache_clear()
         assert processor_of("cpu") != here
     device._rounding.cache_clear()
+
+
+#: Functions of torch that make a tensor on the caller's default device unless they are told where.
+MAKERS = {
+    *(
+        "arange",
+        "as_tensor",
+        "asarray",
+        "empty",
+        "eye",
+        "full",
+        "linspace",
+        "logspace",
+        "normal",
+        "ones",
+        "rand",
+        "randint",
+    ),
+    *("randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
+}
+
+
+def makers_without_device(path: Path) -> list[str]:
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    return [
+        f"{path.name}:{call.lineno}"
+        for call in calls
+        if isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value) == "torch"
+        and call.func.attr in MAKERS
+        and not {"device", "out", None} & {keyword.arg for keyword in call.keywords}
+    ]
+
+
+def test_no_tensor_is_made_on_the_default_device_of_a_caller() -> None:
+    root = Path(forgetfree.__file__).parent
+    modules = [path for folder in (root, root.parent / "strategies") for path in folder.rglob("*.py")]
+    assert len(modules) > 100
+    assert [found for path in modules for found in makers_without_device(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [("grafting-continual", {"sparsity": 0.05}), ("wsn", {"capacity": 0.3}), ("replay", {})]
+)
+def test_a_default_device_of_the_caller_changes_nothing(name: str, how: dict[str, float], tmp_path: Path) -> None:
+    def learned(where: str) -> dict[str, torch.Tensor]:
+        with torch.device("cpu"):
+            stream, fresh = tiny_stream(), tiny_stream()
+        with torch.device(where):  # meta: nothing can be computed there
+            cls = strategy(name)
+            made = cls(stream=stream, device="cpu", options=build(cls.Options, {"steps": 2} | how, name))
+            for experience in stream.benchmark.train_stream:
+                made.train(experience)
+            made.eval(stream.benchmark.test_stream)
+            made.save(tmp_path)
+            if made.ledger is not None:
+                ledger = Ledger.load(tmp_path / "ledger.safetensors")
+                LedgerSwitch(ledger, fresh.model.backbone).to_task(stream.tasks[0].name)
+            return {task: torch.as_tensor(answers.logits, device="cpu") for task, answers in made.predictions.items()}
+
+    expected, got = learned("cpu"), learned("meta")
+    assert expected and all(torch.equal(expected[task], got[task]) for task in expected)

@@ -58,7 +58,7 @@ def export(
 
         require_onnx()
     check_empty(out)
-    predictor, source = predictor_of(run, seed, strategy, model)
+    predictor, source = predictor_of(run, seed, strategy, model, "cpu")
     served = predictor.served(task)
     if format == "onnx":
         check_classifies(served)

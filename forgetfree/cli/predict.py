@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from forgetfree.cli.text_rows import TextRow, is_plain, rows_of_file, rows_of_stdin, rows_of_texts
 from forgetfree.cli.usage import Debug
-from forgetfree.cli.use import BaseModel, Deterministic, Run, Seed, Strategy, predictor_of
+from forgetfree.cli.use import BaseModel, Deterministic, Device, Run, Seed, Strategy, predictor_of
 from forgetfree.cli.words import say
 from forgetfree.data.columns import PAIR, READ_DEFAULTS, ColumnNames, ReadOptions
 from forgetfree.display import counted
@@ -88,6 +88,7 @@ def command(
     seed: Seed = None,
     strategy: Strategy = None,
     model: BaseModel = None,
+    device: Device = "auto",
     deterministic: Deterministic = False,
     debug: Debug = False,
 ) -> None:
@@ -119,7 +120,7 @@ def command(
     _check_decoding(
         Decoding(temperature=1.0).otherwise(**changes), changes
     )  # what no run admits, before its model is loaded
-    predictor, _ = predictor_of(directory, seed, strategy, model, deterministic=deterministic)
+    predictor, _ = predictor_of(directory, seed, strategy, model, device, deterministic)
     if task is None:
         task, *others = predictor.tasks
         if others:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from forgetfree.cli.usage import Debug
-from forgetfree.cli.use import BaseModel, Deterministic, Run, Seed, Strategy, predictor_of
+from forgetfree.cli.use import BaseModel, Deterministic, Device, Run, Seed, Strategy, predictor_of
 from forgetfree.errors import UsageError, first_line
 from forgetfree.jobs.running.environment import set_threads
 
@@ -43,6 +43,7 @@ def command(
     seed: Seed = None,
     strategy: Strategy = None,
     model: BaseModel = None,
+    device: Device = "auto",
     deterministic: Deterministic = False,
     debug: Debug = False,
 ) -> None:
@@ -79,7 +80,7 @@ def command(
         raise UsageError(f"--threads must be from 1 to {cores}, the CPU cores of this machine, got {threads}.")
     with _listening(host, port) as place:
         set_threads(threads)
-        predictor, source = predictor_of(run, seed, strategy, model, deterministic=deterministic)
+        predictor, source = predictor_of(run, seed, strategy, model, device, deterministic)
         app = application(
             predictor,
             limits,

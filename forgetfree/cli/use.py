@@ -26,7 +26,9 @@ Strategy = Annotated[
 BaseModel = Annotated[
     str | None, Parameter(metavar="NAME|DIR", help="the run's model, where it lies elsewhere now; a ledger's model")
 ]
-
+Device = Annotated[
+    str, Parameter(metavar="NAME", help="where to answer: auto (a CUDA GPU, else the CPU), cpu, cuda:1, mps, …")
+]
 Deterministic = Annotated[
     bool, Parameter(help="the same bits for a text whatever is asked beside it (default: as the run); slower")
 ]
@@ -37,11 +39,15 @@ def predictor_of(
     seed: int | None,
     strategy: str | None,
     model: str | None,
+    device: str = "auto",
     deterministic: bool = False,
 ) -> tuple[Predictor, Source]:
     """Return what answers, and where from; say which, if there are several to choose from."""
     quiet_libraries()
+    from forgetfree.device import find_device
     from forgetfree.serve.source import Source
+
+    find_device(device)  # before anything is read
 
     source = Source.of(run, seed, strategy, model)
     reach_hub(source.model)
@@ -49,7 +55,7 @@ def predictor_of(
 
     if run.is_dir() and strategy is None and len({each.parent for each in run.glob("*/seed-*")}) > 1:
         say(f"Answering from {source.file}; --strategy and --seed choose another.")
-    return Predictor.of_source(source, deterministic=deterministic), source
+    return Predictor.of_source(source, device, deterministic), source
 
 
 def ledger_file(path: Path) -> Path:

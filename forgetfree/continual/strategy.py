@@ -31,7 +31,7 @@ from forgetfree.learning.cost import Cost, TaskSize
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.monitor import Monitor, Phase, Stopwatch
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training_options import TrainingOptions, for_device
+from forgetfree.learning.training_options import TrainingOptions, for_model
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.answers import Answers
@@ -252,7 +252,8 @@ class ContinualStrategy(StrategyTemplate):
     ) -> None:
         construction.check_arguments(plugins, optimizer)
         self.device = device = torch.device(find_device("auto") if device == "auto" else device)
-        self.options = for_device(options or construction.recipe_options(type(self), stream.loaded.name), device)
+        options = options or construction.recipe_options(type(self), stream.loaded.name)
+        self.options = for_model(options, stream.model.to(device), stream.tasks[0].train)
         construction.check_options(type(self), self.options, stream)
         self.stream = stream
         self.set_aside: ModelState | None = None  # what it left in the model, while it is another's turn

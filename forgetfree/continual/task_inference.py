@@ -223,9 +223,9 @@ class TaskByTask:
 
     def turns(self, prompts: Sequence[Sequence[int]], batch_size: int) -> Iterator[tuple[list[int], Answer | None]]:
         """Yield the numbers of the prompts of one task after another, with what answers them; see `Turns`."""
-        of_prompts = torch.empty(len(prompts), dtype=torch.int64)
+        of_prompts = torch.empty(len(prompts), dtype=torch.int64, device="cpu")
         for batch in by_length([len(prompt) for prompt in prompts], batch_size):
-            marked = [torch.tensor([*prompts[i][:-1], ~prompts[i][-1]]) for i in batch]
+            marked = [torch.tensor([*prompts[i][:-1], ~prompts[i][-1]], device="cpu") for i in batch]
             pad: Any = self._strategy.stream.loaded.pad
             of_prompts[batch] = self._nearest(torch.nn.utils.rnn.pad_sequence(marked, True, pad))
         for number in sorted(set(of_prompts.tolist())):

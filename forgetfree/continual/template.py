@@ -317,7 +317,8 @@ def _at_work(strategy: StrategyTemplate, precision: str) -> Iterator[None]:
     # Of every forward pass, those of Avalanche's plugins too.
     model.precision, strategy.is_busy = precision, True
     try:
-        yield
+        with torch.device("cpu"):  # a data loader draws there, whatever the caller's default device is
+            yield
     finally:
         model.precision, strategy.is_busy = before
 
@@ -369,7 +370,7 @@ def answers_in_order(
         collected: of each batch its logits, its labels, and how many of both each row has.
     """
     logits, labels, counts = map(torch.cat, zip(*collected, strict=True))
-    in_order = torch.argsort(torch.tensor(order).repeat_interleave(counts), stable=True)
+    in_order = torch.argsort(torch.tensor(order, device="cpu").repeat_interleave(counts), stable=True)
     return task.kind.answers(task.definition, logits[in_order], labels[in_order], rows)
 
 

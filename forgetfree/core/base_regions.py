@@ -140,7 +140,7 @@ def base_region(
         return Region.empty()
     if kind == "random":
         generator = torch.Generator().manual_seed(seed)
-        return Region.of(torch.randperm(len(theta_pre), generator=generator)[:count])
+        return Region.of(torch.randperm(len(theta_pre), generator=generator, device="cpu")[:count])
     if kind != "movement":
         raise OptionError(f"base must be one of {', '.join(get_args(BaseKind))}, got {kind!r}.")
     return most_moved(theta_pre, theta_ft, count)

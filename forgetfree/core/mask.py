@@ -21,7 +21,7 @@ from forgetfree.core.base_regions import budget, top
 from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy, OnStep, check_loss
 from forgetfree.core.graft import grafted
 from forgetfree.core.parameters import ParameterSpace, Stretches, at_least_float32, entries
-from forgetfree.core.readout_model import PrecisionChoice
+from forgetfree.core.readout_model import Precision
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import trainable
 from forgetfree.errors import OptionError, RegionError, TrainingError
@@ -39,7 +39,7 @@ class MaskOptions(Options):
     batch_size: int = option(1024, "rows per step", at_least=1)
     score_init: float = option(-10.0, "every S at first: σ(−10) ≈ 4.5e-5, so θ(γ) begins at the base region's graft")
     evaluate_every: int = option(10, "steps between evaluations of the hard mask", at_least=1)
-    precision: PrecisionChoice = option("fp32", "of forward and backward passes")
+    precision: Precision = option("fp32", "of forward and backward passes")
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class ParameterSpace:
     @cached_property
     def boundaries(self) -> Tensor:
         """The first flat index of every tensor, and the length at the end: int64 ``(P + 1,)``."""
-        return torch.tensor([spec.offset for spec in self.tensors] + [len(self)])
+        return torch.tensor([spec.offset for spec in self.tensors] + [len(self)], device="cpu")
 
     @cached_property
     def layout(self) -> str:

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.display import counted
-from forgetfree.errors import TaskError
+from forgetfree.errors import OptionError, TaskError
 from forgetfree.seeds import derive_seed
 
 #: ``classifier`` is a fine-tuned model's own head: no readout to choose, see `ClassifierModel`.
@@ -26,7 +26,7 @@ BY_WORDS: tuple[ReadoutKind, ...] = ("prompt", "causal", "generate")
 LINEAR: tuple[ReadoutKind, ...] = ("linear", "mean")
 #: The precision of forward passes, see `autocast`; ``fp32`` leaves them in the dtype of the weights.
 Precision = Literal["fp32", "bf16", "fp16"]
-#: As it is asked for: ``auto`` is what `native_precision` says of the device.
+#: As it is asked for: ``auto`` is what `forgetfree.core.precision.faster_precision` says of the model.
 PrecisionChoice = Literal["fp32", "bf16", "fp16", "auto"]
 #: The logit of a label that a row's task does not have.
 LOWEST = torch.finfo(torch.float32).min
@@ -104,6 +104,10 @@ class ReadoutModel(nn.Module):
         """
         return self.features(x)
 
+    def example(self, rows: int) -> Tensor | None:
+        """Return inputs ``(rows, …)`` that passes can be timed by; ``None`` where a model does not know what it reads."""
+        return None
+
     def features_and_mean(self, x: Tensor) -> Tensor:
         """Return `features`, one a row, and `pooled` of the last layer ``(B, 2, H)``."""
         return torch.stack([self.features(x), self.pooled(x, -1)], 1)
@@ -127,7 +131,7 @@ class ReadoutModel(nn.Module):
             raise TaskError(f"The model already reads out task {head.name!r}. Give the task another name.")
         key = self._key(len(self.heads))
         if self.readout in LINEAR and key not in self.linears:
-            self.linears[key] = self.make_linear(head, seed)
+            self.linears[key] = self.make_linear(head, seed).to(next(self.backbone.parameters()).device)
         self.heads.append(head)
         return len(self.heads) - 1
 
@@ -259,18 +263,17 @@ def among(logits: Tensor, labels: Sequence[int]) -> Tensor:
     return logits.masked_fill(hidden, LOWEST)
 
 
-def native_precision(device: str) -> Precision:
-    """Return ``bf16`` where a type of device computes in it natively, ``fp32`` where it does not or cannot tell."""
-    if device == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    checks = (getattr(torch.cpu, name, bool) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return "bf16" if device == "cpu" and any(supported() for supported in checks) else "fp32"
-
-
 def autocast(precision: str, device: str) -> AbstractContextManager[object]:
-    """Compute forward passes in mixed precision on ``device``, for fp32 in the dtype of the weights; losses in float32."""
+    """Compute forward passes in mixed precision on ``device``, for fp32 in the dtype of the weights; losses in float32.
+
+    Raises:
+        OptionError: the precision is ``auto``, which is decided for a model and not for a pass.
+    """
     if precision == "auto":
-        precision = native_precision(device)
+        raise OptionError(
+            "precision=auto is decided once for a model, before its first pass. Give fp32, bf16 or fp16 here; "
+            "forgetfree.core.precision.faster_precision(model) says which of the first two auto is."
+        )
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device, dtype=torch.float16 if precision == "fp16" else torch.bfloat16)

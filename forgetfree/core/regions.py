@@ -42,7 +42,7 @@ class Region:
         Raises:
             RegionError: they are no integers.
         """
-        tensor = indices if isinstance(indices, Tensor) else torch.tensor(list(indices))
+        tensor = indices if isinstance(indices, Tensor) else torch.tensor(list(indices), device="cpu")
         if tensor.numel() and (tensor.dtype == torch.bool or tensor.is_floating_point()):  # an empty list has no dtype
             raise RegionError(
                 f"A region needs integers as indices, got {tensor.dtype}. Of a mask: Region.from_mask(...)."
@@ -52,7 +52,7 @@ class Region:
     @classmethod
     def empty(cls) -> Region:
         """Return the region without entries."""
-        return cls(torch.empty(0, dtype=torch.int64))
+        return cls(torch.empty(0, dtype=torch.int64, device="cpu"))
 
     @classmethod
     def from_mask(cls, mask: Tensor) -> Region:
@@ -75,7 +75,7 @@ class Region:
 
     def mask(self, size: int) -> Tensor:
         """Return the region as a boolean vector ``(size,)``."""
-        mask = torch.zeros(size, dtype=torch.bool)
+        mask = torch.zeros(size, dtype=torch.bool, device="cpu")
         mask[self.indices] = True
         return mask
 
@@ -102,7 +102,7 @@ def biases(space: ParameterSpace) -> Region:
     Raises:
         ModelError: there is none.
     """
-    pieces = [torch.arange(t.offset, t.offset + t.size) for t in space.tensors if t.name.endswith("bias")]
+    pieces = [torch.arange(t.offset, t.offset + t.size, device="cpu") for t in space.tensors if t.name.endswith("bias")]
     if not pieces:
         raise ModelError(
             f"The model has no graftable bias: expected a name that ends in 'bias' among its {len(space.tensors)} "

@@ -185,8 +185,8 @@ class EntriesOfProduct:
         # In multiplications for each row of left: regions of skills lie in few rows and columns, random ones anywhere.
         block = len(self._rows) * len(self._columns) + 50 * (len(self._rows) + len(self._columns))
         if local.device.type == "cpu" and block > 25 * sum(shape) + 7 * len(local):
-            starts = torch.searchsorted(rows, torch.arange(shape[0] + 1))
-            zeros = torch.zeros(len(local), dtype=dtype)
+            starts = torch.searchsorted(rows, torch.arange(shape[0] + 1, device="cpu"))
+            zeros = torch.zeros(len(local), dtype=dtype, device="cpu")
             with warnings.catch_warnings():  # it warns of being in beta
                 warnings.simplefilter("ignore")
                 self._pattern = torch.sparse_csr_tensor(starts, columns, zeros, shape, check_invariants=True)

@@ -85,13 +85,21 @@ class EncodedRows:
         cls, rows: Sequence[Sequence[int]], labels: Sequence[Any], task: int, pad: int, kind: str = "single"
     ) -> Self:
         """Pack rows of ids of any length; ``labels`` has one for each, or a sequence with one for each of its words."""
-        lengths = torch.tensor([0, *map(len, rows)])
-        tokens = torch.tensor([token for row in rows for token in row], dtype=torch.int32)
+        lengths = torch.tensor([0, *map(len, rows)], device="cpu")
+        tokens = torch.tensor([token for row in rows for token in row], dtype=torch.int32, device="cpu")
         words = None
         if labels and isinstance(labels[0], Sequence):
-            words = torch.tensor([0, *map(len, labels)]).cumsum(0)
+            words = torch.tensor([0, *map(len, labels)], device="cpu").cumsum(0)
             labels = [label for row in labels for label in row]
-        return cls(tokens, lengths.cumsum(0), torch.tensor(list(labels), dtype=torch.int64), task, pad, words, kind)
+        return cls(
+            tokens,
+            lengths.cumsum(0),
+            torch.tensor(list(labels), dtype=torch.int64, device="cpu"),
+            task,
+            pad,
+            words,
+            kind,
+        )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -144,9 +152,9 @@ class EncodedRows:
         """Return the logits of all labels from those of what was read: words that were cut off are O, label 0, for certain."""
         if self.words is None:
             return logits
-        lengths, counts = self.words.diff(), torch.tensor(self.counts)
-        number_in_row = torch.arange(len(self.labels)) - self.words[:-1].repeat_interleave(lengths)
-        answers = torch.full((len(self.labels), logits.shape[1]), LOWEST)
+        lengths, counts = self.words.diff(), torch.tensor(self.counts, device="cpu")
+        number_in_row = torch.arange(len(self.labels), device="cpu") - self.words[:-1].repeat_interleave(lengths)
+        answers = torch.full((len(self.labels), logits.shape[1]), LOWEST, device="cpu")
         answers[:, 0] = 0.0
         answers[number_in_row < counts.repeat_interleave(lengths)] = logits
         return answers
@@ -160,9 +168,9 @@ class EncodedRows:
         x = torch.nn.utils.rnn.pad_sequence(
             [item[0] for item in items], batch_first=True, padding_value=float(self.pad)
         )
-        labels = [torch.as_tensor(item[1]).reshape(-1) for item in items]
-        tasks = torch.tensor([item[-1] for item in items])
-        return x, torch.cat(labels), tasks.repeat_interleave(torch.tensor([len(each) for each in labels]))
+        labels = [torch.as_tensor(item[1], device="cpu").reshape(-1) for item in items]
+        tasks = torch.tensor([item[-1] for item in items], device="cpu")
+        return x, torch.cat(labels), tasks.repeat_interleave(torch.tensor([len(each) for each in labels], device="cpu"))
 
     def subset(self, indices: Sequence[int]) -> EncodedRows:
         """Return the rows at ``indices``, in that order."""
@@ -201,7 +209,7 @@ class DatasetExamples:
         self._all_labels = labels
         self._rows = list(range(len(dataset))) if rows is None else list(rows)
         self.task = task
-        self.labels = torch.tensor([int(labels[row]) for row in self._rows], dtype=torch.int64)
+        self.labels = torch.tensor([int(labels[row]) for row in self._rows], dtype=torch.int64, device="cpu")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -234,7 +242,7 @@ class DatasetExamples:
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return the mini-batch of the rows at ``indices``."""
         x = torch.stack([self._dataset[self._rows[i]][0] for i in indices])
-        return x, self.labels[list(indices)], torch.full((len(indices),), self.task)
+        return x, self.labels[list(indices)], torch.full((len(indices),), self.task, device="cpu")
 
     def subset(self, indices: Sequence[int]) -> DatasetExamples:
         """Return the rows at ``indices``, in that order."""

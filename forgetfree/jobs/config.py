@@ -110,7 +110,7 @@ class SettingFlags:
     batch_size: str = option("", "rows per update", group="How to learn")
     precision: str = option(
         "",
-        "fp32 (that of the weights, see dtype), bf16, on a GPU fp16, or auto: bf16 where it is native",
+        "fp32 (that of the weights, see dtype), bf16, on a GPU fp16, or auto: bf16 where it is faster",
         group="How to learn",
         placeholder="NAME",
     )
@@ -266,20 +266,47 @@ class JobConfig:
 C = TypeVar("C", bound=JobConfig)
 
 
-def with_precision(config: C) -> C:
-    """Return the configuration with what a precision ``auto`` means: what it meant when ``out`` was begun, else on this device.
+def with_precision(config: C, in_memory: InMemory | None = None, model: str = "") -> C:
+    """Return the configuration with what a precision ``auto`` means: what it meant when ``out`` was begun, else what is faster.
 
-    config.json names what was taken, so that whoever goes on with it or repeats it computes alike.
+    config.json names what was taken, so that all units, and whoever goes on with it or repeats it, compute alike.
+
+    Args:
+        config: the configuration; where there is something to measure, all of it is checked first.
+        in_memory: objects in the place of names.
+        model: the model's name; default: the configuration's.
     """
     settings = {**config.recipe(), **config.settings}
     keys = [key for key, value in settings.items() if key.endswith("precision") and value == "auto"]
     if not keys:
         return config
-    from forgetfree.core.readout_model import native_precision
-    from forgetfree.device import find_device, kind_of_device
+    begun = _begun_with(config)
+    taken = {key: begun[key] for key in keys if key in begun}
+    if left := [key for key in keys if key not in taken]:
+        taken |= dict.fromkeys(left, _measured(config, in_memory or InMemory(), model or config.model))
+    return replace(config, settings={**config.settings, **taken})
 
-    begun, native = _begun_with(config), native_precision(kind_of_device(find_device(config.device)))
-    return replace(config, settings={**config.settings, **{key: begun.get(key, native) for key in keys}})
+
+def _measured(config: JobConfig, in_memory: InMemory, model: str) -> str:
+    """Return the faster precision for the model of a job, on its device and with its threads."""
+    from forgetfree.core.precision import faster_precision
+    from forgetfree.device import find_device
+    from forgetfree.jobs.running.environment import set_threads, threads_as_before
+    from forgetfree.models.loading import load_model
+
+    config.checked(in_memory.strategies)
+    device = find_device(config.device)
+    common = config.set_of(CommonOptions)
+    given: dict[str, Any] = {"graftable": common.graftable, "dtype": common.dtype}
+    with threads_as_before():
+        set_threads(common.threads)
+        if in_memory.reads_tensors:
+            from forgetfree.continual.streams import load_stream
+
+            stream = load_stream(config.names, data=in_memory.data, model=in_memory.model, **given)
+            return faster_precision(stream.model.to(device), stream.tasks[0].train)
+        loaded = load_model(in_memory.model_or(model), config.readout or "auto", **given, **in_memory.model_arguments)
+        return faster_precision(loaded.model.to(device))
 
 
 def _begun_with(config: JobConfig) -> Mapping[str, Any]:

@@ -90,7 +90,7 @@ class GraftJob(Job[GraftConfig]):
     """A graft of one task, for each sparsity and seed."""
 
     def __init__(self, config: GraftConfig, in_memory: InMemory | None = None) -> None:
-        config = with_precision(config)
+        config = with_precision(config, in_memory)
         checked = config.checked()
         if config.fine_tuned is not None:
             _check_readout(config.readout, config.fine_tuned)
@@ -159,7 +159,7 @@ class GraftJob(Job[GraftConfig]):
                 "floors": {"constant": task.unanswered.constant_score(metric)},
                 "base": _chosen_by(self.options[0]) if base_file is None else base_file.name,
                 "fine_tuned": fine_tuned and fine_tuned | {"left_out": list(tuned.left_out) if tuned else []},
-                "space": _distributions(Region(torch.arange(len(bench.space))), bench),
+                "space": _distributions(Region(torch.arange(len(bench.space), device="cpu")), bench),
                 "shared_rows": self.rows.shared,
             },
         }

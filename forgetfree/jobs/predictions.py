@@ -39,7 +39,7 @@ def save_predictions(directory: Path, predictions: Mapping[str, Answers], before
     from forgetfree.results.answers import array_of, tensors_by_task
 
     arrays = tensors_by_task(predictions) | {f"{task}/{BEFORE}": array_of(texts) for task, texts in before.items()}
-    tensors = {name: torch.tensor(array) for name, array in arrays.items()}
+    tensors = {name: torch.tensor(array, device="cpu") for name, array in arrays.items()}
     PREDICTION_FILE.write(directory / PREDICTIONS, tensors)
 
 

@@ -70,8 +70,9 @@ class RunJob(Job[RunConfig]):
     learns_stream = True
 
     def __init__(self, config: RunConfig, in_memory: InMemory | None = None, checked: CheckedRun | None = None) -> None:
-        config, in_memory = with_precision(config), in_memory or InMemory()
-        checked = checked or config.checked(in_memory.strategies)
+        in_memory = in_memory or InMemory()
+        config, asked = with_precision(config, in_memory), config
+        checked = (checked if config is asked else None) or config.checked(in_memory.strategies)
         self.common = checked.run
         precisions = [name for each in checked.options.values() for name in each.precisions]
         super().__init__(config, checked, self.common, precisions, in_memory)

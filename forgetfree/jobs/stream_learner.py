@@ -355,7 +355,7 @@ class StreamCheckpoint:
             "phases": learned.strategy.seconds,
         }
         tensors = {  # copies, for several answers may hold the labels of the rows themselves
-            f"{number}/{name}": torch.tensor(array)
+            f"{number}/{name}": torch.tensor(array, device="cpu")
             for number, (_, _, answers) in enumerate(new_answers)
             for name, array in answers.tensors().items()
         }

@@ -197,7 +197,9 @@ class Generation(TaskKind):
         import torch
 
         some = train.subset(evenly(len(train), _SCORED))
-        learned, asked = (self.answers(task, torch.zeros(sum(each.counts)), each.labels, each) for each in (some, rows))
+        learned, asked = (
+            self.answers(task, torch.zeros(sum(each.counts), device="cpu"), each.labels, each) for each in (some, rows)
+        )
         return replace(asked, texts=[learned.best_constant(task.metric)] * len(rows))
 
     def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> TextAnswers:

@@ -174,7 +174,7 @@ class TaskKind(RowKind):
         """
         import torch
 
-        return self.answers(task, torch.zeros(sum(rows.counts), width), rows.labels, rows)
+        return self.answers(task, torch.zeros(sum(rows.counts), width, device="cpu"), rows.labels, rows)
 
     @abstractmethod
     def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> Answers:

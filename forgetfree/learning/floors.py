@@ -146,7 +146,7 @@ def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequ
             scores.append(None)
         else:
             texts = [known.labels[row][0] for row in nearest]
-            losses = torch.zeros(len(task.test.labels))
+            losses = torch.zeros(len(task.test.labels), device="cpu")
             answers: Any = task.kind.answers(task.definition, losses, task.test.labels, task.test)
             scores.append(replace(answers, texts=texts).score(task.definition.metric))
     return scores
@@ -292,6 +292,6 @@ def _fitted(classifier: Any, features: Any, labels: Integers) -> Any:
 def _score(task: EncodedTask, predicted: Integers) -> float:
     """Return the score of the labels that a classifier gives to a task's test rows, or to the words of them that are read."""
     width = 1 + max(int(predicted.max()), int(task.test.labels.max()), *task.classes, 1)
-    logits = torch.eye(width)[torch.as_tensor(predicted, dtype=torch.int64)]
+    logits = torch.eye(width, device="cpu")[torch.as_tensor(predicted, dtype=torch.int64, device="cpu")]
     answers = task.kind.answers(task.definition, logits, task.test.labels, task.test)
     return answers.score(task.definition.metric)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from forgetfree.core.base_regions import BaseKind, base_region, budget, diagonal
 from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy
 from forgetfree.core.mask import MaskOptions
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.core.precision import decided
+from forgetfree.core.readout_model import Precision, ReadoutModel
 from forgetfree.core.regions import Region, biases
 from forgetfree.core.saliency import RegionSource, Saliency, mean_gradient, saliency
 from forgetfree.data.examples import Examples
@@ -100,7 +102,7 @@ def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int
         score_init=0.0 if options.region_from == "midpoint" else options.mask_score_init,  # σ(0) = 1/2
         learning_rate=options.mask_learning_rate,
         evaluate_every=max(1, -(-steps // options.mask_evaluations)),
-        precision=options.precision,
+        precision=cast(Precision, options.precision),  # decided by now
     )
 
 
@@ -159,7 +161,7 @@ def search_count(
 def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> BatchLoss:
     """Return the loss of θ(γ) over a batch of `mask_batches`, whose parts several processes may share."""
     tensors = model.space().parameters(model.backbone)
-    return batch_loss(CrossEntropy(model, tensors[0].device, options.precision), tensors, options)
+    return batch_loss(CrossEntropy(model, tensors[0].device, decided(options.precision, model)), tensors, options)
 
 
 def mask_batches(
@@ -199,11 +201,11 @@ def score_entries(
         options: how many rows are read, spread evenly, and how.
         seed: for ``random``.
     """
-    space, gradient = model.space(), torch.empty(0)
+    space, gradient = model.space(), torch.empty(0, device="cpu")
     if kind == "random":
         generator = torch.Generator().manual_seed(seed)
         # float32 has too few numbers: entries would be alike.
-        gradient = torch.rand(len(space), generator=generator, dtype=torch.float64).to(theta_pre.device)
+        gradient = torch.rand(len(space), generator=generator, dtype=torch.float64, device="cpu").to(theta_pre.device)
     elif kind == "fisher":
         gradient = diagonal_fisher(
             model, space, [rows.batch([row]) for row in representative(rows.targets, options.fisher_rows)]

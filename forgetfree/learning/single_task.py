@@ -43,7 +43,7 @@ from forgetfree.learning.localization import (
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.scaled_start import ScaleOptions, choose_scale
 from forgetfree.learning.training import answers_of, fine_tune, fine_tuned_key, quality_of
-from forgetfree.learning.training_options import TrainingOptions, region_rate, scheduled_rate
+from forgetfree.learning.training_options import TrainingOptions, for_model, region_rate, scheduled_rate
 from forgetfree.ledger.binding import network_of
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.loading import LoadedModel
@@ -188,6 +188,7 @@ class SingleTask:
             sparsities: the shares that the regions may have; default: that of the options.
             base: γ_base of ``region_from=mask``, see `localized`.
         """
+        options = for_model(options, self.model, self.task.train)
         if not is_saliency(kind := options.region_from):
             return [each.region for each in self.localized(fine_tuned, options, sparsities, base)]
         counts = [budget(len(self.space), share) for share in sparsities or [options.sparsity]]
@@ -219,6 +220,7 @@ class SingleTask:
             sparsities: the shares that the regions may have; default: that of the options.
             base: γ_base, cut to its most moved entries if too large. Default: of the kind that the options name.
         """
+        options = for_model(options, self.model, self.task.train)
         if options.region_from == "midpoint":
             base = Region.empty()
         if self._taken is not None:  # what did not move is never taken

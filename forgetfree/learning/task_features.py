@@ -55,7 +55,7 @@ class TaskFeatures:
             raise OptionError(f"lda_layer must be at most {deepest}, the number of the model's layers, got {layer}.")
         self._model, self._layer, self._fingerprint = copy.deepcopy(model).eval(), layer, fingerprint
         self.means: dict[str, Tensor] = {}
-        self._scatter = torch.empty(0)  # Σ of all tasks, not yet divided: (H, H)
+        self._scatter = torch.empty(0, device="cpu")  # Σ of all tasks, not yet divided: (H, H)
         self._rows = 0
         self._cache: dict[str, Tensor] = {}  # features of batches, by their inputs
         self._room = room
@@ -84,7 +84,9 @@ class TaskFeatures:
         means = torch.stack([self.means[task] for task in tasks]).double()
         covariance = self._scatter.double() / max(1, self._rows - len(self.means))
         scale = float(covariance.diagonal().mean()) or 1.0
-        covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * scale * torch.eye(len(covariance), dtype=torch.float64)
+        covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * scale * torch.eye(
+            len(covariance), dtype=torch.float64, device="cpu"
+        )
         weights = torch.linalg.solve(covariance, means.T)
         scores: Tensor = self._cached_features(x) @ weights - (means.T * weights).sum(0) / 2
         return scores.argmax(1)

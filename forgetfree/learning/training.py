@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from forgetfree import __version__
 from forgetfree.checkpoint import Checkpoint, Resumable
 from forgetfree.core.batch_loss import OnStep
+from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import ReadoutModel, autocast, evaluating
 from forgetfree.core.tensors import digest_of, persistent_buffers
 from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors, in_training
@@ -32,7 +33,7 @@ from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.layers import layer_checkpoints, lower_layer_cache
-from forgetfree.learning.training_options import TrainingOptions, build_optimizer, for_device, rate_at
+from forgetfree.learning.training_options import TrainingOptions, build_optimizer, for_model, rate_at
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState
@@ -257,6 +258,7 @@ def fine_tune(
     Raises:
         TrainingError: the loss is not finite.
     """
+    options = for_model(options, model, rows)
     trained = trained or WholeTensors(model.space().parameters(model.backbone))
     readout = list(model.readout_module(rows.task).parameters())
     anchors = [parameter.detach().clone() for parameter in trained.parameters] if options.l1 else []
@@ -312,7 +314,7 @@ def fine_tuned_key(
         start: the adapter that fine-tuning starts from, if there is one.
     """
     model = loaded.model
-    options = for_device(options, device)
+    options = for_model(options, model, task.train)
     fields = TrainingOptions.__dataclass_fields__.keys() - {"deterministic", "answer_precision"}  # of evaluation
     training = {field: getattr(options, field) for field in fields}
     if not options.gradient_checkpointing:  # older keys have no word of it
@@ -435,12 +437,13 @@ def _of_all_rows(
     precision: str,
 ) -> Tensor:
     device = next(model.parameters()).device
+    precision = decided(precision, model, rows)
     pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
     with evaluating(model, precision):
         for batch in own_items(by_length(rows.lengths, batch_size)):
             x, y, t = rows.batch(batch)
             with autocast(precision, device.type):
                 outputs = read(x.to(device), y.to(device), t.to(device)).float().cpu()
-            pieces.append((outputs, torch.tensor(batch).repeat_interleave(model.counts(x))))
+            pieces.append((outputs, torch.tensor(batch, device="cpu").repeat_interleave(model.counts(x))))
     outputs, order = map(torch.cat, zip(*gathered(pieces), strict=True))
     return outputs[torch.argsort(order, stable=True)]

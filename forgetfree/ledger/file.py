@@ -255,7 +255,7 @@ def _unpacked(space: ParameterSpace, task: str, row: Row, frame: bytes) -> Recor
     kinds += [(dtype, _numel(shape)) for _, dtype, shape in others]
     owned_gaps, shared_gaps, *tensors = restored(frame, kinds)
     owned, shared = (_region(space, gaps) for gaps in (owned_gaps, shared_gaps))
-    values = torch.empty(count, dtype=space.dtype)
+    values = torch.empty(count, dtype=space.dtype, device="cpu")
     for (dtype, where), part in zip(_by_dtype(space, owned.indices), tensors, strict=False):
         if len(values[where]) != len(part):
             raise RegionError(f"it has {len(part)} values in {dtype} for {len(values[where])} entries.")
@@ -302,7 +302,7 @@ def _text(tensors: Mapping[str, Tensor], name: str) -> str:
 
 def _gaps(space: ParameterSpace, indices: Tensor) -> Tensor:
     """Return how many entries lie between each index and the one before."""
-    before = torch.cat([torch.tensor([-1]), indices[:-1]])[: len(indices)]
+    before = torch.cat([torch.tensor([-1], device="cpu"), indices[:-1]])[: len(indices)]
     return (indices - before - 1).to(_gap_dtype(space))
 
 
@@ -325,7 +325,7 @@ def _by_dtype(space: ParameterSpace, indices: Tensor) -> list[tuple[torch.dtype,
     """Return each dtype of the space, and which of the indices lie in tensors of that dtype."""
     if len(space.dtypes) == 1:
         return [(space.dtype, slice(None))]
-    of_tensor = torch.tensor([space.dtypes.index(spec.dtype) for spec in space.tensors])
+    of_tensor = torch.tensor([space.dtypes.index(spec.dtype) for spec in space.tensors], device="cpu")
     # At the boundary of an empty tensor the last one counts: no entry lies in an empty tensor.
     of_entry = of_tensor[torch.searchsorted(space.boundaries, indices, right=True) - 1]
     return [(dtype, of_entry == number) for number, dtype in enumerate(space.dtypes)]

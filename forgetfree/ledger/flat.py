@@ -98,8 +98,8 @@ class FlatTensors:
         if any(tensor.dtype != space.dtype or tensor.layout is not torch.strided for tensor in tensors):
             return
         width = _ALIGNMENT // space.dtype.itemsize
-        ends = torch.tensor([-(-spec.size // width) * width for spec in space.tensors]).cumsum(0)
-        starts = torch.cat([torch.tensor([0]), ends[:-1]])
+        ends = torch.tensor([-(-spec.size // width) * width for spec in space.tensors], device="cpu").cumsum(0)
+        starts = torch.cat([torch.tensor([0], device="cpu"), ends[:-1]])
         self._shifts = starts - space.boundaries[:-1]
         self._shifted = bool(self._shifts.any())
         flat = _common_buffer(tensors, starts.tolist(), int(ends[-1]))

@@ -110,7 +110,11 @@ def restored_text(frame: Tensor) -> str:
 
 def bytes_tensor(data: bytes) -> Tensor:
     """Return bytes as uint8 ``(n,)``."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
 
 
 def _check_byte_order() -> None:

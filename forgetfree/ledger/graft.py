@@ -297,7 +297,10 @@ def _unpack(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Regio
     Raises:
         RegionError: indices or values do not fit the space.
     """
-    indices, values = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=space.dtype)]
+    indices, values = (
+        [torch.empty(0, dtype=torch.int64, device="cpu")],
+        [torch.empty(0, dtype=space.dtype, device="cpu")],
+    )
     for spec in space.tensors:
         index, value = tensors.get(f"{spec.name}/index"), tensors.get(f"{spec.name}/value")
         if (index is None) != (value is None):

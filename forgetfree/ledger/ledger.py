@@ -184,7 +184,7 @@ class Ledger:
 
     def _selected(self, region: Region) -> Graft:
         """Return the values that the owners of a region's entries gave them."""
-        values, owners = torch.empty(len(region), dtype=self.space.dtype), self.owners(region)
+        values, owners = torch.empty(len(region), dtype=self.space.dtype, device="cpu"), self.owners(region)
         for owner in sorted(set(owners.tolist())):
             mine, owned = owners == owner, self._records[owner].owned
             values[mine] = owned.values[torch.searchsorted(owned.region.indices, region.indices[mine])]
@@ -198,9 +198,12 @@ class Ledger:
     def overlap(self) -> list[list[float]]:
         """Return ``|γ_i ∩ γ_j| / |γ_j|`` for all pairs of localized regions: ``T × T`` (paper, fig. 8)."""
         regions = [record.region.indices for record in self._records]
-        count, sizes = len(regions), torch.tensor([len(indices) for indices in regions], dtype=torch.int64)
-        entries, order = torch.cat([torch.empty(0, dtype=torch.int64), *regions]).sort(stable=True)
-        tasks = torch.repeat_interleave(torch.arange(count), sizes)[order]
+        count, sizes = (
+            len(regions),
+            torch.tensor([len(indices) for indices in regions], dtype=torch.int64, device="cpu"),
+        )
+        entries, order = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *regions]).sort(stable=True)
+        tasks = torch.repeat_interleave(torch.arange(count, device="cpu"), sizes)[order]
         # Tasks that share an entry stand side by side now: first neighbours, then those at a distance of two, …
         common, apart = torch.diag(sizes), 1
         while bool((same := entries[apart:] == entries[:-apart]).any()):

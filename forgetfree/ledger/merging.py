@@ -162,7 +162,7 @@ def merged_graft(
     if rule == "ties":
         grafts = [trimmed(graft, theta_pre, DENSITY if density is None else density) for graft in grafts]
     region = reduce(or_, (graft.region for graft in grafts))
-    merged = torch.empty(len(region), dtype=theta_pre.dtype)
+    merged = torch.empty(len(region), dtype=theta_pre.dtype, device="cpu")
     for start in range(0, len(region), _STRETCH):
         entries = region.indices[start : start + _STRETCH]
         pre = theta_pre[entries].double()
@@ -189,7 +189,7 @@ def trimmed(graft: Graft, theta_pre: Tensor, density: float) -> Graft:
 def _values_and_mask(graft: Graft, entries: Tensor, pre: Tensor) -> tuple[Tensor, Tensor]:
     """Return θ_t at ``entries``, θ_pre where the graft holds nothing, and γ_t there."""
     if not len(graft.region):
-        return pre, torch.zeros(len(entries), dtype=torch.bool)
+        return pre, torch.zeros(len(entries), dtype=torch.bool, device="cpu")
     place = torch.searchsorted(graft.region.indices, entries).clamp(max=len(graft.region) - 1)
     gamma = graft.region.indices[place] == entries
     return torch.where(gamma, graft.values[place].double(), pre), gamma

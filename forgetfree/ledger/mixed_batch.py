@@ -290,10 +290,14 @@ class Corrections:
                 self._sites.append(_Site(module, own))
         reached = {number for site in self._sites for number in site.numbers.values()}
         exact = (torch.float32, torch.float64)
-        self._reached = torch.tensor([i in reached and p.dtype in exact for i, p in enumerate(parameters)])
+        self._reached = torch.tensor(
+            [i in reached and p.dtype in exact for i, p in enumerate(parameters)], device="cpu"
+        )
         turned = {site.numbers.get("weight") for site in self._sites if _is_conv1d(site.module)}
-        self._turned = torch.tensor([number in turned for number in range(len(parameters))])
-        self._columns = torch.tensor([spec.shape[-1] if len(spec.shape) > 1 else 1 for spec in space.tensors])
+        self._turned = torch.tensor([number in turned for number in range(len(parameters))], device="cpu")
+        self._columns = torch.tensor(
+            [spec.shape[-1] if len(spec.shape) > 1 else 1 for spec in space.tensors], device="cpu"
+        )
 
     @torch.no_grad()
     def change(self, graft: Graft) -> Change | None:
@@ -315,7 +319,7 @@ class Corrections:
         if not runs:
             return {}
         changes = [change for _, change, _ in runs]
-        row = torch.tensor([row for row, _, _ in runs])
+        row = torch.tensor([row for row, _, _ in runs], device="cpu")
         cuts = torch.stack([change.cuts for change in changes]).long()
         counts = cuts.diff(dim=1)  # (runs, P)
         totals = counts.new_zeros(rows, counts.shape[1]).index_add_(0, row, counts)
@@ -327,13 +331,13 @@ class Corrections:
         begin = cuts[:, -1:].cumsum(0) - cuts[:, -1:]
         shift = block + row[:, None] * width + before - begin - cuts[:, :-1]
         counts = counts.flatten()
-        place = torch.repeat_interleave(shift.flatten(), counts).add_(torch.arange(int(counts.sum())))
-        tensor = torch.repeat_interleave(torch.arange(len(width)).repeat(len(runs)), counts)
+        place = torch.repeat_interleave(shift.flatten(), counts).add_(torch.arange(int(counts.sum()), device="cpu"))
+        tensor = torch.repeat_interleave(torch.arange(len(width), device="cpu").repeat(len(runs)), counts)
         local = torch.cat([change.indices for change in changes]) - self._space.boundaries[tensor]
         columns, turned = self._columns[tensor], self._turned[tensor]
         across, along = local // columns, local % columns
         device = changes[0].delta.device
-        output, input = torch.zeros(2, rows * int(width.sum()), dtype=torch.int64)
+        output, input = torch.zeros(2, rows * int(width.sum()), dtype=torch.int64, device="cpu")
         output[place], input[place] = across.where(~turned, along), along.where(~turned, across)
         delta = torch.zeros(len(output), dtype=changes[0].delta.dtype, device=device)
         delta[place.to(device)] = torch.cat([change.delta if sign > 0 else -change.delta for _, change, sign in runs])

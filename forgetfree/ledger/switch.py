@@ -48,7 +48,7 @@ class LedgerSwitch:
         self._written: dict[int, tuple[Graft, Tensor]] = {}
         self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
         #: The region last given to `begin`, and θ_pre there; and the digests of all tensors then, unless any may change.
-        self._region, self._region_pre = Region.empty(), torch.empty(0)
+        self._region, self._region_pre = Region.empty(), torch.empty(0, device="cpu")
         self._digests: list[str] | None = None
         self._begun = False
         self._stage = 0

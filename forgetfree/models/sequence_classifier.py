@@ -106,14 +106,14 @@ def _fill_layers(inner: nn.Linear, outer: nn.Linear, readout: Mapping[str, Tenso
     for sign, rows in ((1, slice(0, n)), (-1, slice(n, 2 * n))):
         inner.weight[rows] = sign * EPSILON * readout["weight"]
         inner.bias[rows] = sign * EPSILON * readout["bias"]
-        outer.weight[:, rows] = sign * torch.eye(n)
+        outer.weight[:, rows] = sign * torch.eye(n, device="cpu")
     if normalized:
         inner.bias[2 * n], inner.bias[2 * n + 1] = 1.0, -1.0
 
 
 def _constant(body: nn.Module, hidden: Tensor) -> Tensor:
     """Return v ``(H,)`` with v·h = 1 for all hidden states ``(B, H)`` of a body that ends in a LayerNorm; float64."""
-    candidates = [torch.zeros(hidden.shape[1], dtype=torch.float64)]
+    candidates = [torch.zeros(hidden.shape[1], dtype=torch.float64, device="cpu")]
     for norm in body.modules():
         if isinstance(norm, nn.LayerNorm) and norm.bias is not None and norm.weight.shape == hidden[0].shape:
             inverse = norm.weight.double().reciprocal()

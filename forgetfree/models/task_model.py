@@ -34,6 +34,9 @@ from forgetfree.core.readout_model import BY_WORDS, ReadoutKind, ReadoutModel
 from forgetfree.data.prompts import prompt_of
 from forgetfree.errors import ModelError
 
+#: Tokens of a row by which passes are timed: enough to be busy with, on a CPU and elsewhere.
+_EXAMPLE, _LONG_EXAMPLE = 32, 256
+
 
 @dataclass(frozen=True)
 class TokenLayout:
@@ -133,6 +136,13 @@ class TaskModel(ReadoutModel):
         if types is not None:
             inputs["token_type_ids"] = types
         return inputs
+
+    def example(self, rows: int) -> Tensor:
+        """Return rows of any tokens, as long as makes sense for a device: int64 ``(rows, L)``."""
+        config: Any = self.backbone.config
+        length = min(_EXAMPLE if self.device.type == "cpu" else _LONG_EXAMPLE, positions_of(self.backbone))
+        words = getattr(config, "vocab_size", None) or 128  # CANINE reads characters, of which there are more
+        return torch.randint(words, (rows, length), generator=torch.Generator().manual_seed(0), device="cpu")
 
     def counts(self, x: Tensor) -> Tensor:
         """Return the number of labels of each row ``(B,)``: of its words where they are marked, else 1."""

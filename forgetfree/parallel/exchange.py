@@ -152,11 +152,11 @@ def gathered(own: Sequence[T]) -> list[T]:
     if size() == 1:
         return list(own)
     data = torch.frombuffer(bytearray(pickle.dumps(list(own))), dtype=torch.uint8)
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size())]
+    lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(size())]
     with _in_touch():
-        _group.on_cpu.allgather([lengths], [torch.tensor([len(data)])]).wait()
+        _group.on_cpu.allgather([lengths], [torch.tensor([len(data)], device="cpu")]).wait()
         longest = int(max(lengths))
-        buffers = [torch.empty(longest, dtype=torch.uint8) for _ in range(size())]
+        buffers = [torch.empty(longest, dtype=torch.uint8, device="cpu") for _ in range(size())]
         _group.on_cpu.allgather([buffers], [torch.nn.functional.pad(data, (0, longest - len(data)))]).wait()
     _group.sent += (size() - 1) * longest
     dealt = [pickle.loads(each.numpy().tobytes()) for each in buffers]

@@ -178,7 +178,10 @@ class Shards:
             starts.append(spec.offset + before * (spec.size // spec.shape[0]))
             self.module.register_parameter(str(number), nn.Parameter(tensor.detach().to_local()))
         self.space = ParameterSpace.of(self.module, exclude=())
-        self._starts, self._sizes = torch.tensor(starts), torch.tensor([each.size for each in self.space.tensors])
+        self._starts, self._sizes = (
+            torch.tensor(starts, device="cpu"),
+            torch.tensor([each.size for each in self.space.tensors], device="cpu"),
+        )
 
     @property
     def tensors(self) -> list[Any]:

@@ -175,7 +175,7 @@ def _classifying(parts: Parts, position: int) -> tuple[Any, Any]:
     loaded, config, origin = parts.loaded, parts.config, parts.origin
     task, model = origin.task, cast(Any, loaded.model)
     rows = _probes(loaded, pair=len(task.text_columns) == 2)
-    inputs = [model.inputs(torch.tensor([ids])) for ids in loaded.encoder(task)(rows)]
+    inputs = [model.inputs(torch.tensor([ids], device="cpu")) for ids in loaded.encoder(task)(rows)]
     tokenizer = tokenizer_of(loaded, list(inputs[0]))
     if not _reads_alike(tokenizer, rows, inputs):
         tokenizer = None

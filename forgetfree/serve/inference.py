@@ -17,6 +17,7 @@ from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import by_length
+from forgetfree.device import find_device
 from forgetfree.display import brief, counted
 from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
@@ -36,7 +37,7 @@ class Predictor:
     """A model, and what a strategy saved, that answer for every task of a run.
 
     Args:
-        loaded: the base model, with no tasks yet.
+        loaded: the base model, with no tasks yet; answers are computed on the device where it is.
         weights: a ledger, or what else a strategy saved: see `forgetfree.serve.weights`.
         routed: whether the run itself found out the task of a row, see `route`.
         features: what it told tasks apart by, if not by their answers.
@@ -82,7 +83,7 @@ class Predictor:
         seed: int | None = None,
         strategy: str | None = None,
         model: str | None = None,
-        device: str = "cpu",
+        device: str = "auto",
         deterministic: bool = False,
     ) -> Predictor:
         """Return the predictor of a run's directory, or of a ledger's file.
@@ -92,7 +93,7 @@ class Predictor:
             seed: the seed; default: the first.
             strategy: the strategy; default: ``grafting-continual``, or else the first with a ledger, or else the first.
             model: the run's model, if it has moved; its weights must be the same.
-            device: where to answer.
+            device: where to answer; ``auto``: on a GPU, if there is one.
             deterministic: see `Predictor`; a run with ``deterministic=true`` is always answered so.
 
         Raises:
@@ -102,14 +103,16 @@ class Predictor:
         return cls.of_source(Source.of(Path(directory), seed, strategy, model), device, deterministic)
 
     @classmethod
-    def of_ledger(cls, ledger: Ledger, model: str) -> Predictor:
-        """Return the predictor of a ledger, for its base model."""
+    def of_ledger(cls, ledger: Ledger, model: str, device: str = "auto") -> Predictor:
+        """Return the predictor of a ledger, for its base model; ``device`` as for `of_run`."""
         binding, dtype = ledger.binding, dtype_of(ledger.space)
         arguments: dict[str, Any] = {"readout": binding.readout, "max_length": binding.max_length} if binding else {}
-        return cls(load_model(model, dtype=dtype, **arguments), ledger)
+        loaded = load_model(model, dtype=dtype, **arguments)
+        loaded.model.to(find_device(device))
+        return cls(loaded, ledger)
 
     @classmethod
-    def of_source(cls, source: Source, device: str = "cpu", deterministic: bool = False) -> Predictor:
+    def of_source(cls, source: Source, device: str = "auto", deterministic: bool = False) -> Predictor:
         """Return the predictor of a file that a strategy saved: see `of_run`."""
         try:
             ledger = Ledger.load(source.file) if source.is_ledger else None
@@ -118,7 +121,7 @@ class Predictor:
                 readout, max_length = ledger.binding.readout, ledger.binding.max_length
             graftable, dtype = (source.graftable, source.dtype) if ledger is None else (None, dtype_of(ledger.space))
             loaded = load_model(source.model, readout, graftable=graftable, max_length=max_length, dtype=dtype)
-            loaded.model.to(device)
+            loaded.model.to(find_device(device))
             features = None
             if source.task_inference == "lda":  # the model holds θ_pre now
                 features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
@@ -387,5 +390,4 @@ class Predictor:
                 "Load the model and readout the stream was trained with."
             )
         load_tensors_(readout, stored)
-        readout.to(next(model.backbone.parameters()).device)
         return label

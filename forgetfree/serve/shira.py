@@ -261,7 +261,7 @@ def _rank(entries: Mapping[str, _Entries], layers: Mapping[str, Any]) -> int:
 
 def _padded(entries: _Entries, count: int) -> tuple[Tensor, Tensor]:
     """Return sorted flat indices and Δ of ``count`` entries: further ones have Δ = −0, which changes no bit of any W."""
-    free = torch.ones(math.prod(entries.shape), dtype=torch.bool)
+    free = torch.ones(math.prod(entries.shape), dtype=torch.bool, device="cpu")
     free[entries.local] = False
     more = free.nonzero().squeeze(1)[: count - len(entries.local)]
     indices, order = torch.cat([entries.local, more]).sort()

@@ -191,7 +191,7 @@ def tagging_network(parts: Parts) -> TaskNetwork:
     loaded, task = parts.loaded, parts.origin.task
     encoder = loaded.encoder(task)
     ids = encoder(Rows(("What was it ?",), (), ((0,) * 4,)))
-    inputs = cast(Any, loaded.model).inputs(torch.tensor(ids))
+    inputs = cast(Any, loaded.model).inputs(torch.tensor(ids, device="cpu"))
     name_labels_(parts.config, task.labels, parts.origin.classes)
     check_linear(parts.readout, len(task.labels), loaded.model.hidden_size)
     network = _token_classifier(parts.config, parts.body, parts.readout, inputs)

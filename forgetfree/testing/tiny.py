@@ -68,7 +68,7 @@ def pre_trained(build: Callable[[], M]) -> M:
         model = build()
         with torch.no_grad():  # biases and LayerNorms, which start at 0 and 1, get values of their own
             for parameter in model.parameters():
-                parameter.add_(torch.randn(parameter.shape) * 0.01)
+                parameter.add_(torch.randn(parameter.shape, device="cpu") * 0.01)
     return model.eval()
 
 

@@ -416,7 +416,7 @@ class Calls(SupervisedPlugin):
 
     def after_training_exp(self, strategy: Any, **_: Any) -> None:
         strategy.model.eval()
-        x = strategy.experience.dataset[0][0].unsqueeze(0)
+        x = strategy.experience.dataset[0][0].unsqueeze(0).to(strategy.device)
         assert torch.equal(strategy.model(x), strategy.model(x, strategy.task.label))
 
 
@@ -453,7 +453,7 @@ def test_without_task_labels_and_without_a_task_the_model_says_what_is_missing()
     message = (
         "has 3 readouts and no task is in training or evaluation: give task_labels, one of 0 (experience-0), 1 (exp"
     )
-    strategy = vision.make("continual-ft", stream)
+    strategy = vision.make("continual-ft", stream, device="cpu")
     for _ in range(2):
         with pytest.raises(TaskError, match=re.escape(message)):
             stream.model(x)

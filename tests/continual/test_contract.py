@@ -182,7 +182,7 @@ def learned(cls: Any, **changes: Any) -> Any:
 
 def weights(made: Any) -> Tensor:
     flat: Tensor = made.space.flatten(made.model.backbone)
-    return flat
+    return flat.cpu()
 
 
 def with_field(**fields: Any) -> Any:
@@ -281,7 +281,7 @@ class NearestMean(ContinualStrategy):
 
     @torch.no_grad()
     def commit(self, task: Any, training: Training) -> None:
-        x, y, _ = task.train.batch(range(len(task.train)))
+        x, y, _ = (each.to(self.device) for each in task.train.batch(range(len(task.train))))
         features = self.model.eval().features(x)
         self.means[task.name] = torch.stack([features[y == label].mean(0) for label in task.classes])
 
@@ -299,7 +299,7 @@ def test_a_readout_of_your_own_answers() -> None:
     found = torch.from_numpy(made.evaluate()[task.name].logits)
     x, _, _ = task.test.batch(range(len(task.test)))
     with torch.no_grad():
-        by_hand = -torch.cdist(made.model.eval().features(x), made.means[task.name])
+        by_hand = -torch.cdist(made.model.eval().features(x.to(made.device)), made.means[task.name]).cpu()
     torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-4)
     assert torch.equal(weights(made), made.pre_trained.theta)
 

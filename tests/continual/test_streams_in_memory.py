@@ -63,7 +63,7 @@ def test_a_model_in_memory_is_that_of_its_directory(tmp_path: Path, model_direct
         learner.train(experience)
     after = model.state_dict()
     assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
-    moved = {name: tensor for name, tensor in given.model.state_dict().items() if tensor.is_floating_point()}
+    moved = {name: tensor.cpu() for name, tensor in given.model.state_dict().items() if tensor.is_floating_point()}
     assert any(not torch.equal(tensor, read.model.state_dict()[name]) for name, tensor in moved.items())
 
 

@@ -1,8 +1,9 @@
-"""``precision=auto`` is decided once, written down, and repeated by whoever goes on."""
+"""``precision=auto`` is measured once, written down, and repeated by whoever goes on."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,59 +12,240 @@ import pytest
 import torch
 from torch import Tensor
 
-from forgetfree.core import readout_model
-from forgetfree.core.readout_model import autocast, native_precision
-from forgetfree.jobs.config import with_precision
+from forgetfree.core import precision
+from forgetfree.core.precision import faster_precision
+from forgetfree.core.readout_model import autocast
+from forgetfree.errors import OptionError, UsageError
+from forgetfree.jobs.config import InMemory, with_precision
+from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.learning.training import fine_tuned_key, predict
-from forgetfree.learning.training_options import TrainingOptions, for_device
+from forgetfree.jobs.running.engine import perform
+from forgetfree.jobs.running.execution import Execution
+from forgetfree.jobs.running.preflight import plan_of
+from forgetfree.learning.training import fine_tune, fine_tuned_key, predict
+from forgetfree.learning.training_options import TrainingOptions, for_model
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache in which nothing was measured yet."""
+    monkeypatch.setenv("FORGETFREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(precision, "_measured", {})
+    return tmp_path / "cache" / "precision"
+
+
+@pytest.fixture
+def bf16_takes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Let a pass in bf16 take these seconds, turn by turn, and one in fp32 one; returns the passes so far."""
+
+    def takes(*seconds: float | Exception) -> list[str]:
+        passes, now = list[str](), [0.0]
+
+        def compute(model: Any, x: Tensor, name: str) -> None:
+            turn = passes.count(name)
+            passes.append(name)
+            took = 1.0 if name == "fp32" else seconds[turn % len(seconds)]
+            if isinstance(took, Exception):
+                raise took
+            now[0] += took / 1000
+
+        monkeypatch.setattr(precision, "_pass", compute)
+        monkeypatch.setattr(precision.time, "process_time", lambda: now[0])
+        return passes
+
+    return takes
+
+
 @pytest.fixture(params=["bf16", "fp32"])
-def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: request.param == "bf16", raising=False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
+def faster(request: pytest.FixtureRequest, bf16_takes: Callable[..., list[str]]) -> str:
+    bf16_takes(0.5 if request.param == "bf16" else 2.0)
     return request.param
 
 
-def test_the_processor_decides(native: str) -> None:
-    assert native_precision("cpu") == native
-    assert native_precision("mps") == "fp32"
-    with autocast("auto", "cpu"):
-        product = torch.ones(2, 2) @ torch.ones(2, 2)
-    assert product.dtype == (torch.bfloat16 if native == "bf16" else torch.float32)
+@pytest.mark.parametrize(
+    ("seconds", "taken"),
+    [
+        ([0.84], "bf16"),
+        ([0.86], "fp32"),
+        ([9.0, 0.8, 9.0, 0.8, 0.8, 9.0], "bf16"),  # the first does not count, the median of the others does
+    ],
+    ids=["faster", "no clear difference", "noise"],
+)
+def test_bf16_is_taken_where_it_is_clearly_faster(seconds: Any, taken: str, bf16_takes: Any, cache: Path) -> None:
+    passes, model = bf16_takes(*seconds), tiny_stream().model
+    assert faster_precision(model) == taken
+    count, (file,) = len(passes), cache.iterdir()
+    precision._measured.clear()
+    assert faster_precision(model) == taken and len(passes) == count
+    assert json.loads(file.read_text())["precision"] == taken
 
 
-def test_a_strategy_knows_what_was_taken(native: str) -> None:
+def test_where_bf16_cannot_be_computed_now_it_is_tried_again_another_time(bf16_takes: Any, cache: Path) -> None:
+    bf16_takes(RuntimeError("out of memory"))
+    model = tiny_stream().model
+    assert faster_precision(model) == "fp32" and not cache.exists()
+
+
+def test_another_machine_model_or_number_of_threads_is_measured_anew(
+    bf16_takes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, model, threads = bf16_takes(0.5), tiny_stream().model, torch.get_num_threads()
+
+    def is_measured() -> bool:
+        before = len(passes)
+        faster_precision(model)
+        return len(passes) > before
+
+    assert is_measured() and not is_measured()
+    monkeypatch.setattr(precision, "hardware_of", lambda device: "another processor")
+    assert is_measured() and not is_measured()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert is_measured() and not is_measured()
+    finally:
+        torch.set_num_threads(threads)
+    model.backbone.register_parameter("more", torch.nn.Parameter(torch.zeros(2)))
+    assert is_measured() and not is_measured()
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"precision": "fp16"}', "\0"])
+def test_a_damaged_file_is_measured_anew(damage: str, bf16_takes: Any, cache: Path) -> None:
+    bf16_takes(0.5)
+    model = tiny_stream().model
+    faster_precision(model)
+    (file,) = cache.iterdir()
+    file.write_text(damage)
+    precision._measured.clear()
+    passes = bf16_takes(2.0)
+    assert faster_precision(model) == "fp32" and passes
+
+
+def test_without_a_writable_cache_it_is_measured_once_a_process(bf16_takes: Any, cache: Path) -> None:
+    passes, model = bf16_takes(0.5), tiny_stream().model
+    cache.parent.write_text("no directory")
+    assert faster_precision(model) == "bf16"
+    count = len(passes)
+    assert faster_precision(model) == "bf16" and len(passes) == count > 0
+
+
+def test_measuring_leaves_a_model_and_the_generator_as_they_were() -> None:
+    model = tiny_stream().model
+    model.train()
+    first = next(model.backbone.parameters())
+    first.requires_grad_(False)
+    before, drawn = {name: each.clone() for name, each in model.state_dict().items()}, torch.get_rng_state()
+    assert faster_precision(model) in ("fp32", "bf16")
+    assert torch.equal(torch.get_rng_state(), drawn) and model.training and not first.requires_grad
+    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
+    assert all(each.grad is None for each in model.parameters())
+
+
+def test_a_pass_does_not_decide() -> None:
+    with pytest.raises(OptionError, match=r"decided once for a model, before its first pass\. Give fp32, bf16"):
+        autocast("auto", "cpu")
+
+
+def test_a_strategy_knows_what_was_taken(faster: str) -> None:
     cls = strategy("grafting-continual")
     made = cls(stream=tiny_stream(), options=cls.Options(precision="auto", sparsity=0.05))
-    assert made.options.precision == made.ledger.binding.precision == native
-    assert for_device(TrainingOptions(precision="fp16"), "cpu").precision == "fp16"
+    assert made.options.precision == made.ledger.binding.precision == faster
+    assert for_model(TrainingOptions(precision="fp16"), made.model).precision == "fp16"
     assert TrainingOptions().precision == "fp32"
 
 
-def test_what_was_taken_is_written_and_repeated(native: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_that_train_and_answer_decide_before_the_first_row(faster: str) -> None:
+    stream = tiny_stream()
+    rows = stream.tasks[0].train
+
+    def after(name: str) -> tuple[Tensor, Tensor]:
+        other = tiny_stream()
+        fine_tune(other.model, rows, TrainingOptions(precision=name), steps=2, seed=0)
+        return other.model.space().flatten(other.model.backbone), predict(other.model, rows, precision=name)
+
+    for one, other in zip(after("auto"), after(faster), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_was_taken_is_written_and_repeated(faster: str, tmp_path: Path) -> None:
     config = RunConfig(
         stream="sst2", settings={"precision": "auto", "fine-tune.precision": "auto"}, device="cpu", out=str(tmp_path)
     )
-    assert with_precision(config).settings == {"precision": native, "fine-tune.precision": native}
-    begun = {"precision": "fp32" if native == "bf16" else "bf16"}  # on another machine
+    config = replace(config, strategies=("fine-tune",), data="demo")
+    assert with_precision(config).settings == {"precision": faster, "fine-tune.precision": faster}
+    begun = {"precision": "fp32" if faster == "bf16" else "bf16"}  # on another machine
     (tmp_path / "config.json").write_text(json.dumps({"run": {"set": begun}}))
-    assert with_precision(config).settings == begun | {"fine-tune.precision": native}
+    assert with_precision(config).settings == begun | {"fine-tune.precision": faster}
     for damaged in ("", "[]", '{"run": 3}', '{"run": {"set": 1}}'):
         (tmp_path / "config.json").write_text(damaged)
-        assert with_precision(config).settings["precision"] == native
+        assert with_precision(config).settings["precision"] == faster
     given = RunConfig(stream="sst2", settings={"precision": "fp32"}, out=str(tmp_path))
-    assert with_precision(given) is given and readout_model.native_precision("cpu") == native
+    assert with_precision(given) is given
 
 
-def test_the_recipe_of_a_model_may_say_auto(native: str, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_computes_as_it_began(bf16_takes: Any, tmp_path: Path) -> None:
+    config = RunConfig(
+        stream="sst2",
+        strategies=("fine-tune",),
+        settings={"precision": "auto", "floors": "constant", "test_limit": 4},
+        data="demo",
+        shots=2,
+        steps=1,
+        device="cpu",
+        out=str(tmp_path / "out"),
+    )
+    bf16_takes(0.5)
+    perform(RunJob(config))
+    passes = bf16_takes(2.0)
+    precision._measured.clear()
+    for file in (tmp_path / "cache" / "precision").iterdir():
+        file.unlink()
+    perform(RunJob(replace(config, seeds=(0, 1))), Execution(resume=True))
+    recorded = json.loads((tmp_path / "out" / "config.json").read_text())
+    units = [json.loads(each.read_text()) for each in (tmp_path / "out").glob("*/*/unit.json")]
+    assert recorded["run"]["set"]["precision"] == "bf16" and not passes
+    assert [each["details"]["options"]["precision"] for each in units] == ["bf16"] * 2
+
+
+def test_the_recipe_of_a_model_may_say_auto(faster: str, tmp_path: Path) -> None:
     config = RunConfig(stream="sst2", model="minilm", strategies=("fine-tune",), device="cpu", out=str(tmp_path))
-    assert with_precision(config).settings == {"precision": native}
+    assert with_precision(config).settings == {"precision": faster}
     assert with_precision(replace(config, settings={"precision": "fp32"})).settings == {"precision": "fp32"}
     assert with_precision(replace(config, model="bert-base-uncased")).settings == {}
+
+
+def test_the_options_are_checked_before_a_model_is_loaded(tmp_path: Path) -> None:
+    config = RunConfig(
+        stream="sst2", model="nowhere/at/all", settings={"precision": "auto", "steps": 0}, out=str(tmp_path)
+    )
+    with pytest.raises(UsageError, match="steps must be at least 1"):
+        with_precision(config)
+
+
+def test_a_check_reckons_with_what_will_be_taken(
+    faster: str, model_directory: Any, data_directory: Path, tmp_path: Path
+) -> None:
+    config = RunConfig(
+        stream="sst2",
+        strategies=("fine-tune",),
+        model=str(model_directory("bert")),
+        data=str(data_directory),
+        shots=4,
+        steps=1,
+        device="cpu",
+        out=str(tmp_path / "out"),
+    )
+    plans = [plan_of(replace(config, settings={"precision": each})) for each in ("auto", faster)]
+    assert plans[0]["total"]["memory_bytes"] == plans[1]["total"]["memory_bytes"]
+
+
+def test_any_network_is_measured_by_its_own_rows(faster: str, tmp_path: Path) -> None:
+    rows = torch.randn(8, 3), torch.tensor([0, 1] * 4)
+    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    memory = InMemory(data={"a": {"train": rows, "test": rows}}, model=network)
+    config = RunConfig(stream="a", strategies=("fine-tune",), settings={"precision": "auto"}, out=str(tmp_path))
+    assert with_precision(config, memory).settings["precision"] == faster
 
 
 def test_training_in_bf16_may_answer_in_fp32() -> None:
@@ -94,4 +276,8 @@ def test_training_in_bf16_may_answer_in_fp32() -> None:
             assert torch.equal(predict(wide.model, task.test, precision="fp32"), fp32)
         with narrow.answering(narrow.stream.tasks[task.label]):
             assert torch.equal(predict(narrow.model, task.test, precision="bf16"), bf16)
-    assert for_device(TrainingOptions(answer_precision="auto"), "cpu").answering["precision"] == native_precision("cpu")
+
+
+def test_answers_may_be_auto_alone(faster: str) -> None:
+    options = for_model(TrainingOptions(answer_precision="auto"), tiny_stream().model)
+    assert (options.precision, options.answering["precision"]) == ("fp32", faster)

@@ -102,7 +102,8 @@ def test_a_base_region_is_chosen_by_the_fine_tuned_readout_and_no_entry_is_writt
 ) -> None:
     fine_tuned, before = bench.fine_tuned(OPTIONS), held(bench)
     with bench.holding(replace(fine_tuned, theta=bench.pre.theta)):
-        theta_pre, theta_ft, rows = bench.pre.theta, fine_tuned.theta, bench.task.train
+        theta_pre, theta_ft = (state.theta.to(bench.device) for state in (bench.pre, fine_tuned))
+        rows = bench.task.train
         expected = choose_base("fisher", bench.model, rows, theta_pre, theta_ft, 10, seed=0, fisher_rows=256)
     monkeypatch.setattr(ParameterSpace, "load_", lambda *_: pytest.fail("a whole model is written"))
     assert bench.base("fisher", fine_tuned, 10) == expected
@@ -173,13 +174,14 @@ def test_retraining_starts_at_the_pre_trained_values_and_moves_the_region_alone(
     stepped = bench.retrained(fine_tuned, region, one)
     with bench.holding(replace(fine_tuned, theta=bench.pre.theta)):
         seed = derive_seed(bench.seed, "train", "sst2")
-        x, y, t = bench.task.train.batch(plan(bench.task.train.lengths, one, 1, seed)[0])
+        batch = bench.task.train.batch(plan(bench.task.train.lengths, one, 1, seed)[0])
+        x, y, t = (each.to(bench.device) for each in batch)
         bench.model.eval()
         loss = torch.nn.functional.cross_entropy(bench.model(x, t), y)
         gradients = torch.autograd.grad(loss, bench.space.parameters(bench.model.backbone), allow_unused=True)
         flat = torch.cat(
             [
-                torch.zeros(spec.size) if g is None else g.reshape(-1)
+                torch.zeros(spec.size) if g is None else g.reshape(-1).cpu()
                 for g, spec in zip(gradients, bench.space.tensors, strict=True)
             ]
         )

@@ -88,7 +88,7 @@ class Watch(SupervisedPlugin):
     def before_training_exp(self, strategy: Any, **_: Any) -> None:
         self.theta = strategy.space.flatten(strategy.model.backbone)
         self.rest = everything(strategy.model)
-        self.moved = torch.zeros(len(strategy.space), dtype=torch.bool)
+        self.moved = torch.zeros_like(self.theta, dtype=torch.bool)
         self.updates = 0
 
     def after_update(self, strategy: Any, **_: Any) -> None:

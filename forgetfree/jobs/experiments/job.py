@@ -47,7 +47,7 @@ class ExperimentJob(Job[ExperimentConfig]):
     names_all: ClassVar = True
 
     def __init__(self, config: ExperimentConfig) -> None:
-        config = with_precision(config)
+        config = with_precision(config, model=config.checked().preset.model)
         self.experiment = load_experiment(config.name)
         checked = config.checked()
         self.preset, common = checked.preset, checked.common

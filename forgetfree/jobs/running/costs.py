@@ -31,7 +31,7 @@ from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_b
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import fine_tune, predict
-from forgetfree.learning.training_options import TrainingOptions, for_device
+from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import TaskDefinition
 
@@ -147,7 +147,7 @@ def timed_rates(
     loaded: LoadedModel, definition: TaskDefinition, rows: Rows, options: TrainingOptions, device: str
 ) -> Rates:
     """Return the rates of a model, by a few steps of fine-tuning on rows of a task; the model is not to be used afterwards."""
-    options, model = for_device(options, device), loaded.model.to(device)
+    model = loaded.model.to(device)
     label = model.add_task(loaded.head(definition))
     encoder = loaded.encoder(definition)
     sample = kind_of(definition).encode(definition, rows, encoder, label=label, pad=loaded.pad)
@@ -371,8 +371,13 @@ def _choice(model: ModelSize, options: TrainingOptions, length: float, device: s
     return scored + (0 if source in ("movement", "random") else _kept(model, options, tokens))
 
 
-def device_memory(device: str) -> int:
-    """Return the bytes of memory that the device has."""
+def device_memory(device: str) -> int | None:
+    """Return the bytes that a job may take on a device; ``None`` where that is not known.
+
+    On a GPU, what other jobs hold is not there for it. What this process holds by now is: the job begins without.
+    """
     if kind_of_device(device) == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
+    if kind_of_device(device) in ("cpu", "mps"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None

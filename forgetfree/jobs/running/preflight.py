@@ -25,6 +25,7 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.core.base_regions import budget, tiny_region_note
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.precision import faster_precision
 from forgetfree.core.readout_model import LINEAR
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.encoding import fitting
@@ -47,7 +48,7 @@ from forgetfree.jobs.job import Job
 from forgetfree.jobs.run_config import RunOptions, StreamConfig, starts_of
 from forgetfree.jobs.running import costs
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, check_disk_space, needed_bytes
-from forgetfree.jobs.running.environment import check_precision, set_threads
+from forgetfree.jobs.running.environment import check_precision, set_threads, threads_as_before
 from forgetfree.jobs.running.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.learning.cost import TaskSize
@@ -56,7 +57,11 @@ from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.scaled_start import ScaleOptions
 from forgetfree.learning.texts_aside import TextsAside
+<<<<<<< HEAD
 from forgetfree.learning.training_options import MOST_SHOTS
+=======
+from forgetfree.learning.training_options import MOST_SHOTS, TrainingOptions, paper_steps
+>>>>>>> w-device
 from forgetfree.models.loading import LoadedModel, load_model, sized
 from forgetfree.models.location import locate
 from forgetfree.models.module_model import ModuleModel, check_own_dtype
@@ -125,6 +130,8 @@ def _examine(config: JobConfig, in_memory: InMemory, resume: bool) -> _Findings:
     definitions = {name: each.task for name, each in rows.items()}
     definitions |= {name: task for name in workload.tasks if name not in rows and (task := registry.tasks().get(name))}
     model = faults.attempt(_model, workload, in_memory, list(definitions.values()), notes)
+    if any("auto" in unit.options.precisions for unit in workload.units):
+        workload.units = _with_precision(workload, model and model.loaded, device, notes)
     if model is not None and model.loaded is not None:
         faults.attempt(model.loaded.check_words, definitions.values())
         for name, task in definitions.items():
@@ -151,6 +158,24 @@ def _examine(config: JobConfig, in_memory: InMemory, resume: bool) -> _Findings:
         faults.attempt(check_disk_space, config.out, workload, tests, definitions, model.space)
     model = model or _Model("", "", None, 0, None, False)
     return _Findings(config, faults, notes, workload, device, rows, tests, definitions, model)
+
+
+def _with_precision(workload: Workload, loaded: LoadedModel | None, device: str, notes: list[str]) -> list[PlannedUnit]:
+    """Return the units with what ``auto`` means for the model; where it is not here, as if it were fp32."""
+    with threads_as_before():
+        set_threads(workload.common.threads)
+        precision = "fp32" if loaded is None else faster_precision(loaded.model.to(device))
+    if loaded is None:
+        notes.append("precision=auto is measured when the job starts: memory and time are told for fp32.")
+    else:
+        loaded.model.to("cpu")  # what else is checked is there
+    return [
+        replace(unit, options=replace(unit.options, **_auto_as(precision, unit.options))) for unit in workload.units
+    ]
+
+
+def _auto_as(precision: str, options: TrainingOptions) -> Json:
+    return {name: precision for name in ("precision", "answer_precision") if getattr(options, name) == "auto"}
 
 
 # -- Places, data and model -----------------------------------------------------------------------------------
@@ -289,8 +314,10 @@ def _plan(findings: _Findings) -> Json:
         named = {phase["phase"] for phase in planned["phases"]}
         memory |= Counter(costs.memory_of_phases(size, each.options, min(longest, limit), named, where))
     most, there = max(memory.values(), default=0), costs.device_memory(device)
-    if most > there:
-        notes.append(f"About {most:,} bytes of memory are needed on {device}, which has {there:,}: training may fail.")
+    if there is not None and most > there:
+        notes.append(
+            f"About {most:,} bytes of memory are needed on {device}, which has {there:,} for it: training may fail."
+        )
     _note_full_space(findings, units)
     known = bool(seconds) and None not in seconds and model.parameters > 0
     return {

@@ -1,0 +1,141 @@
+"""What ``precision=auto`` means: bf16 where the passes of a model take clearly less time in it than in fp32, else fp32.
+
+That is measured, once for a model, a machine and its number of threads, and kept as a file in the cache. Whether a processor
+has instructions for bf16 does not tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from forgetfree.core.readout_model import Precision, ReadoutModel, autocast
+from forgetfree.device import hardware_of
+from forgetfree.errors import RunError
+from forgetfree.files import cache_directory, write_json
+from forgetfree.json_file import read_json
+
+#: bf16 is taken where it needs at most this share of the time of fp32, so that noise does not decide.
+AT_MOST = 0.85
+#: Turns that count, after one that does not, and the seconds after which no further turn begins.
+TURNS, SECONDS = 5, 1.0
+#: Rows that a pass reads.
+ROWS = 8
+#: What was measured in this process, where no file could keep it.
+_measured: dict[Path, Precision] = {}
+
+
+class Rows(Protocol):
+    """Rows of a task, as far as a model can be measured by them."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return inputs, labels and task labels of some rows."""
+
+
+def decided(precision: str, model: ReadoutModel, rows: Rows | None = None) -> Precision:
+    """Return a precision as it is, and for ``auto`` the `faster_precision`."""
+    return faster_precision(model, rows) if precision == "auto" else cast(Precision, precision)
+
+
+def faster_precision(model: ReadoutModel, rows: Rows | None = None) -> Precision:
+    """Return what was measured before, or measure it now.
+
+    Args:
+        model: on the device where it is to compute.
+        rows: that it can read; a language model needs none.
+    """
+    x = model.example(ROWS)
+    if x is None:
+        if rows is None:
+            return "fp32"
+        x = rows.batch(range(min(ROWS, len(rows))))[0]
+    device = next(model.parameters()).device
+    about = {
+        "hardware": hardware_of(str(device)),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "model": _shape(model),
+        "input": [str(x.dtype), *x.shape],
+    }
+    file = cache_directory() / "precision" / f"{_digest(about)[:16]}.json"
+    if (known := _read(file)) is None:
+        seconds = _seconds(model, x.to(device))
+        taken: Precision = "bf16" if _ratio(seconds) <= AT_MOST else "fp32"
+        known = _measured[file] = _read(file) or taken  # another process may have been first
+        with suppress(OSError):
+            if all(seconds.values()):
+                write_json(file, {"precision": known, "seconds": seconds, **about})
+    return known
+
+
+def _read(file: Path) -> Precision | None:
+    """Return what was measured before; a file that is damaged says nothing."""
+    with suppress(RunError, LookupError, TypeError, OSError):
+        if (precision := read_json(file, RunError, "")["precision"]) in ("fp32", "bf16"):
+            return precision  # type: ignore[no-any-return]
+    return _measured.get(file)
+
+
+def _ratio(seconds: dict[str, list[float]]) -> float:
+    """Return the time of bf16 by that of fp32: the median of the turns; infinite where bf16 cannot be computed."""
+    turns = [bf16 / fp32 for fp32, bf16 in zip(seconds["fp32"], seconds["bf16"], strict=False)]
+    return statistics.median(turns) if turns else float("inf")
+
+
+def _seconds(model: ReadoutModel, x: Tensor) -> dict[str, list[float]]:
+    """Return how long forward and backward passes take in each precision, in turns."""
+    seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
+    # What else keeps a CPU busy does not count; other devices compute beside it.
+    clock = time.process_time if x.device.type == "cpu" else time.perf_counter
+    with suppress(Exception):  # such as a device without bf16, or without the memory now; the rest, training will tell
+        for turn in range(TURNS + 1):
+            for precision, times in seconds.items():
+                begin = clock()
+                _pass(model, x, precision)
+                if turn:  # the first prepares memory and kernels
+                    times.append(clock() - begin)
+            if sum(map(sum, seconds.values())) > SECONDS:
+                break
+    return seconds
+
+
+def _pass(model: ReadoutModel, x: Tensor, precision: str) -> None:
+    """Compute the gradients of all weights, as fine-tuning does, and leave everything as it is."""
+    training, weights = model.training, [each for each in model.backbone.parameters() if each.is_floating_point()]
+    trained = [each.requires_grad for each in weights]
+    model.eval()  # dropout would draw from the global generator
+    for each in weights:
+        each.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            with autocast(precision, x.device.type):
+                loss = model.pooled(x, -1).float().square().mean()
+            torch.autograd.grad(loss, weights, allow_unused=True)
+        if x.device.type != "cpu":
+            torch.accelerator.synchronize(x.device)
+    finally:
+        torch.clear_autocast_cache()
+        model.train(training)
+        for each, was in zip(weights, trained, strict=True):
+            each.requires_grad_(was)
+
+
+def _shape(model: ReadoutModel) -> str:
+    """Return a digest of what a pass of the model computes, whatever its weights are."""
+    weights = [(name, str(each.dtype), *each.shape) for name, each in model.backbone.named_parameters()]
+    return _digest([type(model.backbone).__qualname__, weights])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -1,0 +1,127 @@
+"""Commands and Python on a GPU that is there: they compute on it, and mix no devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulated_gpu
+import torch
+
+import forgetfree
+from forgetfree import Ledger, Predictor, cli
+from forgetfree.data.sources import load_tasks
+from forgetfree.jobs.running import costs
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def gpu() -> Iterator[None]:
+    with simulated_gpu.present():
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(model_directory: Any, data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was learned on the CPU."""
+    out = tmp_path_factory.mktemp("run") / "out"
+    forgetfree.run(
+        "sst2,ag_news",
+        data=str(data_directory),
+        model=str(model_directory("bert")),
+        strategies=["grafting-continual", "fine-tune"],
+        shots=4,
+        steps=2,
+        sparsity=0.05,
+        device="cpu",
+        out=out,
+        floors="constant",
+        temperature_scaling=False,
+        progress=False,
+    )
+    return out
+
+
+@pytest.mark.parametrize("readout", ["auto", "linear", "mean"])
+def test_a_check_takes_its_first_step_there(
+    readout: str, gpu: None, model_directory: Any, data_directory: Path, tmp_path: Path, capsys: Any
+) -> None:
+    places = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--out", str(tmp_path / "out")]
+    assert (
+        cli.main(
+            ["run", "sst2", *places, "--readout", readout, "--shots", "4", "--sparsity", "0.05", "--check", "--json"]
+        )
+        == 0
+    )
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["device"] == "cuda" and plan["total"]["seconds"] is not None
+    assert not [note for note in plan["notes"] if "fails" in note]
+
+
+@pytest.mark.parametrize("strategy", ["grafting-continual", "fine-tune"])
+@pytest.mark.parametrize(("device", "expected"), [("auto", "cuda"), ("cuda:0", "cuda"), ("cpu", "cpu")])
+def test_what_answers_is_where_it_is_asked_to_be(
+    device: str, expected: str, strategy: str, gpu: None, run: Path, data_directory: Path
+) -> None:
+    predictor = Predictor.of_run(run, strategy=strategy, device=device)
+    texts = [("a joy",), ("a bore",)]
+    answers = predictor.answer("sst2", texts) + predictor.answer_mixed(["sst2", "ag_news"], texts)
+    assert {each.device.type for each in predictor.loaded.model.parameters()} == {expected}
+    on_cpu = Predictor.of_run(run, strategy=strategy, device="cpu")
+    assert answers == on_cpu.answer("sst2", texts) + on_cpu.answer_mixed(["sst2", "ag_news"], texts)
+    rows = load_tasks("sst2", str(data_directory))[0].test
+    assert predictor.score("sst2", rows) == on_cpu.score("sst2", rows)
+
+
+def test_a_ledger_answers_there_by_default(gpu: None, run: Path, model_directory: Any) -> None:
+    ledger = Ledger.load(run / "grafting-continual" / "seed-0" / "ledger.safetensors")
+    predictor = Predictor.of_ledger(ledger, str(model_directory("bert")))
+    assert predictor.loaded.model.device.type == "cuda" and predictor.answer("sst2", ["a joy"])
+
+
+@pytest.mark.parametrize(("words", "expected"), [([], "cuda"), (["--device", "cpu"], "cpu")])
+def test_predict_answers_there_by_default(
+    words: list[str], expected: str, gpu: None, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    asked, answer = list[str](), Predictor.answer
+
+    def answered(self: Predictor, *args: Any, **how: Any) -> Any:
+        asked.append(self.loaded.model.device.type)
+        return answer(self, *args, **how)
+
+    monkeypatch.setattr(Predictor, "answer", answered)
+    assert cli.main(["predict", str(run), "--task", "sst2", "a joy", *words]) == 0
+    assert asked == [expected] and "a joy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["predict", "serve"])
+def test_a_device_that_is_not_here_is_refused_before_anything_is_read(command: str, capsys: Any) -> None:
+    assert cli.main([command, "nowhere", "--device", "xpu:7"]) == 2
+    assert "--device xpu:7 is asked for, and torch finds here: cpu" in capsys.readouterr().err
+
+
+def test_what_others_hold_of_a_gpu_is_not_there_for_a_job(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {"cuda:0": 10, "cuda:1": 20}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 80))
+    assert [costs.device_memory(each) for each in (*free, "xpu")] == [10, 20, None]
+
+
+#: A share of the suite that reaches most of what computes, in half a minute.
+SHARE = ("tests/core/test_grafting.py", "tests/core/test_saliency.py", "tests/ledger/test_mixed_batch.py")
+
+
+@pytest.mark.slow
+def test_a_share_of_the_suite_passes_there() -> None:
+    """By hand, all of it: docs/testing.md."""
+    words = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--simulated-gpu", *SHARE]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -1,0 +1,97 @@
+"""The simulated GPU refuses the mixes of devices that CUDA refuses, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import simulated_gpu
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Mix = Callable[[Tensor, Tensor], object]
+
+
+@pytest.fixture
+def tensors() -> Iterator[tuple[Tensor, Tensor]]:
+    """One tensor ``(3, 3)`` on the GPU, one on the CPU."""
+    with simulated_gpu.present():
+        yield torch.rand(3, 3, device="cuda"), torch.rand(3, 3)
+
+
+REFUSED: dict[str, Mix] = {
+    "sum": lambda gpu, cpu: gpu + cpu,
+    "product": lambda gpu, cpu: cpu @ gpu,
+    "in place": lambda gpu, cpu: gpu.add_(cpu),
+    "into a number": lambda gpu, cpu: torch.tensor(0.0).add_(gpu[0, 0]),
+    "cat": lambda gpu, cpu: torch.cat([gpu, cpu]),
+    "of a view": lambda gpu, cpu: gpu[1:].T[0] * cpu[0, :2],
+    "of what was computed": lambda gpu, cpu: (gpu * 2).exp() + cpu,
+    "indices on the GPU": lambda gpu, cpu: cpu[(gpu > 0).nonzero()[:, 0]],
+    "values on the CPU": lambda gpu, cpu: gpu.index_put_((torch.tensor([0]),), cpu[:1]),
+    "module": lambda gpu, cpu: nn.Linear(3, 3).to("cuda")(cpu),
+    "loss": lambda gpu, cpu: F.cross_entropy(gpu, torch.tensor([0, 1, 2])),
+    "backward": lambda gpu, cpu: gpu.requires_grad_().square().backward(cpu),
+    "optimizer": lambda gpu, cpu: _step(gpu, cpu),
+}
+
+
+def _step(gpu: Tensor, cpu: Tensor) -> None:
+    gpu.requires_grad_().grad = torch.ones(3, 3, device="cuda")
+    adam = torch.optim.Adam([gpu], foreach=False)
+    adam.step()
+    adam.state[gpu]["exp_avg"] = cpu
+    adam.step()
+
+
+@pytest.mark.parametrize("mix", REFUSED)
+def test_a_mix_of_devices_is_refused(mix: str, tensors: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(RuntimeError, match="same device"):
+        REFUSED[mix](*tensors)
+
+
+def test_numpy_needs_a_tensor_on_the_cpu(tensors: tuple[Tensor, Tensor]) -> None:
+    gpu, cpu = tensors
+    with pytest.raises(TypeError, match="can't convert cuda:0"):
+        gpu.numpy()
+    assert gpu.cpu().numpy().shape == cpu.numpy().shape
+
+
+TAKEN: dict[str, tuple[Mix, str]] = {
+    "moved": (lambda gpu, cpu: gpu + cpu.to("cuda"), "cuda"),
+    "moved as another": (lambda gpu, cpu: cpu.to(gpu) + gpu, "cuda"),
+    "moved back": (lambda gpu, cpu: gpu.to("cpu", torch.float64) + cpu, "cpu"),
+    "copied": (lambda gpu, cpu: cpu.copy_(gpu), "cpu"),
+    "copied to it": (lambda gpu, cpu: gpu.copy_(cpu), "cuda"),
+    "a number of the CPU": (lambda gpu, cpu: gpu * cpu.sum(), "cuda"),
+    "indices on the CPU": (lambda gpu, cpu: gpu[torch.tensor([0, 2])], "cuda"),
+    "made there": (lambda gpu, cpu: torch.zeros(3, device=gpu.device) + gpu, "cuda"),
+    "made alike": (lambda gpu, cpu: torch.zeros_like(gpu), "cuda"),
+    "module": (lambda gpu, cpu: nn.Linear(3, 3).to("cuda")(gpu), "cuda"),
+    "gradient": (lambda gpu, cpu: torch.autograd.grad(gpu.requires_grad_()[[0, 1]].sum(), gpu)[0], "cuda"),
+    "autocast": (lambda gpu, cpu: _halved(gpu), "cuda"),
+}
+
+
+def _halved(gpu: Tensor) -> Tensor:
+    with torch.autocast("cuda", torch.bfloat16):
+        product = gpu @ gpu
+    assert product.dtype == torch.bfloat16
+    return product
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_cuda_takes_is_taken(name: str, tensors: tuple[Tensor, Tensor]) -> None:
+    do, device = TAKEN[name]
+    made = do(*tensors)
+    assert isinstance(made, Tensor) and made.device.type == device and made.is_cuda == (device == "cuda")
+
+
+def test_it_is_gone_afterwards() -> None:
+    before = torch.accelerator.is_available()
+    with simulated_gpu.present():
+        gpu = torch.ones(2, device="cuda")
+        assert torch.cuda.is_available() and torch.accelerator.is_available()
+    assert torch.accelerator.is_available() == before
+    assert torch.equal(gpu + torch.ones(2), torch.tensor([2.0, 2.0]))
