@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ NULL = "—"
 #: controls, the two separators, bidirectional controls and lone surrogates. Joiners and marks belong to real text.
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+#: Characters that no font shows, beside those of the categories Cf and Cc: fillers and variation selectors.
+_FILLERS = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
 
 def escaped(text: str) -> str:
@@ -25,7 +28,35 @@ def escaped(text: str) -> str:
     >>> print(escaped("日本語 \x1b[31m\nred"))
     日本語 \u001b[31m\nred
     """
-    return _UNSHOWN.sub(lambda found: _SHORT.get(found[0]) or f"\\u{ord(found[0]):04x}", text)
+    return _UNSHOWN.sub(lambda found: _SHORT.get(found[0]) or _code(found[0]), text)
+
+
+def _is_invisible(char: str) -> bool:
+    if char.isascii():
+        return not (char.isprintable() or char.isspace())
+    return unicodedata.category(char) in ("Cc", "Cf") or _FILLERS.match(char) is not None
+
+
+def without_invisible(text: str) -> str:
+    r"""Return ``text`` without characters that nobody sees, such as a zero-width space, and without white space around it.
+
+    >>> without_invisible("neg\u200b ")
+    'neg'
+    """
+    return "".join(char for char in text if not _is_invisible(char)).strip()
+
+
+def with_invisible(text: str) -> str:
+    r"""Return ``text`` with the characters that nobody sees escaped as in JSON.
+
+    >>> print(with_invisible("neg\u200b"))
+    neg\u200b
+    """
+    return "".join(_code(char) if _is_invisible(char) else char for char in text)
+
+
+def _code(char: str) -> str:
+    return f"\\u{ord(char):04x}" if char <= "\uffff" else f"\\U{ord(char):08x}"
 
 
 def escaped_lines(text: str) -> str:

@@ -153,7 +153,13 @@ class Faults:
 
 
 class DataError(ForgetfreeError):
-    """A data file does not hold what a task needs."""
+    """A data file does not hold what a task needs.
+
+    Attributes:
+        rest: the tasks that can be read in spite of it, each a `forgetfree.data.rows.TaskRows`, to find what else is wrong.
+    """
+
+    rest: tuple[Any, ...] = ()
 
 
 class NoDataError(DataError):
@@ -259,7 +265,7 @@ _COMMAND = r"(?:forgetfree [a-z]+|python -m|pip install|torchrun) [^.;,'`]*"
 #: What follows a flag as its value, and not as the next word of a sentence: a place holder, a number, a text, a path, a name.
 _VALUE = (
     r"(?:[A-Z]{2,}\b|\d[\d.e+-]*(?<!\.)|'[^']*'|\S*/\S+(?<![.,;)])"
-    r"|(?:auto|causal|cpu|cuda|demo|hub|linear|mean|prompt|ray)\b|(?<=strategy )(?!and\b|is\b|names\b)[\w-]+)"
+    r"|(?:auto|causal|cpu|cuda|demo|generation|hub|linear|mean|prompt|ray)\b|(?<=strategy )(?!and\b|is\b|names\b)[\w-]+)"
 )
 _FLAG = re.compile(
     rf"(?P<command>{_COMMAND})|--set (?!and\b|in\b|of\b)(?P<key>[\w.:]+)(?:=(?P<set>true|false|none)\b)?"

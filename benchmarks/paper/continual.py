@@ -83,6 +83,7 @@ class Continual(Experiment):
             data=context.data if isinstance(context.data, str) else tuple(context.data),
             text_columns=context.read_options.texts,
             label_columns=context.read_options.labels,
+            kinds=context.read_options.kinds,
             skip_bad_rows=context.read_options.skip_bad_rows,
             metrics=context.read_options.metrics,
             readout=preset.readout,

@@ -59,7 +59,6 @@ def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob
 
     def command(*subjects: str, debug: bool = False, **flags: Any) -> int:
         config, execution, output = read_flags(config_class, subjects, flags)
-        check_headers(config.names, config.data, config.read_options)  # before torch is imported
         quiet_libraries()
         if output.check:
             from forgetfree.cli.plan import show_plan
@@ -73,6 +72,7 @@ def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob
         with silence(output.quiet):
             try:
                 check_out(out, config.command, execution.resume)  # before anything is announced
+                check_headers(config.names, config.data, config.read_options)  # before the model is loaded
                 return _perform(prepare(config), config, replace(execution, debug=debug), output.quiet, output.verbose)
             except ForgetfreeError as error:
                 if debug or execution.resume or os.path.lexists(out / "config.json") != used:  # or it has begun

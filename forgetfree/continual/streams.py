@@ -43,6 +43,7 @@ def load_stream(
     tokenizer: Any = None,
     text_column: str | Sequence[str] | None = None,
     label_column: str | Sequence[str] | None = None,
+    kind: str | Sequence[str] | None = None,
     skip_bad_rows: bool = False,
     metric: str | Mapping[str, str] | None = None,
     readout: str = "auto",
@@ -70,6 +71,7 @@ def load_stream(
         tokenizer: of a ``PreTrainedModel``.
         text_column: the column of the texts, two for pairs; ``TASK.COLUMN`` for one task; default: by common names.
         label_column: the column of the labels; ``TASK.COLUMN`` for one task; default: ``label``, or by common names.
+        kind: what the tasks ask for, such as ``generation``; ``TASK=KIND`` for one task; default: by its columns.
         skip_bad_rows: leave out rows that cannot be used, which are refused otherwise.
         metric: what answers are scored by, or the metric of each task by its name; default: that of the task's kind.
         readout: ``auto``, ``linear``, ``prompt`` or ``causal``.
@@ -102,7 +104,7 @@ def load_stream(
         return tensor_stream(names, data, model, graftable=graftable, evaluate_on=evaluate_on, **common)
     if data is not None:
         check_form(data)
-    options = ReadOptions.of(text_column, label_column, skip_bad_rows, metric)
+    options = ReadOptions.of(text_column, label_column, skip_bad_rows, metric, kind)
     tasks = load_tasks(stream, data or default_data(), evaluate_on, options)
     options.check_metrics([rows.task.name for rows in tasks])
     definitions = [rows.task for rows in tasks]

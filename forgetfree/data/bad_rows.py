@@ -104,14 +104,22 @@ def refuse(fault: BadRow) -> None:
 
 
 class DataFaults:
-    """All that is wrong with data, told together: bad rows, and faults of whole tables."""
+    """All that is wrong with data, told together: bad rows, and faults of whole tables.
+
+    Attributes:
+        rest: the tasks that can be read in spite of it, without what is wrong.
+    """
 
     def __init__(self) -> None:
+        self.rest = list[Any]()
         self._bad = list[BadRow]()
         self._counts = Counter[str]()
         self._count = 0
         self._others = dict[str, None]()
         self._caught = list[DataError]()
+
+    def __bool__(self) -> bool:
+        return bool(self._others or self._bad)
 
     def attempt(self, action: Callable[..., T], *arguments: Any) -> T | None:
         """Return what ``action`` returns; ``None`` where it finds data wrong."""
@@ -119,6 +127,7 @@ class DataFaults:
             return action(*arguments)
         except DataError as error:
             self._caught.append(error)
+            self.rest += error.rest
             if isinstance(error, BadDataError):
                 self._bad += error.rows
                 self._counts.update(error.counts)
@@ -148,12 +157,17 @@ class DataFaults:
 
     def report(self) -> None:
         """Raise ``BadDataError`` with all faults, if there are any; an error that was caught alone as it was."""
-        paragraphs = len(self._others) + bool(self._bad)
-        if len(self._caught) == paragraphs == 1 and not isinstance(self._caught[0], BadDataError):
-            raise self._caught[0]
-        if paragraphs:
+        if not self:
+            return
+        if len(self._caught) == len(self._others) + bool(self._bad) == 1 and not isinstance(
+            self._caught[0], BadDataError
+        ):
+            error = self._caught[0]
+        else:
             messages = [_message_of(self._bad, self._counts, self._count)] if self._bad else []
-            raise BadDataError([*messages, *self._others], self._bad, self._others, self._counts, self._count)
+            error = BadDataError([*messages, *self._others], self._bad, self._others, self._counts, self._count)
+        error.rest = tuple(self.rest)
+        raise error
 
 
 def counts_text(counts: Mapping[str, int]) -> str:

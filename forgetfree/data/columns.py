@@ -84,6 +84,7 @@ class ReadOptions:
         labels: the same.
         skip_bad_rows: whether rows that cannot be used are left out, and not refused.
         metrics: names of metrics; ``TASK=NAME`` is that of one task.
+        kinds: what tasks ask for, in place of what their columns say; ``TASK=KIND`` is that of one task.
         tasks: the names of the tasks that may be meant.
     """
 
@@ -91,6 +92,7 @@ class ReadOptions:
     labels: tuple[str, ...] = ()
     skip_bad_rows: bool = False
     metrics: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
 
     @classmethod
@@ -100,9 +102,34 @@ class ReadOptions:
         labels: str | Sequence[str] | None,
         skip_bad_rows: bool = False,
         metrics: str | Mapping[str, str] | None = None,
+        kinds: str | Sequence[str] | None = None,
     ) -> ReadOptions:
         """Make them of what a call gives."""
-        return cls(_listed_names(texts), _listed_names(labels), skip_bad_rows, named_metrics(metrics))
+        return cls(
+            _listed_names(texts), _listed_names(labels), skip_bad_rows, named_metrics(metrics), _listed_names(kinds)
+        )
+
+    def kind(self, task: str) -> str | None:
+        """Return the kind that is named for a task, or a version of it: for it alone, or else for all.
+
+        Raises:
+            UsageError: several are named.
+        """
+        named = [each.rpartition("=")[::2] for each in self.kinds]
+        by_owner = [[kind for owner, kind in named if owner == name] for name in (task, version_of(task)[0], "")]
+        kinds = next(filter(None, by_owner), [])
+        if len(kinds) > 1:
+            raise UsageError(
+                f"--kind must be one kind for task {task!r}, got {', '.join(kinds)}. Name one, or TASK=KIND for one task alone."
+            )
+        return kinds[0] if kinds else None
+
+    def check_kinds(self, tasks: Iterable[str]) -> None:
+        """Raise `UnknownNameError` if the kind of a task is named that is not among ``tasks``."""
+        known = {*tasks}
+        for owner in (each.rpartition("=")[0] for each in self.kinds):
+            if owner and owner not in known:
+                raise UnknownNameError("task in --kind", owner, known)
 
     def metric(self, task: str) -> str | None:
         """Return the metric that is named for a task, or a version of it: for it alone, or else for all."""

@@ -8,56 +8,98 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from forgetfree.data.tables import TASKS, shown
-from forgetfree.display import counted
+from forgetfree.display import counted, with_invisible, without_invisible
 from forgetfree.errors import DataError
 
-#: The most digits of a label: all such numbers fit into 64 bits.
-_DIGITS = 18
-#: Labels of fewer characters are remembered.
-_SHORT = 100
+#: A whole number as programs write it, and the same in a column of real numbers. Longer ones are names.
+_WHOLE = re.compile("0|-?[1-9][0-9]{0,99}")
+_WHOLE_AS_REAL = re.compile(rf"(?:{_WHOLE.pattern})\.0")
+#: A real number as programs write it.
+_REAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:e[+-][0-9]+)?")
 #: What may stand between the labels of a list.
 _SIGNS = ";|,/"
-#: How many labels a note names.
+#: How many labels a note names, and how many groups of labels a message.
 _MOST_NAMES = 5
 #: Where more labels than these have, on average, fewer than two rows, the column holds something else.
 _MANY = 20
 
+_A_REAL = (
+    "A number that is not whole is a value to predict, and tasks here have classes: name one for each range; if these are "
+    "names, list all as label_names in source.json. "
+)
+_A_NAN = "nan often marks rows without a label; if it is a label, name all labels as label_names in source.json. "
 
-def written(value: Any) -> int | str:
-    """Return a cell of a label column as a whole number or a name; truth values are the names ``false`` and ``true``.
 
-    Raises:
-        ValueError: it is neither; with a sentence that says more, where there is more to say.
+def written(column: Sequence[Any], typed: bool = True, names: Sequence[str] = ()) -> list[int | str | ValueError]:
+    """Return the cells of a label column as whole numbers or names; truth values are the names ``false`` and ``true``.
+
+    A text is a whole number where it is the plain spelling of one, and ``1.0`` is where all numbers of the column are written
+    so. Any other text is a name, and makes names of the whole numbers beside it if it holds a digit: 01 and 1 are two codes.
+
+    Args:
+        column: the cells.
+        typed: whether numbers and texts are told apart by the file; else a text may be a real number, which is no label.
+        names: of the labels, where they are known: these are labels in any form.
+
+    Returns:
+        Of each cell the label, or an error that says why it is none, where there is more to say.
     """
-    if type(value) is int and abs(value) < 10**_DIGITS:  # nearly all
-        return value
+    texts = {cell: cell.strip() for cell in column if isinstance(cell, str)}
+    read = _reader({text for text in texts.values() if without_invisible(text)}, typed, bool(names))
+    known: dict[Any, int | str | ValueError] = {
+        cell: text if text in names and not _WHOLE.fullmatch(text) else read(text) for cell, text in texts.items()
+    }
+    return [known[cell] if isinstance(cell, str) else _of_value(cell, names) for cell in column]
+
+
+def _of_value(value: Any, names: Sequence[str]) -> int | str | ValueError:
+    """Return a cell that is no text."""
     if isinstance(value, bool):
         return str(value).lower()
-    return _known(value) if isinstance(value, str) and len(value) < _SHORT else _read(value)
+    if isinstance(value, int):
+        return value
+    if not isinstance(value, float) or math.isnan(value):
+        return ValueError("")
+    if value.is_integer():
+        return int(value)
+    return str(value) if str(value) in names else ValueError(_A_REAL)
 
 
-def _read(value: Any) -> int | str:
-    text = value.strip() if isinstance(value, str) else str(value)
-    if not isinstance(value, str | int | float) or not text or (isinstance(value, float) and math.isnan(value)):
-        raise ValueError("")
-    if re.fullmatch(r"[+-]?[0-9]+(\.0*)?", text):
-        number = text.split(".")[0]
-        if len(number.lstrip("+-")) > _DIGITS:
-            raise ValueError("")
-        return int(number)
-    if re.fullmatch(r"[+-]?[0-9]*\.?[0-9]+(e[+-]?[0-9]+)?|[+-]?inf|nan", text, re.IGNORECASE):
-        raise ValueError(
-            "A number that is not whole is a value to predict, and tasks here have classes: name one for each range. "
-        )
-    return text.lower() if text.lower() in ("false", "true") else text
+def _reader(texts: set[str], typed: bool, named: bool) -> Any:
+    """Return what reads a text of a column that holds these."""
+    numeric = {text for text in texts if any(map(str.isdigit, text))}
+    whole = {text for text in numeric if _WHOLE.fullmatch(text)}
+    as_reals = bool(numeric) and all(map(_WHOLE_AS_REAL.fullmatch, numeric))
+    are_reals = not typed and not as_reals and _are_reals(numeric)
+    are_codes = whole < numeric and not are_reals and not named
+
+    def read(text: str) -> int | str | ValueError:
+        if not without_invisible(text) or text.lower() == "nan":
+            return ValueError(_A_NAN if text else "")
+        if text in whole and not are_codes:
+            return int(text)
+        if as_reals and text in numeric:
+            return int(text.removesuffix(".0"))
+        return ValueError(_A_REAL) if are_reals and text in numeric else text
+
+    return read
 
 
-#: Texts that are nearly always read before: labels come again and again.
-_known = lru_cache(maxsize=4096)(_read)
+def _are_reals(texts: set[str]) -> bool:
+    """Return whether texts are real numbers that a program wrote: each in its shortest form, or all with as many decimals.
+
+    >>> _are_reals({"0.13", "2", "3.5"}), _are_reals({"2.50", "0.13"}), _are_reals({"1.1", "1.10"}), _are_reals({"1", "1.0"})
+    (True, True, False, False)
+    """
+    if not all(map(_REAL.fullmatch, texts)) or all(_WHOLE.fullmatch(text.removesuffix(".0")) for text in texts):
+        return False
+    decimals = {len(text.partition(".")[2]) for text in texts}
+    return (len(decimals) == 1 and 0 not in decimals) or all(
+        _WHOLE.fullmatch(text) or repr(float(text)) == text for text in texts
+    )
 
 
 @dataclass(frozen=True)
@@ -87,96 +129,152 @@ class Labels:
             return self.numbers.get(cell)
         if cell in self.names:
             return self.names.index(cell)
-        alike = [i for i, name in enumerate(self.names) if _compared(name) == _compared(cell)]
+        alike = [i for i, name in enumerate(self.names) if compared(name) == compared(cell)]
         return alike[0] if len(alike) == 1 else None
 
+    @property
+    def shown(self) -> str:
+        """The names, for messages."""
+        return _listed(self.names)
 
-def learn_labels(
-    where: str, cells: Sequence[int | str], names: Sequence[str], rows: Sequence[int], numbered: bool = False
-) -> Labels:
-    """Return the labels that training rows have.
+
+def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], numbered: bool = False) -> Labels:
+    """Return the labels that training rows have; of names that look alike the commonest, see `check_alike`.
 
     Args:
         where: the table, for messages.
         cells: what is `written` in each row; all are numbers or all are names, unless ``names`` are given.
         names: of the labels, in order, where they are known.
-        rows: the number of each row, for messages.
         numbered: whether numbers are the places of names, as in a ``ClassLabel``; else a number may itself be a name.
 
     Raises:
         DataError: these are no labels.
     """
     integers = {cell for cell in cells if isinstance(cell, int)}
-    texts = {cell for cell in cells if isinstance(cell, str)}
-    by_name = {number: names.index(str(number)) for number in integers if str(number) in names}
+    counts = Counter(cell for cell in cells if isinstance(cell, str))
+    by_name = _numbers_of(names)
     if names:
         count = len(names)
-        known = any(Labels.named(names).place(text) is not None for text in texts)
-        if known or (texts and not integers) or (integers and not numbered and len(by_name) == len(integers)):
+        known = any(Labels.named(names).place(text) is not None for text in counts)
+        if known or (counts and not integers) or (integers and not numbered and integers <= by_name.keys()):
             return Labels(tuple(names), by_name, "one of the labels")
         if integers == set(range(1, count + 1)):
             note = f"labels 1 to {count} are {_listed(names)}"
             return Labels(tuple(names), {number: number - 1 for number in integers}, "an integer from 1", note)
         return Labels.named(names)
-    if not texts and integers == set(range(len(integers))):
+    if not counts and integers == set(range(len(integers))):
         return Labels.named([str(i) for i in range(max(len(integers), 2))])
+    texts = [max(group, key=lambda name: (counts[name], name)) for group in _groups(counts)]
     order = [*sorted(integers), *sorted(texts)]
     if len(order) > _MANY and 2 * len(order) > len(cells):
         raise DataError(
             f"{where} has {len(order):,} different labels in {len(cells):,} rows, such as {shown(order[0])}: the column seems "
-            f"to hold something else, such as answers, numbers or lists of labels. {TASKS}Name the label column with "
-            "--label-column, or all labels as label_names in source.json."
+            f"to hold something else, such as answers, numbers or lists of labels. {TASKS}Learn answers as texts with --kind "
+            "generation, name the label column with --label-column, or all labels as label_names in source.json."
         )
     if len(order) < 2:
         raise DataError(f"{where}: every row has label {shown(order[0])}. A task needs rows of two labels at least.")
-    alike: dict[str, str] = {}
-    for name in sorted(texts):
-        if (other := alike.setdefault(_compared(name), name)) != name:
-            difference = "case alone" if other.casefold() == name.casefold() else "the code of their characters alone"
-            both = (f"{shown(each)} ({_rows_of(each, cells, rows)})" for each in (other, name))
-            raise DataError(
-                f"{where} has the labels {' and '.join(both)}, which differ in {difference}. Write them alike; if "
-                "they are two labels, name all labels as label_names in source.json."
-            )
+    known_names = tuple(map(str, order))
     expected = "one of the labels" if texts else "an integer"
-    numbers = {number: i for i, number in enumerate(sorted(integers))}
-    return Labels(tuple(map(str, order)), numbers, expected, f"labels, in this order: {_listed(order)}")
+    return Labels(known_names, _numbers_of(known_names), expected, f"labels, in this order: {_listed(known_names)}")
 
 
-def _rows_of(cell: str, cells: Sequence[int | str], rows: Sequence[int]) -> str:
+def _numbers_of(names: Sequence[str]) -> dict[int, int]:
+    """Return the places of the names that are whole numbers, or look like one, by these."""
+    alike = {int(seen): i for i, name in enumerate(names) if _WHOLE.fullmatch(seen := compared(name))}
+    return alike | {int(name): i for i, name in enumerate(names) if _WHOLE.fullmatch(name)}
+
+
+# -- Labels that look alike ------------------------------------------------------------------------------
+
+
+def check_alike(
+    where: str, cells: Sequence[Any], rows: Sequence[int], what: str = "labels", key: str = "label_names"
+) -> None:
+    """Raise ``DataError`` if names look alike to a reader, or are one number: see `compared`.
+
+    Args:
+        where: the table, for messages.
+        cells: the names of each row, or one name of many rows.
+        rows: the number of each, for messages.
+        what: the names are of.
+        key: of source.json, that lists names which are no mistake.
+    """
+    counts = Counter(cell for cell in cells if isinstance(cell, str))
+    groups = [group for group in _groups(counts) if len(group) > 1]
+    if not groups:
+        return
+
+    def described(group: Sequence[str]) -> str:
+        each = [f"{shown(name)} ({_rows_of(name, counts[name], rows[cells.index(name)])})" for name in group]
+        return f"{' and '.join(each)}, which differ in {_difference(group)} alone"
+
+    more = f"; and {len(groups) - _MOST_NAMES} more groups" if len(groups) > _MOST_NAMES else ""
+    raise DataError(
+        f"{where} has the {what} {'; '.join(map(described, groups[:_MOST_NAMES]))}{more}. Write them alike; if they are "
+        f"several {what}, name all {what} as {key} in source.json."
+    )
+
+
+def _groups(names: Iterable[str]) -> list[list[str]]:
+    """Return names in groups that look alike, all sorted."""
+    groups = dict[str, list[str]]()
+    for name in sorted(names):
+        groups.setdefault(compared(name), []).append(name)
+    return [*groups.values()]
+
+
+def _rows_of(cell: str, count: int, first: int) -> str:
     """Return how many rows have a label, and the first of them."""
-    count = cells.count(cell)
-    first = f"row {rows[cells.index(cell)]}"
-    return first if count == 1 else f"{count:,} rows, the first is {first}"
+    return f"row {first}" if count == 1 else f"{count:,} rows, the first is row {first}"
 
 
-def _compared(name: str) -> str:
-    """Return what of a name a reader sees: without case, blanks alike, and é as one character or as e with an accent alike."""
-    return " ".join(unicodedata.normalize("NFC", name).casefold().split())
+def compared(name: str) -> str:
+    """Return what of a name a reader sees: without case and invisible characters, blanks alike, é in one code; 1.0 is 1."""
+    seen = " ".join(unicodedata.normalize("NFKC", without_invisible(name)).casefold().split())
+    seen = unicodedata.normalize("NFKC", seen)
+    return seen.removesuffix(".0") if _WHOLE_AS_REAL.fullmatch(seen) else seen
 
 
-def _listed(names: Sequence[Any]) -> str:
-    texts = [str(name) for name in names]
+def _difference(names: Sequence[str]) -> str:
+    """Return in what names differ that look alike."""
+    if len({name.casefold() for name in names}) == 1:
+        return "case"
+    if len({without_invisible(name) for name in names}) == 1:
+        return "invisible characters"
+    if any(_WHOLE_AS_REAL.fullmatch(name) for name in names):
+        return "the spelling of a number"
+    return "the code of their characters"
+
+
+def _listed(names: Sequence[str]) -> str:
+    texts = [with_invisible(name) for name in names]
     return ", ".join(texts if len(texts) <= 12 else [*texts[:10], "…", texts[-1]])
 
 
-def notes_of_labels(cells: Sequence[int | str], labels: Labels, numbers: Sequence[int]) -> list[str]:
+def notes_of_labels(cells: Sequence[int | str], labels: Labels, numbers: Sequence[int], split: str) -> list[str]:
     """Return what to say of labels: those that are written otherwise than their names, and those that look like lists.
 
     Args:
-        cells: what is `written` in each training row.
+        cells: what is `written` in each row.
         labels: what was learned of them.
         numbers: of the rows, for a user.
+        split: whose rows these are.
     """
-    counts = Counter(cell for cell in cells if isinstance(cell, str))
-    places = {cell: labels.place(cell) for cell in counts if cell not in labels.names}
-    notes = [
-        f"label {shown(cell)} ({counted(counts[cell], 'row')}, the first is row {numbers[cells.index(cell)]}) is read as "
-        f"{shown(labels.names[place])}"
-        for cell, place in list(places.items())[:_MOST_NAMES]
-        if place is not None
+    every, where = Counter(cells), "" if split == "train" else f"{split} "
+    counts = {cell: count for cell, count in every.items() if isinstance(cell, str)}
+    places = {cell: labels.place(cell) for cell in every if str(cell) not in labels.names}
+    read = [  # a number may be that of a name, which is no other spelling
+        (cell, labels.names[place])
+        for cell, place in places.items()
+        if place is not None and (isinstance(cell, str) or compared(str(cell)) == compared(labels.names[place]))
     ]
-    if lists := list_labels(counts):
+    notes = [
+        f"label {shown(cell)} ({counted(every[cell], f'{where}row')}, the first is row {numbers[cells.index(cell)]}) is read "
+        f"as {shown(name)}"
+        for cell, name in read[:_MOST_NAMES]
+    ]
+    if split == "train" and (lists := list_labels(counts)):
         name = min(lists, key=lambda label: (-counts[label], label))
         whose = f"{shown(name)} ({counted(counts[name], 'row')}, the first is row {numbers[cells.index(name)]})"
         which = f"{whose} looks" if len(lists) == 1 else f"{len(lists):,} labels, such as {whose}, look"

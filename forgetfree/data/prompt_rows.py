@@ -20,6 +20,9 @@ _COLUMNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("prompt",), "target"),
     (("prompt",), "completion"),
     (("prompt",), "response"),
+    (("prompt",), "answer"),
+    (("prompt",), "answers"),
+    (("prompt",), "output"),
     (("instruction", "input"), "output"),
     (("instruction", "input"), "response"),
     (("instruction", "context"), "output"),
@@ -67,6 +70,11 @@ def are_prompts(task: TaskTables) -> bool:
         return False
     answer = [] if pair is None else [pair[1]]
     return bool(_chat_of(names) or pair) and not are_labelled_texts(names, beside=answer)
+
+
+def are_prompts_and_answers(columns: Sequence[str]) -> bool:
+    """Return whether columns have common names of prompts, and the last that of their answers."""
+    return (tuple(columns[:-1]), columns[-1]) in _COLUMNS
 
 
 def prompt_columns(names: Collection[str], form: str) -> tuple[str, ...]:

@@ -31,6 +31,8 @@ _KEYS = (
     *("text_column", "label_column", "kind", "entities"),
     *("instruction", "max_new_tokens", "stop", "closed_answers"),
 )
+#: Said of rows that are not those of the registered task of their name.
+_OTHER_COLUMNS = "the registered task {!r} has other columns, and these rows are a task of their own"
 
 
 def read_folder(name: str, folder: Path, options: ReadOptions) -> TaskRows:
@@ -157,7 +159,7 @@ def check_header(name: str, paths: Mapping[str, Path], source: Mapping[str, Any]
     attempts = {split: faults.attempt(head_of, path) for split, path in paths.items()}
     heads = {split: head for split, head in attempts.items() if head is not None}
     if "train" in heads:
-        task = task_of(name, heads, options, source)
+        task = _of_its_own_columns(task_of(name, heads, options, source))
         faults.attempt(_kind(task).check_header, task)
     faults.report()
 
@@ -168,15 +170,27 @@ def read_task(task: TaskTables) -> TaskRows:
     Raises:
         DataError: the tables do not hold what the task needs.
     """
-    tables = task.tables.values()
-    for table in tables:
+    faults = DataFaults()
+    for table in task.tables.values():
         if not table.columns and not table.numbers and not table.bad:
-            raise DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
-    task = replace(task, note="; ".join(filter(None, [task.note, *(table.note for table in tables)])))
-    rows = _kind(task).read(task)
+            faults.attempt(_refuse_empty, table)
+    tables = {split: table for split, table in task.tables.items() if table.columns or table.numbers or table.bad}
+    if "train" not in tables:
+        faults.report()
+    note = "; ".join(filter(None, [task.note, *(table.note for table in tables.values())]))
+    task = _of_its_own_columns(replace(task, tables=tables, note=note))
+    rows = faults.attempt(_kind(task).read, task)
+    if rows is None:
+        faults.report()
+    assert rows is not None
     if unknown := registry.unknown_names(rows.task):
         raise DataError(f"{task.folder / 'source.json'}: {unknown[0]}.")
+    faults.report()
     return rows
+
+
+def _refuse_empty(table: Table) -> None:
+    raise DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
 
 
 def task_of(
@@ -190,8 +204,30 @@ def task_of(
     """Return a task before its rows are read."""
     columns = options.columns(name, tables["train"].columns).over(source)
     note = "; ".join(filter(None, [note, columns.note]))
+    if kind := options.kind(name):
+        source = {**source, "kind": kind}
     registered = registry.tasks().get(version_of(name)[0])
     return TaskTables(name, tables, source, folder, registered, columns, note, options.skip_bad_rows)
+
+
+def _of_its_own_columns(task: TaskTables) -> TaskTables:
+    """Return a task without the definition that is registered under its name, where its rows are another task's."""
+    if task.registered is None:
+        return task
+    own = replace(task, registered=None, note="; ".join(filter(None, [task.note, _OTHER_COLUMNS.format(task.name)])))
+    named, kind = (KIND_OF_FORM.get(each, each) for each in (task.source.get("kind"), task.registered.kind))
+    if named == kind or (named is None and (_has_columns(task) or not _has_columns(own))):
+        return task
+    return own
+
+
+def _has_columns(task: TaskTables) -> bool:
+    """Return whether tables have the columns of a task."""
+    try:
+        _kind(task).check_header(task)
+    except DataError:
+        return False
+    return True
 
 
 def _kind(task: TaskTables) -> RowKind:

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, ClassVar, get_args
 
 from forgetfree import registry
-from forgetfree.data.bad_rows import left_out
+from forgetfree.data.bad_rows import DataFaults, left_out
 from forgetfree.data.tables import TaskTables
 from forgetfree.display import counted, escaped
 from forgetfree.errors import DataError, UsageError
@@ -277,6 +277,7 @@ def read_rows(
     rows: dict[str, Rows],
     phrases: Sequence[str] = (),
     notes: Sequence[str] = (),
+    faults: DataFaults | None = None,
 ) -> TaskRows:
     """Return a task with all three splits, and with what is to be known of how it was read.
 
@@ -286,16 +287,27 @@ def read_rows(
         rows: the good rows, by split.
         phrases: phrases for the note on the whole task.
         notes: further notes.
+        faults: what is wrong with the tables; the good rows are looked at all the same, for what else there is.
 
     Raises:
-        DataError: as `complete`.
+        DataError: as `complete`; or with the faults, and with the good rows as its ``rest``.
     """
-    whole = complete(task, rows)
+    faults = faults or DataFaults()
+    if faults and not all(len(rows.get(split, ())) > len(table.bad) for split, table in read.tables.items()):
+        faults.report()  # what a split lacks may stand in its bad rows
+    whole = faults.attempt(complete, task, rows)
+    if whole is None:
+        faults.report()
+    assert whole is not None
     bad = {split: table.bad for split, table in read.tables.items() if table.bad}
     parts = [read.note, *phrases, left_out(bad.items()), whole.cut if rows.keys() == {"train"} else ""]
     if note := "; ".join(filter(None, parts)):
         notes = [f"Task {task.name!r} ({read.train.where}): {note}.", *notes]
-    return replace(whole, notes=tuple(notes), left_out={split: each.summary for split, each in bad.items()})
+    faults.rest.append(
+        replace(whole, notes=tuple(notes), left_out={split: each.summary for split, each in bad.items()})
+    )
+    faults.report()
+    return faults.rest[-1]
 
 
 def _in_three(rows: Rows, task: TaskDefinition, kind: RowKind) -> dict[str, Rows]:
@@ -338,27 +350,20 @@ def _held_out(rows: Rows, kind: RowKind, share: float, most: int, seed: int) -> 
 
 
 def notes_of_rows(rows: Rows, numbers: Sequence[int]) -> list[str]:
-    """Return what to say of training rows: empty texts, repeated rows, and texts with several labels.
+    """Return what to say of training rows: repeated rows, and texts with several labels.
 
     Args:
         rows: the training rows.
         numbers: of the rows, for a user.
     """
     first, same = dict[tuple[str, ...], int](), dict[tuple[Any, ...], int]()
-    empty, repeated, differing = list[int](), list[tuple[int, int]](), dict[int, int]()
+    repeated, differing = list[tuple[int, int]](), dict[int, int]()
     for i, (texts, label) in enumerate(zip(rows.texts, rows.labels, strict=True)):
-        if not all(text.strip() for text in texts):
-            empty.append(i)
         if (before := same.setdefault((texts, label), i)) != i:
             repeated.append((i, before))
         elif (before := first.setdefault(texts, i)) != i:
             differing.setdefault(before, i)
     notes = []
-    if empty:
-        verb = "has" if len(empty) == 1 else "have"
-        notes.append(
-            f"{counted(len(empty), 'training row')} {verb} an empty text (the first is row {numbers[empty[0]]})"
-        )
     if repeated:
         one, other = repeated[0]
         verb = "repeats" if len(repeated) == 1 else "repeat"

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from forgetfree.data.rows import Rows, kind_of_rows
+from forgetfree.display import listed
 from forgetfree.errors import RareLabelError, UsageError
 from forgetfree.tasks import TaskDefinition
 
 #: Batches whose rows are sorted by length together; more saves padding, fewer mixes lengths better.
 _WINDOW = 50
+#: How many labels with too few rows are named.
+_MOST_GROUPS = 5
 
 
 def k_shot(rows: Rows, task: TaskDefinition, shots: int, seed: int, or_fewer: bool = False) -> Rows:
@@ -29,14 +32,18 @@ def k_shot(rows: Rows, task: TaskDefinition, shots: int, seed: int, or_fewer: bo
         raise UsageError(f"--shots must be at least 1, got {shots}. Leave it out to train on all rows.")
     kind = kind_of_rows(task)
     members = kind.members(rows.labels)
-    needed = {group: rows_of_group for group, rows_of_group in members.items() if group != kind.optional_group}
-    group, fewest = min(needed.items(), key=lambda item: (len(item[1]), item[1]))
-    if (count := len(fewest)) < shots and not or_fewer:
+    needed = {group: len(own) for group, own in members.items() if group != kind.optional_group}
+    rare = sorted((count, members[group], group) for group, count in needed.items() if count < shots)
+    if rare and not or_fewer:
+        counts = [f"{count} training {kind.group_name(task, group, count)}" for count, _, group in rare]
+        hints = [kind.group_hint(task, group, count) for count, _, group in rare]
+        fewest, others = rare[0][0], ""
+        if 1 < len(rare) < len(needed):  # else the number of shots is to blame
+            others = f" Too few, too: {listed(map(''.join, zip(counts[1:], hints[1:], strict=True)), _MOST_GROUPS)}."
         raise RareLabelError(
-            f"Task {task.name!r} has {count} training {kind.group_name(task, group, count)}, fewer than --shots {shots}."
-            f"{kind.group_hint(task, group, count)}",
-            f"Give {f'--shots {count} or less' if count > 1 else 'more rows of it'}, take all rows of such labels with "
-            "--set or_fewer=true, or leave --shots out to train on all rows.",
+            f"Task {task.name!r} has {counts[0]}, fewer than --shots {shots}.{hints[0]}",
+            f"Give {f'--shots {fewest} or less' if fewest > 1 else 'more rows of it'}, take all rows of such labels with "
+            f"--set or_fewer=true, or leave --shots out to train on all rows.{others}",
         )
     random, drawn = Random(seed), set[int]()
     for rows_of_group in members.values():

@@ -85,7 +85,9 @@ def read_tasks(
     def load(name: str, stored: str) -> TaskRows:
         return _scored_by(options.metric(name), _renamed(name, source.load(stored))).evaluated_on(evaluate_on)
 
-    loaded = [faults.attempt(load, *names) for names in _stored_names(stream, data, source).items()]
+    stored_names = _stored_names(stream, data, source)
+    options.check_kinds({*stored_names, *stored_names.values()})
+    loaded = [faults.attempt(load, *names) for names in stored_names.items()]
     tasks = [rows for rows in loaded if rows is not None]
     faults.attempt(check_versions, [rows.task for rows in tasks])
     return tasks, faults
@@ -382,6 +384,9 @@ class _Hub:
 
     hint = "For data of your own, give --data DIR; the embedded tasks need --data demo."
 
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
     def names(self) -> list[str]:
         return [name for name, task in registry.tasks().items() if task.hub]
 
@@ -395,7 +400,7 @@ class _Hub:
         task = registry.tasks()[name]
         if task.hub is None:
             raise NoDataError(f"The hub does not hold task {name!r}. {self.hint}")
-        return read_task(task_of(name, read_hub(task, task.hub)))
+        return read_task(task_of(name, read_hub(task, task.hub), self._options))
 
 
 class _Embedded:
@@ -450,11 +455,11 @@ def _open_source(data: Any, options: ReadOptions) -> _Source:
     check_form(data)
     name = os.fspath(data) if _is_path(data) else ""
     if name == "hub" or name in registry.SOURCES:
-        if options.texts or options.labels:
+        if options.texts or options.labels or options.kinds:
             raise UsageError(
-                f"The columns of the tasks of {name!r} are known. Leave --text-column and --label-column out."
+                f"The columns of the tasks of {name!r} are known. Leave --text-column, --label-column and --kind out."
             )
-        return _Hub() if name == "hub" else _Embedded(name)
+        return _Hub(options) if name == "hub" else _Embedded(name)
     if isinstance(data, Mapping):
         return _Named(data, options)
     if isinstance(data, list | tuple):

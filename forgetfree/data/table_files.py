@@ -237,7 +237,7 @@ def _read_csv(path: Path, form: TextForm) -> Table:
             for column, values in zip(columns, zip(*(record for _, record in piece), strict=True), strict=True):
                 column.extend(values)
     cells = {name: column.cells for name, column in zip(names, columns, strict=True)}
-    return Table(str(path), cells, numbers, bad=bad)
+    return Table(str(path), cells, numbers, typed=False, bad=bad)
 
 
 class _Column:

@@ -11,7 +11,7 @@ from typing import Any
 
 from forgetfree.data.bad_rows import BadRow, BadRows
 from forgetfree.data.columns import ColumnNames
-from forgetfree.display import first_twice
+from forgetfree.display import first_twice, with_invisible
 from forgetfree.errors import DataError
 from forgetfree.tasks import TaskDefinition
 
@@ -70,6 +70,7 @@ class Table:
             memory counts from 0.
         label_names: column name to the names of its labels, where the data say them themselves (``ClassLabel``).
         note: what a user should know of how the file is written.
+        typed: whether the file tells numbers from texts; in csv and tsv all cells are texts.
         bad: the rows that cannot be used, as far as they were found: what reads the table adds to them.
     """
 
@@ -78,6 +79,7 @@ class Table:
     numbers: Sequence[int]
     label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     note: str = ""
+    typed: bool = True
     bad: BadRows = field(default_factory=BadRows)
 
     def labelled(self, column: str) -> Table:
@@ -175,8 +177,8 @@ class TaskTables:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a reader of the data sees it, shortened."""
-    text = "nothing" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    """Return a value as a reader of the data sees it, shortened, with the characters that nobody sees escaped."""
+    text = "nothing" if value is None else with_invisible(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 

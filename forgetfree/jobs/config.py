@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from pydantic import Field as Bounds
 
+from forgetfree import registry
 from forgetfree.data.columns import ReadOptions
 from forgetfree.display import brief
 from forgetfree.errors import (
@@ -41,7 +42,7 @@ LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 #: Options of a job that ``--set`` could give, too.
 ALSO_SETTINGS = ("steps", "sparsity", "base")
 #: What a file of options does not name unless it is given.
-_UNLESS_GIVEN = ("text_column", "label_column", "skip_bad_rows", "metric", "start", "held_aside")
+_UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "start", "held_aside")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +145,12 @@ class JobConfig:
         flag="label_column",
         placeholder="NAME",
     )
+    kinds: tuple[str, ...] = option(
+        (),
+        "what a task asks for, such as generation, or TASK=KIND for one task (default: by its columns)",
+        flag="kind",
+        placeholder="KIND",
+    )
     skip_bad_rows: bool = option(False, "leave out rows that cannot be used, and say how many; else they are refused")
     metrics: tuple[str, ...] = option(
         (),
@@ -222,7 +229,7 @@ class JobConfig:
     @property
     def read_options(self) -> ReadOptions:
         """Return what is said of how rows are read."""
-        return ReadOptions(self.text_columns, self.label_columns, self.skip_bad_rows, self.metrics)
+        return ReadOptions(self.text_columns, self.label_columns, self.skip_bad_rows, self.metrics, self.kinds)
 
     def flags(self) -> dict[str, Any]:
         """Return the options that a flag of this command gives and that ``--set`` could give, too."""
@@ -245,8 +252,11 @@ class JobConfig:
             if value == () and each.default != ():  # of a file or a call
                 faults.add(f"--{key} names no {key}. Give one, or leave it out.")
         once = replace(self.read_options, texts=tuple(dict.fromkeys(self.text_columns)))
+        for named in self.kinds:
+            faults.attempt(registry.kind, named.rpartition("=")[2])
         for name in self.names or ("",):
             faults.attempt(once.columns, name, self.names)
+            faults.attempt(once.kind, name)
         faults.attempt(self.read_options.check_metrics, self.names)
         for key in self.flags():
             if key in self.settings:

@@ -212,6 +212,7 @@ class _Run:
             "settings": section["set"],
             "text_columns": section.get("text_column", []),
             "label_columns": section.get("label_column", []),
+            "kinds": [each for each in section.get("kind", []) if each.rpartition("=")[0] in ("", *tasks)],
             "skip_bad_rows": section.get("skip_bad_rows"),
             "metrics": [each for each in section.get("metric", []) if each.rpartition("=")[0] in ("", *tasks)],
             "starts": {task: place for task, place in section.get("start", {}).items() if task in tasks and used},

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
 
-from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
+from forgetfree.data.bad_rows import BadRow, DataFaults
 from forgetfree.data.columns import ColumnNames, bare_name, choose
-from forgetfree.data.labels import Labels, learn_labels, notes_of_labels, written
+from forgetfree.data.labels import Labels, check_alike, compared, learn_labels, notes_of_labels, written
+from forgetfree.data.prompt_rows import are_prompts_and_answers
 from forgetfree.data.rows import HELD_OUT_SHARE, Rows, TaskRows, notes_of_rows, read_rows
 from forgetfree.data.tables import Table, TaskTables, form_of, other_form, refusal_of, shown
-from forgetfree.display import counted, is_text
+from forgetfree.display import counted, is_text, without_invisible
 from forgetfree.errors import DataError, UsageError, nearest
 from forgetfree.kinds.kind import Form, TaskKind
 from forgetfree.results.answers import LabelAnswers
@@ -53,48 +54,64 @@ class Classification(TaskKind):
     def read(self, task: TaskTables) -> TaskRows:
         """Return a task with its rows: columns and labels are named, or found out."""
         faults, train = DataFaults(), task.train
-        if not train.columns:  # of all rows none could be read
-            faults.add(train.bad, 0)
+        chosen = faults.attempt(_chosen, task) if train.columns else None  # else of all rows none could be read
+        if chosen is None:
+            for table in task.tables.values():
+                faults.add(table.bad, len(table.good().numbers), task.skip_bad_rows)
             faults.report()
-        columns, recognised = _chosen(task)
+        assert chosen is not None
+        columns, recognised = chosen
         assert columns.label is not None
         tables = {split: table.labelled(columns.label) for split, table in task.tables.items()}
         unlabelled = {split: len(task.tables[split].numbers) - len(table.numbers) for split, table in tables.items()}
         numbered = train.label_names.get(columns.label, ())
-        _check_order(task, columns.label, numbered)
+        faults.attempt(_check_order, task, columns.label, numbered)
         source = {**task.source, "label_names": task.source.get("label_names") or numbered or None}
         names = [str(label) for label in source["label_names"] or (task.registered.labels if task.registered else ())]
         registered = task.registered is not None and not source["label_names"]
         read = {split: _LabelledTable(table, columns, registered) for split, table in tables.items()}
-        written = zip(read["train"].cells(names), read["train"].table.numbers, strict=True)
-        good = [(cell, number) for cell, number in written if cell is not None]
-        cells, numbers = [cell for cell, _ in good], [number for _, number in good]
+        cells, numbers = read["train"].good_cells(names)
         labels = None
-        if len(set(cells)) > 1 or not train.bad:  # else it is bad rows that lack the other labels
-            labels = faults.attempt(learn_labels, train.where, cells, names, numbers, bool(numbered))
-        rows, row_numbers = dict[str, Rows](), dict[str, Sequence[int]]()
+        if not names:
+            faults.attempt(check_alike, train.where, cells, numbers)
+        different = {compared(str(cell)) for cell in {*cells}}
+        if len(different) > 1 or (
+            len({*cells}) < 2 and not train.bad
+        ):  # else it is what is wrong that hides the others
+            labels = faults.attempt(learn_labels, train.where, cells, names, bool(numbered))
+        rows = dict[str, Rows]()
+        notes = [recognised] if labels is None else [recognised, labels.note]
         for split, table in read.items():
             if labels is None:
                 faults.attempt(table.check_texts)
             elif unlabelled[split] and not len(table.table.numbers):
                 continue
-            elif good_rows := faults.attempt(table.rows, labels, task.name):
-                rows[split], row_numbers[split] = good_rows
+            elif good := faults.attempt(table.rows, labels, task.name):
+                rows[split], row_numbers = good
+                notes += table.notes(labels, split)
+                notes += notes_of_rows(rows[split], row_numbers) if split == "train" else []
         for split, whole in task.tables.items():
             left = len(rows[split]) if split in rows else len(whole.good().numbers)
             faults.add(whole.bad, left, task.skip_bad_rows)
-        faults.report()
+        if labels is None:
+            faults.report()
         assert labels is not None
         inferred = _definition(task.name, self.form(columns), labels.names, len(columns.texts), self.metrics[0])
-        definition = with_source(task.registered or inferred, source, task.folder)
-        notes = [recognised, labels.note]
-        notes += notes_of_labels(cells, labels, numbers) + notes_of_rows(rows["train"], row_numbers["train"])
+        definition = faults.attempt(with_source, task.registered or inferred, source, task.folder)
+        if definition is None:
+            faults.report()
+        assert definition is not None
         notes += [
             f"{counted(count, f'{split} row')} without a label (-1) left out"
             for split, count in unlabelled.items()
             if count
         ]
-        return read_rows(task, definition, rows, notes)
+        if len(columns.texts) == 1 and are_prompts_and_answers((*columns.texts, columns.label)):
+            notes.append(
+                f"the {len(labels.names):,} different texts of {columns.label!r} are labels here: --kind generation learns "
+                "them as texts"
+            )
+        return read_rows(task, definition, rows, notes, faults=faults)
 
     def form(self, columns: ColumnNames) -> str:
         """Return what the definition of a task with these columns has as its ``kind``."""
@@ -266,32 +283,37 @@ class _LabelledTable:
         assert columns.label is not None
         self.table, self._texts, self._label = table, columns.texts, columns.label
         self._registered = registered  # whether the labels are those of a registered task
+        self._cells: list[int | str | ValueError] | None = None
 
-    def cells(self, names: Sequence[str]) -> list[int | str | None]:
-        """Return what is written in the label column of training rows; of bad rows nothing.
+    def _read(self, names: Sequence[str]) -> list[int | str | ValueError]:
+        """Return what is written in the label column, as it was read first."""
+        if self._cells is None:
+            self._cells = written(self.table.columns[self._label], self.table.typed, names)
+        return self._cells
+
+    def good_cells(self, names: Sequence[str]) -> tuple[list[int | str], list[int]]:
+        """Return what is written in the label column of training rows that are not bad, and the numbers of these.
 
         Args:
             names: of the labels, if they are known; else the rows must have all numbers from 0, or all names.
         """
-        column = self._label
-        written = [self._written(self.table.columns[column][i], names) for i in range(len(self.table.numbers))]
-        kinds = Counter(type(cell) for cell in written if not isinstance(cell, ValueError))
+        read = self._read(names)
+        kinds = Counter(type(cell) for cell in read if not isinstance(cell, ValueError))
         usual = max(kinds, key=kinds.__getitem__, default=int)  # of as many, the first
         expected = "an integer from 0" if usual is int else "a name, as in the other rows"
-        cells = list[int | str | None]()
-        for i, cell in enumerate(written):
-            fault: BadRow | None = None
+        cells, numbers = list[int | str](), list[int]()
+        for i, (cell, number) in enumerate(zip(read, self.table.numbers, strict=True)):
             if isinstance(cell, ValueError):
-                fault = self._no_label(column, i, expected, str(cell))
+                self.table.bad.add(self._no_label(i, expected, str(cell)))
             elif not names and (type(cell) is not usual or (isinstance(cell, int) and cell < 0)):
                 why = "-1 often marks rows without a label. " if cell == -1 else ""
                 remedy = f"{why}If it is a label, name all labels in order as label_names in source.json. "
                 what = "negative label" if isinstance(cell, int) and cell < 0 else "label of another kind"
-                fault = self._fault(column, i, what, expected, remedy)
-            if fault:
-                self.table.bad.add(fault)
-            cells.append(None if fault or isinstance(cell, ValueError) else cell)
-        return cells
+                self.table.bad.add(self._fault(self._label, i, what, expected, remedy))
+            else:
+                cells.append(cell)
+                numbers.append(number)
+        return cells, numbers
 
     def rows(self, labels: Labels, task: str) -> tuple[Rows, Sequence[int]]:
         """Return the good rows of a task, and their numbers.
@@ -304,9 +326,14 @@ class _LabelledTable:
             DataError: a column is missing or empty.
         """
         self.check_texts()
-        places = [
-            self.table.bad.attempt(self._place, self._label, i, labels, task) for i in range(len(self.table.numbers))
-        ]
+        read = self._read(labels.names)
+        known = {cell: labels.place(cell) for cell in {*read} if not isinstance(cell, ValueError)}
+        places = [None if isinstance(cell, ValueError) else known[cell] for cell in read]
+        for i, (cell, place) in enumerate(zip(read, places, strict=True)):
+            if isinstance(cell, ValueError):
+                self.table.bad.add(self._no_label(i, labels.expected, str(cell)))
+            elif place is None:
+                self.table.bad.add(self._unknown(i, cell, labels, task))
         keep = [i for i, number in enumerate(self.table.numbers) if number not in self.table.bad.numbers]
         texts = [tuple(self.table.columns[name][i] for i in keep) for name in self._texts]
         rows = Rows(texts[0], texts[1] if len(texts) > 1 else (), tuple(places[i] for i in keep))
@@ -321,23 +348,36 @@ class _LabelledTable:
         self.table.check_columns(ColumnNames(self._texts, self._label))
         for column in self._texts:
             cells = self.table.columns[column]
-            for i, cell in enumerate(cells):
-                if not is_text(cell):
-                    self.table.bad.add(self._fault(column, i, "no text", "a text"))
-            if len(cells) and not any(not isinstance(cell, str) or cell.strip() for cell in cells):
+            blank = [i for i, cell in enumerate(cells) if isinstance(cell, str) and not without_invisible(cell)]
+            if len(cells) and len(blank) == len(cells):
                 raise DataError(
                     f"{self.table.where}: column {column!r} is empty in every row. Write the texts into it."
                 )
+            for i in sorted({*blank, *(i for i, cell in enumerate(cells) if not is_text(cell))}):
+                self.table.bad.add(self._fault(column, i, "no text", "a text"))
 
-    def _place(self, column: str, i: int, labels: Labels, task: str) -> int:
-        """Return the number of a row's label."""
-        cell = self._written(self.table.columns[column][i], labels.names)
-        if isinstance(cell, ValueError):
-            raise refusal(self._no_label(column, i, labels.expected, str(cell)))
-        place = labels.place(cell)
-        if place is not None:
-            return place
-        names, count = ", ".join(labels.names), len(labels.names)
+    def notes(self, labels: Labels, split: str) -> list[str]:
+        """Return what to say of the labels that are written otherwise than their names."""
+        cells, column = self._read(labels.names), self.table.columns[self._label]
+        good = [
+            (cell, number)
+            for cell, number in zip(cells, self.table.numbers, strict=True)
+            if not isinstance(cell, ValueError) and number not in self.table.bad.numbers
+        ]
+        as_reals = next(
+            (
+                raw
+                for raw, cell in zip(column, cells, strict=True)
+                if isinstance(raw, str) and isinstance(cell, int) and "." in raw
+            ),
+            None,
+        )
+        notes = [] if as_reals is None else [f"{split} labels such as {shown(as_reals)} are read as whole numbers"]
+        return notes + notes_of_labels([cell for cell, _ in good], labels, [number for _, number in good], split)
+
+    def _unknown(self, i: int, cell: int | str, labels: Labels, task: str) -> BadRow:
+        """Return the fault of a row whose label is none of the task's."""
+        names, count = labels.shown, len(labels.names)
         own = ""
         if self._registered:
             own = (
@@ -348,28 +388,20 @@ class _LabelledTable:
             has = f"task {task!r} has the {count} labels 0 to {count - 1} ({names})"
             file, row = self.table.where, self.table.numbers[i]
             message = (
-                f"{file}, row {row}, column {column!r}: {cell} is out of range, {has}. Fix the row, or the label_names in "
+                f"{file}, row {row}, column {self._label!r}: {cell} is out of range, {has}. Fix the row, or the label_names in "
                 f"source.json.{own}"
             )
             remedy = f"{has[0].upper()}{has[1:]}.{own}"
-            raise refusal(BadRow(file, row, column, "unknown label", shown(cell), message, remedy))
+            return BadRow(file, row, self._label, "unknown label", shown(cell), message, remedy)
         has = f"Task {task!r} has the {count} labels {names}, and every label needs training rows.{own} "
-        raise refusal(self._fault(column, i, "unknown label", labels.expected, has))
+        return self._fault(self._label, i, "unknown label", labels.expected, has)
 
-    def _written(self, value: Any, names: Sequence[str]) -> int | str | ValueError:
-        """Return a label as it is written, or why it is none."""
-        try:
-            return written(value)
-        except ValueError as error:
-            text = str(value).strip()
-            return text if isinstance(value, str | float) and text in names else error
-
-    def _no_label(self, column: str, i: int, expected: str, why: str) -> BadRow:
+    def _no_label(self, i: int, expected: str, why: str) -> BadRow:
         """Return the fault of a row without a label that could be one."""
-        value = self.table.columns[column][i]
+        value = self.table.columns[self._label][i]
         is_nan = isinstance(value, float) and math.isnan(value)
-        is_empty = value is None or is_nan or (isinstance(value, str) and not value.strip())
-        return self._fault(column, i, "no label" if is_empty else "not a label", expected, why)
+        is_empty = value is None or is_nan or (isinstance(value, str) and not without_invisible(value))
+        return self._fault(self._label, i, "no label" if is_empty else "not a label", expected, why)
 
     def _fault(self, column: str, i: int, what: str, expected: str, more: str = "") -> BadRow:
         text = shown(self.table.columns[column][i])

@@ -74,13 +74,15 @@ class Generation(TaskKind):
             if reader := faults.attempt(PromptReader, table, task):
                 columns[reader.columns], rows[split] = reader.form, reader.rows()
                 faults.add(table.bad, len(rows[split]), task.skip_bad_rows)
-        faults.report()
-        if len(set(columns.values())) > 1:
-            raise DataError(
-                f"Task {task.name!r} has chats in one split, and prompts with their answers in another. Write all alike."
-            )
+        if not columns:
+            faults.report()
         used, form = next(iter(columns.items()))
-        return read_rows(task, self._definition(task, form), rows, [source_phrase(used, form)])
+        faults.attempt(_check_one_form, task, columns)
+        definition = faults.attempt(self._definition, task, form)
+        if definition is None:
+            faults.report()
+        assert definition is not None
+        return read_rows(task, definition, rows, [source_phrase(used, form)], faults=faults)
 
     def _definition(self, task: TaskTables, form: str) -> TaskDefinition:
         source = task.source
@@ -205,6 +207,14 @@ class Generation(TaskKind):
     def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> TextAnswers:
         """Return answers from what `TextAnswers.tensors` gave."""
         return TextAnswers.of_tensors(arrays)
+
+
+def _check_one_form(task: TaskTables, columns: Mapping[tuple[str, ...], str]) -> None:
+    """Raise ``DataError`` if the form of rows, by their columns, is not the same in all splits."""
+    if len(set(columns.values())) > 1:
+        raise DataError(
+            f"Task {task.name!r} has chats in one split, and prompts with their answers in another. Write all alike."
+        )
 
 
 def _asked(prompt: str, task: TaskDefinition) -> str:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy.typing as npt
 
 from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
-from forgetfree.data.columns import WORDS, ColumnNames
+from forgetfree.data.columns import WORDS, ColumnNames, is_label
+from forgetfree.data.labels import Labels, check_alike
 from forgetfree.data.rows import Rows, TaskRows, read_rows
-from forgetfree.data.tables import Table, TaskTables, plain
+from forgetfree.data.tables import Table, TaskTables, plain, shown
 from forgetfree.display import brief, counted, is_text
 from forgetfree.errors import DataError, UsageError
 from forgetfree.kinds.kind import Form, TaskKind
@@ -101,8 +102,13 @@ class Tagging(TaskKind):
             cells = table.columns.get(texts[0], ())
             lists = [cell for cell in map(plain, cells[:1]) if isinstance(cell, list | tuple)]
             return len(texts) == 1 and any(all(isinstance(word, str) for word in cell) for cell in lists)
-        names = set(table.columns)
-        return not names & {"text", "text_a"} and bool(names & set(WORDS)) and bool(names & set(_TAGS))
+        names, label = set(table.columns), task.columns.label
+        if not names & set(WORDS):
+            return False
+        if label:  # that of a text beside the words holds no list
+            return label in _TAGS or isinstance(plain(next(iter(table.columns.get(label, ())), None)), list | tuple)
+        labelled = names & {"text", "text_a"} and any(map(is_label, names))
+        return bool(names & set(_TAGS)) and not labelled
 
     def check_header(self, task: TaskTables) -> None:
         """Raise ``DataError`` if the column of the words or that of the tags is missing."""
@@ -125,9 +131,10 @@ class Tagging(TaskKind):
         }
         rows = dict[str, Rows]()
         if "train" in read:
-            tags = read["train"].tags.values()
             entities = source.get("entities") or (task.registered.entities if task.registered else ())
-            entities = entities or sorted({tag[2:] for each in tags for tag in each if tag != "O"})
+            if not entities:
+                faults.attempt(read["train"].check_kinds)
+                entities = sorted({kind for _, kind in read["train"].kinds()})
             metric = task.registered.metric if task.registered else self.metrics[0]
             definition = TaskDefinition.of_entities(task.name, entities, self.form(), source.get("metric", metric))
             if "metric" in source and (wrong := self.faults(definition)):
@@ -135,9 +142,10 @@ class Tagging(TaskKind):
             rows = {split: sentences.rows(definition) for split, sentences in read.items()}
         for split, table in task.tables.items():
             faults.add(table.bad, len(rows.get(split, ())), task.skip_bad_rows)
-        faults.report()
-        notes = [f"{split} rows of task {task.name!r}: {each.note}" for split, each in read.items() if each.note]
-        return read_rows(task, definition, rows, notes=notes)
+        if "train" not in rows:
+            faults.report()
+        notes = [f"{split} rows of task {task.name!r}: {note}." for split, each in read.items() for note in each.notes]
+        return read_rows(task, definition, rows, notes=notes, faults=faults)
 
     def form(self) -> str:
         """Return what the definition of a task has as its ``kind``."""
@@ -250,29 +258,51 @@ class _Sentences:
         words, column = _columns(table, columns)
         self._tags = column
         names = table.label_names.get(column) or source.get("label_names") or ()
-        self.words, self.tags, self.note = dict[int, list[str]](), dict[int, list[str]](), ""
+        self.words, self.tags, self.notes = dict[int, list[str]](), dict[int, list[str]](), list[str]()
         for i in range(len(table.numbers)):
             sentence = table.bad.attempt(self._words, words, i)
             written = table.bad.attempt(self._written, column, i, names, sentence)
             if sentence is None or written is None:
                 continue
-            self.words[i], self.tags[i] = sentence, bio(written)
-            differ = [(one, other) for one, other in zip(written, self.tags[i], strict=True) if one != other]
-            if differ and not self.note:
-                first = f"row {table.numbers[i]} has {differ[0][0]!r} where BIO has {differ[0][1]!r}"
-                self.note = f"the tags are in IOB1, IOBES or BILOU, and are read as BIO ({first})."
+            self.words[i], self.tags[i] = sentence, written
+
+    def kinds(self) -> list[tuple[int, str]]:
+        """Return the kinds of entities of all words, each with the number of its row."""
+        return [(self._table.numbers[i], tag[2:]) for i, tags in self.tags.items() for tag in tags if tag != "O"]
+
+    def check_kinds(self) -> None:
+        """Raise ``DataError`` if kinds of entities look alike."""
+        kinds = sorted({*self.kinds()})  # once a row
+        names, rows = [name for _, name in kinds], [row for row, _ in kinds]
+        check_alike(self._table.where, names, rows, "kinds of entities", "entities")
 
     def rows(self, task: TaskDefinition) -> Rows:
-        """Return the good rows with the task's labels."""
-        numbers, kept = {label: number for number, label in enumerate(task.labels)}, list[int]()
+        """Return the good rows with the task's labels, and note what is written otherwise."""
+        known, first_as = Labels.named(task.entities), dict[str, str]()
+        numbers, other, kept = {label: number for number, label in enumerate(task.labels)}, "", dict[int, list[int]]()
         for i, tags in self.tags.items():
-            if unknown := [tag for tag in tags if tag not in numbers]:
-                expected = f"entities of {', '.join(task.entities)}"
-                self._table.bad.add(self._fault(i, self._tags, "unknown entity", expected, repr(unknown[0])))
-            else:
-                kept.append(i)
-        labels = tuple(tuple(numbers[tag] for tag in self.tags[i]) for i in kept)
-        return Rows(tuple(" ".join(self.words[i]) for i in kept), (), labels)
+            places = {kind: known.place(kind) for kind in {tag[2:] for tag in tags if tag != "O"}}
+            if unknown := [tag for tag in tags if tag != "O" and places[tag[2:]] is None]:
+                expected = f"entities of {known.shown}"
+                self._table.bad.add(self._fault(i, self._tags, "unknown entity", expected, shown(unknown[0])))
+                continue
+            names = {kind: task.entities[place] for kind, place in places.items() if place is not None}
+            for kind, name in names.items():
+                if kind != name:
+                    first_as.setdefault(
+                        kind,
+                        f"entity {shown(kind)} (the first in row {self._table.numbers[i]}) is read as {shown(name)}",
+                    )
+            named = [tag if tag == "O" else f"{tag[:2]}{names[tag[2:]]}" for tag in tags]
+            converted = bio(named)
+            differ = [pair for pair in zip(named, converted, strict=True) if pair[0] != pair[1]]
+            if differ and not other:
+                one, two = differ[0]
+                first = f"row {self._table.numbers[i]} has {one!r} where BIO has {two!r}"
+                other = f"the tags are in IOB1, IOBES or BILOU, and are read as BIO ({first})"
+            kept[i] = [numbers[tag] for tag in converted]
+        self.notes = [*([other] if other else []), *first_as.values()]
+        return Rows(tuple(" ".join(self.words[i]) for i in kept), (), tuple(map(tuple, kept.values())))
 
     def _written(self, column: str, i: int, names: Sequence[str], sentence: Sequence[str] | None) -> list[str]:
         """Return the tags of a sentence as they are written, one for each word; of a bad sentence, any number."""

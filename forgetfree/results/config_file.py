@@ -25,7 +25,7 @@ _RUN_SECTION: Mapping[str, Any] = {
 }
 #: What it holds where it was given: how the data are read, the adapters that tasks start from, texts that no task trains.
 _GIVEN: Mapping[str, Any] = {
-    **dict.fromkeys(("text_column", "label_column", "metric"), tuple[str, ...]),
+    **dict.fromkeys(("text_column", "label_column", "kind", "metric"), tuple[str, ...]),
     **{"skip_bad_rows": bool, "start": Mapping[str, str], "held_aside": str},
 }
 

@@ -255,6 +255,9 @@ CASES = [
         "run sst2 --text-column phrase", "no column 'phrase', which is named as text_column; found 'text', 'label'", 1
     ),
     Case("run sst2 --text-column a --text-column a", "--text-column names the same text-column twice: a, a."),
+    Case("run sst2 --kind nosuch", "Unknown kind of task 'nosuch'."),
+    Case("run sst2 --kind other=pair", "Unknown task in --kind 'other'."),
+    Case("run sst2 --kind pair --kind single", "--kind must be one kind for task 'sst2', got pair, single."),
     Case("run sst2 --text-column text --label-column text", "Name each column once."),
     Case(
         "run sst2 --label-column class", "no column 'class', which is named as label_column; found 'text', 'label'", 1
@@ -298,8 +301,10 @@ CASES = [
         "run sst2 --set region_from=midpoint --set mask_steps=0",
         "region_from=midpoint with mask_steps=0 leaves no region",
     ),
+    Case("graft sst2 --kind nosuch", "Unknown kind of task 'nosuch'."),
     Case("graft sst2 --label-column class", "no column 'class', which is named as label_column", 1),
     Case("experiment localization --text-column phrase", "no column 'phrase', which is named as text_column", 1),
+    Case("experiment localization --kind nosuch", "Unknown kind of task 'nosuch'."),
     Case("experiment localization --label-column class", "no column 'class', which is named as label_column", 1),
     Case("run --data data/sst2/train.jsonl --stream", "Unknown flag of 'forgetfree run' '--stream'."),
     Case(
@@ -607,6 +612,7 @@ CASES = [
     Case("predict nowhere --deterministic text", "nowhere", 1),
     Case("serve nowhere --deterministic", "nowhere", 1),
     Case("sweep sst2 --text-column phrase", "no column 'phrase', which is named as text_column", 1),
+    Case("sweep sst2 --kind nosuch", "Unknown kind of task 'nosuch'."),
     Case("sweep sst2 --label-column class", "no column 'class', which is named as label_column", 1),
     Case("sweep sst2 --text-column text --label-column text", "Name each column once."),
     Case("sweep sst2 --start sst3=a", "Unknown task in --start 'sst3'. Did you mean 'sst2'?"),

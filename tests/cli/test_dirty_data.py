@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -188,23 +186,28 @@ def test_check_prints_the_notes_that_a_run_prints(here: Path, capsys: Any) -> No
     assert [note for note in json.loads(capsys.readouterr().out)["notes"] if note.startswith("Task")] == notes
 
 
-def test_headers_are_judged_without_torch(here: Path) -> None:
-    """All of them at once, of every split, before the seconds that it takes to import torch."""
+@pytest.mark.parametrize("check", [True, False])
+def test_faults_of_every_sort_are_told_at_once(here: Path, check: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Headers of two tasks, rows of a third without a label and without a text, and its label of a single row."""
     (here / "data" / "c").mkdir(parents=True)
     (here / "data" / "d").mkdir()
     (here / "data" / "c" / "train.csv").write_text("txt,label\nx,1\n")
     (here / "data" / "d" / "train.tsv").write_text("text\tlabel\nx\t1\n")
     (here / "data" / "d" / "test.csv").write_text("text,stars\nx,1\n")
-    program = (
-        "import sys; from forgetfree import cli; code = cli.main(sys.argv[1:]); assert 'torch' not in sys.modules; "
-        "sys.exit(code)"
-    )
-    words = [sys.executable, "-c", program, "run", "c,d", "--data", "data", "--check"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "AssertionError" not in done.stderr
-    first, *faults = done.stderr.splitlines()
-    assert first == "forgetfree: error: 2 faults:" and len(faults) == 2
-    assert "c/train.csv has no column 'text'" in faults[0] and "d/test.csv has no column 'label'" in faults[1]
+    (here / "data" / "e").mkdir()
+    rows = [f"text {i},{'ab'[i % 2]}" for i in range(100)]
+    (here / "data" / "e" / "train.csv").write_text("\n".join(["text,label", *rows, "x,", ",a", "y,aa"]))
+    words = ("run", "c,d,e", "--data", "data", *COMMON, "--out", "new")
+    assert call(*words, *(["--check"] if check else [])) in (1, 2)
+    said = capsys.readouterr().err
+    for fault in (
+        "c/train.csv has no column 'text'",
+        "d/test.csv has no column 'label'",
+        "no label (1)",
+        "no text (1)",
+        "'e' has 1 training row of label 'aa', fewer than --shots 4",
+    ):
+        assert fault in said
 
 
 # -- Texts that are too long ------------------------------------------------------------------------------------

@@ -142,6 +142,18 @@ def test_labels_that_bad_rows_would_have_brought_are_no_second_fault() -> None:
     assert len(refused(None, {"mood": [{"text": "a", "label": "yes"}, {"text": "b", "label": ""}]}).faults) == 1
 
 
+def test_what_is_wrong_with_rows_hides_nothing_else(tmp_path: Path) -> None:
+    """Labels that look alike, a row without a second text, one of an unknown label, and a label without a row to spare."""
+    rows = [{"text_a": f"{i}", "text_b": "b", "label": ("no", "yes")[i % 2]} for i in range(40)]
+    bad = [{"text_a": "x", "text_b": " ", "label": "no"}, {"text_a": "y", "text_b": "b", "label": "Yes"}]
+    test = [*rows, {"text_a": "z", "text_b": "b", "label": "maybe"}]
+    error = refused(None, {"mood": {"train": [*rows, *bad], "test": test}})
+    assert [(each.row, each.what) for each in error.rows] == [(40, "no text"), (40, "unknown label")]
+    assert len(error.others) == 1 and "differ in case alone" in error.others[0]
+    (rest,) = error.rest
+    assert rest.task.labels == ("no", "yes") and len(rest.train) + len(rest.validation) == 41 and len(rest.test) == 40
+
+
 def test_tagged_sentences(tmp_path: Path) -> None:
     good = "Jane\tB-PER\nruns\tO\n\n" + "".join(f"It{i}\tO\nruns\tO\n\nRome{i}\tB-LOC\n\n" for i in range(10))
     (tmp_path / "ner.conll").write_text(good + "no tag\n\nJane\tB-PER\nbad\nalso bad\nend\tO\n\n")

@@ -343,9 +343,9 @@ def labelled(*labels: Any) -> Any:
     [
         (["b", "a", " b "], ("a", "b"), (1, 0, 1)),
         ([1.0, 0.0, 1.0], ("0", "1"), (1, 0, 1)),
-        (["1.0", "0.0", "1"], ("0", "1"), (1, 0, 1)),
+        (["1.0", "0.0", "1.0"], ("0", "1"), (1, 0, 1)),
         ([True, False, True], ("false", "true"), (1, 0, 1)),
-        (["TRUE", "False", "true"], ("false", "true"), (1, 0, 1)),
+        (["True", "False", "True"], ("False", "True"), (1, 0, 1)),
         ([5, 1, 3], ("1", "3", "5"), (2, 0, 1)),
         (["10", "9", "10"], ("9", "10"), (1, 0, 1)),
     ],
@@ -355,7 +355,7 @@ def test_labels_are_what_is_written(labels: list[Any], names: tuple[str, ...], n
     (read,) = load_tasks(None, given)
     assert read.task.labels == names
     assert read.test.labels == numbers * 2
-    assert bool(read.notes) == (names != ("0", "1"))  # numbers from 0 need no word
+    assert bool(read.notes) == (names != ("0", "1") or "1.0" in labels)  # numbers from 0 need no word
 
 
 def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) -> None:
@@ -386,12 +386,20 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
             [0.0, 0.37],
             "data['mood']['train'], row 1, column 'label': expected an integer from 0, got 0.37. A number that is",
         ),
-        (["0", "0.37"], "row 1, column 'label': expected an integer from 0, got \"0.37\". A number that is not whole"),
         (["a", None], "row 1, column 'label': expected a name, as in the other rows, got nothing"),
         (["a", ""], "row 1, column 'label': expected a name, as in the other rows, got \"\""),
         (["a", 1], "row 1, column 'label': expected a name, as in the other rows, got 1. If it is a label, name all"),
         ([0, -1], "row 1, column 'label': expected an integer from 0, got -1. -1 often marks rows without a label."),
         (["a", "A"], "differ in case alone"),
+        (["True", "true"], "differ in case alone"),
+        (["1", "1.0", "2"], '"1" (row 0) and "1.0" (row 1), which differ in the spelling of a number alone'),
+        (["neg", "neg\u200b"], '"neg" (row 0) and "neg\\u200b" (row 1), which differ in invisible characters alone'),
+        (["neg", "\ufeffneg"], "differ in invisible characters alone"),
+        (["so", "so\u00ad"], "differ in invisible characters alone"),
+        (["\u2764", "\u2764\ufe0f"], "differ in invisible characters alone"),
+        (["1", "\uff11"], "differ in the code of their characters alone"),
+        (["a", "\u200b"], "row 1, column 'label': expected a name, as in the other rows, got \"\\u200b\""),
+        (["a", "nan"], "nan often marks rows without a label"),
         (["caf\u00e9", "cafe\u0301"], "differ in the code of their characters alone"),
         (["not good", "not\u00a0good"], "differ in the code of their characters alone"),
         (["a", "a"], 'every row has label "a". A task needs rows of two labels at least'),
@@ -401,6 +409,53 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
 )
 def test_what_is_no_label_is_refused_with_its_row(labels: list[Any], fault: str) -> None:
     assert fault in refusal(labelled(*labels))
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["1", "01", "2", "02"], ("01", "02", "1", "2")),
+        (["007", "010", "100"], ("007", "010", "100")),
+        (["1.1", "1.10", "2"], ("1.1", "1.10", "2")),
+        (["1e5", "2e7", "123"], ("123", "1e5", "2e7")),
+        (["+1", "-0", "-1"], ("+1", "-0", "-1")),
+        (["1_000", "1000"], ("1000", "1_000")),
+        (["0x1f", "10"], ("0x1f", "10")),
+        (["inf", "noun"], ("inf", "noun")),
+        (["9" * 30, "9" * 29 + "8"], ("9" * 29 + "8", "9" * 30)),
+        (["9" * 5000, "1"], ("1", "9" * 5000)),
+    ],
+)
+def test_texts_that_are_no_plain_whole_numbers_are_names(
+    labels: list[str], names: tuple[str, ...], tmp_path: Path
+) -> None:
+    rows = [{"text": f"{i}", "label": labels[i % len(labels)]} for i in range(40)]
+    for data in ({"mood": rows}, str(text_file(tmp_path / "mood.csv", rows))):
+        (read,) = load_tasks(None, data)
+        assert read.task.labels == names
+        assert all(
+            names[y] == labels[int(x) % len(labels)] for x, y in zip(read.test.first, read.test.labels, strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    "labels", [["0", "0.37"], ["0.13", "2.71", "3.5"], ["0.13", "2.70", "3.50"], ["1e-05", "1.0", "0.5"]]
+)
+def test_real_numbers_of_a_csv_file_are_refused_unless_they_are_named(labels: list[str], tmp_path: Path) -> None:
+    rows = [{"text": f"{i}", "label": labels[i % len(labels)]} for i in range(40)]
+    text_file(tmp_path / "mood" / "train.csv", rows)
+    assert "A number that is not whole is a value to predict" in (message := refusal(str(tmp_path)))
+    assert "list all as label_names in source.json" in message
+    (tmp_path / "mood" / "source.json").write_text(json.dumps({"label_names": labels}))
+    assert load_task("mood", str(tmp_path)).task.labels == tuple(labels)
+
+
+def test_codes_of_another_split_are_found_among_the_names() -> None:
+    rows = [{"text": f"{i}", "label": ("007", "100")[i % 2]} for i in range(20)]
+    (read,) = load_tasks(None, {"mood": {"train": rows, "test": [{"text": "x", "label": "100"}]}})
+    assert read.test.labels == (1,)
+    message = refusal({"mood": {"train": rows, "test": [{"text": "x", "label": "7"}]}})
+    assert "got 7. Task" in message or 'got "7". Task' in message
 
 
 def noted(labels: list[str], texts: list[str] | None = None) -> str:
@@ -427,8 +482,7 @@ def test_labels_that_look_like_lists_are_told() -> None:
 
 
 def test_repeated_rows_and_texts_under_two_labels_are_told() -> None:
-    note = noted(["a", "b", "a", "a", "b", "b", "b"] * 2, [*"wxwx", "z", " ", "y", *"stuv123"])
-    assert "1 training row has an empty text (the first is row 5)" in note
+    note = noted(["a", "b", "a", "a", "b", "b", "b"] * 2, [*"wxwxzAystuv123"])
     assert "1 training row repeats the texts and the label of an earlier one (the first is row 2, as row 0)" in note
     assert "1 text stands under several labels in the training rows (the first in rows 1 and 3)" in note
     assert "2 training rows repeat" in noted(["a", "b"] * 8, ["x", "y", "x", "y", *"abcdefghijkl"])
@@ -445,6 +499,7 @@ def test_a_label_is_known_however_its_characters_are_coded() -> None:
     rows = [{"text": f"{i}", "label": ("caf\u00e9", "bar")[i % 2]} for i in range(20)]
     (read,) = load_tasks(None, {"mood": {"train": rows, "test": [{"text": "x", "label": "Cafe\u0301"}]}})
     assert (read.task.labels, read.test.labels) == (("bar", "caf\u00e9"), (1,))
+    assert 'label "Cafe\u0301" (1 test row, the first is row 0) is read as "caf\u00e9"' in read.notes[0]
 
 
 def test_a_label_that_training_rows_lack_is_refused_with_its_row() -> None:
@@ -572,7 +627,7 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
     )
     assert "which is named as label_column" in refusal(data, options=ReadOptions.of("phrase", "rang"))
     assert "one text a row, and 2 columns of texts" in refusal(
-        {"sst2": data["mood"]}, "sst2", options=ReadOptions.of(["phrase", "topic"], "rank")
+        {"sst2": data["mood"]}, "sst2", options=ReadOptions.of(["phrase", "topic"], "rank", kinds="single")
     )
     for texts, label in ((["a", "b", "c"], None), (["a", "a"], None), ("a", "a"), ([""], None)):
         with pytest.raises(UsageError, match="Name each column once"):

@@ -215,5 +215,7 @@ def test_a_rare_label_is_named_and_may_be_a_misspelling() -> None:
         UsageError, match=r"1 training row of label 'Biling', .*Is it a misspelling of 'Billing'\? Give more"
     ):
         k_shot(rows, TaskDefinition("tickets", "single", ("Biling", "Billing", "Sales")), 3, 0)
+    with pytest.raises(UsageError, match=r"Too few, too: 2 training rows of label 'b'\.$"):
+        k_shot(Rows(tuple("uvwxyz"), (), (0, 1, 1, 2, 2, 2)), TaskDefinition("own", "single", ("a", "b", "c")), 3, 0)
     with pytest.raises(UsageError, match=r"of label 'maybe', fewer than --shots 3\. Give more"):
         k_shot(rows, TaskDefinition("answers", "single", ("maybe", "yes", "no")), 3, 0)

@@ -75,7 +75,7 @@ def message(root: Path, name: str = "mine", kind: type[Exception] = DataError) -
 
 # -- Directories: formats --------------------------------------------------------------------------------
 
-AWKWARD = ['a "quoted" word', "comma, semicolon; tab\t", "two\nlines", "Grüße, 東京 🙂", "", " blank ", "\\n [SEP]"]
+AWKWARD = ['a "quoted" word', "comma, semicolon; tab\t", "two\nlines", "Grüße, 東京 🙂", "-", " blank ", "\\n [SEP]"]
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
@@ -296,7 +296,7 @@ def test_a_fingerprint_knows_every_text_label_and_split() -> None:
 
 
 def test_rows_that_are_tested_and_trained_on_are_counted_by_their_texts(tmp_path: Path) -> None:
-    texts = {"train": "abcdefgh", "validation": "ghij", "test": "aabgjxyz "}
+    texts = {"train": "abcdefgh", "validation": "ghij", "test": "aabgjxyzw"}
     for split, words in texts.items():
         rows = [{"text": word, "label": (i + (split == "test")) % 2} for i, word in enumerate(words)]
         write(tmp_path / "mine" / f"{split}.jsonl", rows)
@@ -365,8 +365,28 @@ def test_a_missing_column_is_named_with_those_found(tmp_path: Path, suffix: str)
     assert "'label'" in text
 
 
-def test_a_pair_task_expects_two_texts(tmp_path: Path) -> None:
-    task_folder(tmp_path, "qnli", SINGLES)
+@pytest.mark.parametrize(
+    ("name", "row", "kind"),
+    [
+        ("qnli", {"text": "a", "label": 1}, "single"),
+        ("sst2", {"text_a": "a", "text_b": "b", "label": 1}, "pair"),
+        ("cr", {"tokens": ["a"], "tags": ["B-X"]}, "tokens"),
+        ("boolq", {"question": "a", "answer": "b"}, "generation"),
+        ("ner_products", {"text": "a", "label": 1}, "single"),
+        ("in_one_line", {"text": "a", "label": 1}, "single"),
+    ],
+)
+def test_rows_with_other_columns_than_the_registered_task_of_their_name_are_their_own(
+    tmp_path: Path, name: str, row: dict[str, Any], kind: str
+) -> None:
+    task_folder(tmp_path, name, [{**row, **({"label": i % 2} if "label" in row else {})} for i in range(20)])
+    rows = load(tmp_path, name)
+    assert rows.task.kind == kind
+    assert f"the registered task {name!r} has other columns, and these rows are a task of their own" in rows.notes[0]
+
+
+def test_columns_that_fit_no_task_of_that_name_are_told_as_the_registered_one_needs_them(tmp_path: Path) -> None:
+    task_folder(tmp_path, "qnli", [{"phrase": "a", "rank": 1}])
     assert "no column 'text_a': expected text_a and text_b, and label" in message(tmp_path, "qnli")
 
 

@@ -117,6 +117,28 @@ def test_a_bad_row_is_refused_by_its_number(tmp_path: Path, row: dict[str, Any],
     assert re.search(message, caught.value.rows[0].message)
 
 
+def test_kinds_that_look_alike_are_refused_unless_they_are_listed(tmp_path: Path) -> None:
+    rows = [{"tokens": ["Jane", f"{i}"], "tags": [("B-PER", "B-Per", "B-PER\u200b")[i % 3], "O"]} for i in range(9)]
+    with pytest.raises(
+        DataError, match=r'"PER" .* and "PER.u200b" .* and "Per" .*which differ in .*name all'
+    ) as caught:
+        load_task("ner", str(write(tmp_path / "ner", rows)))
+    assert "name all kinds of entities as entities in source.json" in str(caught.value)
+    read = load_task("one", str(write(tmp_path / "one", rows, {"entities": ["PER", "LOC"]})))
+    assert {label for labels in read.train.labels for label in labels} == {0, 1}
+    assert 'entity "Per" (the first in row 2) is read as "PER"' in "".join(read.notes)
+    read = load_task("two", str(write(tmp_path / "two", rows, {"entities": ["PER", "Per", "PER\u200b"]})))
+    assert len({label for labels in read.train.labels for label in labels}) == 4
+
+
+@pytest.mark.parametrize("beside", ["text", "sentence", "text_a"])
+@pytest.mark.parametrize("named", [None, "ner_tags"])
+def test_a_text_beside_words_and_tags_is_no_matter(tmp_path: Path, beside: str, named: str | None) -> None:
+    rows = [{beside: " ".join(row["tokens"]), "tokens": row["tokens"], "ner_tags": row["tags"]} for row in ROWS]
+    read = load_task("ner", str(write(tmp_path / "ner", rows)), options=ReadOptions.of(None, named))
+    assert read.task.kind == "tokens" and read.train.labels[2] == (1,)
+
+
 def test_what_no_model_can_learn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no entity in its train split"):
         load_task("ner", str(write(tmp_path / "ner", [ROWS[1]] * 3)))
@@ -125,7 +147,7 @@ def test_what_no_model_can_learn_is_refused(tmp_path: Path) -> None:
         load_task("same", str(tmp_path / "same.jsonl"))
     with pytest.raises(DataError, match="has no column 'tags'"):
         load_task("no", str(write(tmp_path / "no", [{"tokens": ["a"]}], {"kind": "tokens"})))
-    with pytest.raises(DataError, match=r"unknown entity.*'B-LOC'"):
+    with pytest.raises(DataError, match=r'unknown entity.*"B-LOC"'):
         load_task("few", str(write(tmp_path / "few", ROWS, {"entities": ["PER"]})))
     with pytest.raises(DataError, match=r"kind must be single, pair, tokens, .* got 'token'"):
         load_task("odd", str(write(tmp_path / "odd", ROWS, {"kind": "token"})))

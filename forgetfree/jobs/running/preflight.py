@@ -34,6 +34,7 @@ from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import check_task, load_task, read_tasks
 from forgetfree.device import find_device, kind_of_device
 from forgetfree.errors import (
+    DataError,
     Faults,
     ForgetfreeError,
     ModelError,
@@ -196,7 +197,7 @@ def _rows(
         return {}
     options = workload.common.evaluate_on, config.read_options
     if not isinstance(config, StreamConfig):
-        learned = {name for unit in workload.units for name in unit.tasks}
+        learned, rest = {name for unit in workload.units for name in unit.tasks}, list[TaskRows]()
 
         def load(name: str) -> TaskRows | None:
             try:
@@ -206,11 +207,16 @@ def _rows(
                     raise
                 notes.append(f"Left out: {error}")  # such as another data set that an experiment answers
                 return None
+            except DataError as error:
+                rest.extend(error.rest)
+                raise
 
         tasks = [faults.attempt(load, name) for name in workload.tasks]  # each tells its own faults
+        tasks += rest
     else:
         tasks, wrong = faults.attempt(read_tasks, config.stream, data, *options) or ([], DataFaults())
         faults.attempt(wrong.report)
+        tasks += wrong.rest  # for what else is wrong
     of_tasks = {rows.task.name: rows for rows in tasks if rows}
     for rows in of_tasks.values():
         notes += filter(None, (*rows.notes, rows.shared_note(workload.common.evaluate_on)))
