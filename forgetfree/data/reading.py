@@ -215,8 +215,8 @@ def _of_its_own_columns(task: TaskTables) -> TaskTables:
     if task.registered is None:
         return task
     own = replace(task, registered=None, note="; ".join(filter(None, [task.note, _OTHER_COLUMNS.format(task.name)])))
-    named, kind = (KIND_OF_FORM.get(each, each) for each in (task.source.get("kind"), task.registered.kind))
-    if named == kind or (named is None and (_has_columns(task) or not _has_columns(own))):
+    named, kind = (KIND_OF_FORM.get(each, each) for each in (task.source.get("kind", ""), task.registered.kind))
+    if named == kind or (not named and (_has_columns(task) or not _has_columns(own))):
         return task
     return own
 

@@ -303,11 +303,10 @@ def read_rows(
     parts = [read.note, *phrases, left_out(bad.items()), whole.cut if rows.keys() == {"train"} else ""]
     if note := "; ".join(filter(None, parts)):
         notes = [f"Task {task.name!r} ({read.train.where}): {note}.", *notes]
-    faults.rest.append(
-        replace(whole, notes=tuple(notes), left_out={split: each.summary for split, each in bad.items()})
-    )
+    whole = replace(whole, notes=tuple(notes), left_out={split: each.summary for split, each in bad.items()})
+    faults.rest.append(whole)
     faults.report()
-    return faults.rest[-1]
+    return whole
 
 
 def _in_three(rows: Rows, task: TaskDefinition, kind: RowKind) -> dict[str, Rows]:

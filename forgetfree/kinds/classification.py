@@ -74,21 +74,19 @@ class Classification(TaskKind):
         labels = None
         if not names:
             faults.attempt(check_alike, train.where, cells, numbers)
-        different = {compared(str(cell)) for cell in {*cells}}
-        if len(different) > 1 or (
-            len({*cells}) < 2 and not train.bad
-        ):  # else it is what is wrong that hides the others
+        different = {*cells} if names else {compared(str(cell)) for cell in {*cells}}
+        if len(different) > 1 or (len({*cells}) < 2 and not train.bad):  # else what is wrong hides the other labels
             labels = faults.attempt(learn_labels, train.where, cells, names, bool(numbered))
         rows = dict[str, Rows]()
         notes = [recognised] if labels is None else [recognised, labels.note]
-        for split, table in read.items():
+        for split, each in read.items():
             if labels is None:
-                faults.attempt(table.check_texts)
-            elif unlabelled[split] and not len(table.table.numbers):
+                faults.attempt(each.check_texts)
+            elif unlabelled[split] and not len(each.table.numbers):
                 continue
-            elif good := faults.attempt(table.rows, labels, task.name):
+            elif good := faults.attempt(each.rows, labels, task.name):
                 rows[split], row_numbers = good
-                notes += table.notes(labels, split)
+                notes += each.notes(labels, split)
                 notes += notes_of_rows(rows[split], row_numbers) if split == "train" else []
         for split, whole in task.tables.items():
             left = len(rows[split]) if split in rows else len(whole.good().numbers)

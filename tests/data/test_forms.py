@@ -458,6 +458,22 @@ def test_codes_of_another_split_are_found_among_the_names() -> None:
     assert "got 7. Task" in message or 'got "7". Task' in message
 
 
+def test_prompts_and_answers_are_texts_unless_the_label_column_is_named() -> None:
+    from forgetfree.data.columns import ReadOptions
+
+    rows = [{"prompt": f"Stance on {i}?", "answer": "ABC"[i % 3]} for i in range(40)]
+    many = [{"prompt": f"Sum up: item {i}", "answer": f"item {i} was moved"} for i in range(40)]
+    for data in (rows, many):
+        assert load_tasks(None, {"mood": data})[0].task.kind == "generation"
+        for kind in ("generation", "mood=generation"):
+            options = ReadOptions.of("prompt", "answer", kinds=kind)
+            assert load_tasks(None, {"mood": data}, options=options)[0].task.kind == "generation"
+    named = ReadOptions.of("prompt", "answer")
+    (read,) = load_tasks(None, {"mood": rows}, options=named)
+    assert read.task.labels == ("A", "B", "C") and "--kind generation learns them as texts" in read.notes[0]
+    assert "Learn answers as texts with --kind generation" in refusal({"mood": many}, options=named)
+
+
 def noted(labels: list[str], texts: list[str] | None = None) -> str:
     rows = [{"text": text, "label": y} for text, y in zip(texts or map(str, range(99)), labels, strict=False)]
     return load_tasks(None, {"mood": {"train": rows, "test": rows}})[0].notes[0]
