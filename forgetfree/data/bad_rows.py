@@ -40,6 +40,14 @@ class BadRow:
     remedy: str = ""
 
 
+class RowError(DataError):
+    """What is wrong with one row, before it is known where it stands; ``what`` is that in a few words, as in `BadRow`."""
+
+    def __init__(self, what: str, message: str) -> None:
+        self.what = what
+        super().__init__(message)
+
+
 class BadRows:
     """The bad rows of one table.
 

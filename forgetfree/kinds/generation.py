@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.prompt_rows import PromptReader, are_prompts, closed_answers, source_phrase, turns_of
+from forgetfree.data.chats import Chat
+from forgetfree.data.prompt_rows import PromptReader, are_prompts, closed_answers
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.sampling import evenly
 from forgetfree.data.tables import TaskTables
@@ -69,18 +70,19 @@ class Generation(TaskKind):
 
     def read(self, task: TaskTables) -> TaskRows:
         """Return a task with its rows."""
-        faults, rows, columns = DataFaults(), dict[str, Rows](), dict[tuple[str, ...], str]()
+        faults, rows, phrases = DataFaults(), dict[str, Rows](), dict[str, str]()
         for split, table in task.tables.items():
             if reader := faults.attempt(PromptReader, table, task):
-                columns[reader.columns], rows[split] = reader.form, reader.rows()
+                phrases.setdefault(reader.form, reader.phrase)
+                rows[split] = reader.rows()
                 faults.add(table.bad, len(rows[split]), task.skip_bad_rows)
         faults.report()
-        if len(set(columns.values())) > 1:
+        if len(phrases) > 1:
             raise DataError(
                 f"Task {task.name!r} has chats in one split, and prompts with their answers in another. Write all alike."
             )
-        used, form = next(iter(columns.items()))
-        return read_rows(task, self._definition(task, form), rows, [source_phrase(used, form)])
+        form, phrase = next(iter(phrases.items()))
+        return read_rows(task, self._definition(task, form), rows, [phrase])
 
     def _definition(self, task: TaskTables, form: str) -> TaskDefinition:
         source = task.source
@@ -140,11 +142,12 @@ class Generation(TaskKind):
         """Return the rows as token ids, with their right texts."""
         from forgetfree.data.prompts import EncodedTexts
 
-        ids, labels, longer = encoder.learned(rows)
+        read = encoder.read(rows)
+        ids, labels, longer = encoder.marked(read)
         encoded = EncodedTexts.of(ids, labels, label, pad, task.kind)
         return replace(
             encoded,
-            right=rows.labels,
+            right=[row.right for row in read],
             asked=[_asked(prompt, task) for prompt in rows.first],
             tokenizer=encoder.tokenizer,
             end=encoder.end,
@@ -210,7 +213,7 @@ class Generation(TaskKind):
 def _asked(prompt: str, task: TaskDefinition) -> str:
     """Return what a report shows of a prompt: its beginning; of a chat, that of its last turn."""
     if task.form == "messages":
-        prompt = turns_of(prompt)[-1]["content"]
+        prompt = str(Chat.of(prompt).turns[-1].get("content", ""))
     return prompt[:_SHOWN]
 
 
