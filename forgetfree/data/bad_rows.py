@@ -41,10 +41,10 @@ class BadRow:
 
 
 class RowError(DataError):
-    """What is wrong with one row, before it is known where it stands; ``what`` is that in a few words, as in `BadRow`."""
+    """What is wrong with one row, before it is known where it stands; ``what`` and ``remedy`` are as in `BadRow`."""
 
-    def __init__(self, what: str, message: str) -> None:
-        self.what = what
+    def __init__(self, what: str, message: str, remedy: str = "") -> None:
+        self.what, self.remedy = what, remedy
         super().__init__(message)
 
 

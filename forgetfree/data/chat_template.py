@@ -176,6 +176,7 @@ class ChatTemplate:
                 "answer does not begin as the template's prompt ends",
                 f"expected an answer that begins with {brief(left)}, since the model's chat template ends the prompt with "
                 f"that, got {brief(content)}. Write it at the beginning, or remove the row.",
+                f"Begin answers with {brief(left)}.",
             )
         return str(self._broken(content))
 
@@ -213,6 +214,7 @@ class ChatTemplate:
                 "chat that the template refuses",
                 "expected a chat that the model's chat template can put together, got turns of "
                 f"{roles}: {brief(str(error), 200)}. Change or remove the row, or take a model whose template takes it.",
+                f"The model's chat template says {brief(str(error), 200)}.",
             ) from error
 
     # -- Token ids -------------------------------------------------------------------------------------------

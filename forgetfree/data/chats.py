@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,8 +140,12 @@ def answer_of(chat: Chat) -> tuple[Chat, str]:
         raise ValueError("a last turn of the assistant that is not empty")
     if off := next((key for key in _LEARNED if key in turn), None):
         raise ValueError(f"a last turn of the assistant that is learned as any other, so {off!r} of 1 or none")
-    before = [{key: value for key, value in each.items() if key not in _LEARNED} for each in chat.turns[:last]]
-    return Chat(before, chat.tools), answer_text(turn)
+    return Chat(asked(chat.turns[:last]), chat.tools), answer_text(turn)
+
+
+def asked(turns: Sequence[Turn]) -> list[Turn]:
+    """Return turns that are asked, without the keys that say whether they are learned."""
+    return [{key: value for key, value in turn.items() if key not in _LEARNED} for turn in turns]
 
 
 def answer_text(turn: Turn) -> str:

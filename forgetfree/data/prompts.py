@@ -425,6 +425,7 @@ class PromptEncoder(Encoder):
                     f"expected an answer that fits into max_length={self._max_length} tokens beside the instruction, the "
                     f"template and the marks of turns, got one of {len(answer):,} tokens. Set a higher max_length, if the "
                     "model allows it, or remove the row.",
+                    "Set a higher max_length, if the model allows it.",
                 )
             before = prompt.within(self._max_length - max(len(answer), kept))
             if len(answer) > kept:  # how long it is, what is asked must not tell
@@ -448,7 +449,7 @@ class PromptEncoder(Encoder):
         file, number = rows.places[i] if rows.places else ("", i + 1)
         where = f"{file}, row {number}" if file else f"Prompt {number}"
         text = brief(rows.first[i])
-        return BadRow(file, number, "", error.what, text, f"{where}: {error}")
+        return BadRow(file, number, "", error.what, text, f"{where}: {error}", error.remedy)
 
     # -- What stands around a prompt -------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, Field
 
-from forgetfree.data.chats import Chat
+from forgetfree.data.chats import Chat, asked
 from forgetfree.data.columns import ColumnNames, choose_texts
 from forgetfree.data.prompt_rows import CellError, filled, one_prompt, prompt_columns, whole_chat
 from forgetfree.data.prompts import PromptEncoder
@@ -296,7 +296,7 @@ def chat_of(chat: str | list[Any], number: int = 1) -> Chat:
         raise UsageError(
             f'Chat {number}: expected {error}, got {brief(chat)}. Give [{{"role": "user", "content": "…"}}].'
         ) from error
-    turns = list(whole.turns)
+    turns = asked(whole.turns)
     while turns and turns[-1]["role"] == "assistant":
         turns.pop()
     if not turns:

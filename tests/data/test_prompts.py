@@ -188,7 +188,7 @@ def test_answers_that_do_not_fit_are_told_by_their_rows(tokenizer: Any) -> None:
         DataError, match=r"Prompt 2: expected an answer that fits into max_length=16 .* got one of 40 tok"
     ):
         encoder.learned(given)
-    with pytest.raises(DataError, match=r"2 bad rows in 1 file: answer does not fit \(2\)[\s\S]* a\.csv +12 "):
+    with pytest.raises(DataError, match=r"2 bad rows in 1 file: answer does not fit \(2\)[\s\S]* a\.csv +13 "):
         encoder.learned(replace(given, places=tuple(("a.csv", 10 + i) for i in range(4))))
     assert {i: bad.what for i, bad in encoder.bad_rows(given).items()} == dict.fromkeys((1, 3), "answer does not fit")
 
