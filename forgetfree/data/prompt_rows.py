@@ -13,6 +13,7 @@ from forgetfree.data.rows import Rows
 from forgetfree.data.tables import Table, TaskTables, plain
 from forgetfree.display import brief, is_text
 from forgetfree.errors import BadDataError, DataError
+from forgetfree.json_file import parse_json
 
 #: Columns of prompts and of the texts that answer them, by preference; several of a prompt stand one after another.
 _COLUMNS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -152,6 +153,10 @@ class CellError(ValueError):
 def _pairs(name: str, cell: Any) -> list[tuple[Turn, Turn]]:
     """Return the earlier turns of a history, which is a list of pairs of texts, as LLaMA-Factory's."""
     expected = "a list of pairs of texts, of the user and of the assistant"
+    try:
+        cell = parse_json(cell) if isinstance(cell, str) else cell
+    except (ValueError, RecursionError) as error:
+        raise CellError(name, expected, cell) from error
     pairs: list[Any] = [plain(pair) for pair in cell] if isinstance(cell, list | tuple) else [None]
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 and all(map(is_text, pair)) for pair in pairs):
         raise CellError(name, expected, cell)

@@ -201,6 +201,7 @@ COLUMNS = [
     ({"system": "", "tools": "[]", **PAIR}, "film"),
     ({"system": "Say it.", **PAIR}, [SYSTEM, user()]),
     ({"history": [["a", "b"]], **PAIR}, [user("a"), said("b"), user()]),
+    ({"history": '[["a", "b"]]', **PAIR, "system": "Say it."}, [SYSTEM, user("a"), said("b"), user()]),
     ({"tools": json.dumps(TOOLS), "messages": [user(), said()]}, {"messages": [user()], "tools": TOOLS}),
     ({"functions": [TOOLS[0]["function"]], "messages": [user(), said()]}, {"messages": [user()], "tools": TOOLS}),
     ({"messages": [{**user(), "name": "bob", "weight": 0}, said(weight=1)]}, [{**user(), "name": "bob"}]),
