@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -233,18 +234,25 @@ def fitting(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> TaskRows:
     Raises:
         BadDataError: there are such rows, and they are not left out, or a split has no others.
     """
-    splits, bad, faults = dict[str, Rows](), dict[str, BadRows](), DataFaults()
+    splits, bad, good = dict[str, Rows](), dict[str, BadRows](), Counter[str]()
+    of_files: dict[str, BadRows] = {}
     for split in SPLITS:
         part: Rows = getattr(rows, split)
-        if found := encoder.bad_rows(part):
-            bad[split] = BadRows()
-            for fault in found.values():
-                bad[split].add(fault)
-            splits[split] = part.take([i for i in range(len(part)) if i not in found])
-            faults.add(bad[split], len(splits[split]), skip_bad_rows)
-    faults.report()
+        found = encoder.bad_rows(part)
+        left = [i for i in range(len(part)) if i not in found]
+        good.update(part.places[i][0] if part.places else "" for i in left)
+        if found:
+            bad[split], splits[split] = BadRows(), part.take(left)
+        for fault in found.values():
+            bad[split].add(fault)
+            of_files.setdefault(fault.file, BadRows()).add(fault)
     if not bad:
         return rows
+    if not skip_bad_rows or not all(map(len, splits.values())):
+        faults = DataFaults()
+        for file, each in of_files.items():
+            faults.add(each, good[file])
+        faults.report()
     counts = {split: joined_summary(rows.left_out.get(split, {}), each.summary) for split, each in bad.items()}
     note = f"Task {rows.task.name!r}: {left_out(bad.items())}."
     return replace(rows, **cast(Any, splits), notes=(*rows.notes, note), left_out={**rows.left_out, **counts})

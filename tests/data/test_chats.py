@@ -150,7 +150,7 @@ def test_a_chat_that_the_template_cannot_show_is_a_bad_row(template: str, chat: 
     with pytest.raises(DataError, match=rf"^a\.jsonl, row 2: .*{message}.*--skip-bad-rows"):
         encoder.learned(rows)
     task = TaskRows(TaskDefinition("own", "messages", (), metric="exact_match"), rows, rows, rows_of(good))
-    with pytest.raises(DataError, match=r"2 bad rows in 1 file"):
+    with pytest.raises(DataError, match=r"^a\.jsonl, row 2: "):
         fitting(task, encoder, False)
     left = fitting(task, encoder, True)
     assert ([number for _, number in left.train.places], left.left_out["train"]["rows"]) == ([1, 3], 1)
@@ -187,7 +187,7 @@ def test_a_long_chat_loses_the_beginning_of_its_oldest_turns() -> None:
     assert len(row.before) <= 90 - 4
     assert before.startswith(f"[system]terrible{END}\n[user] ") and before.endswith(f"[user]great{END}\n[assistant]")
     assert "[assistant]movie" in before and before.count("film") > 3
-    assert row.lost > 30
+    assert row.lost > 20
 
 
 # -- Files -----------------------------------------------------------------------------------------------
