@@ -195,7 +195,7 @@ def test_a_chat_is_a_list_of_turns_and_a_text_is_one_turn(chat: Any, expected: l
 @pytest.mark.parametrize(
     ("task", "text", "message"),
     [
-        (CHATS, [{"role": "user"}], r"Chat 1: expected a list of turns, each with role and content as texts, got"),
+        (CHATS, [{"role": "user"}], r"Chat 1: expected a list of turns, each with a content and a role"),
         (CHATS, '[{"role": "user", "content": 3}]', "Chat 1: expected a list of turns"),
         (CHATS, [{"role": "assistant", "content": "…"}], "Chat 1 has no turn to answer"),
         (CHATS, [], "Chat 1 has no turn to answer"),
