@@ -127,7 +127,7 @@ def _read(
                 f"{path}, row {number} has no column {lacking[0]!r}, which --keep names; it has "
                 f"{', '.join(map(repr, header))}. Name one of them."
             )
-        texts = _texts(f"{path}, row {number}", {name: record.get(name) for name in names}, task)
+        texts = _texts(f"{path}, row {number}", record, names, task)
         yield TextRow(texts, {name: _as_json(record[name]) for name in keep})
 
 
@@ -152,8 +152,12 @@ def _as_json(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def _texts(where: str, cells: Mapping[str, Any], task: ServedTask | None) -> tuple[str, ...]:
-    texts = task.texts_of([*cells.values()]) if task else tuple(cells.values())
+def _texts(where: str, record: Mapping[str, Any], names: Sequence[str], task: ServedTask | None) -> tuple[str, ...]:
+    cells = {name: record.get(name) for name in names}
+    try:
+        texts = task.texts_of(record, names) if task else tuple(cells.values())
+    except UsageError as error:
+        raise DataError(f"{where}: {error}") from error
     if wrong := [cell for text, cell in zip(texts, cells.items(), strict=False) if not isinstance(text, str)]:
         name, value = wrong[0]
         expected = task.cell if task else "a text"

@@ -40,6 +40,14 @@ class BadRow:
     remedy: str = ""
 
 
+class RowError(DataError):
+    """What is wrong with one row, before it is known where it stands; ``what`` and ``remedy`` are as in `BadRow`."""
+
+    def __init__(self, what: str, message: str, remedy: str = "") -> None:
+        self.what, self.remedy = what, remedy
+        super().__init__(message)
+
+
 class BadRows:
     """The bad rows of one table.
 

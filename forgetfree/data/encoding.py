@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
-from forgetfree.data.bad_rows import BadRow, BadRows, joined_summary, left_out
+from forgetfree.data.bad_rows import BadRow, BadRows, DataFaults, joined_summary, left_out
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.display import counted
 from forgetfree.errors import ModelError
@@ -170,9 +171,9 @@ class Encoder:
             fixed = sum(len(part) for part in self._parts if not isinstance(part, Slot))
         return self._max_length - len(self.opening) - len(self.closing) - fixed
 
-    def too_long(self, rows: Rows) -> list[int]:
-        """Return the numbers of the rows that no model can learn from, where texts that are cut will not do; here none."""
-        return []
+    def bad_rows(self, rows: Rows) -> dict[int, BadRow]:
+        """Return what is wrong with the rows that this model cannot learn from, by their numbers; here nothing."""
+        return {}
 
     def _part(self, piece: str | Slot, *, inside: bool) -> list[int] | Slot:
         """Return the ids of a piece of the prompt, or the slot of a text."""
@@ -222,32 +223,43 @@ def _marked(ids: list[int]) -> list[int]:
     return [~ids[0], *ids[1:]]
 
 
-def fitting(rows: TaskRows, encoder: Encoder) -> TaskRows:
-    """Return a task without the rows that a model cannot learn from, counted as bad rows; a split of such rows stays.
+def fitting(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> TaskRows:
+    """Return a task without the rows that its model cannot learn from.
 
     Args:
         rows: the task and its rows.
         encoder: of the task's texts, for the model.
+        skip_bad_rows: whether such rows are left out and counted.
+
+    Raises:
+        BadDataError: there are such rows, and they are not left out, or a split has no others.
     """
-    task, splits, bad = rows.task, dict[str, Any](), dict[str, BadRows]()
+    splits, bad, good = dict[str, Rows](), dict[str, BadRows](), Counter[str]()
+    of_files: dict[str, BadRows] = {}
     for split in SPLITS:
         part: Rows = getattr(rows, split)
-        long = {*encoder.too_long(part)}
-        if 0 < len(long) < len(part):
-            splits[split] = part.take([i for i in range(len(part)) if i not in long])
-            bad[split] = BadRows()
-            for i in long:
-                file, number = part.places[i] if part.places else (task.name, i)
-                bad[split].add(BadRow(file, number, "", "answer does not fit", "", ""))
+        found = encoder.bad_rows(part)
+        left = [i for i in range(len(part)) if i not in found]
+        good.update(part.places[i][0] if part.places else "" for i in left)
+        if found:
+            bad[split], splits[split] = BadRows(), part.take(left)
+        for fault in found.values():
+            bad[split].add(fault)
+            of_files.setdefault(fault.file, BadRows()).add(fault)
     if not bad:
         return rows
+    if not skip_bad_rows or not all(map(len, splits.values())):
+        faults = DataFaults()
+        for file, each in of_files.items():
+            faults.add(each, good[file])
+        faults.report()
     counts = {split: joined_summary(rows.left_out.get(split, {}), each.summary) for split, each in bad.items()}
-    note = f"Task {task.name!r}: {left_out(bad.items())}."
-    return replace(rows, **splits, notes=(*rows.notes, note), left_out={**rows.left_out, **counts})
+    note = f"Task {rows.task.name!r}: {left_out(bad.items())}."
+    return replace(rows, **cast(Any, splits), notes=(*rows.notes, note), left_out={**rows.left_out, **counts})
 
 
 #: The text before a text that does not begin its row.
-_LEAD = "a"
+LEAD = "a"
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], *, inside: bool = False) -> list[list[int]]:
@@ -259,7 +271,7 @@ def token_ids(tokenizer: Any, texts: Sequence[str], *, inside: bool = False) -> 
     settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     if not texts or not inside:
         return [list(ids) for ids in tokenizer(list(texts), **settings)["input_ids"]] if texts else []
-    lead, *whole = tokenizer([_LEAD, *(_LEAD + text for text in texts)], **settings)["input_ids"]
+    lead, *whole = tokenizer([LEAD, *(LEAD + text for text in texts)], **settings)["input_ids"]
     return [
         ids[len(lead) :] if ids[: len(lead)] == lead else token_ids(tokenizer, [text])[0]
         for ids, text in zip(whole, texts, strict=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from forgetfree.data.bad_rows import BadRow, refusal
+from forgetfree.data.chats import Chat, Turn, answer_of, answer_text, tools_of
 from forgetfree.data.columns import are_labelled_texts
 from forgetfree.data.rows import Rows
 from forgetfree.data.tables import Table, TaskTables, plain
@@ -46,10 +46,13 @@ _COLUMNS: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 #: Columns of chats.
 _CHATS = ("messages", "conversations", "conversation")
-#: The names of turns in chats as ShareGPT writes them.
-_ROLES = {"human": "user", "gpt": "assistant"}
-#: Who may speak in a chat. A role stands in the chat template as it is, so any other text could forge turns.
-ROLES = ("system", "developer", "user", "assistant", "tool")
+#: Columns beside chats, or prompts, that belong to what is asked: the text of the system, tools, and earlier turns.
+_SYSTEM = ("system", "system_prompt", "system_message")
+_TOOLS = ("tools", "functions")
+_HISTORY = ("history",)
+BESIDE = (*_SYSTEM, *_TOOLS, *_HISTORY)
+#: Columns of what no language model here reads.
+_UNREADABLE = ("images", "image", "videos", "video", "audios", "audio", "documents", "chat_template_kwargs")
 
 
 def _chat_of(names: Collection[str]) -> str | None:
@@ -79,19 +82,10 @@ def are_prompts_and_answers(columns: Sequence[str]) -> bool:
 
 def prompt_columns(names: Collection[str], form: str) -> tuple[str, ...]:
     """Return the columns that prompts, or chats, are read from, where answers may be missing; none where no name is known."""
-    if form == "messages":
-        return tuple(name for name in (_chat_of(names),) if name)
+    if form == "messages" and (chat := _chat_of(names)):
+        return (chat,)
     pair = _pair_of(set(names)) or next((pair for pair in _COLUMNS if set(names) >= set(pair[0])), None)
     return pair[0] if pair else ()
-
-
-def source_phrase(columns: Sequence[str], form: str) -> str:
-    """Return from which columns prompts and answers, or chats, are read; an empty text where these have their own names."""
-    if columns in (("prompt", "target"), ("messages",)):
-        return ""
-    if form == "messages":
-        return f"chats from {columns[0]!r}"
-    return f"prompts from {' and '.join(map(repr, columns[:-1]))}, answers from {columns[-1]!r}"
 
 
 def closed_answers(task: TaskTables) -> tuple[str, ...]:
@@ -105,6 +99,78 @@ def one_prompt(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else "\n\n".join(text for text in texts if text.strip())
 
 
+# -- What stands beside a prompt, or a chat --------------------------------------------------------------
+
+
+def is_empty(cell: Any) -> bool:
+    """Return whether a cell beside a chat says nothing."""
+    cell = plain(cell)
+    missing = cell is None or (isinstance(cell, float) and math.isnan(cell))
+    return missing or (isinstance(cell, str) and cell.strip() in ("", "[]", "null")) or cell in ([], {}, ())
+
+
+def filled(cells: Mapping[str, Any], read: Collection[str] = ()) -> list[str]:
+    """Return the columns of a row beside those that are ``read`` whose cells belong to what is asked, and are not empty."""
+    names = (*BESIDE, *_UNREADABLE)
+    return [name for name in names if name in cells and name not in read and not is_empty(cells[name])]
+
+
+def whole_chat(chat: Chat, cells: Mapping[str, Any]) -> Chat:
+    """Return a chat with what the columns beside it say.
+
+    Raises:
+        CellError: a cell says something else than was expected.
+    """
+    turns, tools = list(chat.turns), list(chat.tools)
+    for name in filled(cells):
+        cell = plain(cells[name])
+        if name in _UNREADABLE:
+            raise CellError(name, "nothing, since texts alone are read here: remove the column or the row", cell)
+        if name in _HISTORY:
+            first = turns[:1] if turns[0]["role"] in ("system", "developer") else []
+            turns = [*first, *(turn for pair in _pairs(name, cell) for turn in pair), *turns[len(first) :]]
+        if name in _TOOLS:
+            if tools:
+                raise CellError(name, "tools in one place", cell)
+            try:
+                tools = tools_of(cell)
+            except ValueError as error:
+                raise CellError(name, str(error), cell) from error
+            if name == "functions":
+                tools = [{"type": "function", "function": tool} for tool in tools]
+    for name in (name for name in filled(cells) if name in _SYSTEM):
+        text = cells[name]
+        if not is_text(text):
+            raise CellError(name, "a text", text)
+        if turns[0]["role"] in ("system", "developer"):
+            if turns[0].get("content") != text:
+                raise CellError(name, "the same text as that of the chat's first turn, which is the system's", text)
+        else:
+            turns = [{"role": "system", "content": text}, *turns]
+    return Chat(turns, tools)
+
+
+class CellError(ValueError):
+    """A cell says something else than was expected."""
+
+    def __init__(self, column: str, expected: str, got: Any) -> None:
+        self.column, self.expected, self.got = column, expected, got
+        super().__init__(f"column {column!r}: expected {expected}, got {brief(got)}")
+
+
+def _pairs(name: str, cell: Any) -> list[tuple[Turn, Turn]]:
+    """Return the earlier turns of a history, which is a list of pairs of texts, as LLaMA-Factory's."""
+    expected = "a list of pairs of texts, of the user and of the assistant"
+    try:
+        cell = parse_json(cell) if isinstance(cell, str) else cell
+    except (ValueError, RecursionError) as error:
+        raise CellError(name, expected, cell) from error
+    pairs: list[Any] = [plain(pair) for pair in cell] if isinstance(cell, list | tuple) else [None]
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 and all(map(is_text, pair)) for pair in pairs):
+        raise CellError(name, expected, cell)
+    return [({"role": "user", "content": asked}, {"role": "assistant", "content": said}) for asked, said in pairs]
+
+
 # -- Rows ------------------------------------------------------------------------------------------------
 
 
@@ -116,8 +182,9 @@ class PromptReader:
         task: whose it is.
 
     Attributes:
-        form: ``generation`` or ``messages``.
+        form: ``generation`` or ``messages``, which prompts become where columns beside them say more than they do.
         columns: those of the prompt, and that of the answer; or that of the chat.
+        phrase: which columns are read, and which are not; an empty text where these are as ours.
 
     Raises:
         DataError: the table has no column of prompts, or none of answers.
@@ -125,7 +192,14 @@ class PromptReader:
 
     def __init__(self, table: Table, task: TaskTables) -> None:
         self._table, self._allowed = table, closed_answers(task)
-        self.form, self.columns = _form_of(table, task)
+        form, self.columns = _form_of(table, task)
+        self._has_chats = form == "messages"
+        others = [name for name in table.columns if name not in self.columns]
+        self._beside = [name for name in (*BESIDE, *_UNREADABLE) if name in others]
+        used = [name for name in self._beside if any(_is_filled(each, name) for each in task.tables.values())]
+        self.form = "messages" if used else form
+        unread = [name for name in others if name not in used]
+        self.phrase = _phrase(self.columns, used, unread, chats=self._has_chats)
 
     def rows(self) -> Rows:
         """Return the good rows; the others are added to the table's bad rows."""
@@ -137,7 +211,7 @@ class PromptReader:
 
     def _row(self, i: int) -> tuple[str, tuple[str, ...]]:
         """Return the prompt of a row, and the texts that are right; where answers are closed, as they are written there."""
-        prompt, right = self._chat(i) if self.form == "messages" else self._prompt_and_targets(i)
+        prompt, right = self._chat(i) if self._has_chats else self._prompt_and_targets(i)
         if self._allowed:
             allowed = tuple(text.strip() for text in right if text.strip() in self._allowed)
             if not allowed:
@@ -162,23 +236,33 @@ class PromptReader:
         right = _texts(cell)
         if not right or not all(is_text(text) and text.strip() for text in right):
             raise self._refusal(column, i, "no target", "a text, or a list of texts, none of them empty", cell)
+        if self.form == "messages":
+            prompt = self._whole(Chat([{"role": "user", "content": prompt}]), i).text
+            right = tuple(answer_text({"role": "assistant", "content": text}) for text in right)
         return prompt, right
 
     def _chat(self, i: int) -> tuple[str, tuple[str, ...]]:
-        """Return the turns of a chat before the last of the assistant, as JSON, and the text of that."""
+        """Return a chat before the last turn of the assistant, as JSON, and the text of that."""
         (column,) = self.columns
         cell = self._cell(column, i)
         try:
-            turns = turns_of(cell)
+            whole = Chat.of(cell)
         except ValueError as error:
-            expected = f"a list of turns, each with a content and a role, one of {', '.join(ROLES)}"
-            raise self._refusal(column, i, "no chat", expected, cell) from error
-        last = max((number for number, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
-        if not last:
-            raise self._refusal(column, i, "no answer in a chat", "a turn of the assistant after another turn", cell)
-        if not turns[last]["content"].strip():
-            raise self._refusal(column, i, "no target", "a last turn of the assistant that is not empty", cell)
-        return json.dumps(turns[:last], ensure_ascii=False), (turns[last]["content"],)
+            raise self._refusal(column, i, "no chat", str(error), cell) from error
+        whole = self._whole(whole, i)
+        try:
+            chat, answer = answer_of(whole)
+        except ValueError as error:
+            raise self._refusal(column, i, "no answer in a chat", str(error), cell) from error
+        return chat.text, (answer,)
+
+    def _whole(self, chat: Chat, i: int) -> Chat:
+        """Return a chat with what the columns beside it say."""
+        try:
+            return whole_chat(chat, {name: self._cell(name, i) for name in self._beside})
+        except CellError as error:
+            what = f"{error.column} beside a chat"
+            raise self._refusal(error.column, i, what, error.expected, error.got) from error
 
     def _cell(self, column: str, i: int) -> Any:
         """Return a cell; a number of numpy as one of Python, an array as a list."""
@@ -190,6 +274,22 @@ class PromptReader:
         text = brief(got)
         message = f"{file}, row {number}, column {column!r}: expected {expected}, got {text}. Fix or remove the row."
         return refusal(BadRow(file, number, column, what, text, message))
+
+
+def _is_filled(table: Table, name: str) -> bool:
+    """Return whether a column is there, and some cell of it is not empty."""
+    return not all(map(is_empty, table.columns.get(name, ())))
+
+
+def _phrase(columns: Sequence[str], beside: Sequence[str], unread: Sequence[str], *, chats: bool) -> str:
+    """Return which columns are read, unless these have our own names, and which are not."""
+    named = " and ".join(map(repr, [*beside, *(columns if chats else columns[:-1])]))
+    what = f"{'chats' if chats or beside else 'prompts'} from {named}"
+    if not chats:
+        what += f", answers from {columns[-1]!r}"
+    known = columns in (("prompt", "target"), ("messages",)) and not beside
+    others = f"not read: {', '.join(map(repr, unread))}" if unread else ""
+    return "; ".join(filter(None, ["" if known else what, others]))
 
 
 def _form_of(table: Table, task: TaskTables) -> tuple[str, tuple[str, ...]]:
@@ -230,19 +330,3 @@ def _texts(cell: Any) -> tuple[Any, ...]:
     if isinstance(cell, int | float) and not isinstance(cell, bool):
         return () if not math.isfinite(cell) else (str(int(cell)) if cell == int(cell) else repr(cell),)
     return () if cell is None else (cell,)
-
-
-def turns_of(chat: Any) -> list[dict[str, str]]:
-    """Return the turns of a chat, which is a list or JSON of one; raise ``ValueError`` where it is none."""
-    try:
-        return [_turn(plain(turn)) for turn in (parse_json(chat) if isinstance(chat, str) else chat)]
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError("no chat") from error
-
-
-def _turn(turn: Mapping[str, Any]) -> dict[str, str]:
-    role, content = (turn["role"], turn["content"]) if "role" in turn else (turn["from"], turn["value"])
-    role = _ROLES.get(role, role)
-    if role not in ROLES or not is_text(content):
-        raise TypeError
-    return {"role": role, "content": content}

@@ -9,45 +9,37 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from forgetfree.data.bad_rows import BadRow, BadRows, DataFaults, RowError
+from forgetfree.data.chat_template import PLAIN_CHAT, ChatTemplate, shown
+from forgetfree.data.chats import Chat, Turn, answer_turn
 from forgetfree.data.encoding import Encoder, token_ids
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief, counted
 from forgetfree.errors import DataError, ModelError
-from forgetfree.json_file import parse_json
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 #: What stands before an answer where neither the task has a template nor the tokenizer one for chats.
 PLAIN_TEMPLATE = "{instruction}\n\n{prompt}\n\n"
-#: What puts a chat together where the tokenizer has no template for it, and what refuses a chat for a prompt, in Jinja.
-PLAIN_CHAT = (
-    "{% for turn in messages %}{{ turn['role'] + ': ' + turn['content'] + '\\n' }}{% endfor %}{{ 'assistant:' }}"
-)
+#: What refuses a chat for a prompt, in Jinja.
 ONE_PROMPT = (
     "{% if messages | length != 1 %}"
     "{{ raise_exception('This model reads single prompts: give one message, of the user.') }}{% endif %}"
 )
-#: What `strftime_now` tells chat templates of the date: of 26 July 2024 on every day, as Llama 3's does where it knows no date.
-#: Else a row would have other tokens tomorrow than in training.
-_DATE = {
-    **{"%d": "26", "%-d": "26", "%e": "26", "%m": "07", "%-m": "7", "%y": "24", "%Y": "2024", "%j": "208"},
-    **{"%a": "Fri", "%A": "Friday", "%b": "Jul", "%B": "July", "%F": "2024-07-26", "%D": "07/26/24", "%x": "07/26/24"},
-    **{"%H": "00", "%I": "12", "%M": "00", "%S": "00", "%p": "AM", "%T": "00:00:00", "%X": "00:00:00"},
-}
-#: Stands for the text of a turn while a chat is put together, with white space at its ends, which templates may trim.
-_TURN = "\u2003<<turn {}>>\u2003"
-_TURNS = re.compile("( ?)(\u2003?)<<turn \\d+>>(\u2003?)")
+#: Stands for a prompt in its template, with white space at its ends, which chat templates may trim.
+_PROMPT = "\u2003<<prompt>>\u2003"
+_PLACE = re.compile("( ?)(\u2003?)<<prompt>>(\u2003?)")
 #: Whose turns lose no text.
 _FIXED = ("system", "developer")
-#: How many rows that do not fit are named.
-_NAMED = 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,7 +90,7 @@ def prompt_of(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the text of a turn stands: the space before it, and which of its ends lose their white space."""
+    """Where a prompt stands: the space before it, and which of its ends lose their white space."""
 
     space: str
     strips_left: bool
@@ -111,15 +103,8 @@ class Place:
 
     @property
     def trimming(self) -> str:
-        """What Python, or a template, calls on a text to that end."""
+        """What Python calls on a text to that end."""
         return ".lstrip()" * self.strips_left + ".rstrip()" * self.strips_right
-
-
-def _in_places(whole: str) -> tuple[list[str], list[Place]]:
-    """Return what stands around the texts of the turns that were put together, and their places."""
-    pieces = _TURNS.split(whole)
-    places = zip(pieces[1::4], pieces[2::4], pieces[3::4], strict=True)
-    return pieces[::4], [Place(space, not left, not right) for space, left, right in places]
 
 
 def _literal(text: str) -> str:
@@ -127,15 +112,129 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _shown(text: str) -> str:
+def _written(text: str) -> str:
     """Return what Jinja shows as this text."""
     return f"{{{{ {_literal(text)} }}}}" if text else ""
+
+
+# -- What stands before an answer ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Framed:
+    """A prompt in a template that shows it as it is: where there is no room, it loses its beginning.
+
+    Attributes:
+        before, text, after: the ids of the template and of the prompt in it.
+    """
+
+    before: list[int]
+    text: list[int]
+    after: list[int]
+
+    @property
+    def ids(self) -> list[int]:
+        """All ids."""
+        return [*self.before, *self.text, *self.after]
+
+    @property
+    def least(self) -> int:
+        """How many tokens are never cut."""
+        return len(self.before) + len(self.after)
+
+    def within(self, room: int) -> list[int]:
+        """Return the ids within ``room`` tokens, of which there are at least `least`."""
+        over = max(0, len(self.ids) - room)
+        return [*self.before, *self.text[over:], *self.after]
+
+
+@dataclass(frozen=True)
+class _Rendered:
+    """A chat as a chat template puts it together: where there is no room, its oldest turns lose their beginning.
+
+    Attributes:
+        template: the chat template.
+        chat: the turns before the answer.
+        text: what the template makes of it.
+        opening, closing: the ids around it.
+        lead: how many characters at the beginning of each turn are never cut.
+    """
+
+    template: ChatTemplate
+    chat: Chat
+    text: str
+    opening: list[int]
+    closing: list[int]
+    lead: int = 0
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """All ids."""
+        return self._ids(self.text)
+
+    @cached_property
+    def least(self) -> int:
+        """How many tokens are never cut."""
+        return len(self._with(dict.fromkeys(self._shortened, "")))
+
+    def within(self, room: int) -> list[int]:
+        """Return the ids within ``room`` tokens, of which there are at least `least`."""
+        ids, texts = self.ids, dict[int, str]()
+        for i in self._shortened:
+            texts[i] = self.chat.turns[i]["content"][self.lead :]
+            while len(ids) > room and texts[i]:
+                texts[i] = self.template.without_beginning(texts[i], len(ids) - room)
+                ids = self._with(texts)
+        return ids
+
+    @property
+    def _shortened(self) -> list[int]:
+        """The numbers of the turns that may be cut."""
+        turns = self.chat.turns
+        return [
+            i for i, turn in enumerate(turns) if "content" in turn and (len(turns) == 1 or turn["role"] not in _FIXED)
+        ]
+
+    def _with(self, texts: Mapping[int, str]) -> list[int]:
+        """Return the ids of the chat with other texts in some turns."""
+        turns = list(self.chat.turns)
+        for i, text in texts.items():
+            turns[i] = {**turns[i], "content": turns[i]["content"][: self.lead] + text}
+        return self._ids(self.template.put_together(Chat(turns, self.chat.tools)))
+
+    def _ids(self, text: str) -> list[int]:
+        return [*self.opening, *self.template.ids(text), *self.closing]
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A row as token ids.
+
+    Attributes:
+        before: the ids before the answer.
+        answer: the ids of the answer.
+        right: the texts that are right, as the model writes them.
+        lost: how many tokens of the prompt are cut off.
+        longer: the ids before the answer where it is not known how long that is; empty where they are the same.
+        unread: the keys of turns that the chat template leaves out.
+        is_changed: whether the template leaves out a part of the answer.
+    """
+
+    before: list[int]
+    answer: list[int]
+    right: tuple[str, ...]
+    lost: int
+    longer: list[int]
+    unread: Sequence[str]
+    is_changed: bool
 
 
 class PromptEncoder(Encoder):
     """Converts prompts, and the texts that answer them, to token ids, within ``max_length`` tokens.
 
-    Prompts that are too long lose their beginning; the instruction and the template never lose a token.
+    A chat is put together by the tokenizer's chat template, as it stands, and so is a prompt unless the task has a template:
+    the answer is what the template adds for it. Prompts that are too long lose their beginning; the instruction and the
+    template never lose a token.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -151,30 +250,42 @@ class PromptEncoder(Encoder):
         self, tokenizer: Any, task: TaskDefinition, max_length: int = MAX_LENGTH, *, closed: bool = False
     ) -> None:
         self.apart = closed
-        self._task, self._chat = task, bool(getattr(tokenizer, "chat_template", None)) and not task.template
+        self._task = task
+        self._is_own = bool(getattr(tokenizer, "chat_template", None)) and not task.template
         super().__init__(tokenizer, None, max_length, closed=closed)
-        if self._chat:  # what a chat template puts at its beginning it says itself
+        if self._is_own:  # what a chat template puts at its beginning it says itself
             self.opening = []
-        one = [{"role": "user", "content": ""}]
+        #: What puts a row together; none where the task's template, or a plain one, does.
+        self._template = None
+        if self._is_own or task.form == "messages":
+            self._template = ChatTemplate.of(tokenizer) if self._is_own else ChatTemplate(tokenizer, PLAIN_CHAT)
+        #: What stands before a prompt in its turn.
+        self._lead = f"{task.instruction}\n\n" if task.instruction and task.form != "messages" else ""
         #: The token that ends an answer.
-        self.end = self._end(one)
+        self.end = self._end()
         #: How long the texts are that are learned and longer than any that is written, in tokens.
         self._unwritable: list[int] = []
-        #: What stands between prompt and answer, as a part of the latter.
-        self._space = "" if self._chat or self._around(one).endswith(("\n", "\t")) else " "
-        self._usual = self._parts_of(one)
+        #: How many rows have keys that the chat template leaves out, and how many answers lose a part by it.
+        self._unread, self._changed = Counter[str](), 0
+        if task.form != "messages":
+            before, self._place, after = self._frame
+            self._space = "" if self._template or after.endswith(("\n", "\t")) else " "
+            if self._space:
+                after = after.removesuffix(" ")
+            self._place = replace(self._place, space=self._place.space or " " * self._loses_its_end(before))
+            self._before, self._after = [*self.opening, *self._ids(before)], [*self._ids(after), *self.closing]
         #: The ids of the answers that the task allows, and for how many an answer has room.
-        self.allowed = self._answers(Rows((), (), tuple((text,) for text in task.closed_answers)))
+        self.allowed = self._allowed()
         self._most = max(map(len, self.allowed), default=task.max_new_tokens)
         if len({*map(tuple, self.allowed)}) < len(self.allowed):
             raise ModelError(
                 f"The tokenizer makes the same tokens of two closed_answers of task {task.name!r}, got "
                 f"{brief(task.closed_answers, 200)}. Write them in words that it knows."
             )
-        fixed = max_length - sum(map(len, self._usual[0]))
-        if fixed < (2 if not self.allowed else 1 + self._most):
+        least = self._least()
+        if max_length - least < (2 if not self.allowed else 1 + self._most):
             raise ModelError(
-                f"The instruction and the template of task {task.name!r} take {max_length - fixed} tokens, and a row has "
+                f"The instruction and the template of task {task.name!r} take {least} tokens, and a row has "
                 f"max_length={max_length}: nothing is left for a prompt and its answer. Set a higher max_length, if the model "
                 "allows it, or shorten the instruction in source.json."
             )
@@ -187,61 +298,197 @@ class PromptEncoder(Encoder):
         """Return the token ids of every row, the ids that are learned at its marks, and prompts that lose less unanswered.
 
         Raises:
-            DataError: an answer does not fit; the message has the rows.
+            DataError: rows cannot be learned, as an answer does not fit, or the chat template refuses one; it names them.
         """
-        answers = self._answers(rows)
-        whole, labels, longer, long = list[list[int]](), list[list[int]](), dict[int, list[int]](), list[int]()
-        for i, (prompt, answer) in enumerate(zip(rows.first, answers, strict=True)):
-            parts, texts, fixed, room = self._divided(prompt)
+        return self.marked(self.read(rows))
+
+    def marked(self, read: Sequence[EncodedPrompt]) -> tuple[list[list[int]], list[list[int]], dict[int, list[int]]]:
+        """Return the same of rows that `read` returned."""
+        whole = [[*row.before[:-1], *(~token for token in (row.before[-1], *row.answer))] for row in read]
+        labels = [[*row.answer, self.end] for row in read]
+        return whole, labels, {i: row.longer for i, row in enumerate(read) if row.longer}
+
+    def read(self, rows: Rows) -> list[EncodedPrompt]:
+        """Return rows as token ids, and count what `cut_note` tells of them; errors as `learned`."""
+        read, bad = self._read(rows)
+        if bad and not rows.places:
+            raise DataError(next(iter(bad.values())).message)
+        if bad:
+            faults, found = DataFaults(), BadRows()
+            for fault in bad.values():
+                found.add(fault)
+            faults.add(found, len(read))
+            faults.report()
+        for row in read:
+            self.count(row.lost)
+            self._unread.update(row.unread)
+            self._changed += row.is_changed
+            if len(row.answer) > self._most:
+                self._unwritable.append(len(row.answer))
+        return read
+
+    def bad_rows(self, rows: Rows) -> dict[int, BadRow]:
+        """Return what is wrong with the rows that cannot be learned, by their numbers."""
+        return self._read(rows)[1]
+
+    # -- A row -----------------------------------------------------------------------------------------------
+
+    def _read(self, rows: Rows) -> tuple[list[EncodedPrompt], dict[int, BadRow]]:
+        """Return the good rows as token ids, and what is wrong with the others."""
+        asked, answers, bad = dict[int, _Asked](), dict[int, str](), dict[int, BadRow]()
+        for i, (prompt, right) in enumerate(zip(rows.first, rows.labels, strict=True)):
+            try:
+                asked[i] = self._asked(prompt)
+                answers[i] = self._answer(asked[i], right[0]) if right else ""
+            except RowError as error:
+                bad[i] = self._bad(rows, i, error)
+        read, good = list[EncodedPrompt](), [i for i in asked if i not in bad]
+        for i, ids in zip(good, self._answer_ids([answers[i] for i in good]), strict=True):
+            known: tuple[str, ...] = rows.labels[i]
+            if self.allowed and known:
+                ids = self.allowed[self._task.closed_answers.index(known[0])]
+            try:
+                read.append(self._fitted(asked[i], ids, known, answers[i]))
+            except RowError as error:
+                bad[i] = self._bad(rows, i, error)
+        return read, dict(sorted(bad.items()))
+
+    def _asked(self, prompt: str) -> _Asked:
+        """Return what stands before an answer."""
+        chat = self._chat(prompt)
+        if self._template is None:
+            return _Asked(self._framed(prompt), chat, "", ())
+        text = self._template.put_together(chat)
+        unread = self._template.unread(chat, text)
+        if self._task.form != "messages":
+            before, place, after = self._frame
+            if shown(text) == before + place.of(prompt) + after:
+                return _Asked(self._framed(prompt), chat, text, unread)
+        rendered = _Rendered(self._template, chat, text, self.opening, self.closing, len(self._lead))
+        return _Asked(rendered, chat, text, unread)
+
+    def _framed(self, prompt: str) -> _Framed:
+        inside = len(self._before) > len(self.opening)
+        (text,) = token_ids(self.tokenizer, [self._place.of(prompt)], inside=inside)
+        return _Framed(self._before, text, self._after)
+
+    def _chat(self, prompt: str) -> Chat:
+        """Return a row as a chat."""
+        if self._task.form != "messages":
+            return Chat([{"role": "user", "content": self._lead + prompt}])
+        chat = Chat.of(prompt)
+        if self._task.instruction and chat.turns[0]["role"] != "system":
+            return Chat([{"role": "system", "content": self._task.instruction}, *chat.turns], chat.tools)
+        return chat
+
+    def _turn(self, right: str) -> Turn:
+        """Return an answer as a turn."""
+        return answer_turn(right) if self._task.form == "messages" else {"role": "assistant", "content": right}
+
+    def _answer(self, asked: _Asked, right: str) -> str:
+        """Return an answer as it follows the prompt, with marks inside the special tokens that it spells."""
+        if self._template is None:
+            return ("" if self.apart else self._space) + right  # a decoder apart begins a text with it
+        text = self._template.answer(asked.chat, self._turn(right), asked.text)
+        return text.removeprefix(" ") if self.apart else text
+
+    def _answer_ids(self, answers: Sequence[str]) -> list[list[int]]:
+        """Return the ids of answers; special tokens are those of the chat template alone."""
+        plain = token_ids(self.tokenizer, [shown(text) for text in answers], inside=not self.apart)
+        template = self._template
+        return [
+            template.ids(text, inside=not self.apart) if template and template.has_special(text) else ids
+            for text, ids in zip(answers, plain, strict=True)
+        ]
+
+    def _allowed(self) -> list[list[int]]:
+        """Return the ids of the answers that the task allows; none where any text may answer."""
+        closed = self._task.closed_answers
+        if not closed:
+            return []
+        try:
+            asked = self._asked("a" if self._task.form != "messages" else Chat([{"role": "user", "content": "a"}]).text)
+            return self._answer_ids([self._answer(asked, text) for text in closed])
+        except RowError as error:
+            raise ModelError(f"The answers that task {self._task.name!r} allows cannot be given: {error}") from error
+
+    def _fitted(self, asked: _Asked, answer: list[int], right: tuple[str, ...], text: str) -> EncodedPrompt:
+        """Return a row within the longest; raise ``RowError`` where its answer does not fit."""
+        prompt, longer = asked.prompt, list[int]()
+        before = prompt.ids
+        if len(before) + max(len(answer), self._most) > self._max_length:
+            room = self._max_length - prompt.least
             kept = self._most if self.allowed else min(self._most, room // 2)
             if max(len(answer), kept) > room:
-                long.append(i)
-                continue
-            left = room - max(len(answer), kept)
-            if len(answer) > self._most:
-                self._unwritable.append(len(answer))
-            ids = self._before(parts, texts, fixed, left)
-            self.count(sum(map(len, [*parts, *texts])) - len(ids))
+                raise RowError(
+                    "answer does not fit",
+                    f"expected an answer that fits into max_length={self._max_length} tokens beside the instruction, the "
+                    f"template and the marks of turns, got one of {len(answer):,} tokens. Set a higher max_length, if the "
+                    "model allows it, or remove the row.",
+                    "Set a higher max_length, if the model allows it.",
+                )
+            before = prompt.within(self._max_length - max(len(answer), kept))
             if len(answer) > kept:  # how long it is, what is asked must not tell
-                longer[i] = self._before(parts, texts, fixed, room - kept)
-            whole.append([*ids[:-1], *(~token for token in (ids[-1], *answer))])
-            labels.append([*answer, self.end])
-        if long:
-            self._refuse(rows.take(long), [len(answers[i]) for i in long])
-        return whole, labels, longer
+                longer = prompt.within(self._max_length - kept)
+        content, written = self._turn(right[0]).get("content", "") if right else "", shown(text)
+        if right and not self.allowed and self._template and written.strip() != right[0].strip():
+            right = tuple(self._as_written(asked, each) for each in right)
+        whole = shown(asked.text)[-len(content) :] + written
+        is_changed = self._template is not None and content.strip() not in whole
+        lost = len(prompt.ids) - len(before)
+        return EncodedPrompt(before or [self.blank], answer, right, lost, longer, asked.unread, is_changed)
 
-    def too_long(self, rows: Rows) -> list[int]:
-        """Return the numbers of the rows whose answer does not fit."""
-        answers = zip(rows.first, self._answers(rows), strict=True)
-        least = self._most if self.allowed else 0
-        return [i for i, (prompt, answer) in enumerate(answers) if max(len(answer), least) > self._divided(prompt)[-1]]
+    def _as_written(self, asked: _Asked, right: str) -> str:
+        """Return an answer as the text that its tokens are."""
+        (ids,) = self._answer_ids([self._answer(asked, right)])
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text.strip()
 
-    def _divided(self, prompt: str) -> tuple[list[list[int]], list[list[int]], list[int], int]:
-        """Return a prompt in parts, and how many tokens its answer may have.
+    def _bad(self, rows: Rows, i: int, error: RowError) -> BadRow:
+        """Return what is wrong with a row, and where that stands."""
+        file, number = rows.places[i] if rows.places else ("", i + 1)
+        where = f"{file}, row {number}" if file else f"Prompt {number}"
+        text = brief(rows.first[i])
+        return BadRow(file, number, "", error.what, text, f"{where}: {error}", error.remedy)
 
-        The parts are the ids around the texts of its turns, these texts, and the numbers of those that are never cut. The
-        others share the tokens with the answer.
-        """
-        turns = self._turns(prompt)
-        parts, places = self._parts_of(turns) if self._task.form == "messages" else self._usual
-        written = [place.of(turn["content"]) for place, turn in zip(places, turns, strict=True)]
-        texts = self._texts(written, begin=not parts[0][len(self.opening) :])
-        fixed = [i for i, turn in enumerate(turns) if turn["role"] in _FIXED and len(turns) > 1]
-        return parts, texts, fixed, self._max_length - sum(map(len, [*parts, *(texts[i] for i in fixed)]))
+    # -- What stands around a prompt -------------------------------------------------------------------------
+
+    @cached_property
+    def _frame(self) -> tuple[str, Place, str]:
+        """What stands before a prompt, its place, and what stands after it."""
+        instruction, template = self._task.instruction, self._task.template
+        if self._template is None:
+            template = template or (PLAIN_TEMPLATE if instruction else "{prompt}\n\n")
+            before, after = (part.replace("{instruction}", instruction) for part in template.split("{prompt}"))
+            whole = before + _PROMPT + after
+        else:
+            try:
+                whole = self._template.put_together(self._chat(_PROMPT))
+            except RowError as error:
+                raise ModelError(f"The tokenizer's chat template cannot put together a prompt: {error}") from error
+        pieces = _PLACE.split(whole)
+        if len(pieces) != 5:
+            raise ModelError(
+                "The tokenizer's chat template leaves turns out or repeats them, so no answer can be learned by it. Give "
+                "another, or a template in source.json."
+            )
+        before, space, left, right, after = pieces
+        return before, Place(space, not left, not right), after
 
     @property
     def frame(self) -> str:
         """What stands around a prompt, with ``{prompt}`` in its place; empty for chats."""
         if self._task.form == "messages":
             return ""
-        (before, after), (place,) = _in_places(self._around([{"role": "user", "content": ""}]))
+        before, place, after = self._frame
         return f"{before}{place.space}{{prompt}}{after}"
 
     @property
     def around(self) -> tuple[list[int], Place, list[int]]:
-        """The ids before the text of a prompt, its place, and the ids after it."""
-        (before, after), (place,) = self._usual
-        return before, place, after
+        """The ids before the text of a prompt, its place, and the ids after it; nothing for chats."""
+        if self._task.form == "messages":
+            return [], Place("", False, False), []
+        return self._before, self._place, self._after
 
     @property
     def chat_template(self) -> str:
@@ -250,45 +497,48 @@ class PromptEncoder(Encoder):
         A prompt is a chat of one turn. The tokens at a row's beginning stand in it, but for a decoder apart: there the
         tokenizer adds those around the whole.
         """
-        opening = [] if self.apart else self.tokenizer.convert_ids_to_tokens(self.opening)
+        opening = "".join([] if self.apart else self.tokenizer.convert_ids_to_tokens(self.opening))
         if self._task.form == "messages":
+            assert self._template is not None
+            whole = _written(opening) + self._template.source
             system = f"[{{'role': 'system', 'content': {_literal(self._task.instruction)}}}] + messages"
             first = f"{{% set messages = messages if messages[0]['role'] == 'system' else {system} %}}"
-            whole = self._own_template() if self._chat else _shown("".join(opening)) + PLAIN_CHAT
-            return f"{first}{whole}" if self._task.instruction else str(whole)
-        (before, after), (place,) = _in_places(self._around([{"role": "user", "content": ""}]))
+            return f"{first}{whole}" if self._task.instruction else whole
+        if self._template is not None:
+            turn = f"{{'role': 'user', 'content': {_literal(self._lead)} + messages[0]['content']}}"
+            first = f"{{% set messages = [{turn}] %}}" if self._lead else ""
+            return f"{ONE_PROMPT}{first}{self._template.source}"
+        before, place, after = self._frame
         if self._space:
             after = after.removesuffix(" ")
-        before = "".join([*opening, before, place.space])
-        return f"{ONE_PROMPT}{_shown(before)}{{{{ messages[0]['content']{place.trimming} }}}}{_shown(after)}"
-
-    def _own_template(self) -> str:
-        """Return the tokenizer's chat template, which is told the same date every day."""
-        template = str(self.tokenizer.get_chat_template())
-        if "strftime_now" not in template:
-            return template
-        date = "".join(f" | replace({_literal(each)}, {_literal(value)})" for each, value in _DATE.items())
-        return f"{{% macro strftime_now(format) %}}{{{{ format{date} }}}}{{% endmacro %}}\n{template}"
+        prompt = f"{{{{ messages[0]['content']{place.trimming} }}}}"
+        return f"{ONE_PROMPT}{_written(opening + before + place.space)}{prompt}{_written(after)}"
 
     def cut_note(self, what: str, count: int) -> str:
-        """Return what to say of rows that were cut, and of right texts that are longer than those that are written."""
+        """Return what to say of rows that were cut, and of what is not learned of them."""
         notes = [super().cut_note(what, count)]
+        rows = counted(count, what)
         if self._unwritable:
             longer, most = len(self._unwritable), self._task.max_new_tokens
             notes.append(
-                f"The right text of {longer:,} of {counted(count, what)} is longer than max_new_tokens={most}, up to "
+                f"The right text of {longer:,} of {rows} is longer than max_new_tokens={most}, up to "
                 f"{max(self._unwritable):,} tokens, and no text that is written reaches its end. Set "
                 "max_new_tokens in source.json."
             )
+        if self._unread:
+            keys = ", ".join(f"{key!r} ({number:,})" for key, number in sorted(self._unread.items()))
+            notes.append(f"The model's chat template shows nothing of these keys in turns of {rows}: {keys}.")
+        if self._changed:
+            notes.append(
+                f"The model's chat template leaves out, or rewrites, a part of the answer of {self._changed:,} of {rows}, and "
+                "what it makes of them is learned."
+            )
         return " ".join(filter(None, notes))
 
-    def _end(self, turns: Sequence[dict[str, str]]) -> int:
+    def _end(self) -> int:
         """Return the token that ends a text: that of the assistant's turn in a chat, if it has one, or the tokenizer's."""
-        if self._chat:
-            whole = self._put_together([*turns, {"role": "assistant", "content": _TURN.format(0)}], answered=True)
-            after = self._ids(_in_places(whole)[0][-1])
-            if after and after[0] in {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}:
-                return after[0]
+        if self._template is not None and self._template.end is not None:
+            return self._template.end
         if self.tokenizer.eos_token_id is None:
             raise ModelError(
                 "The tokenizer has no token that ends a text (eos_token), so no answer would ever end. Give it one, and save "
@@ -296,114 +546,36 @@ class PromptEncoder(Encoder):
             )
         return int(self.tokenizer.eos_token_id)
 
-    def _put_together(self, turns: Sequence[dict[str, str]], *, answered: bool = False) -> str:
-        """Return a chat by the tokenizer's template; unless it is answered, up to where the assistant begins."""
+    def _least(self) -> int:
+        """Return how many tokens instruction and template take."""
         try:
-            arguments = {"chat_template": self._own_template(), "add_generation_prompt": not answered}
-            whole = self.tokenizer.apply_chat_template(list(turns), tokenize=False, **arguments)
-        except Exception as error:  # the template may raise anything, and is the tokenizer's own
-            raise ModelError(
-                f"The tokenizer's chat template cannot put together a chat of {brief([t['role'] for t in turns], 200)}: "
-                f"{brief(str(error), 200)}. Give turns that it knows."
-            ) from error
-        return str(whole)
-
-    def _answers(self, rows: Rows) -> list[list[int]]:
-        """Return the ids of the text that is learned of each row; none where there is none."""
-        space = "" if self.apart else self._space  # a decoder apart begins a text with it
-        texts = [f"{space}{right[0]}" if right else "" for right in rows.labels]
-        return token_ids(self.tokenizer, texts, inside=not self.apart)
-
-    def _texts(self, turns: Sequence[str], *, begin: bool) -> list[list[int]]:
-        """Return the ids of the texts of turns, of which the first may begin its row."""
-        first = token_ids(self.tokenizer, turns[:1], inside=not begin)
-        return [*first, *token_ids(self.tokenizer, turns[1:], inside=True)]
-
-    def _turns(self, prompt: str) -> list[dict[str, str]]:
-        """Return a row as the turns of a chat."""
-        if self._task.form == "messages":
-            turns: list[dict[str, str]] = parse_json(prompt)
-            if self._task.instruction and turns[0]["role"] != "system":
-                turns.insert(0, {"role": "system", "content": self._task.instruction})
-            return turns
-        return [{"role": "user", "content": prompt}]
-
-    def _parts_of(self, turns: Sequence[dict[str, str]]) -> tuple[list[list[int]], list[Place]]:
-        """Return the ids of what stands around the texts of the turns, and the place of each text.
-
-        A space belongs to the word after it, as tokenizers see it: before a text, and before the answer.
-        """
-        pieces, places = _in_places(self._around(turns))
-        if self._space:
-            pieces[-1] = pieces[-1].removesuffix(" ")
-        parts = [self._ids(piece) for piece in pieces]
-        places = [
-            replace(place, space=place.space or " " * self._loses_its_end(piece))
-            for piece, place in zip(pieces[:-1], places, strict=True)
-        ]
-        return [[*self.opening, *parts[0]], *parts[1:-1], [*parts[-1], *self.closing]], places
+            empty = Chat([{"role": "user", "content": ""}]).text if self._task.form == "messages" else ""
+            return self._asked(empty).prompt.least
+        except RowError:  # of an empty prompt
+            return 0
 
     def _loses_its_end(self, piece: str) -> bool:
         """Return whether the tokenizer drops the white space at the end of a piece, as T5's does before the next word."""
         return piece[-1:].isspace() and self._ids(piece) == self._ids(piece.rstrip())
-
-    def _around(self, turns: Sequence[dict[str, str]]) -> str:
-        """Return all turns put together, with a mark for the text of each."""
-        marked = [{**turn, "content": _TURN.format(i)} for i, turn in enumerate(turns)]
-        instruction = self._task.instruction if self._task.form != "messages" else ""
-        if self._chat:
-            if instruction:
-                marked[0]["content"] = f"{instruction}\n\n{marked[0]['content']}"
-            whole = self._put_together(marked)
-            if len(_TURNS.findall(whole)) != len(turns):
-                raise ModelError(
-                    "The tokenizer's chat template leaves turns out or repeats them, so no answer can be learned by it. Give "
-                    "another, or a template in source.json."
-                )
-            return whole
-        if self._task.form == "messages":
-            return "".join(f"{turn['role']}: {turn['content']}\n" for turn in marked) + "assistant: "
-        template = self._task.template or (PLAIN_TEMPLATE if instruction else "{prompt}\n\n")
-        before, after = template.split("{prompt}")
-        return (
-            before.replace("{instruction}", instruction)
-            + marked[0]["content"]
-            + after.replace("{instruction}", instruction)
-        )
 
     def _ids(self, piece: str) -> list[int]:
         """Return the ids of a piece of the template, in which special tokens are meant as such."""
         ids: list[int] = self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"] if piece else []
         return ids
 
-    def _before(
-        self, parts: list[list[int]], turns: Sequence[Sequence[int]], fixed: Sequence[int], room: int
-    ) -> list[int]:
-        """Return the ids before an answer; where there is no room, the oldest turns lose their texts from the beginning.
 
-        Args:
-            parts: the ids around the texts of turns.
-            turns: the ids of these texts.
-            fixed: the numbers of those that lose nothing.
-            room: tokens for the others.
-        """
-        texts = [list(turn) for turn in turns]
-        over = sum(len(text) for i, text in enumerate(texts) if i not in fixed) - room
-        for i, text in enumerate(texts):
-            if i not in fixed and over > 0:
-                cut = min(over, len(text))
-                texts[i], over = text[cut:], over - cut
-        ids = [token for part, text in zip(parts, [*texts, []], strict=True) for token in (*part, *text)]
-        return ids or [self.blank]
+@dataclass(frozen=True)
+class _Asked:
+    """What stands before an answer.
 
-    def _refuse(self, rows: Rows, counts: Sequence[int]) -> None:
-        """Raise ``DataError`` for rows whose answers, of so many tokens, do not fit."""
-        where = [f" ({file}, row {number})" for file, number in rows.places] or [""] * len(rows)
-        known = zip(rows.first[:_NAMED], where, counts, strict=False)
-        named = ", ".join(f"to {brief(prompt)}{place} has {count:,} tokens" for prompt, place, count in known)
-        more = f", and {len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
-        raise DataError(
-            f"Task {self._task.name!r} has {counted(len(rows), 'row')} whose answer does not fit into max_length="
-            f"{self._max_length} tokens beside the instruction, the template and the marks of turns: the answer {named}{more}. "
-            "Set a higher max_length, if the model allows it, or remove the rows: --skip-bad-rows leaves them out."
-        )
+    Attributes:
+        prompt: its token ids, which can be cut.
+        chat: its turns.
+        text: what the chat template makes of them; empty where there is none.
+        unread: the keys of turns that the template leaves out.
+    """
+
+    prompt: _Framed | _Rendered
+    chat: Chat
+    text: str
+    unread: Sequence[str]

@@ -179,8 +179,9 @@ class GraftJob(Job[GraftConfig]):
             self.common.evaluate_on,
             self.config.read_options,
         )
-        skips = self.config.skip_bad_rows and rows.task.writes
-        return fitting(rows, self._model(rows.task).encoder(rows.task)) if skips else rows
+        if not rows.task.writes:
+            return rows
+        return fitting(rows, self._model(rows.task).encoder(rows.task), self.config.skip_bad_rows)
 
     def _model(self, task: TaskDefinition) -> LoadedModel:
         """Load the model that is grafted onto."""

@@ -98,9 +98,10 @@ class StreamLearner:
             replace(rows, task=replace(rows.task, decoding=decoding)) if rows.task.writes_freely else rows
             for rows in tasks
         ]
-        if self.config.skip_bad_rows and any(rows.task.writes for rows in tasks):
-            self._fresh = self._load([rows.task for rows in tasks])
-            tasks = [fitting(rows, self._fresh.encoder(rows.task)) for rows in tasks]
+        if any(rows.task.writes for rows in tasks):
+            self._fresh = fresh = self._load([rows.task for rows in tasks])
+            skip = self.config.skip_bad_rows
+            tasks = [fitting(rows, fresh.encoder(rows.task), skip) if rows.task.writes else rows for rows in tasks]
         return tasks
 
     def read(self) -> list[TaskRows]:

@@ -8,7 +8,7 @@ and ``closed_answers``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.prompt_rows import PromptReader, are_prompts, closed_answers, source_phrase, turns_of
+from forgetfree.data.chats import Chat
+from forgetfree.data.prompt_rows import PromptReader, are_prompts, closed_answers
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.sampling import evenly
 from forgetfree.data.tables import TaskTables
@@ -69,20 +70,21 @@ class Generation(TaskKind):
 
     def read(self, task: TaskTables) -> TaskRows:
         """Return a task with its rows."""
-        faults, rows, columns = DataFaults(), dict[str, Rows](), dict[tuple[str, ...], str]()
+        faults, rows, phrases = DataFaults(), dict[str, Rows](), dict[str, str]()
         for split, table in task.tables.items():
             if reader := faults.attempt(PromptReader, table, task):
-                columns[reader.columns], rows[split] = reader.form, reader.rows()
+                phrases.setdefault(reader.form, reader.phrase)
+                rows[split] = reader.rows()
                 faults.add(table.bad, len(rows[split]), task.skip_bad_rows)
-        if not columns:
+        if not phrases:
             faults.report()
-        used, form = next(iter(columns.items()))
-        faults.attempt(_check_one_form, task, columns)
+        faults.attempt(_check_one_form, task, phrases)
+        form, phrase = next(iter(phrases.items()))
         definition = faults.attempt(self._definition, task, form)
         if definition is None:
             faults.report()
         assert definition is not None
-        return read_rows(task, definition, rows, [source_phrase(used, form)], faults=faults)
+        return read_rows(task, definition, rows, [phrase], faults=faults)
 
     def _definition(self, task: TaskTables, form: str) -> TaskDefinition:
         source = task.source
@@ -142,11 +144,12 @@ class Generation(TaskKind):
         """Return the rows as token ids, with their right texts."""
         from forgetfree.data.prompts import EncodedTexts
 
-        ids, labels, longer = encoder.learned(rows)
+        read = encoder.read(rows)
+        ids, labels, longer = encoder.marked(read)
         encoded = EncodedTexts.of(ids, labels, label, pad, task.kind)
         return replace(
             encoded,
-            right=rows.labels,
+            right=[row.right for row in read],
             asked=[_asked(prompt, task) for prompt in rows.first],
             tokenizer=encoder.tokenizer,
             end=encoder.end,
@@ -209,9 +212,9 @@ class Generation(TaskKind):
         return TextAnswers.of_tensors(arrays)
 
 
-def _check_one_form(task: TaskTables, columns: Mapping[tuple[str, ...], str]) -> None:
-    """Raise ``DataError`` if the form of rows, by their columns, is not the same in all splits."""
-    if len(set(columns.values())) > 1:
+def _check_one_form(task: TaskTables, forms: Collection[str]) -> None:
+    """Raise ``DataError`` if the form of rows is not the same in all splits."""
+    if len(forms) > 1:
         raise DataError(
             f"Task {task.name!r} has chats in one split, and prompts with their answers in another. Write all alike."
         )
@@ -220,7 +223,7 @@ def _check_one_form(task: TaskTables, columns: Mapping[tuple[str, ...], str]) ->
 def _asked(prompt: str, task: TaskDefinition) -> str:
     """Return what a report shows of a prompt: its beginning; of a chat, that of its last turn."""
     if task.form == "messages":
-        prompt = turns_of(prompt)[-1]["content"]
+        prompt = str(Chat.of(prompt).turns[-1].get("content", ""))
     return prompt[:_SHOWN]
 
 

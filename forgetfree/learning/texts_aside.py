@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from forgetfree.core.readout_model import ReadoutModel
-from forgetfree.data.bad_rows import counts_text
+from forgetfree.data.bad_rows import BadRow, counts_text
 from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
 from forgetfree.data.encoding import Encoder
 from forgetfree.data.examples import EncodedRows
@@ -80,10 +80,10 @@ class TextsAside:
         definition, rows, lost = _read(place, data, options)
         if definition.writes and rows.labels[0]:
             encoder: Any = loaded.encoder(definition)
-            long = {*encoder.too_long(rows)} if options.skip_bad_rows else set[int]()
-            if 0 < len(long) < len(rows):
-                rows = rows.take([i for i in range(len(rows)) if i not in long])
-                lost["answer does not fit"] = len(long)
+            bad: dict[int, BadRow] = encoder.bad_rows(rows) if options.skip_bad_rows else {}
+            if 0 < len(bad) < len(rows):
+                rows = rows.take([i for i in range(len(rows)) if i not in bad])
+                lost += Counter(fault.what for fault in bad.values())
             rows = rows.take(evenly(len(rows), limit))
             ids, labels, _ = encoder.learned(rows)
         elif loaded.writes_apart:

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from forgetfree.data.chats import Chat
 from forgetfree.display import brief
 from forgetfree.errors import FieldError, ForgetfreeError, TaskError
 from forgetfree.serve.inference import Predictor
@@ -34,7 +35,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "logit_bias": ({},),
     "logprobs": (False,),
-    "tools": ([],),
     "tool_choice": ("none", "auto"),
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
@@ -53,16 +53,11 @@ class Part(BaseModel):
 
 
 class Message(BaseModel):
-    """A turn of a chat."""
+    """A turn of a chat, with whatever else a chat template reads of one, such as ``tool_calls``."""
 
+    model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part]
-
-    @property
-    def turn(self) -> dict[str, str]:
-        """The turn as rows of training have it."""
-        parts = self.content
-        return {"role": self.role, "content": parts if isinstance(parts, str) else "".join(part.text for part in parts)}
+    content: str | list[Part] | None = None
 
 
 class StreamOptions(BaseModel):
@@ -77,6 +72,7 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
     model: str = Field(description="a task of /v1/models")
     messages: list[Message] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = Field(None, description="what a chat template shows of them is read")
     max_tokens: int | None = Field(None, ge=1, description="the longest text; default: the task's own")
     max_completion_tokens: int | None = Field(None, ge=1, description="the same")
     stop: str | list[str] | None = Field(None, description="texts before which the answer ends")
@@ -94,6 +90,19 @@ class ChatRequest(BaseModel):
     num_beams: int | None = Field(None, description="texts that are searched side by side for the likeliest")
     stream: bool | None = Field(False, description="send the text as server-sent events")
     stream_options: StreamOptions | None = None
+
+    @property
+    def chat(self) -> Chat:
+        """The chat as rows of training have it.
+
+        Raises:
+            FieldError: a message has no content, and calls no tool.
+        """
+        messages = [message.model_dump(exclude_unset=True) for message in self.messages]
+        try:
+            return Chat.of({"messages": messages, "tools": self.tools})
+        except ValueError as error:
+            raise FieldError(f"Expected {error}, got {brief(messages)}. Correct it.", "messages") from error
 
     def decoding(self, usual: Decoding, most: int) -> Decoding:
         """Return how the answer is to be written.
@@ -190,10 +199,10 @@ def add_routes(app: FastAPI, predictor: Predictor, put: Put, *, tokens: int, bea
     async def complete(asked: ChatRequest) -> dict[str, Any] | StreamingResponse:
         """Answer a chat by a task, whole or as server-sent events."""
         task = served(asked.model)
-        text = task.chat([message.turn for message in asked.messages])
+        text = task.chat(asked.chat)
         ending = asked.ending(task.task.decoding, tokens, beams)
         task.check(ending)
-        task.rows([text])  # what does not fit its task is refused here
+        predictor.check(asked.model, text)  # what does not fit its task, or its model, is refused here
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": asked.model}
         if asked.stream:
             with_usage = asked.stream_options is not None and asked.stream_options.include_usage

@@ -11,13 +11,14 @@ from typing import Any, cast
 
 from pydantic import BaseModel, Field
 
+from forgetfree.data.chats import Chat, asked
 from forgetfree.data.columns import ColumnNames, choose_texts
-from forgetfree.data.prompt_rows import one_prompt, prompt_columns, turns_of
+from forgetfree.data.prompt_rows import CellError, filled, one_prompt, prompt_columns, whole_chat
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.data.tables import plain
 from forgetfree.display import brief, escaped
-from forgetfree.errors import FieldError, ModelError, UsageError
+from forgetfree.errors import DataError, FieldError, ModelError, UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.generation import text_of
 from forgetfree.models.generation import Passes, log_probabilities, plain_generation, stops, write
@@ -91,16 +92,33 @@ class WritingTask(ServedTask):
             return tuple(choose_texts(where, header, ColumnNames((name,)), "single")[0] for name in named.texts)
         return prompt_columns(header, self.task.form)
 
-    def texts_of(self, cells: Sequence[object]) -> tuple[str | None, ...]:
-        """Return the prompt of a file's row: of several columns, those that are not empty one after another."""
-        texts = super().texts_of(cells if len(cells) == 1 else ["" if cell is None else cell for cell in cells])
-        return texts if None in texts else (one_prompt([text or "" for text in texts]),)
+    def texts_of(self, record: Mapping[str, object], columns: Sequence[str]) -> tuple[str | None, ...]:
+        """Return the prompt of a file's row: of several columns, those that are not empty one after another.
+
+        A chat has what the columns beside it say: the text of the system, tools, earlier turns.
+        """
+        cells = {name: "" if record.get(name) is None and len(columns) > 1 else record.get(name) for name in columns}
+        texts = super().texts_of(cells, columns)
+        if None in texts:
+            return texts
+        prompt, beside = one_prompt([text or "" for text in texts]), filled(record, columns)
+        if not beside:
+            return (prompt,)
+        if not self._reads_chats:
+            raise UsageError(
+                f"Task {self.task.name!r} was trained on prompts with nothing beside them, got {brief(record[beside[0]])} in "
+                f"column {beside[0]!r}. Write it into the prompt, or leave the column out."
+            )
+        try:
+            return (whole_chat(chat_of(prompt), {name: record[name] for name in beside}).text,)
+        except CellError as error:
+            raise UsageError(f"{error}. Change or remove it.") from error
 
     def written(self, value: object) -> str | None:
         """Return a text, or a chat as JSON."""
         value = plain(value)
-        if self._reads_chats and isinstance(value, list):
-            return json.dumps(value, ensure_ascii=False)
+        if self._reads_chats and isinstance(value, list | dict):
+            return json.dumps(value, ensure_ascii=False, default=str)
         return super().written(value)
 
     def rows(self, texts: Sequence[Text]) -> Rows:
@@ -119,7 +137,7 @@ class WritingTask(ServedTask):
                 )
             return text
         alone = text[0] if isinstance(text, tuple) and len(text) == 1 else text
-        return alone if isinstance(alone, tuple) else json.dumps(chat_of(alone, number), ensure_ascii=False)
+        return alone if isinstance(alone, tuple) else chat_of(alone, number).text
 
     def check(self, ending: Ending) -> None:
         """Raise ``FieldError`` where a closed answer, which is chosen, is to be written in another way, or cut."""
@@ -138,19 +156,24 @@ class WritingTask(ServedTask):
                 name,
             )
 
-    def chat(self, turns: Sequence[Mapping[str, str]]) -> str:
+    def chat(self, chat: Chat) -> str:
         """Return a chat as JSON; where prompts are read that are no chats, the text of the one turn."""
+        turns = chat.turns
         if turns[-1]["role"] == "assistant":
             raise UsageError("The last message is the assistant's, and nothing is left to answer. End with the user's.")
         if self._reads_chats:
-            return json.dumps(list(turns), ensure_ascii=False)
-        if len(turns) > 1 or turns[0]["role"] != "user":
+            return chat.text
+        if chat.tools:
+            raise FieldError(
+                f"Task {self.task.name!r} was trained on single prompts, without tools. Leave them out.", "tools"
+            )
+        if len(turns) > 1 or turns[0]["role"] != "user" or turns[0].keys() != {"role", "content"}:
             raise UsageError(
                 f"Task {self.task.name!r} was trained on single prompts, got the messages of "
-                f"{brief([turn['role'] for turn in turns], 200)}. Give one message, of the user; the task's instruction is "
-                "put before it."
+                f"{brief([turn['role'] for turn in turns], 200)}. Give one message, of the user, with a content alone; the "
+                "task's instruction is put before it."
             )
-        return turns[0]["content"]
+        return str(turns[0]["content"])
 
     def read(
         self, model: Any, rows: Any, *, batch_size: int, precision: str, ending: Ending = UNTIL_THE_END
@@ -249,13 +272,13 @@ class WritingTask(ServedTask):
         return {"task": answer.task, "text": answer.text, **more, **{probability_column(a): shares[a] for a in shares}}
 
 
-def chat_of(chat: str | list[Any], number: int = 1) -> list[dict[str, str]]:
-    """Return the turns of a chat up to the one that is to be answered; a text that is no JSON of a chat is a turn of the user.
+def chat_of(chat: str | list[Any], number: int = 1) -> Chat:
+    """Return a chat up to the turn that is to be answered; a text that is no JSON of a chat is a turn of the user.
 
     A last turn of the assistant, as rows of training have it, is left out: it is what is asked for.
 
     Args:
-        chat: a text, or turns with role and content.
+        chat: a text, which may be the JSON of turns, or of an object with messages and tools; or turns.
         number: of the chat, for messages.
 
     Raises:
@@ -263,27 +286,28 @@ def chat_of(chat: str | list[Any], number: int = 1) -> list[dict[str, str]]:
     """
     if isinstance(chat, str):
         given = _parsed(chat)
-        if not (isinstance(given, list) and given and all(isinstance(turn, dict) for turn in given)):
-            return [{"role": "user", "content": chat}]
+        is_chat = isinstance(given, dict) and "messages" in given
+        if not is_chat and not (isinstance(given, list) and given and all(isinstance(turn, dict) for turn in given)):
+            return Chat([{"role": "user", "content": chat}])
         chat = given
     try:
-        turns = turns_of(chat)
+        whole = Chat.of(chat)
     except ValueError as error:
         raise UsageError(
-            f"Chat {number}: expected a list of turns, each with role and content as texts, got {brief(chat)}. Give "
-            '[{"role": "user", "content": "…"}].'
+            f'Chat {number}: expected {error}, got {brief(chat)}. Give [{{"role": "user", "content": "…"}}].'
         ) from error
+    turns = asked(whole.turns)
     while turns and turns[-1]["role"] == "assistant":
         turns.pop()
     if not turns:
         raise UsageError(f"Chat {number} has no turn to answer, got {brief(chat)}. Give one of the user.")
-    return turns
+    return Chat(turns, whole.tools)
 
 
 def _parsed(text: str) -> Any:
     """Return what a text is as JSON; nothing where it is none."""
     try:
-        return parse_json(text) if text.lstrip().startswith("[") else None
+        return parse_json(text) if text.lstrip().startswith(("[", "{")) else None
     except (ValueError, RecursionError):
         return None
 
@@ -332,7 +356,7 @@ def _reads_chat_alike(tokenizer: Any, encoder: PromptEncoder, turns: Sequence[di
     prompt = json.dumps(turns, ensure_ascii=False) if chats else turns[0]["content"]
     try:
         (row,) = encoder(Rows((prompt,), (), ((),)))
-    except ModelError:
+    except DataError:
         return True
     ids = [~token if token < 0 else token for token in row]
     return bool(encoder.cut[-1]) or ids_of_chat(tokenizer, turns, apart=encoder.apart) == ids

@@ -19,7 +19,7 @@ from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import by_length
 from forgetfree.device import find_device
 from forgetfree.display import brief, counted
-from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
+from forgetfree.errors import DataError, LedgerError, ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.kinds.kind import kind_of
 from forgetfree.learning.task_features import TaskFeatures, share_of_entropy
@@ -230,6 +230,13 @@ class Predictor:
         texts = texts if isinstance(texts, str) else list(texts)  # an iterator can be read only once
         rows = self._served[task].rows(texts)
         return self._answers(task, texts, rows, batch_size, ending) if len(rows) else []
+
+    def check(self, task: str, text: Text) -> None:
+        """Raise ``ForgetfreeError`` for a text that the task cannot be asked, such as a chat that its chat template refuses."""
+        definition = self.definition(task)
+        rows = self._served[definition.name].rows([text])
+        for fault in self.loaded.encoder(definition).bad_rows(rows).values():
+            raise DataError(fault.message)
 
     def answer_mixed(self, tasks: Sequence[str], texts: Sequence[Text], *, ending: Ending = UNTIL_THE_END) -> list[Any]:
         """Return what tasks say of texts, each of its own.

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from forgetfree import registry
+from forgetfree.data.chats import Chat
 from forgetfree.data.columns import PAIR, ColumnNames, choose_texts
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief
@@ -115,9 +116,13 @@ class ServedTask(ABC):
         """
         return choose_texts(where, header, named, self.task.form)
 
-    def texts_of(self, cells: Sequence[object]) -> tuple[str | None, ...]:
-        """Return the texts of a file's row; nothing in place of a cell that holds none."""
-        return tuple(self.written(cell) for cell in cells)
+    def texts_of(self, record: Mapping[str, object], columns: Sequence[str]) -> tuple[str | None, ...]:
+        """Return the texts that a file's row has in some columns; nothing in place of a cell that holds none.
+
+        Raises:
+            UsageError: a column beside them belongs to what is asked, and cannot be read.
+        """
+        return tuple(self.written(record.get(column)) for column in columns)
 
     def written(self, value: object) -> str | None:
         """Return a cell of a file as a text; nothing where it is none."""
@@ -139,8 +144,8 @@ class ServedTask(ABC):
                 "for texts. Leave them out."
             )
 
-    def chat(self, turns: Sequence[Mapping[str, str]]) -> Text:
-        """Return the turns of a chat, each with role and content, as a text of the task.
+    def chat(self, chat: Chat) -> Text:
+        """Return a chat as a text of the task.
 
         Raises:
             UsageError: the task does not answer chats, or not this one.

@@ -183,11 +183,14 @@ def test_right_texts_that_are_longer_than_those_that_are_written_are_told(tokeni
 def test_answers_that_do_not_fit_are_told_by_their_rows(tokenizer: Any) -> None:
     encoder = PromptEncoder(tokenizer, task(template="{prompt} A:"), 16)
     long = " ".join(["film"] * 40)
+    given = rows(("a", "great"), ("b", long), ("a", ""), ("c", long))
     with pytest.raises(
-        DataError, match=r"2 rows whose answer does not fit .*: the answer to 'b' has \d+ tokens, to 'c' has"
+        DataError, match=r"Prompt 2: expected an answer that fits into max_length=16 .* got one of 40 tok"
     ):
-        encoder.learned(rows(("a", "great"), ("b", long), ("c", long)))
-    assert encoder.too_long(rows(("a", "great"), ("b", long), ("a", ""), ("c", long))) == [1, 3]
+        encoder.learned(given)
+    with pytest.raises(DataError, match=r"2 bad rows in 1 file: answer does not fit \(2\)[\s\S]* a\.csv +13 "):
+        encoder.learned(replace(given, places=tuple(("a.csv", 10 + i) for i in range(4))))
+    assert {i: bad.what for i, bad in encoder.bad_rows(given).items()} == dict.fromkeys((1, 3), "answer does not fit")
 
 
 def test_what_leaves_no_room_is_refused(tokenizer: Any) -> None:

@@ -179,7 +179,7 @@ def test_bad_rows_and_rows_that_do_not_fit_are_refused_or_left_out(model: Path, 
     good = [{"prompt": "film", "target": text} for text in ("great film", "a movie")]
     for split, more in (("train", []), ("validation", []), ("test", [{"prompt": "film", "target": "film " * 40}])):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*good, *more]))
-    with pytest.raises(DataError, match=r"does not fit .*test\.jsonl, row 3\) has .* --skip-bad-rows leaves them out"):
+    with pytest.raises(DataError, match=r"test\.jsonl, row 3: .* --skip-bad-rows leaves such rows out"):
         TextsAside.of(str(folder), "demo", loaded)
     with (folder / "test.jsonl").open("a") as file:
         file.write(json.dumps({"prompt": "film", "target": ""}) + "\n")

@@ -15,7 +15,8 @@ import pytest
 import tiny
 
 from forgetfree import Predictor
-from forgetfree.data.prompts import PromptEncoder
+from forgetfree.data.bad_rows import RowError
+from forgetfree.data.chat_template import ChatTemplate
 from forgetfree.errors import ForgetfreeError, ModelError
 from forgetfree.serve.served_task import Ending, served
 from forgetfree.tasks import Decoding
@@ -311,13 +312,23 @@ def test_openai_s_client_reads_what_is_refused(openai_client: Any) -> None:
 
 
 def test_turns_that_the_chat_template_refuses_are_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one paragraph, whole and as a stream, which has begun by then."""
+    """In one paragraph, whole and as a stream, before it begins."""
 
     def refuse(*_: Any, **__: Any) -> str:
-        raise ModelError("The tokenizer's chat template cannot put together a chat.")
+        raise RowError("chat that the template refuses", "expected another chat.")
 
-    monkeypatch.setattr(PromptEncoder, "_put_together", refuse)
+    monkeypatch.setattr(ChatTemplate, "put_together", refuse)
+    for stream in (False, True):
+        answer = client.post("/v1/chat/completions", json=ask(stream=stream))
+        told = (answer.status_code, answer.json()["error"]["message"])
+        assert told == (422, "Prompt 1: expected another chat.")
+
+
+def test_what_fails_while_a_stream_is_written_is_told_in_it(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> list[Any]:
+        raise ModelError("No text can be written.")
+
+    monkeypatch.setattr(Predictor, "answer_mixed", fail)
     whole = client.post("/v1/chat/completions", json=ask())
-    assert (whole.status_code, whole.json()["error"]["message"][:28]) == (422, "The tokenizer's chat templat")
     streamed = client.post("/v1/chat/completions", json=ask(stream=True)).text.split("\n\n")
     assert json.loads(streamed[1].removeprefix("data: ")) == whole.json()

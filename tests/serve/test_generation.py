@@ -188,14 +188,14 @@ TURN = [{"role": "user", "content": "hello"}]
     ],
 )
 def test_a_chat_is_a_list_of_turns_and_a_text_is_one_turn(chat: Any, expected: list[dict[str, str]]) -> None:
-    assert chat_of(chat) == expected
+    assert chat_of(chat).turns == expected
     assert json.loads(CHATS.rows([chat]).first[0]) == expected
 
 
 @pytest.mark.parametrize(
     ("task", "text", "message"),
     [
-        (CHATS, [{"role": "user"}], r"Chat 1: expected a list of turns, each with role and content as texts, got"),
+        (CHATS, [{"role": "user"}], r"Chat 1: expected a list of turns, each with a content and a role"),
         (CHATS, '[{"role": "user", "content": 3}]', "Chat 1: expected a list of turns"),
         (CHATS, [{"role": "assistant", "content": "…"}], "Chat 1 has no turn to answer"),
         (CHATS, [], "Chat 1 has no turn to answer"),
@@ -372,8 +372,8 @@ def test_an_exported_model_is_decoded_as_the_task(
     [
         ("turn['content']", True),
         ("turn['content'] | trim", True),
-        ("turn['content'].lstrip('\n')", False),
-        ("(turn['content'].replace('.', '!') if turn['role'] == 'system' else turn['content'])", False),
+        ("turn['content'].lstrip('\n')", True),
+        ("(turn['content'].replace('.', '!') if turn['role'] == 'system' else turn['content'])", True),
     ],
 )
 def test_a_card_says_whether_transformers_reads_chats_as_training_does(shown: str, usual: bool, run: Path) -> None:

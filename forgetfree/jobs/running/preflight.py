@@ -133,8 +133,9 @@ def _examine(config: JobConfig, in_memory: InMemory, resume: bool) -> _Findings:
         faults.attempt(model.loaded.check_words, definitions.values())
         for name, task in definitions.items():
             encoder = faults.attempt(model.loaded.encoder, task)
-            if encoder is not None and config.skip_bad_rows and name in rows:
-                read, rows[name] = rows[name], fitting(rows[name], encoder)
+            if encoder is not None and task.writes and name in rows:
+                read = rows[name]
+                rows[name] = faults.attempt(fitting, read, encoder, config.skip_bad_rows) or read
                 notes += rows[name].notes[len(read.notes) :]
         if workload.held_aside is not None:
             data = in_memory.data_or(config.data)
