@@ -86,8 +86,8 @@ def caller_untouched() -> Iterator[None]:
 
 def quiet_libraries() -> None:
     """Silence third-party warnings and bars, which would break up the progress display; errors still come through."""
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    logging.getLogger("datasets").setLevel(logging.ERROR)
+    for library in ("huggingface_hub", "datasets", "matplotlib"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     warnings.filterwarnings(
         "ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil|qpsolvers)(\..*)?$"
     )

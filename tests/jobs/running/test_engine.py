@@ -317,45 +317,31 @@ def test_where_memory_is_short_all_units_stop_and_the_remedies_are_told(
     assert not any((out / unit / RECORD).exists() for unit in command.units)
 
 
-@pytest.mark.sampled("run-option")
-@pytest.mark.parametrize(
-    ("more", "change", "code", "told"),
-    [
-        pytest.param([], "", 0, "", id="same"),
-        pytest.param(["--set", "weight_decay=0.5"], "", 2, "--set weight_decay (was not given, now 0.5)", id="option"),
-        pytest.param([], "model", 1, "the weights of the model changed since it was begun", id="model"),
-        pytest.param([], "versions", 1, "the version of torch (was 1.0, is ", id="version"),
-        pytest.param(["--allow-changed"], "versions", 0, "", id="version-allowed"),
-        pytest.param([], "config", 1, "config.json", id="damaged"),
-    ],
-)
+@pytest.mark.sampled("run")
 def test_a_check_of_what_is_resumed_answers_as_resuming_does(
-    command: Command,
-    whole: Path,
-    model_directory: Any,
-    more: list[str],
-    change: str,
-    code: int,
-    told: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    shutil.copytree(whole, out)
-    shutil.copytree(whole.parent / f"{whole.name}-models", tmp_path / "out-models")
-    config = json.loads((out / "config.json").read_text())
-    if change == "versions":
-        config["versions"]["torch"] = "1.0"
-    elif change == "model":
-        config["model"]["fingerprint"] = "0" * 64
-    (out / "config.json").write_text("{" if change == "config" else json.dumps(sign(config)))
-    before = bytes_of(out)
-    answers = []
-    for check in (["--check"], []):
-        assert cli.main(command.words(out, "--resume", *more, *check)) == code
-        answers.append([line for line in capsys.readouterr().err.splitlines() if "error" in line])
-        assert bytes_of(out) == before or not check
-    assert answers[0] == answers[1] and told in "".join(answers[0])
+    assert cli.main(command.words(out)) == 0
+    config, begun = json.loads((out / "config.json").read_text()), out / "config.json"
+    version = config | {"versions": config["versions"] | {"torch": "1.0"}}
+    other = config | {"model": config["model"] | {"fingerprint": "0" * 64}}
+    cases: list[tuple[Json, list[str], int, str]] = [
+        (config, [], 0, ""),
+        (config, ["--set", "momentum=0.5"], 2, "momentum"),
+        (other, [], 1, "the weights of the model changed since it was begun"),
+        (version, [], 1, "the version of torch (was 1.0, is "),
+        (version, ["--allow-changed"], 0, ""),
+        ({}, [], 1, "config.json is not valid JSON"),
+    ]
+    for before, more, code, told in cases:
+        answers = []
+        for check in (["--check"], []):
+            begun.write_text(json.dumps(sign(before)) if before else "{")
+            capsys.readouterr()
+            assert cli.main(command.words(out, "--resume", *more, *check)) == code, told
+            answers.append([line for line in capsys.readouterr().err.splitlines() if "error: " in line])
+        assert answers[0] == answers[1] and told in "".join(answers[0])
 
 
 @pytest.mark.sampled("graft")
