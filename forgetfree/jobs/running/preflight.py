@@ -58,11 +58,7 @@ from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.scaled_start import ScaleOptions
 from forgetfree.learning.texts_aside import TextsAside
-<<<<<<< HEAD
-from forgetfree.learning.training_options import MOST_SHOTS
-=======
-from forgetfree.learning.training_options import MOST_SHOTS, TrainingOptions, paper_steps
->>>>>>> w-device
+from forgetfree.learning.training_options import MOST_SHOTS, TrainingOptions
 from forgetfree.models.loading import LoadedModel, load_model, sized
 from forgetfree.models.location import locate
 from forgetfree.models.module_model import ModuleModel, check_own_dtype
