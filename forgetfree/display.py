@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
@@ -166,9 +165,3 @@ def json_text(value: Any, indent: int) -> str:
     """
     lines = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False).split("\n")
     return "\n".join(map(escaped, lines)) + "\n"
-
-
-def tell_note(text: str) -> None:
-    """Print a note on stderr; nothing of an empty text."""
-    if text:
-        print(escaped(f"note: {text}"), file=sys.stderr)

@@ -16,6 +16,7 @@
     ├── LedgerError              a ledger is damaged, or does not belong to this model
     ├── TaskError                a task is unknown, or met where it must not be
     ├── TrainingError            training went wrong, e.g. the loss is not finite
+    ├── OutOfMemoryError         there is not enough memory, on whatever device
     ├── MetricError              a metric cannot be computed from what was given
     ├── ReportError              results that cannot be read or merged
     ├── HubError                 the Hugging Face hub cannot be reached, or refuses
@@ -221,6 +222,18 @@ class TrainingError(ForgetfreeError):
     """Training cannot continue."""
 
 
+class OutOfMemoryError(ForgetfreeError):
+    """There is not enough memory; made of the error that says so."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"There is not enough memory: {'. '.join(reason.split('. ')[:3])}. To train with less, set in this order a smaller "
+            "batch_size, or accumulation, which keeps the update; a smaller max_length; gradient_checkpointing=true; "
+            "region_from=gradient, and with it dtype=bfloat16. Fewer --jobs or a smaller --model take less, too, and other "
+            "programs may use the same memory."
+        )
+
+
 class MetricError(ForgetfreeError):
     """A metric cannot be computed from this input."""
 
@@ -245,6 +258,19 @@ class ConformanceError(ForgetfreeError):
         count = f"{len(self.faults)} fault{'s' if len(self.faults) > 1 else ''}"
         lines = [f"{subject} ({count}):", *(f"- {fault}" for fault in self.faults)]
         Exception.__init__(self, "\n".join(map(escaped, lines)))
+
+
+#: What torch and its libraries say where memory is short and they raise no error of its own, as on CPUs and on mps.
+_NO_MEMORY = re.compile(r"out of memory|(can't|cannot) allocate memory|not enough memory|_ALLOC_FAILED", re.IGNORECASE)
+
+
+def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
+    """Return what to tell of an error that says that there is not enough memory; ``None`` of any other."""
+    if isinstance(error, ForgetfreeError):
+        return error if isinstance(error, OutOfMemoryError) else None
+    named = any(each.__name__ == "OutOfMemoryError" for each in type(error).__mro__)  # torch's, without importing it
+    said = isinstance(error, RuntimeError | OSError) and _NO_MEMORY.search(str(error))
+    return OutOfMemoryError(first_line(error)) if named or said or isinstance(error, MemoryError) else None
 
 
 def first_line(error: BaseException) -> str:

@@ -35,12 +35,20 @@ _MOST_NAME = 58
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
-def cache_directory() -> Path:
-    """Return where what took time is kept: in ``FORGETFREE_CACHE``, else where the system keeps the caches of a user."""
+def cache_directory() -> Path | None:
+    """Return where what took time is kept: in ``FORGETFREE_CACHE``, else where the system keeps the caches of a user.
+
+    Nothing for a user without a home.
+    """
     import platformdirs
 
-    override = os.environ.get(CACHE_VARIABLE)
-    return Path(override).absolute() if override else platformdirs.user_cache_path("forgetfree", appauthor=False)
+    if override := os.environ.get(CACHE_VARIABLE):
+        return Path(override).absolute()
+    try:
+        cache = platformdirs.user_cache_path("forgetfree", appauthor=False)
+    except RuntimeError:
+        return None
+    return cache if cache.is_absolute() else None
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

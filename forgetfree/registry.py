@@ -24,6 +24,7 @@ A strategy that is not registered is named ``package.module:Class``, of what can
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -225,16 +226,50 @@ def strategies() -> dict[str, Entry]:
     return STRATEGIES | _plugins("strategies")
 
 
-def strategy(name: str) -> Any:
-    """Return the strategy class of a name, which is registered or ``package.module:Class``.
+def strategy(reference: str) -> Any:
+    """Return the strategy class that is registered by a name, or that ``MODULE:CLASS`` or ``NAME=MODULE:CLASS`` refers to.
 
     Raises:
         UnknownNameError: no such strategy.
-        UsageError: its package or module is broken, or has something else under the name.
+        UsageError: its package or module is broken, or has something else under the name; or its name is another's, or is not
+            fit for a folder.
     """
-    if ":" in name:
-        return class_of_module(name, strategy_class)
-    return _entry("strategy", name, strategies(), "A class of your own is named MODULE:CLASS.").load(strategy_class)
+    name, named, target = reference.rpartition("=")
+    if named and ":" not in target:
+        raise UsageError(
+            f"--strategy {reference} gives a name to {brief(target)}, which is no class of a module. Write {name}=MODULE:CLASS."
+        )
+    if ":" in target:
+        candidate = class_of_module(target, strategy_class)
+        check_strategy_name(strategy_name(reference), f"--strategy NAME={target}")
+        return candidate
+    return _entry("strategy", target, strategies(), "A class of your own is named MODULE:CLASS.").load(strategy_class)
+
+
+def strategy_name(reference: str) -> str:
+    """Return what tables, options and folders call a strategy: its name, or that of its class where it has no other.
+
+    >>> [strategy_name(each) for each in ("ewc", "upper_half:UpperHalf", "upper=upper_half:UpperHalf")]
+    ['ewc', 'UpperHalf', 'upper']
+    """
+    name, named, target = reference.rpartition("=")
+    return name if named else target.rpartition(":")[2]
+
+
+def check_strategy_name(name: str, remedy: str) -> None:
+    """Raise ``UsageError`` unless a class of the user's own can have a name, in tables and as its folder on any system.
+
+    Args:
+        name: it.
+        remedy: how another is given.
+    """
+    if name in strategies() or name == "all":
+        raise UsageError(f"{name!r} is the name of a registered strategy. Give your class another: {remedy}.")
+    if not _FOLDER.fullmatch(name) or _TAKEN.fullmatch(name):
+        raise UsageError(
+            f"A strategy's folder in a run has its name, which must be of letters, digits, - and _, got {brief(name)}. Give "
+            f"another: {remedy}."
+        )
 
 
 def _entry(what: str, name: str, known: Mapping[str, Entry], hint: str = "") -> Entry:
@@ -354,6 +389,8 @@ def shadowed(group: Group) -> dict[str, str]:
     }
 
 
+#: A name that every file system and archive takes, and those that have another use: in a run, and on Windows.
+_FOLDER, _TAKEN = re.compile(r"[^\W_][\w-]{0,99}"), re.compile(r"fine-tuned|con|prn|aux|nul|(com|lpt)\d", re.IGNORECASE)
 #: What tables of scores call their other columns.
 _BESIDE_METRICS = (
     *("strategy", "seed", "task", "after", "metric", "value", "rows"),

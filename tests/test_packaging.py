@@ -154,6 +154,7 @@ COMMON = {
     "seeds",
     "tasks",
     "tensor_file",
+    "terminal",
 }
 
 

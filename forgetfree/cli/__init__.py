@@ -14,10 +14,11 @@ from forgetfree import __version__
 from forgetfree.cli.usage import lacks, refuse
 from forgetfree.cli.words import fail
 from forgetfree.display import is_text
-from forgetfree.errors import ForgetfreeError, UsageError, first_line
+from forgetfree.errors import ForgetfreeError, UsageError, first_line, out_of_memory
 from forgetfree.files import is_full
 from forgetfree.jobs.running.execution import of_torchrun
 from forgetfree.jobs.running.signals import terminable
+from forgetfree.terminal import each_note_once, open_closed_streams
 
 #: What a lone hyphen means.
 STDIN = "/dev/stdin"
@@ -127,10 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     before_texts = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in before_texts
+    open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # show a character's number where it cannot be shown itself
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with terminable(), of_torchrun("forgetfree.jobs.running.process_group:follow") as leads:
+        with terminable(), each_note_once(), of_torchrun("forgetfree.jobs.running.process_group:follow") as leads:
             return _run(words, before_texts) if leads else 0
     except SystemExit as stop:  # the completion was installed
         return int(stop.code or 0)
@@ -151,13 +153,12 @@ def _message_of(error: Exception) -> str:
             f"There is no room on a disk: {first_line(error)}. Make room, or give directories on another disk: to --out, to "
             "--cache, and in the variable TMPDIR for temporary files."
         )
+    error = out_of_memory(error) or error
     match error:
         case ForgetfreeError():
             return str(error)
         case OSError():
             return f"{error}. Check the name, the disk and the permissions."
-        case MemoryError():
-            return "There is not enough memory. Set a smaller batch_size or max_length, or give a smaller model."
     return (
         f"Unexpected {type(error).__name__}: {first_line(error)}. This is a fault of forgetfree, or of a plug-in: run again "
         "with --debug, and report the traceback. A strategy of your own is checked by forgetfree.testing.check_strategy."

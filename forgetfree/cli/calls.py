@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, get_origin, get_type_hints
 
 from forgetfree import recipes, registry
 from forgetfree.cli.hub import reach_hub
-from forgetfree.cli.words import recipe_of, say
+from forgetfree.cli.words import recipe_of
 from forgetfree.data.columns import named_metrics
 from forgetfree.data.places import tasks_of_files
 from forgetfree.data.sources import check_form, default_data, no_stream
@@ -31,6 +30,7 @@ from forgetfree.jobs.running.progress import make_progress
 from forgetfree.learning.training_options import check_optimizer
 from forgetfree.options import build, by_name, name_of_function
 from forgetfree.output import no_empty_directories
+from forgetfree.terminal import each_note_once, stderr, tell
 
 Json = dict[str, Any]
 
@@ -43,7 +43,7 @@ def run(
     metric: str | Mapping[str, str] | None = None,
     model: Any = "minilm",
     tokenizer: Any = None,
-    strategies: Sequence[str | type] | str | type = registry.DEFAULT_STRATEGIES,
+    strategies: Mapping[str, str | type] | Sequence[str | type] | str | type = registry.DEFAULT_STRATEGIES,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     seeds: Sequence[int] | int = (0,),
     shots: int | None = None,
@@ -73,7 +73,8 @@ def run(
         metric: what answers are scored by, or the metric of each task by its name; default: that of the task's kind.
         model: ``minilm``, a directory, a hub name, or a model in memory, which is copied.
         tokenizer: of a model in memory.
-        strategies: names, and classes of your own under development; ``all``: every one of ours.
+        strategies: names, and classes of your own under development, which may have other names than theirs,
+            ``{"upper": UpperHalf}``; ``all``: every one of ours.
         options: of single strategies, by their names (of a class: its name).
         seeds: of sampling and training.
         shots: training rows per label; default: all.
@@ -107,9 +108,7 @@ def run(
         stream = stream_of(data)
     elif stream is None and _is_place(data):
         stream = stream_of(tasks_of_files(_place(data)))
-    chosen = [strategies] if isinstance(strategies, str | type) else list(strategies)
-    classes = {_name_of(each): each for each in chosen if isinstance(each, type) and registry.name_of(each) is None}
-    names = [_name_of(each) if isinstance(each, type) else each for each in chosen]
+    names, classes = _named_strategies(strategies)
     strategy_settings = {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
     values: Json = {
         "stream": _joined(stream, data),
@@ -233,19 +232,19 @@ def _performed(
     if out is None and execution.resume:
         raise UsageError("resume=True needs out. Give the directory to continue.")
     cache = values["settings"].get("cache")
-    with warnings.catch_warnings(), caller_untouched(), _directory(out, cache) as directory:
+    with warnings.catch_warnings(), caller_untouched(), each_note_once(), _directory(out, cache) as directory:
         quiet_libraries()
         job = make(str(directory))
         reach_hub("minilm" if job.in_memory.model is not None else values["model"], values["data"])
         if progress:
-            execution = replace(execution, progress=make_progress(sys.stderr))
-            say(resumption(type(job), job.out) if execution.resume else "")
+            execution = replace(execution, progress=make_progress(stderr()))
+            tell(resumption(type(job), job.out) if execution.resume else "")
         failed = failures(perform(job, execution))
         results = load_results(directory)
         if failed and results.scores.empty:
             raise RunError(f"Nothing was finished. {failed[0]}")
         for message in failed:
-            say(f"forgetfree: error: {message}")
+            tell(f"forgetfree: error: {message}")
         if out is None:
             results.hold()
         return results
@@ -320,24 +319,38 @@ def _call(config: JobConfig, values: Json) -> str:
     return f"forgetfree.{config.command}({', '.join(shown)})"
 
 
-def _name_of(strategy: type) -> str:
-    """Return the name of a strategy class: the registered one, else its own.
+def _named_strategies(
+    strategies: Mapping[str, str | type] | Sequence[str | type] | str | type,
+) -> tuple[list[str], Json]:
+    """Return strategies as the command line names them, and the classes that no command line could name, by name.
 
     Raises:
-        UsageError: it is no strategy, or its name is a registered strategy's.
+        UsageError: one is no strategy, or cannot have its name.
     """
-    registry.strategy_class(strategy)
-    if name := registry.name_of(strategy):
-        return name
-    if strategy.__name__ in registry.strategies():
-        raise UsageError(f"The class {strategy.__name__} has the name of a registered strategy. Give it another.")
-    return strategy.__name__
+    chosen = [strategies] if isinstance(strategies, str | type) else strategies
+    pairs = chosen.items() if isinstance(chosen, Mapping) else [("", each) for each in chosen]
+    names, classes = list[str](), dict[str, Any]()
+    for name, each in pairs:
+        if isinstance(each, str):
+            names.append(f"{name}={each}" if name not in ("", each) else each)
+            continue
+        registered = registry.name_of(registry.strategy_class(each))
+        if registered is None:
+            name = name or each.__name__
+            registry.check_strategy_name(name, f"strategies={{NAME: {each.__name__}}}")
+            classes[name] = each
+        elif name not in ("", registered):
+            raise UsageError(
+                f"{each.__name__} is the registered strategy {registered!r}. Give it by that name, not {name!r}."
+            )
+        names.append(registered or name)
+    return names, classes
 
 
 def _tell(progress: bool, what: str, config: Any) -> None:
     if progress:
-        say(what)
-        say(recipe_of(config))
+        tell(what)
+        tell(recipe_of(config))
 
 
 def _joined(stream: Any, data: Any) -> str:

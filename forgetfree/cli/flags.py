@@ -12,7 +12,6 @@ from cyclopts import Group, Parameter
 
 from forgetfree import recipes, registry
 from forgetfree.cli.usage import Debug, lacks
-from forgetfree.cli.words import say
 from forgetfree.data.places import tasks_of_files
 from forgetfree.data.sources import default_data, no_stream
 from forgetfree.display import brief
@@ -23,6 +22,7 @@ from forgetfree.jobs.running.execution import PARTS, Execution, launched
 from forgetfree.options import FLAGGED, HelpGroup, build, option
 from forgetfree.output import free_directory
 from forgetfree.results.config_file import read_options
+from forgetfree.terminal import tell
 
 Config = TypeVar("Config", bound=JobConfig)
 Json = dict[str, Any]
@@ -215,7 +215,7 @@ def _without_others(file: Json, flags: Mapping[str, Any]) -> Json:
     """Return a file's options without those that no strategy asked for has, and say so: no flag could take them away."""
     left = left_behind(file, flags["strategy"])
     if left and not flags.get("quiet"):
-        say(f"note: {flags['config']} has {', '.join(left.values())} for strategies that are not run here: left out.")
+        tell(f"note: {flags['config']} has {', '.join(left.values())} for strategies that are not run here: left out.")
     return without_others(file, flags["strategy"])
 
 

@@ -11,11 +11,11 @@ from cyclopts import Parameter
 from forgetfree.cli.hub import local_path, reach_hub
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import Seed, Strategy
-from forgetfree.cli.words import say
 from forgetfree.display import counted, escaped, listed
 from forgetfree.errors import UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.output import check_empty, check_new_file
+from forgetfree.terminal import tell
 
 if TYPE_CHECKING:
     from forgetfree.ledger.graft import Graft
@@ -114,7 +114,7 @@ def convert(
         graft.save(out)
         print(escaped(f"{out}: a graft of {counted(len(graft.region), 'entry')}."))
         if graft.origin is None:
-            say(
+            tell(
                 "note: the adapter does not say for which task it is, so the graft has no readout: Graft.apply_ puts it in."
             )
         return
@@ -193,7 +193,7 @@ def grafts_of(
                 grafts[f"{name} of {source}"] = ledger.graft(name)
                 chosen.add(name)
         if ledger.composition == "union" and len(ledger.tasks) > 1:
-            say(f"note: in {file} each task has the entries of the tasks before it, too.")
+            tell(f"note: in {file} each task has the entries of the tasks before it, too.")
     if tasks and not known:
         raise UsageError("--task is for a run or a ledger, and a graft is of one task. Leave it out.")
     if missing := [task for task in tasks if chosen_version(task, known) not in chosen]:
@@ -213,5 +213,5 @@ def _ledger_of(run: Path, seed: int | None, strategy: str | None) -> Path:
             "strategy with a ledger, or make grafts by `forgetfree graft`."
         )
     if strategy is None:
-        say(f"Taking the grafts from {file}; --strategy and --seed choose another.")
+        tell(f"Taking the grafts from {file}; --strategy and --seed choose another.")
     return file

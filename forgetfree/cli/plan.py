@@ -5,32 +5,52 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from forgetfree import registry
 from forgetfree.cli.hub import reach_hub
-from forgetfree.cli.words import recipe_of
+from forgetfree.cli.words import recipe_of, silence
 from forgetfree.display import counted, escaped
 from forgetfree.jobs.config import InMemory, JobConfig
 from forgetfree.jobs.experiment_config import ExperimentConfig
+from forgetfree.jobs.running.execution import Execution
 from forgetfree.results.report.page import size
 
 #: The most units that are printed.
 _SHOWN = 12
 
 
-def plan(config: JobConfig, in_memory: InMemory | None = None, *, resume: bool = False) -> dict[str, Any]:
+def plan(
+    config: JobConfig, in_memory: InMemory | None = None, *, resume: bool = False, allow_changed: bool = False
+) -> dict[str, Any]:
     """Return what a job would do and cost, as `forgetfree.jobs.running.preflight` says; nothing is written or trained.
+
+    Args:
+        config: of the job.
+        in_memory: objects in the place of names.
+        resume: whether the job goes on in its directory.
+        allow_changed: whether it may go on with other versions or on another device.
 
     Raises:
         UsageError: naming all that is wrong.
+        RunError: it cannot go on in its directory.
     """
+    return _plan(config, in_memory, Execution(resume=resume, allow_changed=allow_changed))
+
+
+def _plan(config: JobConfig, in_memory: InMemory | None, execution: Execution) -> dict[str, Any]:
     reach_hub(config.model if in_memory is None or in_memory.model is None else None)
     from forgetfree.jobs.running.preflight import plan_of
 
-    return plan_of(config, in_memory, resume=resume)
+    if execution.resume:
+        from forgetfree.jobs.running.engine import check_resumption
+
+        with silence(True):  # the plan has the same notes
+            check_resumption(registry.JOBS[config.command].job.load().first(config, in_memory), execution)
+    return plan_of(config, in_memory, resume=execution.resume)
 
 
-def show_plan(config: JobConfig, resume: bool, as_json: bool) -> None:
+def show_plan(config: JobConfig, execution: Execution, as_json: bool) -> None:
     """Print the plan of a job."""
-    job_plan = plan(config, resume=resume)
+    job_plan = _plan(config, None, execution)
     if as_json:
         print(json.dumps(job_plan, ensure_ascii=False))
         return

@@ -17,11 +17,11 @@ from cyclopts import Parameter
 from forgetfree.cli.text_rows import TextRow, is_plain, rows_of_file, rows_of_stdin, rows_of_texts
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Deterministic, Device, Run, Seed, Strategy, predictor_of
-from forgetfree.cli.words import say
 from forgetfree.data.columns import PAIR, READ_DEFAULTS, ColumnNames, ReadOptions
 from forgetfree.display import counted
 from forgetfree.errors import UsageError
 from forgetfree.tasks import Decoding
+from forgetfree.terminal import Screen, tell
 
 if TYPE_CHECKING:
     from forgetfree.serve.served_task import Ending, ServedTask
@@ -138,9 +138,10 @@ def command(
     table = _Csv(served, size, keep) if as_csv else None
     show = table or (_as_json(served[0]) if as_json else _plain(served[0]))
     named = _columns_of_run(directory) if form is not None and not text_column else READ_DEFAULTS
-    if streaming or (not texts and file is None and sys.stdin.isatty()):
-        if sys.stdin.isatty():
-            say("Reading texts from the terminal, one a line; end with Ctrl-D.")
+    typed = Screen(sys.stdin).isatty()
+    if streaming or (not texts and file is None and typed):
+        if typed:
+            tell("Reading texts from the terminal, one a line; end with Ctrl-D.")
         chunks: Iterable[Sequence[TextRow]] = ([TextRow(row)] for row in rows_of_stdin(size))
     else:
         rows = (
@@ -161,12 +162,14 @@ def command(
         table.begin()
     if cut:
         what = "text is" if len(cut) == 1 else "texts are"
-        say(
+        tell(
             f"warning: {len(cut):,} {what} longer than max_length={predictor.loaded.max_length} allows: "
             f"{counted(sum(cut), 'token')} cut off and not read."
         )
     if empty:
-        say(f"warning: {empty} {'text is' if empty == 1 else 'texts are'} empty: what is answered there means nothing.")
+        tell(
+            f"warning: {empty} {'text is' if empty == 1 else 'texts are'} empty: what is answered there means nothing."
+        )
 
 
 def _columns_of_run(run: Path) -> ReadOptions:

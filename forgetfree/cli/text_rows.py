@@ -16,10 +16,10 @@ from forgetfree.data.places import CONLL, format_of
 from forgetfree.data.table_files import csv_records, read_table, text_form
 from forgetfree.data.tables import Columns
 from forgetfree.data.text_files import PACKED, lines_of
-from forgetfree.display import tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.json_file import parse_json
 from forgetfree.tasks import version_of
+from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
     from forgetfree.serve.served_task import ServedTask

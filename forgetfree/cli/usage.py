@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, NoReturn
@@ -25,6 +24,7 @@ from rich.console import Console
 from forgetfree.display import brief
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.options import type_name
+from forgetfree.terminal import tell
 
 #: A flag of every command.
 Debug = Annotated[bool, Parameter(name="--debug", help="Show tracebacks.", group=Group("Help", sort_key=10**6))]
@@ -43,7 +43,7 @@ def refuse(app: App, error: CycloptsError, words: Sequence[str]) -> NoReturn:
     chain = list(error.command_chain or ())
     page = io.StringIO()
     app.help_print(chain, console=Console(file=page, width=1000))
-    print(page.getvalue().strip().partition("\n")[0], file=sys.stderr)
+    tell(page.getvalue().strip().partition("\n")[0])
     with app.app_stack(chain):  # where the parameters have the program's defaults
         refusal = _refusal(error, " ".join(["forgetfree", *chain]), words)
     raise refusal from error

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from forgetfree.cli.hub import reach_hub
-from forgetfree.cli.words import say
 from forgetfree.errors import LedgerError
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.results.unit_folder import check_own
+from forgetfree.terminal import tell
 
 if TYPE_CHECKING:
     from forgetfree.serve.inference import Predictor
@@ -54,7 +54,7 @@ def predictor_of(
     from forgetfree.serve.inference import Predictor
 
     if run.is_dir() and strategy is None and len({each.parent for each in run.glob("*/seed-*")}) > 1:
-        say(f"Answering from {source.file}; --strategy and --seed choose another.")
+        tell(f"Answering from {source.file}; --strategy and --seed choose another.")
     return Predictor.of_source(source, device, deterministic), source
 
 

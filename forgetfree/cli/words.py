@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
-import shutil
-import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import Any, TextIO
 
 from forgetfree import registry
-from forgetfree.display import escaped, escaped_lines
+from forgetfree.display import escaped_lines
 from forgetfree.recipes import MODELS
+from forgetfree.terminal import stderr
 
 #: The longest message, in characters.
 _LONGEST = 4000
@@ -26,7 +24,7 @@ def fail(message: str, code: int) -> int:
     most = 2 * _LONGEST if "\n  " in text else _LONGEST  # with a table
     if len(text) > most:
         text = f"{text[: most // 2]} … {text[-most // 2 :]}"
-    print(f"forgetfree: error: {text}", file=_errors or sys.stderr)
+    print(f"forgetfree: error: {text}", file=_errors or stderr())
     return code
 
 
@@ -37,23 +35,12 @@ def silence(quiet: bool) -> Iterator[None]:
     if not quiet:
         yield
         return
-    _errors = sys.stderr
+    before, _errors = _errors, _errors or stderr()
     try:
         with redirect_stderr(io.StringIO()):
             yield
     finally:
-        _errors = None
-
-
-def say(message: str) -> None:
-    """Print one line on stderr, for who watches; on a terminal it is wrapped between words. Nothing of an empty text."""
-    if not message:
-        return
-    text = escaped(message)
-    if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns
-        text = textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    print(text, file=sys.stderr)
+        _errors = before
 
 
 def recipe_of(config: Any) -> str:

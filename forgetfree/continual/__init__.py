@@ -1,9 +1,33 @@
 """Streams of tasks on Avalanche: benchmarks, strategies, the adapter for its plugins."""
 
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
 from forgetfree.deferred import deferred
 
 #: What Avalanche 0.6 imports at its top level and calls in functions only: a third of the time that its import takes.
 UNUSED = ("gdown", "qpsolvers", "torchmetrics", "torchmetrics.functional", "wandb")
+#: What Avalanche reads when it is imported, and writes where it is missing, as not every user has a home that can be written.
+CONFIG = "~/.avalanche/config.json"
 
-with deferred(*UNUSED):
+
+@contextmanager
+def nothing_written() -> Iterator[None]:
+    """Within the block, importing Avalanche writes no configuration: a user who has none gets ours, which says the same."""
+    expanded = os.path.expanduser
+    try:
+        json.loads(Path(expanded(CONFIG)).read_bytes())["dataset_location"]
+    except (OSError, ValueError, LookupError, TypeError):
+        ours = str(Path(__file__).with_name("avalanche.json"))
+        with patch("os.path.expanduser", lambda path: ours if path == CONFIG else expanded(path)):
+            yield
+    else:
+        yield
+
+
+with deferred(*UNUSED), nothing_written():
     import avalanche  # noqa: F401

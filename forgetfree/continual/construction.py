@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -13,9 +12,10 @@ from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
 from forgetfree import recipes, registry
 from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_inference import check_inference
-from forgetfree.display import brief, escaped
+from forgetfree.display import brief
 from forgetfree.errors import ConformanceError, OptionError
 from forgetfree.learning.training_options import TrainingOptions, check_optimizer
+from forgetfree.terminal import tell
 
 #: Where no author of a strategy writes.
 _LIBRARIES = ("forgetfree.", "avalanche.", "builtins")
@@ -71,7 +71,7 @@ def recipe_options(strategy: Any, model: str) -> TrainingOptions:
 
 @cache
 def _say_once(line: str) -> None:
-    print(escaped(line), file=sys.stderr)
+    tell(line)
 
 
 def check_arguments(plugins: Sequence[Any] | None, optimizer: Any) -> None:

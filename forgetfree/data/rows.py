@@ -6,7 +6,6 @@ import hashlib
 import json
 import random
 import re
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,10 +16,11 @@ from typing import Any, ClassVar, get_args
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults, left_out
 from forgetfree.data.tables import TaskTables
-from forgetfree.display import counted, escaped
+from forgetfree.display import counted
 from forgetfree.errors import DataError, UsageError
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
+from forgetfree.terminal import tell_note
 
 #: How many training rows are held out for a missing split: this share of them, and at most this many.
 HELD_OUT_SHARE, _HELD_OUT_ROWS = 0.1, 1000
@@ -383,7 +383,7 @@ def notes_of_rows(rows: Rows, numbers: Sequence[int]) -> list[str]:
 def tell(tasks: Iterable[TaskRows]) -> None:
     """Say on stderr what is to be known of how tasks were read."""
     for note in (note for rows in tasks for note in rows.notes):
-        print(escaped(f"note: {note}"), file=sys.stderr)
+        tell_note(note)
 
 
 def put_together(name: str, tasks: Sequence[TaskRows]) -> TaskRows:

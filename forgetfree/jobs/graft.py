@@ -23,7 +23,6 @@ from forgetfree.core.regions import Region, distribution, kind_of, layer_of
 from forgetfree.data.encoding import fitting
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
-from forgetfree.display import tell_note
 from forgetfree.errors import Faults, UsageError
 from forgetfree.files import link_or_copy, sha256, write_atomically
 from forgetfree.jobs.config import CommonOptions, InMemory, with_precision
@@ -49,6 +48,7 @@ from forgetfree.results.report.graft_and_sweep import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.tasks import TaskDefinition
+from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
     from forgetfree.core.parameters import ParameterSpace

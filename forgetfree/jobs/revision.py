@@ -202,12 +202,13 @@ class _Run:
             section["readout"] = "linear"  # the other tasks alone may be read out otherwise
         if usual_max_length(left) != usual_max_length(definitions.values()):  # or read at another length
             section["set"] = {"max_length": self.config["model"]["max_length"]} | section["set"]
-        strategies = {unit.key["strategy"] for unit in self.units.values()}
-        section = without_others(section, sorted(strategies))
-        used = any(fine_tunes(registry.strategy(name)) for name in strategies)
+        names = {unit.key["strategy"] for unit in self.units.values()}
+        strategies = [each for each in section["strategy"] if registry.strategy_name(each) in names]
+        section = without_others(section, strategies)
+        used = any(fine_tunes(registry.strategy(each)) for each in strategies)
         values = {
             "stream": stream_of(tasks),
-            "strategies": [name for name in section["strategy"] if name in strategies],
+            "strategies": strategies,
             "seeds": section["seed"],
             "settings": section["set"],
             "text_columns": section.get("text_column", []),
@@ -254,7 +255,7 @@ def _revised(
         "run": as_json(job.request()),
         "command": " ".join(["forgetfree", *sys.argv[1:]]),
         "units": {folder: dict(unit.key) for folder, unit in run.units.items()},
-        "options": {name: run.config["options"][name] for name in job.config.strategies},
+        "options": {name: run.config["options"][name] for name in job.config.strategy_names},
     }
     if begun:
         _check_same(out, config)

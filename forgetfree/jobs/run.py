@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.core.regions import distribution, kind_of, layer_of
-from forgetfree.display import tell_note
 from forgetfree.errors import Faults, ReportError, RunError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.config import InMemory, with_precision
@@ -44,6 +43,7 @@ from forgetfree.results.stored import run_of_scores, with_timings
 from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK, size_and_sha256
 from forgetfree.serve.source import run_binding
 from forgetfree.tasks import GREEDY, TaskDefinition, seeded
+from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
     from forgetfree.core.parameters import ParameterSpace
@@ -94,7 +94,7 @@ class RunJob(Job[RunConfig]):
         return {
             f"{name}/seed-{seed}": {"strategy": name, "seed": seed}
             for seed in self.config.seeds
-            for name in self.config.strategies
+            for name in self.config.strategy_names
         }
 
     def describe(self) -> Json:
@@ -181,7 +181,7 @@ class RunJob(Job[RunConfig]):
         from forgetfree.jobs.diagnostics import loss_before, losses_after, readouts_again, right_rows, temperatures
 
         # Floors are those of a seed, so one strategy measures them, before anything can fail.
-        if key["strategy"] == self.config.strategies[0]:
+        if key["strategy"] == self.config.strategy_names[0]:
             write_floors(directory, self.floors(key["seed"]))
         bound, texts = self._bound(key), self.learner.texts_aside(key["seed"])
         stream, options = self.learner.stream(key["seed"]), self.checked.options[key["strategy"]]

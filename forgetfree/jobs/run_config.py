@@ -9,12 +9,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forgetfree import recipes, registry
-from forgetfree.display import tell_note
+from forgetfree.display import first_twice
 from forgetfree.errors import Faults, ForgetfreeError, OptionError, UnknownNameError, UsageError
 from forgetfree.jobs.config import CommonOptions, JobConfig, check_or_fewer, key_of
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.tasks import OF_ALL_LABELS, Decoding, Scenario, version_of
+from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -120,7 +121,8 @@ class RunConfig(StreamConfig):
 
     strategies: tuple[str, ...] = option(
         DEFAULT_STRATEGIES,
-        "name of 'forgetfree list strategies', or MODULE:CLASS of your own; may be given several times; all: every one of ours",
+        "name of 'forgetfree list strategies', or [NAME=]MODULE:CLASS of your own; may be given several times; all: every one "
+        "of ours",
         flag="strategy",
         placeholder="NAME",
         completion="strategies",
@@ -137,13 +139,18 @@ class RunConfig(StreamConfig):
         if isinstance(self.strategies, tuple):  # else a fault, which `faults` tells
             object.__setattr__(self, "strategies", strategies_of(self.strategies))
 
+    @property
+    def strategy_names(self) -> tuple[str, ...]:
+        """Return what tables, options and folders call the strategies."""
+        return tuple(map(registry.strategy_name, self.strategies))
+
     def recipe(self, strategy: str | None = None) -> dict[str, Any]:
         """Return the model's recipe, for the options that are not set otherwise; nothing where ``optimizer`` is set.
 
         Args:
             strategy: whose; settings for others do not count. Default: for all.
         """
-        return recipes.recipe_of(self.model, {**self.settings, **self.flags()}, self.strategies, strategy)
+        return recipes.recipe_of(self.model, {**self.settings, **self.flags()}, self.strategy_names, strategy)
 
     def checked(self, classes: Mapping[str, Any] = MappingProxyType({})) -> CheckedRun:
         """Return the strategies' classes and options.
@@ -156,7 +163,11 @@ class RunConfig(StreamConfig):
         """
         faults = self.faults()
         attempt = faults.attempt
-        resolved = {name: classes.get(name) or attempt(registry.strategy, name) for name in self.strategies}
+        if again := first_twice(name.casefold() for name in self.strategy_names):
+            same = [each for each in self.strategies if registry.strategy_name(each).casefold() == again]
+            faults.add(f"--strategy {' and '.join(same)} have one name. Give one another: NAME=MODULE:CLASS.")
+        named = zip(self.strategy_names, self.strategies, strict=True)
+        resolved = {name: classes.get(name) or attempt(registry.strategy, each) for name, each in named}
         classes = {name: cls for name, cls in resolved.items() if cls is not None}
         known = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
         own = set(RunOptions.__dataclass_fields__)
@@ -265,7 +276,7 @@ def without_others(section: Mapping[str, Any], strategies: Sequence[str]) -> dic
 
 def _names_of(strategies: Sequence[str]) -> set[str]:
     """Return the names of all options of strategies, with their prefix and without; ``start`` where one of them fine-tunes."""
-    classes = {name: registry.strategy(name) for name in strategies_of(strategies)}
+    classes = {registry.strategy_name(each): registry.strategy(each) for each in strategies_of(strategies)}
     names = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
     scoped = {f"{name}.{key}" for name, keys in names.items() for key in keys}
     return scoped.union(*names.values()) | ({"start"} if any(map(fine_tunes, classes.values())) else set())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree.errors import Faults, ForgetfreeError, RunError
 from forgetfree.files import write_atomically
-from forgetfree.jobs.config import with_precision
+from forgetfree.jobs.config import InMemory, with_precision
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.run import RunJob, shared_value
 from forgetfree.jobs.running.costs import Workload
@@ -132,9 +132,17 @@ class SweepJob(Job[SweepConfig]):
 
     def __init__(self, config: SweepConfig, checked: CheckedSweep) -> None:
         self.settings = checked.settings
-        self._options = [run.options[config.strategy] for run in checked.runs]
+        self._options = [run.options[config.strategy_name] for run in checked.runs]
         precisions = [name for options in self._options for name in options.precisions]
         super().__init__(config, checked, checked.runs[0].run, precisions)
+
+    @classmethod
+    def first(cls, config: SweepConfig, in_memory: InMemory | None = None) -> SweepJob:
+        """Return the trials that a sweep begins with."""
+        config = with_precision(config)
+        if config.trials is None:
+            return cls(config, config.checked())
+        return cls.of(config, draw(config, [], min(_ROUND, config.trials)))
 
     @classmethod
     def of(cls, config: SweepConfig, settings: Sequence[Setting]) -> SweepJob:
@@ -187,12 +195,12 @@ class SweepJob(Job[SweepConfig]):
         description = self.run.describe()
         stream = self.run.learner.stream(self.config.seeds[0])
         for options in self._options:
-            check_options(self.run.checked.classes[self.config.strategy], options, stream)
+            check_options(self.run.checked.classes[self.config.strategy_name], options, stream)
         about = {key: description["about"][key] for key in ("stream", "tasks", "evaluated_on", "model", "data")}
         about["data"]["steps"] = shared_value(options.steps for options in self._options)
         about["metric"] = [task.definition.metric for task in stream.tasks]
         return {key: value for key, value in description.items() if key != "options"} | {
-            "about": {**about, "strategy": self.config.strategy}
+            "about": {**about, "strategy": self.config.strategy_name}
             | ({"starts": description["starts"]} if "starts" in description else {})
         }
 
@@ -216,7 +224,7 @@ class SweepJob(Job[SweepConfig]):
             write_scores(directory / SCORES_FILE, scores)
             monitor.scored(more)
 
-        self.run.learner.learn(self.config.strategy, seed, monitor, on_row=write, options=self._options[number])
+        self.run.learner.learn(self.config.strategy_name, seed, monitor, on_row=write, options=self._options[number])
         last = [score for score in scores if score.after == len(tasks)]
         return {
             "values": self.settings[number],

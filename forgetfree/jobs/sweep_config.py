@@ -44,7 +44,7 @@ class SweepConfig(StreamConfig):
 
     strategy: str = option(
         "grafting-continual",
-        "whose options are tried: a name, or MODULE:CLASS (default: grafting-continual)",
+        "whose options are tried: a name, or [NAME=]MODULE:CLASS (default: grafting-continual)",
         placeholder="NAME",
         completion="strategies",
     )
@@ -77,8 +77,13 @@ class SweepConfig(StreamConfig):
                 raise UsageError(f"--set {key}={self.settings[key]} names the same value twice. Give each once.")
         return tried
 
+    @property
+    def strategy_name(self) -> str:
+        """Return what tables and options call the strategy."""
+        return registry.strategy_name(self.strategy)
+
     def _own(self, key: str) -> str:
-        return key.removeprefix(f"{self.strategy}.")
+        return key.removeprefix(f"{self.strategy_name}.")
 
     def grid(self) -> list[Setting]:
         """Return all combinations of the values that are tried."""

@@ -103,8 +103,17 @@ _FETCH = "forgetfree fetch smollm2"
 
 
 def place() -> Path:
-    """Return where the model is kept, in the cache."""
-    return cache_directory() / "models" / "smollm2-135m-instruct"
+    """Return where the model is kept, in the cache.
+
+    Raises:
+        UsageError: the user has no home.
+    """
+    if (cache := cache_directory()) is None:
+        raise UsageError(
+            "The model 'smollm2' has no place on this machine: this user has no home directory, and HOME is not set. Name a "
+            f"directory in {CACHE_VARIABLE}."
+        )
+    return cache / "models" / "smollm2-135m-instruct"
 
 
 def find_smollm2() -> Path:

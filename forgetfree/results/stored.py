@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forgetfree import registry
-from forgetfree.display import tell_note
 from forgetfree.errors import ReportError, UnknownNameError, first_line
 from forgetfree.files import StrPath
 from forgetfree.json_file import is_number, parse_json, read_bounded, read_json, unsigned
@@ -23,6 +22,7 @@ from forgetfree.results.records import CHOSEN, ExperimentResults, GraftResults, 
 from forgetfree.results.run_results import UNION, RunResults
 from forgetfree.results.scores import Score, rows_of_scores, scores_of_rows, typed
 from forgetfree.results.unit_folder import MADE_OF, SECONDS_PER_TASK, check_made_of, is_own
+from forgetfree.terminal import tell_note
 
 _Results = TypeVar("_Results")
 Json = dict[str, Any]

@@ -178,6 +178,15 @@ def test_files_that_are_no_stream_are_refused(here: Path) -> None:
 # -- Before anything is trained --------------------------------------------------------------------------------
 
 
+def test_a_note_is_printed_once_though_a_sweep_reads_the_rows_for_its_run_too(here: Path, capsys: Any) -> None:
+    rows = [f"{text},{('no', 'yes')[i % 2]}" for i, text in enumerate(texts(90))]
+    (here / "a.csv").write_text("\n".join(["review,stars", *rows, "empty,"]))
+    words = ("a", "--data", "a.csv", *COMMON, "--skip-bad-rows", "--set", "sparsity=0.1,0.2", "--set", "mask_steps=1")
+    assert call("sweep", *words, "--out", "swept") == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert len(notes) == len(set(notes)) and any("empty text" in note or "no label" in note for note in notes), notes
+
+
 def test_check_prints_the_notes_that_a_run_prints(here: Path, capsys: Any) -> None:
     words = ("run", *BOTH, "--text-column", "b.review", "--skip-bad-rows", *COMMON, "--strategy", "continual-ft")
     assert call(*words, "--out", "run") == 0

@@ -1,4 +1,4 @@
-"""``--strategy MODULE:CLASS``: a class in a file of the working directory, from the first run to its use."""
+"""``--strategy [NAME=]MODULE:CLASS``: a class in a file of the working directory, from the first run to its use."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from forgetfree import cli
+import forgetfree
+from forgetfree import cli, registry
+from forgetfree.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "my_strategy" / "my_strategy.py"
-NAME = "my_strategy:MyStrategy"
+CLASS, NAME = "my_strategy:MyStrategy", "MyStrategy"
 HALF = """
 from forgetfree.continual.strategy import ContinualStrategy
 
@@ -46,19 +49,20 @@ def run(data_directory: Path, model_directory: Callable[[str], Path]) -> list[st
     return ["sst2,qnli", "--data", str(data_directory), "--model", str(model_directory("bert")), *small]
 
 
-@pytest.mark.sampled(share=0.4)
+@pytest.mark.sampled("pull-pull=my_strategy:MyStrategy", share=0.4)
+@pytest.mark.parametrize(("name", "written"), [(NAME, CLASS), ("pull", f"pull={CLASS}")])
 def test_a_class_of_a_file_runs_is_resumed_and_used(
-    here: Path, run: list[str], capsys: pytest.CaptureFixture[str]
+    here: Path, run: list[str], capsys: pytest.CaptureFixture[str], name: str, written: str
 ) -> None:
     assert cli.main(["run", *run, "--strategy", "continual-ft", "--out", "out"]) == 0
-    given = ["--strategy", NAME, "--strategy", "continual-ft", "--set", f"{NAME}.pull=0.5", "--out", "out"]
+    given = ["--strategy", written, "--strategy", "continual-ft", "--set", f"{name}.pull=0.5", "--out", "out"]
     assert cli.main(["run", *run, *given, "--resume"]) == 0  # it joins, with options of its own
     results = json.loads(Path("out/results.json").read_text())
     pulls = {each["strategy"]: each["options"].get("pull") for each in results["runs"]}
-    assert pulls == {NAME: 0.5, "continual-ft": None}
-    assert f"{NAME}.pull=0.5" in Path("out/report.html").read_text()
+    assert pulls == {name: 0.5, "continual-ft": None}
+    assert f"--strategy {written}" in (page := Path("out/report.html").read_text()) and f"{name}.pull=0.5" in page
 
-    (Path("out") / NAME / "seed-0" / "unit.json").unlink()
+    (Path("out") / name / "seed-0" / "unit.json").unlink()
     assert cli.main(["run", *run, *given, "--resume"]) == 0
     again = json.loads(Path("out/results.json").read_text())
     assert [each["matrix"] for each in again["runs"]] == [each["matrix"] for each in results["runs"]]
@@ -69,17 +73,17 @@ def test_a_class_of_a_file_runs_is_resumed_and_used(
     sys.modules.pop("my_strategy")
     Path("my_strategy.py").unlink()  # what follows needs only what was kept
     capsys.readouterr()
-    assert cli.main(["predict", "out", "--strategy", NAME, "--task", "sst2", "a joy"]) == 0
+    assert cli.main(["predict", "out", "--strategy", name, "--task", "sst2", "a joy"]) == 0
     assert capsys.readouterr().out.endswith("\ta joy\n")
-    assert cli.main(["export", "out", "--strategy", NAME, "--task", "sst2", "--out", "model"]) == 0
+    assert cli.main(["export", "out", "--strategy", name, "--task", "sst2", "--out", "model"]) == 0
     assert cli.main(["report", "out", "--format", "markdown"]) == 0
-    assert NAME in capsys.readouterr().out
+    assert name in capsys.readouterr().out
 
 
 def test_a_sweep_tries_the_options_of_a_class_of_a_file(here: Path, run: list[str]) -> None:
-    assert cli.main(["sweep", *run, "--strategy", NAME, "--set", "pull=0.1,0.9", "--out", "swept"]) == 0
+    assert cli.main(["sweep", *run, "--strategy", f"mine={CLASS}", "--set", "mine.pull=0.1,0.9", "--out", "swept"]) == 0
     results = json.loads(Path("swept/results.json").read_text())
-    assert [each["values"] for each in results["trials"]] == [{"pull": "0.1"}, {"pull": "0.9"}]
+    assert [each["values"] for each in results["trials"]] == [{"mine.pull": "0.1"}, {"mine.pull": "0.9"}]
 
 
 @pytest.mark.sampled(share=0.2)
@@ -91,7 +95,7 @@ def test_workers_find_the_file_too(here: Path, run: list[str]) -> None:
     command = here / "bin" / "forgetfree"
     command.write_text(f"{script}if __name__ == '__main__':\n    sys.exit(main())\n")
     environment = {key: each for key, each in os.environ.items() if not key.startswith("PYTHON")}
-    asked = ["run", *run, "--strategy", NAME, "--seed", "0", "--seed", "1", "--jobs", "2", "--out", "out"]
+    asked = ["run", *run, "--strategy", CLASS, "--seed", "0", "--seed", "1", "--jobs", "2", "--out", "out"]
     done = subprocess.run([sys.executable, command, *asked], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert {each["seed"] for each in json.loads(Path("out/results.json").read_text())["runs"]} == {0, 1}
@@ -109,6 +113,19 @@ def test_workers_find_the_file_too(here: Path, run: list[str]) -> None:
         ("my_strategy.py:MyStrategy", "Write my_strategy:MyStrategy for the class MyStrategy in the file"),
         ("./my_strategy:MyStrategy", "is named MODULE:CLASS, got './my_strategy:MyStrategy'"),
         ("my_strategy:", "is named MODULE:CLASS, got 'my_strategy:'"),
+        (
+            "mine=ewc",
+            "--strategy mine=ewc gives a name to 'ewc', which is no class of a module. Write mine=MODULE:CLASS",
+        ),
+        (
+            f"ewc={CLASS}",
+            f"'ewc' is the name of a registered strategy. Give your class another: --strategy NAME={CLASS}",
+        ),
+        (f"a/b={CLASS}", "must be of letters, digits, - and _, got 'a/b'"),
+        (f"={CLASS}", "must be of letters, digits, - and _, got ''"),
+        (f"a.b={CLASS}", "must be of letters, digits, - and _, got 'a.b'"),
+        (f"Aux={CLASS}", "must be of letters"),
+        (f"fine-tuned={CLASS}", "must be of letters"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "sweep"])
@@ -119,3 +136,28 @@ def test_what_is_no_strategy_is_refused(
     assert cli.main([command, *run, "--strategy", name, *tried, "--out", "out"]) == 2
     assert told in capsys.readouterr().err
     assert not Path("out").exists()
+
+
+def test_two_classes_of_one_name_are_refused(here: Path, run: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(EXAMPLE, "other.py")
+    two = ["--strategy", CLASS, "--strategy", "mystrategy=other:MyStrategy"]  # one folder where case does not count
+    assert cli.main(["run", *run, *two, "--out", "out"]) == 2
+    assert f"--strategy {CLASS} and mystrategy=other:MyStrategy have one name" in capsys.readouterr().err
+    one = ["run", *run, "--strategy", "continual-ft", "--strategy"]
+    assert cli.main([*one, f"mine={CLASS}", "--out", "out"]) == 0
+    assert cli.main([*one, "mine=other:MyStrategy", "--out", "out", "--resume"]) == 2
+    assert f"--strategy mine=other:MyStrategy (was mine={CLASS})" in capsys.readouterr().err
+
+
+def test_a_class_has_another_name_in_python(here: Path, run: list[str]) -> None:
+    sys.path.append(str(here))
+    from my_strategy import MyStrategy
+
+    stream, data, model = run[0], run[2], run[4]
+    few: dict[str, Any] = {"data": data, "model": model, "shots": 4, "steps": 1, "test_limit": 4, "progress": False}
+    named = {"mine": MyStrategy, "written": CLASS, "fine-tune": "fine-tune"}
+    results = forgetfree.run(stream, strategies=named, options={"mine": {"pull": 0.5}}, **few)
+    assert results.strategies == ["mine", "written", "fine-tune"]
+    for wrong in ({"ewc": MyStrategy}, {"a:b": MyStrategy}, {"mine": registry.strategy("ewc")}):
+        with pytest.raises(UsageError):
+            forgetfree.run(stream, strategies=wrong, **few)

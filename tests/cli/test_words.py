@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from forgetfree import cli
-from forgetfree.cli.words import recipe_of, say
+from forgetfree.cli.words import recipe_of
 from forgetfree.jobs.run_config import RunConfig
+from forgetfree.terminal import tell
 
 
 class Terminal(io.StringIO):
@@ -30,7 +31,7 @@ def test_a_line_is_wrapped_between_words_on_a_terminal_alone(monkeypatch: pytest
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((40, 24)))
     for is_terminal in (True, False):
         monkeypatch.setattr(sys, "stderr", terminal := Terminal(is_terminal))
-        say(recipe)
+        tell(recipe)
         lines = terminal.getvalue().splitlines()
         assert " ".join(line.strip() for line in lines) == recipe  # no word is broken
         assert (len(lines) > 4) == is_terminal

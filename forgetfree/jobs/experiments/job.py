@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import check_tasks
-from forgetfree.display import tell_note
 from forgetfree.errors import DataError, Faults, ReportError, UsageError
 from forgetfree.files import write_atomically
 from forgetfree.jobs.config import CommonOptions, with_precision
@@ -32,6 +31,7 @@ from forgetfree.options import build
 from forgetfree.results.records import ExperimentResults
 from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, scores_of_rows, write_scores
+from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
     from forgetfree.core.parameters import ParameterSpace

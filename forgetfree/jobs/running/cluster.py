@@ -11,7 +11,6 @@ import platform
 import re
 import signal
 import socket
-import sys
 import threading
 import time
 from collections import Counter
@@ -33,6 +32,7 @@ from forgetfree.jobs.running.progress import Ended, Event, Progress, Teller
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.jobs.running.workers import Work
 from forgetfree.results.unit_folder import RECORD
+from forgetfree.terminal import tell_note
 
 #: Times that a unit is begun, at most, where the node or the process that ran it has died.
 _ATTEMPTS = 4
@@ -201,7 +201,7 @@ class RayTasks:
         needed = {name: self._place.resources[f"num_{name.lower()}s"] for name in ("CPU", "GPU")}
         if not any(all(node["Resources"].get(name, 0) >= need for name, need in needed.items()) for node in nodes):
             wanted = " and ".join(f"{need:g} {name}" for name, need in needed.items() if need)
-            print(f"note: no node of the cluster has {wanted}; units wait for one.", file=sys.stderr)
+            tell_note(f"no node of the cluster has {wanted}; units wait for one.")
 
 
 def read_files(directory: Path) -> Files:

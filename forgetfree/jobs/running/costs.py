@@ -21,7 +21,6 @@ from forgetfree.core.saliency import is_saliency
 from forgetfree.core.tensors import DTYPES
 from forgetfree.data.rows import Rows
 from forgetfree.device import kind_of_device
-from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
 from forgetfree.files import existing
 from forgetfree.jobs.config import CommonOptions
@@ -34,6 +33,7 @@ from forgetfree.learning.training import fine_tune, predict
 from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import TaskDefinition
+from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
     from forgetfree.models.loading import LoadedModel

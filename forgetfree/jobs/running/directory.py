@@ -220,6 +220,10 @@ def merged_request(
 
     differ = _differing(before, _without_new_strategies(before, now, growing), growing, name)
     lists = {}
+    classes = {registry.strategy_name(each): each for each in before.get("strategy", ()) if isinstance(each, str)}
+    for each in now.get("strategy", ()) if "strategy" in growing else ():
+        if (was := classes.get(registry.strategy_name(each), each)) != each:
+            differ.append(f"--strategy {each} (was {was})")
     for key in growing:
         earlier = before[key] if isinstance(before.get(key), list) else []
         if names_all and any(each not in now[key] for each in earlier):
@@ -238,7 +242,7 @@ def _without_new_strategies(before: Json, now: Json, growing: Collection[str]) -
     if "strategy" not in growing:
         return now
     earlier = before["strategy"] if isinstance(before.get("strategy"), list) else []
-    new = [each for each in now["strategy"] if each not in earlier]
+    new = [registry.strategy_name(each) for each in now["strategy"] if each not in earlier]
     return now | {"set": {key: value for key, value in now["set"].items() if key.rpartition(".")[0] not in new}}
 
 

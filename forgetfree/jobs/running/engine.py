@@ -97,6 +97,15 @@ def perform(job: Job[Any], execution: Execution = USUAL) -> Json:
             return _run(job, executor, missing, debug, execution.log)
 
 
+def check_resumption(job: Job[Any], execution: Execution) -> None:
+    """Raise what `perform` raises where a job cannot go on in its directory; nothing is written."""
+    execution.check(job.config.settings, job.device, job.objects)
+    check_begun(job.out)
+    if begun := _config_before(job, execution):
+        with threads_as_before():
+            _config(job, begun, execution.allow_changed, execution.jobs or 1)
+
+
 def assemble(job: type[Job[Any]], out: Path, ended: bool = False) -> Json:
     """Make results.json and report.md of the units that a directory holds, and return the content of results.json.
 
@@ -122,23 +131,29 @@ def assemble(job: type[Job[Any]], out: Path, ended: bool = False) -> Json:
 
 def _begun(job: Job[Any], execution: Execution) -> Json:
     """Return the config.json that the directory was begun with; an empty one where nothing was."""
-    out, command = job.out, job.config.command
-    resume = execution.resume and os.path.lexists(out / "config.json")
+    out, begun = job.out, _config_before(job, execution)
     make_directory(out)
-    if resume or is_unused(out):
+    if begun or is_unused(out):
         for folder in [out, *(path for path in out.rglob("*") if path.is_dir())]:
             if folder != job.cache:  # which others may use now
                 sweep(folder)
-    if resume:
-        config = read_job_config(out, command, job.compared or command, allow_changed=execution.allow_changed)
-        if lacking := [each for each in config.get("objects", ()) if each not in job.objects]:
-            raise UsageError(
-                f"{out} was begun from Python with {', '.join(lacking)}, which no file can name. Go on by the "
-                "same call in Python, with resume=True."
-            )
-        return config
-    refuse_used(out, command)
-    return {}
+    if not begun:
+        refuse_used(out, job.config.command)
+    return begun
+
+
+def _config_before(job: Job[Any], execution: Execution) -> Json:
+    """Return the config.json of the directory in which a job goes on; an empty one where nothing was begun."""
+    out, command = job.out, job.config.command
+    if not execution.resume or not os.path.lexists(out / "config.json"):
+        return {}
+    config = read_job_config(out, command, job.compared or command, allow_changed=execution.allow_changed)
+    if lacking := [each for each in config.get("objects", ()) if each not in job.objects]:
+        raise UsageError(
+            f"{out} was begun from Python with {', '.join(lacking)}, which no file can name. Go on by the "
+            "same call in Python, with resume=True."
+        )
+    return config
 
 
 def _config(job: Job[Any], begun: Json, allow_changed: bool, jobs: int) -> Json:

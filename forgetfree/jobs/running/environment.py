@@ -17,8 +17,8 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import __version__
-from forgetfree.display import escaped
 from forgetfree.errors import UsageError
+from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
     from forgetfree.data.rows import TaskRows
@@ -86,8 +86,8 @@ def caller_untouched() -> Iterator[None]:
 
 def quiet_libraries() -> None:
     """Silence third-party warnings and bars, which would break up the progress display; errors still come through."""
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    logging.getLogger("datasets").setLevel(logging.ERROR)
+    for library in ("huggingface_hub", "datasets", "matplotlib"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     warnings.filterwarnings(
         "ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil|qpsolvers)(\..*)?$"
     )
@@ -103,7 +103,7 @@ def tell_shared_rows(tasks: Iterable[TaskRows], scored: EvaluatedOn) -> None:
     """
     for rows in tasks:
         for note in filter(None, (*rows.notes, rows.shared_note(scored))):
-            print(escaped(f"note: {note}"), file=sys.stderr)
+            tell_note(note)
 
 
 def left_out_of(tasks: Iterable[TaskRows]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def tell_shared_labels(tasks: Iterable[TaskRows]) -> None:
     if len(different) > 1:
         named = "; ".join(f"{name}: {shorten(', '.join(labels), 60)}" for labels, name in different.items())
         note = f"scenario=domain gives all tasks one readout, whose first answer is the first label of each ({named})."
-        print(escaped(f"note: {note} If these labels mean different things, use scenario=class."), file=sys.stderr)
+        tell_note(f"{note} If these labels mean different things, use scenario=class.")
 
 
 def circumstances(device: str) -> dict[str, Any]:

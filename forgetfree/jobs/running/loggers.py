@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
@@ -19,10 +18,11 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forgetfree.display import brief, escaped
+from forgetfree.display import brief
 from forgetfree.errors import UnknownNameError, UsageError, first_line
 from forgetfree.files import locked
 from forgetfree.learning.monitor import Follower, Monitor, Phase
+from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
     from forgetfree.results.scores import Score
@@ -237,4 +237,4 @@ def _name(score: Score) -> str:
 
 def _tell(name: str, error: Exception) -> None:
     reason = f"{type(error).__name__}: {first_line(error)}"
-    print(escaped(f"note: logging to {name} has stopped: {reason}. The rest goes on without it."), file=sys.stderr)
+    tell_note(f"logging to {name} has stopped: {reason}. The rest goes on without it.")

@@ -42,6 +42,7 @@ from forgetfree.errors import (
     SeveralFaultsError,
     UsageError,
     first_line,
+    out_of_memory,
 )
 from forgetfree.files import existing, is_place
 from forgetfree.jobs.config import InMemory, JobConfig
@@ -382,8 +383,8 @@ def _rates(findings: _Findings) -> costs.Rates | None:
     sample = first.train.take(evenly(len(first.train), costs.SAMPLE))
     try:
         return costs.timed_rates(model.loaded, first.task, sample, options, findings.device)
-    except (ForgetfreeError, RuntimeError) as error:
-        findings.notes.append(f"A first step of training fails: {first_line(error)}.")
+    except (ForgetfreeError, RuntimeError, MemoryError) as error:
+        findings.notes.append(f"A first step of training fails: {first_line(out_of_memory(error) or error)}.")
         return None
 
 

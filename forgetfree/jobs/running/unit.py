@@ -22,7 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, RunError, TrainingError, UsageError, first_line
+from forgetfree.errors import (
+    ForgetfreeError,
+    LedgerError,
+    MetricError,
+    RunError,
+    TrainingError,
+    UsageError,
+    first_line,
+    out_of_memory,
+)
 from forgetfree.files import size_of, write_atomically, write_json
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, FileCheckpoint, remove_checkpoint
 from forgetfree.jobs.running.environment import circumstances, environment
@@ -108,8 +117,8 @@ class Unit:
             also: gives a monitor in place of another, for as long as it is measured.
 
         Raises:
-            UsageError, MemoryError, OSError: what was asked for is wrong, there is no memory, or the disk is full or cannot be
-                written: the other units would fail, too.
+            UsageError, OutOfMemoryError, OSError: what was asked for is wrong, there is no memory, or the disk is full or
+                cannot be written: the other units would fail, too.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         kept = FileCheckpoint(self.directory, circumstances(device))
@@ -125,6 +134,8 @@ class Unit:
                 details = measure(self.key, self.directory, counted)
                 sent = counted.of_phases
         except Exception as fault:  # of a plug-in, perhaps
+            if told := out_of_memory(fault):
+                raise told from fault
             if _concerns_all(fault) or (debug and not isinstance(fault, _EXPECTED)):
                 raise
             if isinstance(fault, ForgetfreeError):
@@ -168,7 +179,7 @@ def remove_checkpoints(units: Iterable[Unit]) -> None:
 def _concerns_all(fault: Exception) -> bool:
     """Say whether the other units would fail, too."""
     full = isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
-    return full or isinstance(fault, UsageError | MemoryError)
+    return full or isinstance(fault, UsageError)
 
 
 def named(key: Mapping[str, Any], separator: str) -> str:

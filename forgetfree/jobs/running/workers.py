@@ -23,6 +23,7 @@ from forgetfree.jobs.running.progress import Ended, Event, Progress, Teller
 from forgetfree.jobs.running.signals import GRACE, terminable
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.learning.monitor import Monitor
+from forgetfree.terminal import open_closed_streams
 
 #: Small models use two cores badly; more processes than this use much memory.
 _USUAL = 2
@@ -175,6 +176,7 @@ def _begin(
 ) -> None:
     """Make this process a worker."""
     global _work, _events, _handlers
+    open_closed_streams()
     _set_environment(environment)  # that of the process it was forked from may be older
     _handlers = terminable(lambda: os._exit(1))
     _handlers.__enter__()  # for good

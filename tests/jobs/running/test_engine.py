@@ -18,10 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny import last_of_each
 
 from forgetfree import cli, registry
-from forgetfree.errors import ConformanceError, DataError, RunError, TrainingError, UsageError, first_line
+from forgetfree.errors import (
+    ConformanceError,
+    DataError,
+    OutOfMemoryError,
+    RunError,
+    TrainingError,
+    UsageError,
+    first_line,
+)
 from forgetfree.files import locked
 from forgetfree.jobs.experiments import ExperimentConfig
 from forgetfree.jobs.experiments.job import ExperimentJob
@@ -36,6 +45,7 @@ from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.progress import Progress
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.jobs.running.workers import ThisProcess
+from forgetfree.json_file import sign
 from forgetfree.learning.monitor import Monitor
 from forgetfree.output import LOCK
 from forgetfree.results.unit_folder import RECORD
@@ -259,15 +269,79 @@ def test_whatever_a_unit_raises_the_others_go_on(
     assert json.loads((tmp_path / "out" / command.units[1] / RECORD).read_text())["status"] == "done"
 
 
-@pytest.mark.sampled("run-error1")
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError()])
-def test_a_full_disk_stops_all_units(
-    command: Command, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing(command, monkeypatch, error, unit=0)
-    with pytest.raises(type(error)):
+@pytest.mark.sampled("run")
+def test_a_full_disk_stops_all_units(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(command, monkeypatch, OSError(errno.ENOSPC, "No space left on device"), unit=0)
+    with pytest.raises(OSError, match="No space"):
         command.perform(command.at(tmp_path / "out"))
     assert not (tmp_path / "out" / command.units[0] / RECORD).exists()
+
+
+_CUDA = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.02 GiB is free"
+)
+
+
+@pytest.mark.sampled("run-cuda", "graft-cpu")
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        pytest.param(
+            torch.OutOfMemoryError(f"{_CUDA}. Including non-PyTorch memory, …"), f"{_CUDA}. To train", id="cuda"
+        ),
+        pytest.param(
+            RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: …"),
+            "DefaultCPUAllocator: can't allocate memory",
+            id="cpu",
+        ),
+        pytest.param(RuntimeError("MPS backend out of memory (MPS allocated: 8.1 GB)"), "MPS backend", id="mps"),
+        pytest.param(MemoryError(), "MemoryError", id="python"),
+    ],
+)
+def test_where_memory_is_short_all_units_stop_and_the_remedies_are_told(
+    command: Command,
+    error: Exception,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failing(command, monkeypatch, error, unit=0)
+    with pytest.raises(OutOfMemoryError):
+        command.perform(command.at(tmp_path / "called"))
+    out = tmp_path / "out"
+    assert cli.main(command.words(out)) == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("forgetfree: error: There is not enough memory: ") and told in said
+    assert "a smaller batch_size, or accumulation" in said and f"--resume --out {out} goes on." in said
+    assert not any((out / unit / RECORD).exists() for unit in command.units)
+
+
+@pytest.mark.sampled("run")
+def test_a_check_of_what_is_resumed_answers_as_resuming_does(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert cli.main(command.words(out)) == 0
+    config, begun = json.loads((out / "config.json").read_text()), out / "config.json"
+    version = config | {"versions": config["versions"] | {"torch": "1.0"}}
+    other = config | {"model": config["model"] | {"fingerprint": "0" * 64}}
+    cases: list[tuple[Json, list[str], int, str]] = [
+        (config, [], 0, ""),
+        (config, ["--set", "momentum=0.5"], 2, "momentum"),
+        (other, [], 1, "the weights of the model changed since it was begun"),
+        (version, [], 1, "the version of torch (was 1.0, is "),
+        (version, ["--allow-changed"], 0, ""),
+        ({}, [], 1, "config.json is not valid JSON"),
+    ]
+    for before, more, code, told in cases:
+        answers = []
+        for check in (["--check"], []):
+            begun.write_text(json.dumps(sign(before)) if before else "{")
+            capsys.readouterr()
+            assert cli.main(command.words(out, "--resume", *more, *check)) == code, told
+            answers.append([line for line in capsys.readouterr().err.splitlines() if "error: " in line])
+        assert answers[0] == answers[1] and told in "".join(answers[0])
 
 
 @pytest.mark.sampled("graft")

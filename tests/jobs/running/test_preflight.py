@@ -412,12 +412,11 @@ def test_directories_on_one_disk_share_its_room(
     assert cli.main([*words, "--check"]) == 0
 
 
-def test_a_directory_in_use_is_a_fault_unless_it_is_resumed(usual: list[str], tmp_path: Path, capsys: Any) -> None:
+def test_a_directory_in_use_is_a_fault(usual: list[str], tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").touch()
     words = ["run", "sst2", *usual, "--steps", "1", "--strategy", "fine-tune", "--check"]
     assert "is not empty" in refused(capsys, *words)
-    assert cli.main([*words, "--resume"]) == 0
 
 
 # -- Costs -----------------------------------------------------------------------------------------------

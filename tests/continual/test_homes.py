@@ -1,0 +1,76 @@
+"""Users without a home that can be written: a container's user whose id is in no table, ``HOME=/``, a read-only home."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import pytest
+from avalanche.benchmarks.datasets import dataset_utils
+from huggingface_hub import constants
+
+from forgetfree import cli
+from forgetfree.cli.hub import go_offline_if_cut_off
+from forgetfree.continual import CONFIG, nothing_written
+from forgetfree.errors import UsageError
+
+
+def avalanche_settings() -> Any:
+    """What Avalanche reads when it is imported."""
+    with nothing_written():
+        return runpy.run_path(str(dataset_utils.__file__))["AVALANCHE_CONFIG"]
+
+
+@pytest.mark.parametrize("config", [None, "", "[]", "{}"])
+def test_avalanche_is_imported_without_a_trace(
+    config: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if config is not None:  # which another process is about to write, or has damaged
+        (tmp_path / ".avalanche").mkdir()
+        (tmp_path / ".avalanche" / "config.json").write_text(config)
+    before = sorted(tmp_path.rglob("*"))
+    assert avalanche_settings() == {"dataset_location": "~/.avalanche/data"}
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_user_without_a_home_gets_no_directory_named_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert avalanche_settings() == {"dataset_location": "~/.avalanche/data"}
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_users_own_settings_of_avalanche_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = Path(os.path.expanduser(CONFIG))
+    path.parent.mkdir()
+    path.write_text(json.dumps({"dataset_location": "/data"}))
+    assert avalanche_settings() == {"dataset_location": "/data"}
+
+
+@pytest.mark.parametrize("found", [RuntimeError("could not determine the home directory"), Path("~/.cache/forgetfree")])
+def test_a_model_to_fetch_without_a_place_names_the_variable(
+    found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cache(*_: Any, **__: Any) -> Path:
+        if isinstance(found, Exception):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FORGETFREE_CACHE", raising=False)
+    monkeypatch.setattr(platformdirs, "user_cache_path", cache)
+    assert cli.main(["fetch", "smollm2"]) == 2
+    assert "Name a directory in FORGETFREE_CACHE." in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_hub_has_no_cache_named_for_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", "~/.cache/huggingface/hub")
+    with pytest.raises(UsageError, match="Name a directory in HF_HOME"):
+        go_offline_if_cut_off()
