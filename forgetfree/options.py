@@ -196,9 +196,8 @@ def faults_in(options: Any, show: Callable[[str], str] = str) -> list[str]:
             faults.append(f"{show(name)}: {str(error).rstrip('.')}")
         except ValidationError as error:
             wrong = error.errors()
-            wrong = [
-                each for each in wrong if each["type"] in _BOUNDS
-            ] or wrong  # a number is none of the words beside it
+            if _is_union(hint):  # a number out of bounds is none of the words beside it
+                wrong = [each for each in wrong if each["type"] in _BOUNDS] or wrong
             faults += dict.fromkeys(
                 f"{show(name)} must be {_expected(each, hint)}, got {brief(each['input'])}" for each in wrong
             )
@@ -260,7 +259,7 @@ def _adapters(options: Any) -> dict[str, tuple[TypeAdapter[Any], Any]]:
             bounds.setdefault("le", _MOST)
         strict = ConfigDict(strict=True, allow_inf_nan=False)
         bounded: Any = Annotated[hint, Field(**bounds)]
-        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        if _is_union(hint):
             parts = typing.get_args(hint)
             bounded = typing.Union[  # noqa: UP007 (of parts that are computed)
                 tuple(Annotated[part, Field(**bounds)] if part in (int, float) else part for part in parts)
@@ -293,6 +292,11 @@ def _choices(hint: Any) -> tuple[Any, ...]:
     if origin is Annotated:
         return _choices(typing.get_args(hint)[0])
     return typing.get_args(hint) if origin is Literal else (hint,)
+
+
+def _is_union(hint: Any) -> bool:
+    """Return whether a value may have one of several types."""
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
 def _expected(error: ErrorDetails, hint: Any) -> str:
