@@ -11,6 +11,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import torch
+
 from forgetfree.benchmarks.speed.measurement import PeakMemory
 from forgetfree.core.tensors import DTYPES as TORCH_DTYPES
 from forgetfree.core.trained import RegionParameters
@@ -43,18 +45,26 @@ OPTIONS = LocalizationOptions(
 
 def measured(name: str, options: LocalizationOptions, dtype: ModelDtype) -> tuple[ModelSize, float, dict[Phase, int]]:
     """Return a model's size, the longest row, and the most bytes that tensors held in each phase, weights included."""
-    loaded = load_model(name, dtype=dtype)
-    bench = SingleTask.of(loaded, load_task("sst2", "demo"), shots=32, device="cpu")
-    backbone: Any = bench.model.backbone
+    bench = SingleTask.of(load_model(name, dtype=dtype), load_task("sst2", "demo"), shots=32, device="cpu")
     parameters = sum(each.numel() for each in bench.model.parameters())
+    backbone: Any = bench.model.backbone
+    size = ModelSize.of(backbone.config, parameters, len(bench.space), dtype)
+    return size, float(max(bench.task.train.lengths)), peaks_of(bench, options)
+
+
+def peaks_of(bench: SingleTask, options: LocalizationOptions) -> dict[Phase, int]:
+    """Return the most bytes that tensors held in each phase, weights included; on a GPU, by its allocator."""
     there = sum(each.nbytes for each in bench.model.parameters()) + bench.pre.theta.nbytes
+    peaks = dict[Phase, int]()
 
     def peak(work: Callable[[], object]) -> tuple[Any, int]:
+        if bench.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(bench.device)
+            return work(), torch.cuda.max_memory_allocated(bench.device)
         with PeakMemory(bench.pre.theta, *bench.model.parameters()) as mode:
             made = work()
         return made, mode.bytes + there
 
-    peaks = dict[Phase, int]()
     if options.needs_fine_tuned:
         tuned, peaks["fine_tune"] = peak(lambda: bench.fine_tuned(options))
         there += tuned.theta.nbytes
@@ -63,11 +73,10 @@ def measured(name: str, options: LocalizationOptions, dtype: ModelDtype) -> tupl
     regions, peaks["localize"] = peak(lambda: bench.regions(tuned, options))
 
     def train() -> None:
-        bench.train_(options, "train", RegionParameters(backbone, bench.space, regions[0]), 2)
+        bench.train_(options, "train", RegionParameters(bench.model.backbone, bench.space, regions[0]), 2)
 
     _, peaks["train"] = peak(train)
-    size = ModelSize.of(backbone.config, parameters, len(bench.space), dtype)
-    return size, float(max(bench.task.train.lengths)), peaks
+    return peaks
 
 
 def table(name: str) -> list[str]:
@@ -76,20 +85,20 @@ def table(name: str) -> list[str]:
         f"| {name}: γ by | fine-tune | localize | train |",
         "|---|---:|---:|---:|",
     ]
-    for way, dtype, options in _ways():
+    for way, dtype, options in ways():
         size, length, peaks = measured(name, options, dtype)
         expected = memory_of_phases(size, options, length, PHASES)
         cells = [f"{peaks[phase] / 1e9:.2f} ({expected[phase] / 1e9:.2f})" for phase in PHASES]
         lines.append(f"| {way} | {' | '.join(cells)} |")
     lines += ["", "| computed, rows of 512 tokens: γ by | 1 billion | 3 billion | 8 billion |", "|---|---:|---:|---:|"]
-    for way, dtype, options in _ways():
+    for way, dtype, options in ways():
         sizes = [replace(size, width=TORCH_DTYPES[dtype].itemsize) for size in LARGER.values()]
         most = [max(memory_of_phases(size, options, 512, PHASES).values()) / 1e9 for size in sizes]
         lines.append(f"| {way} | {' | '.join(f'{each:.0f}' for each in most)} |")
     return lines
 
 
-def _ways() -> Iterator[tuple[str, ModelDtype, LocalizationOptions]]:
+def ways() -> Iterator[tuple[str, ModelDtype, LocalizationOptions]]:
     """Yield each row of a table: what it is called, the dtype of the weights, and the options."""
     for dtype, (way, changes) in product(DTYPES, WAYS.items()):
         options = replace(OPTIONS, **changes)  # type: ignore[arg-type]

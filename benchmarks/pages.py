@@ -8,6 +8,7 @@
     <!-- made of: averages standard-2,standard-3 -->
     <!-- made of: paper claims -->
     <!-- made of: coverage -->
+    <!-- made of: gpu -->
     …
     <!-- end -->
 """
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forgetfree.benchmarks import claims, coverage
+from forgetfree.benchmarks.gpu import table as gpu
 from forgetfree.benchmarks.paper import overview
 from forgetfree.display import NULL
 from forgetfree.results.comparison import merge
@@ -50,6 +52,8 @@ def made(what: str) -> str:
     kind, _, rest = what.partition(" ")
     if kind == "coverage":
         return _markdown(coverage.tables().tables)
+    if kind == "gpu":
+        return _markdown([gpu.table(claims.RESULTS / "gpu")])
     if kind == "claims":
         return _markdown(claims.judged(rest).tables)
     if kind == "figures":

@@ -53,6 +53,8 @@ def alternate(
 ) -> dict[str, np.ndarray]:
     """Time each contender once a turn, so that a slow moment of the machine meets all of them.
 
+    Where there is an accelerator, a time ends when it has nothing more to do.
+
     Args:
         contenders: functions by name; each must do the same work at every call.
         turns: the number of turns that count.
@@ -63,14 +65,17 @@ def alternate(
         Seconds ``(turns,)`` by name.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    wait = torch.accelerator.synchronize if torch.accelerator.is_available() else lambda: None
     enabled = gc.isenabled()
     gc.disable()
     try:
         for turn in range(warm_up + turns):
             for name, call in contenders.items():
+                wait()
                 start = time.perf_counter()
                 for _ in range(repeats):
                     call()
+                wait()
                 if turn >= warm_up:
                     seconds[name].append((time.perf_counter() - start) / repeats)
             gc.collect()

@@ -1,0 +1,197 @@
+"""What sections measure with: the device, models with weights from a configuration, a task, times, memory and waits."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forgetfree import __version__, load_model
+from forgetfree.core.regions import Region
+from forgetfree.core.tensors import DTYPES
+from forgetfree.data.rows import Rows, TaskRows
+from forgetfree.learning.localization import LocalizationOptions
+from forgetfree.models.generation import plain_generation
+from forgetfree.models.loading import LoadedModel
+from forgetfree.models.task_model import TaskModel, TokenLayout
+from forgetfree.recipes import ModelDtype
+from forgetfree.tasks import TaskDefinition
+from forgetfree.testing.tiny import wordpiece, words
+
+#: Width, layers, inner width, heads, heads of keys, and words of Llama's shape: SmolLM2-135M, Llama 3.2 and 3.1.
+SHAPES = {
+    "tiny": (64, 2, 128, 4, 2, 1024),
+    "135 million": (576, 30, 1536, 9, 3, 49152),
+    "1 billion": (2048, 16, 8192, 32, 8, 128256),
+    "8 billion": (4096, 32, 14336, 32, 8, 128256),
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where and how large to measure.
+
+    Attributes:
+        device: the device.
+        tiny: whether all sizes are tiny: a rehearsal.
+        directory: of the kit.
+    """
+
+    device: torch.device
+    tiny: bool
+    directory: Path
+
+    @property
+    def here(self) -> dict[str, str]:
+        """The device, the size and the versions, as each measurement has them."""
+        import transformers
+
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "a CPU"
+        versions = f"forgetfree {__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
+        return {
+            "device": name,
+            "size": "tiny" if self.tiny else "full",
+            "versions": f"{versions}, Python {sys.version.split()[0]}",
+        }
+
+    # -- Models and rows -------------------------------------------------------------------------------------
+
+    def bert(self, dtype: ModelDtype = "float32") -> LoadedModel:
+        """Return a BERT of MiniLM's shape with random weights."""
+        from transformers import BertConfig, BertModel
+
+        shape = (32, 2, 2, 64, 200) if self.tiny else (384, 6, 12, 1536, 30522)
+        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+        torch.manual_seed(0)
+        model = BertModel(BertConfig(**dict(zip(names, shape, strict=True)), initializer_range=0.05), False)
+        return load_model(model, "linear", tokenizer=wordpiece(), max_length=128, dtype=dtype)
+
+    def llama(self, size: str, readout: str, dtype: ModelDtype) -> LoadedModel:
+        """Return a Llama with random weights, made on the device: it is never on a disk.
+
+        Args:
+            size: of `SHAPES`.
+            readout: ``linear`` or ``generate``.
+            dtype: of the weights.
+        """
+        from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+
+        width, layers, inner, heads, keys, vocabulary = SHAPES["tiny" if self.tiny else size]
+        tokenizer = wordpiece()
+        tokenizer.eos_token = tokenizer.sep_token
+        config = LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            intermediate_size=inner,
+            num_attention_heads=heads,
+            num_key_value_heads=keys,
+            max_position_embeddings=2048,
+            bos_token_id=2,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=0,
+            tie_word_embeddings=False,
+        )
+        torch.manual_seed(0)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(DTYPES[dtype])
+        try:
+            with torch.device(self.device):
+                backbone: Any = (LlamaForCausalLM if readout == "generate" else LlamaModel)(config)
+        finally:
+            torch.set_default_dtype(before)
+        tokens = TokenLayout(tokenizer.pad_token_id)
+        if readout == "generate":
+            backbone.generation_config = plain_generation(tokenizer, tokens.pad, config)
+        model = TaskModel(backbone.eval(), tokens, readout, read_last=True)
+        return LoadedModel(size, model, tokenizer, readout, size, 512)
+
+    def rows(self, name: str, length: int, count: int = 64) -> TaskRows:
+        """Return a task of two labels, told apart by a word.
+
+        Args:
+            name: of the task.
+            length: words of a row, at most; a quarter less at least.
+            count: training rows.
+        """
+        draw, known = random.Random(name), [word for word in words() if word.isalpha()]
+
+        def split(number: int) -> Rows:
+            texts = []
+            for i in range(number):
+                row = draw.choices(known[:20], k=draw.randint(length * 3 // 4, length))
+                row[draw.randrange(len(row))] = known[25 + i % 2]
+                texts.append(" ".join(row))
+            return Rows(tuple(texts), (), tuple(i % 2 for i in range(number)))
+
+        task = TaskDefinition(name, "single", ("no", "yes"))
+        return TaskRows(task, split(count), split(32), split(64))
+
+    def options(self, **changes: Any) -> LocalizationOptions:
+        """Return options of a short training, some of them changed."""
+        usual = {"optimizer": "adamw", "learning_rate": 1e-4, "batch_size": 8, "steps": 10, "schedule": "constant"}
+        search = {"sparsity": 1e-3, "mask_steps": 2, "mask_batch_size": 32, "mask_evaluations": 1}
+        return LocalizationOptions(**usual | search | changes)
+
+    # -- Memory and waits ------------------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> float:
+        """The bytes of memory that the GPU has; without one, no limit."""
+        if self.device.type != "cuda":
+            return float("inf")
+        return float(torch.cuda.get_device_properties(self.device).total_memory)
+
+    def clear(self) -> None:
+        """Give memory of the GPU back that nothing holds any more."""
+        if self.device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def waits(self, work: Callable[[], object]) -> Counter[str] | None:
+        """Return how often some work makes the processor wait for the GPU, by file and line; None without a GPU.
+
+        It asks torch's own debug mode, which sees copies from the GPU and to it.
+        """
+        if self.device.type != "cuda":
+            return None
+        found: Counter[str] = Counter()
+
+        def hear(message: Any, *_: Any, **__: Any) -> None:
+            if "synchroniz" in str(message):
+                frames = [
+                    f for f in traceback.extract_stack() if "forgetfree" in f.filename or "/strategies/" in f.filename
+                ]
+                ours = [f for f in frames if "benchmarks" not in f.filename] or traceback.extract_stack()[-3:-2]
+                found[f"{Path(ours[-1].filename).name}:{ours[-1].lineno}"] += 1
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = hear
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                work()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return found
+
+
+def random_region(entries: int, share: float) -> Region:
+    """Return a region of a share of the entries, drawn by a seed; it has four entries at least."""
+    draw = torch.Generator().manual_seed(0)
+    return Region.of(torch.randint(entries, (max(4, int(share * entries)),), generator=draw))
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same bits."""
+    return torch.equal(one.detach().cpu(), other.detach().cpu())

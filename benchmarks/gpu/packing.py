@@ -1,0 +1,238 @@
+"""Packs a kit: the code, rows, and wheels of what a machine with PyTorch lacks, models among them, in loads.
+
+The packages are those that pyproject.toml asks for and what these need in turn, less those of `THERE`, in the versions of
+constraints.txt: so it is packed in a checkout. MiniLM and SmolLM2 are packages, too.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import forgetfree
+from forgetfree.benchmarks.gpu.superni import OTHER_TEXTS
+from forgetfree.benchmarks.gpu.unpacking import MANIFEST
+from forgetfree.benchmarks.streams import STREAMS
+from forgetfree.data.table_files import read_table
+from forgetfree.errors import RunError, UsageError
+from forgetfree.files import new_directory, sha256, write_json
+from forgetfree.models.location import WHEEL
+
+ROOT = Path(__file__).resolve().parents[2]
+#: What a machine with PyTorch has.
+THERE = {
+    *("torch", "transformers", "peft", "numpy", "pandas", "pyarrow", "scikit-learn", "scipy", "sacrebleu", "rich"),
+    *("matplotlib", "accelerate", "certifi", "click", "filelock", "fsspec", "huggingface-hub", "jinja2", "joblib"),
+    *("markdown-it-py", "packaging", "pillow", "psutil", "pygments", "python-dateutil", "pyyaml", "regex", "six"),
+    *("safetensors", "setuptools", "tabulate", "tokenizers", "tqdm", "typing-extensions"),
+}
+#: What dependencies ask for and nothing here imports.
+UNUSED = {
+    *("wandb", "qpsolvers", "quadprog", "gdown", "sentence-transformers", "grpcio", "tensorboard-data-server"),
+    *("werkzeug", "markdown", "requests"),
+}
+#: Bytes of a load, so that it travels within 64 MiB beside a checkout; and of a part of a large file.
+LOAD, PART = 56_000_000, 14_000_000
+#: As names of wheels say them: pip takes no version of manylinux for another.
+PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 24, 17, 12, 5)), "manylinux2014_x86_64"]
+SPLITS = ("train", "validation", "test")
+
+
+def pack(directory: Path, data: Path | None, python: str, torch: str, with_wheels: bool) -> str:
+    """Write a kit, and return what it holds, in words.
+
+    Args:
+        directory: of the kit; its loads are written anew.
+        data: a directory with a folder for each task; none: the kit has no rows.
+        python: the version of Python there, such as ``3.12``.
+        torch: the version of PyTorch there, which torchvision depends on.
+        with_wheels: whether packages and models are downloaded.
+
+    Raises:
+        UsageError: there are no rows of a task, or this is no checkout.
+        RunError: a package cannot be downloaded.
+    """
+    with TemporaryDirectory() as folder:
+        staged = Path(folder)
+        shutil.copytree(Path(forgetfree.__file__).parent, staged / "code" / "forgetfree", ignore=_no_code)
+        if data is not None:
+            for task in tasks():
+                copy_rows(task, data, staged / "data" / task)
+        if with_wheels:
+            download(requirements(python, torch), python, staged / "wheels")
+        return "\n".join(write_loads(staged, directory))
+
+
+def _no_code(folder: str, names: list[str]) -> set[str]:
+    """Return what of a folder of the package is left out: caches, and scores that were published."""
+    published = "benchmarks" in Path(folder).parts
+    return {name for name in names if name == "__pycache__" or (published and name == "results")}
+
+
+# -- Rows -------------------------------------------------------------------------------------------------
+
+
+def tasks() -> list[str]:
+    """Return the tasks whose rows the sections read."""
+    return list(dict.fromkeys([*STREAMS["qnli-agnews-sst2"], *STREAMS["superni-short"], OTHER_TEXTS]))
+
+
+def copy_rows(task: str, data: Path, target: Path) -> None:
+    """Copy the rows of a task, as parquet.
+
+    Raises:
+        UsageError: there are none.
+    """
+    import pandas as pd
+
+    target.mkdir(parents=True)
+    for split in SPLITS:
+        found = sorted(path for path in (data / task).glob(f"{split}.*") if path.is_file())
+        if not found and split != "validation":
+            raise UsageError(
+                f"--data {data} holds no rows of {task}: expected {data / task / split}.parquet. Add the file."
+            )
+        for path in found[:1]:
+            if path.suffix == ".parquet":
+                shutil.copyfile(path, target / path.name)
+            else:
+                pd.DataFrame(dict(read_table(path).columns)).to_parquet(target / f"{split}.parquet")
+    if (source := data / task / "source.json").is_file():
+        shutil.copyfile(source, target / "source.json")
+
+
+# -- Wheels -----------------------------------------------------------------------------------------------
+
+
+def requirements(python: str, torch: str) -> list[str]:
+    """Return what a machine lacks, as ``NAME==VERSION``: small packages by name, then models.
+
+    Raises:
+        UsageError: this is no checkout, or a version is not known.
+    """
+    try:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
+    except OSError as error:
+        raise UsageError(
+            f"A kit is packed in a checkout of forgetfree, and {ROOT} is none: {error.strerror}."
+        ) from error
+    versions = dict(line.split("==") for line in lines)
+    minor = re.match(r"2\.(\d+)", torch)
+    if minor is None:
+        raise UsageError(f"--torch must be a version of PyTorch such as 2.11.0, got {torch!r}.")
+    versions["torchvision"] = f"0.{int(minor[1]) + 15}.0"  # each goes with one version of PyTorch
+    asked = [*project["dependencies"], *project["optional-dependencies"]["smollm2"]]
+    names = sorted({*needed(asked, python)})
+    unknown = [name for name in names if name not in versions]
+    if unknown:
+        raise UsageError(f"constraints.txt has no version of {', '.join(unknown)}. Run make lock.")
+    return [*(f"{name}=={versions[name]}" for name in names), WHEEL, *project["optional-dependencies"]["minilm"]]
+
+
+def needed(asked: Iterable[str], python: str) -> Iterator[str]:
+    """Yield the names of packages and of what they need, as far as these are installed here, less what is there or not used."""
+    seen, todo = set[str](), [Requirement(each) for each in asked]
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+    while todo:
+        requirement = todo.pop()
+        name = canonicalize_name(requirement.name)
+        applies = requirement.marker is None or requirement.marker.evaluate(environment)
+        if name in seen | THERE | UNUSED or not applies:
+            continue
+        seen.add(name)
+        yield name
+        try:
+            todo += map(Requirement, distribution(name).requires or ())
+        except PackageNotFoundError:
+            continue
+
+
+def download(wanted: list[str], python: str, folder: Path) -> None:
+    """Download wheels for another Python; of a package that has none, the source, which must be plain Python.
+
+    Raises:
+        RunError: a package is not to be had.
+    """
+    there = ["--implementation", "cp", "--python-version", python]
+    there += [word for platform in PLATFORMS for word in ("--platform", platform)]
+    _pip("download", *there, "--dest", str(folder), *wanted)
+    for source in [path for path in folder.iterdir() if path.suffix != ".whl"]:
+        before = {*folder.glob("*.whl")}
+        _pip("wheel", "--wheel-dir", str(folder), str(source))
+        (built,) = {*folder.glob("*.whl")} - before
+        if not built.name.endswith("-none-any.whl"):
+            raise RunError(
+                f"{source.name} has no wheel for Python {python}, and it is not plain Python. Give another --python."
+            )
+        source.unlink()
+
+
+def _pip(command: str, *arguments: str) -> None:
+    """Run pip, without dependencies.
+
+    Raises:
+        RunError: it fails.
+    """
+    options = ["--quiet", "--no-deps", "--disable-pip-version-check"]
+    done = subprocess.run([sys.executable, "-m", "pip", command, *options, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1].removeprefix("ERROR: ").rstrip(".")
+        raise RunError(
+            f"pip cannot {command} packages: {reason}. Pack where a package index can be reached, or with --no-wheels."
+        )
+
+
+# -- Loads ------------------------------------------------------------------------------------------------
+
+
+def write_loads(staged: Path, directory: Path) -> Iterator[str]:
+    """Move files into loads, code first and large files last, and yield a line for each load and for all."""
+    for path in sorted(staged.glob("wheels/*")):
+        if path.stat().st_size > PART:
+            cut(path)
+    order = {"code": 0, "data": 1, "wheels": 2}
+    files = [path for path in staged.rglob("*") if path.is_file()]
+    files.sort(key=lambda path: (order[path.relative_to(staged).parts[0]], ".part-" in path.name, path.as_posix()))
+    loads, room = list[list[Path]](), 0
+    for path in files:
+        if path.stat().st_size > room:
+            loads.append([])
+            room = LOAD
+        loads[-1].append(path)
+        room -= path.stat().st_size
+    for old in directory.glob("load-*"):
+        shutil.rmtree(old)
+    sizes = []
+    for number, paths in enumerate(loads, 1):
+        sizes.append(sum(path.stat().st_size for path in paths))
+        with new_directory(directory / f"load-{number}") as load:
+            manifest = {}
+            for path in paths:
+                name = path.relative_to(staged)
+                (load / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, load / name)
+                manifest[name.as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+            write_json(load / MANIFEST, {"files": manifest})
+        yield f"{directory / f'load-{number}'}: {len(paths)} files, {sizes[-1] / 1e6:.1f} MB"
+    yield f"{len(loads)} loads, {sum(sizes) / 1e6:.1f} MB. Carry {directory.name} there, and start with:"
+    yield f"PYTHONPATH={directory.name}/load-1/code python -m {__package__} run {directory.name}"
+
+
+def cut(path: Path) -> None:
+    """Cut a file into parts of `PART` bytes."""
+    count = -(-path.stat().st_size // PART)
+    with path.open("rb") as source:
+        for number in range(1, count + 1):
+            path.with_name(f"{path.name}.part-{number}-of-{count}").write_bytes(source.read(PART))
+    path.unlink()

@@ -1,0 +1,182 @@
+"""Promises: what must hold to the bit, on a model of MiniLM's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forgetfree import LedgerSwitch, MixedBatchModel, ParameterSpace, registry
+from forgetfree.benchmarks.gpu.bench import Bench, random_region, same
+from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value, promise
+from forgetfree.checkpoint import Checkpoint
+from forgetfree.continual.streams import make_stream
+from forgetfree.core.readout_model import TaskHead
+from forgetfree.core.regions import Region
+from forgetfree.core.trained import RegionParameters
+from forgetfree.jobs.running.checkpoints import pack, unpack
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.learning.training import fine_tune, predict
+from forgetfree.learning.training_options import TrainingOptions
+from forgetfree.ledger import Composition, Ledger, Record
+from forgetfree.ledger.graft import Graft
+from forgetfree.options import build
+
+NAMES = [f"task {number}" for number in range(8)]
+
+
+def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]:
+    """Yield every promise; the most important first."""
+    for precision in ("fp32", "bf16"):
+        yield Measurement(f"later tasks, {precision}", 20, partial(later_tasks, bench, precision))
+    compositions: tuple[Composition, ...] = ("union", "alone")
+    for composition in compositions:
+        yield Measurement(f"switches, {composition}", 10, partial(switches, bench, composition))
+    yield Measurement("a region", 10, partial(region, bench))
+    for precision in ("fp32", "bf16"):
+        yield Measurement(f"training again and resumed, {precision}", 15, partial(again_and_resumed, bench, precision))
+
+
+def later_tasks(bench: Bench, precision: str) -> Iterator[Value]:
+    """Learn three tasks, and compare the answers to each with those from right after it was learned."""
+    stream = make_stream("promises", [bench.rows(name, 30) for name in NAMES[:3]], bench.bert())
+    cls = registry.strategy("grafting-continual")
+    how: dict[str, Any] = {"steps": 10, "sparsity": 1e-3, "mask_steps": 2, "mask_batch_size": 32, "optimizer": "adamw"}
+    options = build(cls.Options, how | {"learning_rate": 1e-3, "precision": precision}, "the promises")
+    strategy = cls(stream=stream, options=options, device=bench.device)
+    before, first = strategy.evaluate(), dict[str, Any]()
+    for task, experience in zip(stream.tasks, stream.benchmark.train_stream, strict=True):
+        strategy.train(experience)
+        first[task.name] = strategy.evaluate([task])[task.name]
+    now = strategy.evaluate()
+    yield promise(
+        "later tasks leave every logit of earlier ones as it is", all(now[name].same_as(first[name]) for name in now)
+    )
+    yield promise("learning a task changes the answers to it", not any(now[name].same_as(before[name]) for name in now))
+
+
+def random_ledger(space: ParameterSpace, share: float, composition: Composition, names: list[str]) -> Ledger:
+    """Return a ledger of random regions and values."""
+    draw, ledger = torch.Generator().manual_seed(0), Ledger(space, "x", composition)
+    for name in names:
+        chosen = torch.randint(len(space), (max(4, int(share * len(space))),), generator=draw)
+        free = ledger.free(Region.of(chosen))
+        values = (torch.randn(len(free), generator=draw) * 0.05).to(space.dtype)
+        ledger.append(Record(name, free, Graft(free, values), share, {}))
+    return ledger
+
+
+def switches(bench: Bench, composition: Composition) -> Iterator[Value]:
+    """Go from task to task and back, and answer after each switch; then rows of many tasks at once."""
+    loaded, rows = bench.bert(), bench.rows("alpha", 30)
+    single = SingleTask.of(loaded, rows, device=bench.device)
+    model, space, test = single.model, single.space, single.task.test
+    for name in NAMES:
+        model.add_task(TaskHead(name, 2))
+    model.to(bench.device)
+    before, plain = space.flatten(model.backbone), predict(model, test)
+    switch = LedgerSwitch(random_ledger(space, 1e-4, composition, NAMES), model.backbone, check=False)
+    switch.to(1)
+    switch.to(0)
+    yield promise("the tensors laid out in one buffer answer with the same bits", same(predict(model, test), plain))
+    first: dict[int, Tensor] = {}
+    kept = True
+    for stage in (1, 5, 8, 3, 0, 8, 1, 3, 5):
+        switch.to(stage)
+        logits = predict(model, test)
+        kept &= same(first.setdefault(stage, logits), logits)
+    switch.to(0)
+    yield promise("a task answers with the same bits after any switches", kept and not same(first[1], first[5]))
+    yield promise("θ_pre is back after nine switches, bit for bit", same(space.flatten(model.backbone), before))
+    mixed = MixedBatchModel(model, switch, pad=loaded.pad)
+    exact = MixedBatchModel(model, switch, pad=loaded.pad, smallest_group=1)
+    asked = [test.batch([row])[0][0] for row in range(len(NAMES))]
+    pairs = list(zip(mixed.answer(asked, NAMES), exact.answer(asked, NAMES), strict=True))
+    worst = max(float(((ours - theirs).abs() / theirs.abs().clamp(min=1)).max()) for ours, theirs in pairs)
+    yield promise("rows of eight tasks at once are within 1e-4 of exact answers", worst < 1e-4)
+    yield Value("the largest difference of rows of eight tasks at once", worst)
+    switch.to(0)
+    switch.release()
+    alone = predict(model, test.subset([7]), batch_size=1)
+    yield promise("a row that is read alone has the same bits", same(alone[0], predict(model, test, batch_size=1)[7]))
+
+
+def region(bench: Bench) -> Iterator[Value]:
+    """Train a region, and look at the entries outside it."""
+    single = SingleTask.of(bench.bert(), bench.rows("alpha", 30), device=bench.device)
+    model, space = single.model, single.space
+    before, chosen = space.flatten(model.backbone), random_region(len(space), 1e-3)
+    with single.holding(single.pre):
+        trained = RegionParameters(model.backbone, space, chosen)
+        fine_tune(model, single.task.train, bench.options(), steps=10, seed=0, trained=trained)
+        after = space.flatten(model.backbone)
+    moved = (after != before).nonzero().flatten().cpu()
+    yield promise(
+        "training a region moves entries, and none outside it",
+        0 < len(moved) == int(torch.isin(moved, chosen.indices).sum()),
+    )
+    yield promise("θ_pre is back after training, bit for bit", same(space.flatten(model.backbone), before))
+
+
+class Kept(Checkpoint):
+    """Keeps the state after one step, packed as a file has it, and goes on from it the next time."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self._state: tuple[str, dict[str, Tensor]] | None = None
+
+    def begin(self, steps: int, state: Any, *about: Any) -> int:
+        """Go on from the state, if there is one."""
+        if self._state is None:
+            return 0
+        state.load_state_dict(unpack(*self._state))
+        return self._at
+
+    def after(self, step: int, steps: int, state: Any) -> None:
+        """Keep the state."""
+        if step == self._at and self._state is None:
+            text, tensors = pack(state.state_dict())
+            self._state = text, {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def again_and_resumed(bench: Bench, precision: str) -> Iterator[Value]:
+    """Train with dropout twice and resumed in the middle, with PyTorch's deterministic algorithms and without them."""
+    single = SingleTask.of(bench.bert(), bench.rows("alpha", 30), device=bench.device)
+    model, space = single.model, single.space
+    options: TrainingOptions = bench.options(dropout=True, precision=precision)
+
+    def trained(checkpoint: Checkpoint, chosen: Region | None) -> Tensor:
+        part = None if chosen is None else RegionParameters(model.backbone, space, chosen)
+        with single.holding(single.pre):
+            rows = single.task.train
+            fine_tune(model, rows, options, steps=10, seed=0, trained=part, checkpoint=checkpoint)
+            return space.flatten(model.backbone).cpu()
+
+    ways: dict[str, Region | None] = {"all weights": None, "a region": random_region(len(space), 1e-3)}
+    for way, chosen in ways.items():
+        train: Callable[[Checkpoint], Tensor] = partial(trained, chosen=chosen)
+        with deterministic():
+            kept = Kept(5)
+            whole, again, resumed = train(kept), train(Checkpoint()), train(kept)
+        yield promise(f"{way}: deterministic algorithms train to the same bits again", same(whole, again))
+        yield promise(
+            f"{way}: resumed after step 5 to the same bits, by deterministic algorithms", same(whole, resumed)
+        )
+        kept = Kept(5)
+        whole, again, resumed = train(kept), train(Checkpoint()), train(kept)
+        yield Value(f"{way}: the usual algorithms train to the same bits again", same(whole, again))
+        yield Value(f"{way}: resumed to the same bits, by the usual algorithms", same(whole, resumed))
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Inside, PyTorch uses deterministic algorithms, and warns of an operation that has none."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)

