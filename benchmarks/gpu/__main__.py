@@ -58,12 +58,16 @@ def _run(options: argparse.Namespace, until: float) -> int:
     directory = options.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     missing = unpack(directory)
+    import torch
+
+    from forgetfree.benchmarks.gpu.bench import Bench
     from forgetfree.benchmarks.gpu.running import run_sections, sections_of
+    from forgetfree.device import find_device
 
     names = sections_of(options.only)
+    bench = Bench(torch.device(find_device("auto")), options.size == "tiny", directory)
     results = (options.results or directory / "results").resolve()
-    fine = run_sections(directory, results, names, tiny=options.size == "tiny", until=until, missing=missing)
-    return 0 if fine else 1
+    return 0 if run_sections(bench, results, names, until, missing) else 1
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from forgetfree import __version__, load_model
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import DTYPES
 from forgetfree.data.rows import Rows, TaskRows
+from forgetfree.jobs.running.costs import device_memory
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.models.generation import plain_generation
 from forgetfree.models.loading import LoadedModel
@@ -72,11 +73,12 @@ class Bench:
 
         shape = (32, 2, 2, 64, 200) if self.tiny else (384, 6, 12, 1536, 30522)
         names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+        sizes: Any = dict(zip(names, shape, strict=True))
         torch.manual_seed(0)
-        model = BertModel(BertConfig(**dict(zip(names, shape, strict=True)), initializer_range=0.05), False)
+        model = BertModel(BertConfig(**sizes, initializer_range=0.05), add_pooling_layer=False)
         return load_model(model, "linear", tokenizer=wordpiece(), max_length=128, dtype=dtype)
 
-    def llama(self, size: str, readout: str, dtype: ModelDtype) -> LoadedModel:
+    def llama(self, size: str, readout: Literal["linear", "generate"], dtype: ModelDtype) -> LoadedModel:
         """Return a Llama with random weights, made on the device: it is never on a disk.
 
         Args:
@@ -86,22 +88,12 @@ class Bench:
         """
         from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
-        width, layers, inner, heads, keys, vocabulary = SHAPES["tiny" if self.tiny else size]
+        names = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+        shape = dict(zip((*names, "vocab_size"), SHAPES["tiny" if self.tiny else size], strict=True))
         tokenizer = wordpiece()
-        tokenizer.eos_token = tokenizer.sep_token
-        config = LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=width,
-            num_hidden_layers=layers,
-            intermediate_size=inner,
-            num_attention_heads=heads,
-            num_key_value_heads=keys,
-            max_position_embeddings=2048,
-            bos_token_id=2,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=0,
-            tie_word_embeddings=False,
-        )
+        tokenizer.eos_token, pad = tokenizer.sep_token, tokenizer.pad_token_id
+        ids: Any = {"bos_token_id": 2, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": pad}
+        config = LlamaConfig(**shape, **ids, max_position_embeddings=2048, tie_word_embeddings=False)
         torch.manual_seed(0)
         before = torch.get_default_dtype()
         torch.set_default_dtype(DTYPES[dtype])
@@ -110,7 +102,7 @@ class Bench:
                 backbone: Any = (LlamaForCausalLM if readout == "generate" else LlamaModel)(config)
         finally:
             torch.set_default_dtype(before)
-        tokens = TokenLayout(tokenizer.pad_token_id)
+        tokens = TokenLayout(pad)
         if readout == "generate":
             backbone.generation_config = plain_generation(tokenizer, tokens.pad, config)
         model = TaskModel(backbone.eval(), tokens, readout, read_last=True)
@@ -121,9 +113,10 @@ class Bench:
 
         Args:
             name: of the task.
-            length: words of a row, at most; a quarter less at least.
+            length: words of a row, at most; a quarter less at least. A rehearsal has 30.
             count: training rows.
         """
+        length = min(length, 30) if self.tiny else length
         draw, known = random.Random(name), [word for word in words() if word.isalpha()]
 
         def split(number: int) -> Rows:
@@ -139,18 +132,22 @@ class Bench:
 
     def options(self, **changes: Any) -> LocalizationOptions:
         """Return options of a short training, some of them changed."""
-        usual = {"optimizer": "adamw", "learning_rate": 1e-4, "batch_size": 8, "steps": 10, "schedule": "constant"}
+        usual: dict[str, Any] = {
+            "optimizer": "adamw",
+            "learning_rate": 1e-4,
+            "batch_size": 8,
+            "steps": 10,
+            "schedule": "constant",
+        }
         search = {"sparsity": 1e-3, "mask_steps": 2, "mask_batch_size": 32, "mask_evaluations": 1}
         return LocalizationOptions(**usual | search | changes)
 
     # -- Memory and waits ------------------------------------------------------------------------------------
 
     @property
-    def memory(self) -> float:
-        """The bytes of memory that the GPU has; without one, no limit."""
-        if self.device.type != "cuda":
-            return float("inf")
-        return float(torch.cuda.get_device_properties(self.device).total_memory)
+    def memory(self) -> int:
+        """The bytes of memory that the device has."""
+        return device_memory(str(self.device))
 
     def clear(self) -> None:
         """Give memory of the GPU back that nothing holds any more."""

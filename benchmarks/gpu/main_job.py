@@ -7,26 +7,24 @@ from typing import Any
 
 from forgetfree.benchmarks.gpu.bench import Bench
 from forgetfree.benchmarks.gpu.results import Measurement, SectionResults
-from forgetfree.benchmarks.gpu.units import unit
+from forgetfree.benchmarks.gpu.units import Ways, unit
 
-#: What is compared: a strategy, and what its options are beside the recipe.
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+WAYS: Ways = {
     "fine-tune": ("fine-tune", {}),
     "continual-ft": ("continual-ft", {"learning_rate": 3e-5}),
     "grafting-continual": ("grafting-continual", {"final_union": True}),
     "grafting-continual, region_from=mask": ("grafting-continual", {"final_union": True, "region_from": "mask"}),
 }
-SEEDS = range(5)
 
 
 def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]:
     """Yield every strategy with every seed, seed after seed."""
-    arguments: dict[str, Any] = {"stream": "qnli-agnews-sst2", "readout": "linear"}
+    job: dict[str, Any] = {"stream": "qnli-agnews-sst2", "readout": "linear"}
     if bench.tiny:
         loaded = bench.bert()
-        arguments |= {"model": loaded.model.backbone, "tokenizer": loaded.tokenizer}
+        job |= {"model": loaded.model.backbone, "tokenizer": loaded.tokenizer}
     else:
-        arguments |= {"data": str(bench.directory / "data"), "shots": 1024, "steps": 400, "test_limit": 2000}
-    for seed in SEEDS[:1] if bench.tiny else SEEDS:
-        for name, (strategy, settings) in WAYS.items():
-            yield unit(bench, f"main-job, {name}, seed {seed}", 45, arguments, strategy, seed, **settings)
+        job |= {"data": str(bench.directory / "data"), "shots": 1024, "steps": 400, "test_limit": 2000}
+    for seed in range(1 if bench.tiny else 5):
+        for name, (strategy, options) in WAYS.items():
+            yield unit(bench, f"main-job, {name}, seed {seed}", 45, strategy, seed, {**job, **options})

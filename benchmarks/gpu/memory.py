@@ -35,11 +35,11 @@ def peaks(bench: Bench, size: str, dtype: ModelDtype, options: LocalizationOptio
         return memory_of_phases(known, options, LENGTH, PHASES, bench.device.type)
 
     published = predicted(replace(LARGER[size], width=DTYPES[dtype].itemsize))
-    if (most := max(published.values())) > bench.memory:
+    if not bench.tiny and (most := max(published.values())) > bench.memory:
         yield Value("peak", f"left out: {most / 1e9:.0f} GB are predicted, more than the card has", shown=True)
         return
     loaded = bench.llama(size, "linear", dtype)
-    rows = bench.rows("alpha", 16 if bench.tiny else LENGTH - 2, 32)
+    rows = bench.rows("alpha", LENGTH - 2, 32)
     single = SingleTask.of(loaded, rows, device=bench.device)
     found, backbone = peaks_of(single, options), loaded.model.backbone
     parameters = sum(each.numel() for each in loaded.model.parameters())

@@ -23,12 +23,11 @@ import forgetfree
 from forgetfree.benchmarks.gpu.superni import OTHER_TEXTS
 from forgetfree.benchmarks.gpu.unpacking import MANIFEST
 from forgetfree.benchmarks.streams import STREAMS
-from forgetfree.data.table_files import read_table
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import new_directory, sha256, write_json
 from forgetfree.models.location import WHEEL
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT, PACKAGE = Path(__file__).resolve().parents[2], Path(forgetfree.__file__).parent
 #: What a machine with PyTorch has.
 THERE = {
     *("torch", "transformers", "peft", "numpy", "pandas", "pyarrow", "scikit-learn", "scipy", "sacrebleu", "rich"),
@@ -45,7 +44,6 @@ UNUSED = {
 LOAD, PART = 56_000_000, 14_000_000
 #: As names of wheels say them: pip takes no version of manylinux for another.
 PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 24, 17, 12, 5)), "manylinux2014_x86_64"]
-SPLITS = ("train", "validation", "test")
 
 
 def pack(directory: Path, data: Path | None, python: str, torch: str, with_wheels: bool) -> str:
@@ -64,7 +62,7 @@ def pack(directory: Path, data: Path | None, python: str, torch: str, with_wheel
     """
     with TemporaryDirectory() as folder:
         staged = Path(folder)
-        shutil.copytree(Path(forgetfree.__file__).parent, staged / "code" / "forgetfree", ignore=_no_code)
+        shutil.copytree(PACKAGE, staged / "code" / "forgetfree", ignore=_no_code)
         if data is not None:
             for task in tasks():
                 copy_rows(task, data, staged / "data" / task)
@@ -75,11 +73,8 @@ def pack(directory: Path, data: Path | None, python: str, torch: str, with_wheel
 
 def _no_code(folder: str, names: list[str]) -> set[str]:
     """Return what of a folder of the package is left out: caches, and scores that were published."""
-    published = "benchmarks" in Path(folder).parts
+    published = Path(folder).relative_to(PACKAGE).parts[:1] == ("benchmarks",)
     return {name for name in names if name == "__pycache__" or (published and name == "results")}
-
-
-# -- Rows -------------------------------------------------------------------------------------------------
 
 
 def tasks() -> list[str]:
@@ -88,27 +83,16 @@ def tasks() -> list[str]:
 
 
 def copy_rows(task: str, data: Path, target: Path) -> None:
-    """Copy the rows of a task, as parquet.
+    """Copy the folder of a task.
 
     Raises:
-        UsageError: there are none.
+        UsageError: it holds no training rows or no test rows.
     """
-    import pandas as pd
-
-    target.mkdir(parents=True)
-    for split in SPLITS:
-        found = sorted(path for path in (data / task).glob(f"{split}.*") if path.is_file())
-        if not found and split != "validation":
-            raise UsageError(
-                f"--data {data} holds no rows of {task}: expected {data / task / split}.parquet. Add the file."
-            )
-        for path in found[:1]:
-            if path.suffix == ".parquet":
-                shutil.copyfile(path, target / path.name)
-            else:
-                pd.DataFrame(dict(read_table(path).columns)).to_parquet(target / f"{split}.parquet")
-    if (source := data / task / "source.json").is_file():
-        shutil.copyfile(source, target / "source.json")
+    for split in ("train", "test"):
+        if not any((data / task).glob(f"{split}.*")):
+            wanted = data / task / f"{split}.parquet"
+            raise UsageError(f"--data {data} holds no {split} rows of {task}: expected {wanted}. Add the file.")
+    shutil.copytree(data / task, target)
 
 
 # -- Wheels -----------------------------------------------------------------------------------------------

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forgetfree import LedgerSwitch, MixedBatchModel, ParameterSpace, registry
+from forgetfree import LedgerSwitch, MixedBatchModel, registry
 from forgetfree.benchmarks.gpu.bench import Bench, random_region, same
 from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value, promise
+from forgetfree.benchmarks.speed.ledger_growth import ledger_of
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.continual.streams import make_stream
 from forgetfree.core.readout_model import TaskHead
@@ -22,11 +23,8 @@ from forgetfree.jobs.running.checkpoints import pack, unpack
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import fine_tune, predict
 from forgetfree.learning.training_options import TrainingOptions
-from forgetfree.ledger import Composition, Ledger, Record
-from forgetfree.ledger.graft import Graft
+from forgetfree.ledger import Composition
 from forgetfree.options import build
-
-NAMES = [f"task {number}" for number in range(8)]
 
 
 def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]:
@@ -43,7 +41,7 @@ def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]
 
 def later_tasks(bench: Bench, precision: str) -> Iterator[Value]:
     """Learn three tasks, and compare the answers to each with those from right after it was learned."""
-    stream = make_stream("promises", [bench.rows(name, 30) for name in NAMES[:3]], bench.bert())
+    stream = make_stream("promises", [bench.rows(name, 30) for name in "abc"], bench.bert())
     cls = registry.strategy("grafting-continual")
     how: dict[str, Any] = {"steps": 10, "sparsity": 1e-3, "mask_steps": 2, "mask_batch_size": 32, "optimizer": "adamw"}
     options = build(cls.Options, how | {"learning_rate": 1e-3, "precision": precision}, "the promises")
@@ -59,32 +57,21 @@ def later_tasks(bench: Bench, precision: str) -> Iterator[Value]:
     yield promise("learning a task changes the answers to it", not any(now[name].same_as(before[name]) for name in now))
 
 
-def random_ledger(space: ParameterSpace, share: float, composition: Composition, names: list[str]) -> Ledger:
-    """Return a ledger of random regions and values."""
-    draw, ledger = torch.Generator().manual_seed(0), Ledger(space, "x", composition)
-    for name in names:
-        chosen = torch.randint(len(space), (max(4, int(share * len(space))),), generator=draw)
-        free = ledger.free(Region.of(chosen))
-        values = (torch.randn(len(free), generator=draw) * 0.05).to(space.dtype)
-        ledger.append(Record(name, free, Graft(free, values), share, {}))
-    return ledger
-
-
 def switches(bench: Bench, composition: Composition) -> Iterator[Value]:
     """Go from task to task and back, and answer after each switch; then rows of many tasks at once."""
-    loaded, rows = bench.bert(), bench.rows("alpha", 30)
-    single = SingleTask.of(loaded, rows, device=bench.device)
+    loaded = bench.bert()
+    single = SingleTask.of(loaded, bench.rows("alpha", 30), device=bench.device)
     model, space, test = single.model, single.space, single.task.test
-    for name in NAMES:
+    ledger = ledger_of(space, 8, max(8, len(space) // 10_000), composition)
+    for name in ledger.tasks:
         model.add_task(TaskHead(name, 2))
     model.to(bench.device)
     before, plain = space.flatten(model.backbone), predict(model, test)
-    switch = LedgerSwitch(random_ledger(space, 1e-4, composition, NAMES), model.backbone, check=False)
+    switch = LedgerSwitch(ledger, model.backbone, check=False)
     switch.to(1)
     switch.to(0)
     yield promise("the tensors laid out in one buffer answer with the same bits", same(predict(model, test), plain))
-    first: dict[int, Tensor] = {}
-    kept = True
+    first, kept = dict[int, Tensor](), True
     for stage in (1, 5, 8, 3, 0, 8, 1, 3, 5):
         switch.to(stage)
         logits = predict(model, test)
@@ -92,11 +79,15 @@ def switches(bench: Bench, composition: Composition) -> Iterator[Value]:
     switch.to(0)
     yield promise("a task answers with the same bits after any switches", kept and not same(first[1], first[5]))
     yield promise("θ_pre is back after nine switches, bit for bit", same(space.flatten(model.backbone), before))
-    mixed = MixedBatchModel(model, switch, pad=loaded.pad)
-    exact = MixedBatchModel(model, switch, pad=loaded.pad, smallest_group=1)
-    asked = [test.batch([row])[0][0] for row in range(len(NAMES))]
-    pairs = list(zip(mixed.answer(asked, NAMES), exact.answer(asked, NAMES), strict=True))
-    worst = max(float(((ours - theirs).abs() / theirs.abs().clamp(min=1)).max()) for ours, theirs in pairs)
+    asked = [test.batch([row])[0][0] for row in range(8)]
+    mixed, exact = (
+        MixedBatchModel(model, switch, pad=loaded.pad, smallest_group=least).answer(asked, ledger.tasks)
+        for least in (4, 1)
+    )
+    worst = max(
+        float(((ours - theirs).abs() / theirs.abs().clamp(min=1)).max())
+        for ours, theirs in zip(mixed, exact, strict=True)
+    )
     yield promise("rows of eight tasks at once are within 1e-4 of exact answers", worst < 1e-4)
     yield Value("the largest difference of rows of eight tasks at once", worst)
     switch.to(0)
@@ -156,20 +147,15 @@ def again_and_resumed(bench: Bench, precision: str) -> Iterator[Value]:
             fine_tune(model, rows, options, steps=10, seed=0, trained=part, checkpoint=checkpoint)
             return space.flatten(model.backbone).cpu()
 
-    ways: dict[str, Region | None] = {"all weights": None, "a region": random_region(len(space), 1e-3)}
+    ways = {"all weights": None, "a region": random_region(len(space), 1e-3)}
     for way, chosen in ways.items():
-        train: Callable[[Checkpoint], Tensor] = partial(trained, chosen=chosen)
-        with deterministic():
+        for algorithms in ("deterministic", "usual"):
             kept = Kept(5)
-            whole, again, resumed = train(kept), train(Checkpoint()), train(kept)
-        yield promise(f"{way}: deterministic algorithms train to the same bits again", same(whole, again))
-        yield promise(
-            f"{way}: resumed after step 5 to the same bits, by deterministic algorithms", same(whole, resumed)
-        )
-        kept = Kept(5)
-        whole, again, resumed = train(kept), train(Checkpoint()), train(kept)
-        yield Value(f"{way}: the usual algorithms train to the same bits again", same(whole, again))
-        yield Value(f"{way}: resumed to the same bits, by the usual algorithms", same(whole, resumed))
+            with deterministic() if algorithms == "deterministic" else nullcontext():
+                whole, again, resumed = (trained(each, chosen) for each in (kept, Checkpoint(), kept))
+            told = promise if algorithms == "deterministic" else Value
+            yield told(f"{way}, {algorithms} algorithms: trained again to the same bits", same(whole, again))
+            yield told(f"{way}, {algorithms} algorithms: resumed after step 5 to the same bits", same(whole, resumed))
 
 
 @contextmanager

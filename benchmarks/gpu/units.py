@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import forgetfree
 from forgetfree.benchmarks.gpu.bench import Bench
-from forgetfree.benchmarks.gpu.results import Measured, Measurement, Value
-from forgetfree.errors import RunError
+from forgetfree.benchmarks.gpu.results import Measurement, Value
 from forgetfree.results.stored import load_run_results, to_csv
 
 #: What a rehearsal changes: two steps on few rows of the embedded data.
-TINY = {
-    "data": "demo",
-    "shots": 4,
-    "steps": 2,
-    "test_limit": 4,
-    "optimizer": "adamw",
-    "learning_rate": 1e-4,
-    "mask_steps": 1,
-    "mask_evaluations": 1,
-    "floors": "constant",
-    "max_length": 512,
-}
+TINY = {"data": "demo", "shots": 4, "steps": 2, "test_limit": 4, "max_length": 512, "floors": "constant"}
+TINY_TRAINING = {"optimizer": "adamw", "learning_rate": 1e-4}
+TINY_SEARCH = {"mask_steps": 1, "mask_evaluations": 1}
+
+#: What is compared: by name, a strategy and its options beside the recipe.
+Ways = Mapping[str, tuple[str, Mapping[str, Any]]]
 
 
 def unit(
-    bench: Bench, name: str, seconds: float, arguments: Mapping[str, Any], strategy: str, seed: int, **settings: Any
+    bench: Bench, name: str, seconds: float, strategy: str, seed: int, arguments: Mapping[str, Any]
 ) -> Measurement:
     """Return a unit as a measurement.
 
@@ -37,43 +30,35 @@ def unit(
         bench: where.
         name: of the measurement, and of its directory.
         seconds: that it takes on a GPU, about.
-        arguments: of `forgetfree.run`, the same for all units of a section.
         strategy: of the unit.
         seed: of the unit.
-        settings: options of the strategy.
+        arguments: further ones of `forgetfree.run`.
     """
-    whole = {**arguments, **settings}
     if bench.tiny:
-        unused = {"mask_steps", "mask_evaluations"} if strategy != "grafting-continual" else set()
-        whole |= {key: value for key, value in TINY.items() if key not in unused}
-    return Measurement(name, seconds, partial(measure, bench, name, {**whole, "strategies": strategy, "seeds": seed}))
-
-
-def measure(bench: Bench, name: str, arguments: Mapping[str, Any]) -> Measured:
-    """Run a unit, or go on with it, and read what it measured.
-
-    Raises:
-        RunError: it failed.
-    """
-    out = bench.directory / "runs" / bench.here["size"] / re.sub(r"[^\w.-]+", "-", name)
-    out.mkdir(parents=True, exist_ok=True)
-    cache = bench.directory / "runs" / "fine-tuned"
-    forgetfree.run(
-        **arguments, device=str(bench.device), out=out, resume=True, cache=str(cache), progress=False, debug=True
+        search = TINY_SEARCH if strategy == "grafting-continual" else {}
+        arguments = {**arguments, **TINY, **TINY_TRAINING, **search}
+    return Measurement(
+        name, seconds, partial(measure, bench, name, {**arguments, "strategies": strategy, "seeds": seed})
     )
+
+
+def measure(bench: Bench, name: str, arguments: Mapping[str, Any]) -> Iterator[Value]:
+    """Run a unit, or go on with it, and read what it measured."""
+    runs = bench.directory / "runs" / bench.here["size"]
+    out = runs / re.sub(r"[^\w.-]+", "-", name)
+    out.mkdir(parents=True, exist_ok=True)
+    how: dict[str, Any] = {"device": str(bench.device), "cache": str(runs / "fine-tuned"), "progress": False}
+    forgetfree.run(**arguments, **how, out=out, resume=True, debug=True)
     results = load_run_results(str(out))
-    if not results.runs:
-        raise RunError(f"{out} holds no finished run. Read its report, mend what failed, and call this again.")
     (run,) = results.runs
-    values = [
-        Value("average", 100 * run.average, "%", shown=True),
-        Value("forgetting", 100 * run.forgetting, "points", shown=True),
-        Value("seconds of training", sum(filter(None, run.seconds.values())), "s"),
-    ]
+    yield Value("average", 100 * run.average, "%", shown=True)
+    yield Value("forgetting", 100 * run.forgetting, "points", shown=True)
     if run.broken_claims:
-        values.append(Value("nothing is forgotten", "; ".join(run.broken_claims), holds=False))
-    if run.held_aside:
-        after = [run.held_aside.after] if run.held_aside.after is not None else run.held_aside.by_task or []
-        lost = sum(after) / max(1, len(after)) - run.held_aside.before
-        values.append(Value("loss on other texts, after minus before", lost, "nats", shown=True))
-    return Measured(tuple(values), to_csv(results))
+        yield Value("nothing is forgotten", "; ".join(run.broken_claims), holds=False)
+    if aside := run.held_aside:
+        after = [aside.after] if aside.after is not None else aside.by_task or []
+        yield Value(
+            "loss on other texts, after minus before", sum(after) / len(after) - aside.before, "nats", shown=True
+        )
+    yield Value("seconds of all phases", sum(filter(None, run.seconds.values())), "s")
+    yield Value("scores", to_csv(results), "csv")

@@ -65,7 +65,7 @@ def alternate(
         Seconds ``(turns,)`` by name.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    wait = torch.accelerator.synchronize if torch.accelerator.is_available() else lambda: None
+    wait: Callable[[], None] = torch.accelerator.synchronize if torch.accelerator.is_available() else lambda: None
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -56,7 +56,7 @@ def found_region(space: ParameterSpace) -> Region:
 def loss_of(model: Any, batch: Batch, precision: str = "fp32") -> Tensor:
     """Return the loss of a batch."""
     x, y, t = batch
-    with autocast(precision, "cpu"):
+    with autocast(precision, x.device.type):
         logits = model(x, t)
     return F.cross_entropy(logits.float(), y)
 
@@ -85,14 +85,16 @@ def region_step(stack: ExitStack, model: Any, region: Region, options: TrainingO
     return our_step(stack, model, RegionParameters(model.backbone, model.space(), region), options)
 
 
-def plain_step(stack: ExitStack, model: Any, parameters: list[nn.Parameter], optimizer: str) -> Callable[[Batch], None]:
+def plain_step(
+    stack: ExitStack, model: Any, parameters: list[nn.Parameter], optimizer: str, precision: str = "fp32"
+) -> Callable[[Batch], None]:
     """Return a step of PyTorch's own optimizer."""
     stack.enter_context(trainable(model, parameters))
     stepper: Any = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer](parameters, lr=1e-5)
 
     def step(batch: Batch) -> None:
         stepper.zero_grad()
-        loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+        loss_of(model, batch, precision).backward()  # type: ignore[no-untyped-call]
         stepper.step()
 
     return step
