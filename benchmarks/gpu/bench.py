@@ -89,7 +89,7 @@ class Bench:
         from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
         names = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-        shape = dict(zip((*names, "vocab_size"), SHAPES["tiny" if self.tiny else size], strict=True))
+        shape: Any = dict(zip((*names, "vocab_size"), SHAPES["tiny" if self.tiny else size], strict=True))
         tokenizer = wordpiece()
         tokenizer.eos_token, pad = tokenizer.sep_token, tokenizer.pad_token_id
         ids: Any = {"bos_token_id": 2, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": pad}
