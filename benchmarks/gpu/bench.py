@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import sys
 import traceback
@@ -145,9 +146,9 @@ class Bench:
     # -- Memory and waits ------------------------------------------------------------------------------------
 
     @property
-    def memory(self) -> int:
-        """The bytes of memory that the device has."""
-        return device_memory(str(self.device))
+    def memory(self) -> float:
+        """The bytes that a job may take on the device; no limit where that is not known."""
+        return device_memory(str(self.device)) or math.inf
 
     def clear(self) -> None:
         """Give memory of the GPU back that nothing holds any more."""

@@ -25,6 +25,7 @@ def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]
         job |= {"model": loaded.model.backbone, "tokenizer": loaded.tokenizer}
     else:
         job |= {"data": str(bench.directory / "data"), "shots": 1024, "steps": 400, "test_limit": 2000}
+        job["precision"] = "bf16"
     for seed in range(1 if bench.tiny else 5):
         for name, (strategy, options) in WAYS.items():
             yield unit(bench, f"main-job, {name}, seed {seed}", 45, strategy, seed, {**job, **options})
