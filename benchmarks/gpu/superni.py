@@ -9,7 +9,8 @@ from typing import Any
 from forgetfree.benchmarks.gpu.bench import Bench
 from forgetfree.benchmarks.gpu.results import Measurement, SectionResults
 from forgetfree.benchmarks.gpu.units import Ways, unit
-from forgetfree.models.location import CACHE_VARIABLE, fetch_smollm2
+from forgetfree.files import CACHE_VARIABLE
+from forgetfree.models.location import fetch_smollm2
 
 WAYS: Ways = {
     "fine-tune": ("fine-tune", {}),
