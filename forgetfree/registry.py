@@ -265,10 +265,14 @@ def check_strategy_name(name: str, remedy: str) -> None:
     """
     if name in strategies() or name == "all":
         raise UsageError(f"{name!r} is the name of a registered strategy. Give your class another: {remedy}.")
-    if not _FOLDER.fullmatch(name) or _TAKEN.fullmatch(name):
+    if _TAKEN.fullmatch(name):
         raise UsageError(
-            f"A strategy's folder in a run has its name, which must be of letters, digits, - and _, got {brief(name)}. Give "
-            f"another: {remedy}."
+            f"A strategy's folder in a run has its name, and {name!r} has another use as a folder. Give another: {remedy}."
+        )
+    if not _FOLDER.fullmatch(name):
+        raise UsageError(
+            "A strategy's folder in a run has its name, which must begin with a letter or a digit and be of letters, digits, - "
+            f"and _, got {brief(name)}. Give another: {remedy}."
         )
 
 

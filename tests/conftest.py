@@ -5,9 +5,12 @@ Torch is imported within functions: the process that leads the workers of pytest
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import os
 import random
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where a test asks for two threads, one that waits leaves its core to others.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# The precision that is faster here is measured for tiny models in tests, too: that is nothing for the user's cache.
+if "FORGETFREE_TESTS_CACHE" not in os.environ:  # workers of pytest-xdist inherit it
+    os.environ["FORGETFREE_TESTS_CACHE"] = tempfile.mkdtemp(prefix="forgetfree-tests-cache-")
+    atexit.register(shutil.rmtree, os.environ["FORGETFREE_TESTS_CACHE"], ignore_errors=True)
+os.environ["FORGETFREE_CACHE"] = os.environ["FORGETFREE_TESTS_CACHE"]
 # readline leaves the width of a terminal that is not there, which reports would be laid out for.
 os.environ.pop("COLUMNS", None)
 

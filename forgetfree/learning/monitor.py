@@ -158,6 +158,7 @@ class Stopwatch(Relay):
                     pass_on(step, loss)
 
                 yield on_step
+                done = done or steps  # none is told where the phase had ended before the unit was resumed
         finally:
             self._add(phase, clock() - begin)
             if phase in ("fine_tune", "train"):

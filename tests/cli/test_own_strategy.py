@@ -121,11 +121,12 @@ def test_workers_find_the_file_too(here: Path, run: list[str]) -> None:
             f"ewc={CLASS}",
             f"'ewc' is the name of a registered strategy. Give your class another: --strategy NAME={CLASS}",
         ),
-        (f"a/b={CLASS}", "must be of letters, digits, - and _, got 'a/b'"),
-        (f"={CLASS}", "must be of letters, digits, - and _, got ''"),
-        (f"a.b={CLASS}", "must be of letters, digits, - and _, got 'a.b'"),
-        (f"Aux={CLASS}", "must be of letters"),
-        (f"fine-tuned={CLASS}", "must be of letters"),
+        (f"a/b={CLASS}", "be of letters, digits, - and _, got 'a/b'"),
+        (f"={CLASS}", "be of letters, digits, - and _, got ''"),
+        (f"a.b={CLASS}", "be of letters, digits, - and _, got 'a.b'"),
+        (f"Aux={CLASS}", "'Aux' has another use as a folder"),
+        (f"_up={CLASS}", "must begin with a letter or a digit"),
+        (f"fine-tuned={CLASS}", "'fine-tuned' has another use as a folder"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "sweep"])

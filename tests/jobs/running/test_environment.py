@@ -37,6 +37,19 @@ def test_a_stopwatch_adds_up_each_phase_and_passes_it_on(monkeypatch: pytest.Mon
     assert heard == [("sst2", "train", 5), ("sst2", "train", 5), ("sst2", "evaluate", 1)]
 
 
+@pytest.mark.parametrize(
+    ("heard", "updates"),
+    [([1, 2, 3], 3), ([4, 5], 5), ([], 5)],
+    ids=["ends early", "goes on after a checkpoint", "had ended before it was resumed"],
+)
+def test_a_stopwatch_counts_updates_that_were_done_before_a_unit_was_resumed(heard: list[int], updates: int) -> None:
+    watch = Stopwatch(Monitor())
+    with watch.phase("sst2", "train", 5) as on_step:
+        for step in heard:
+            on_step(step, 0.5)
+    assert watch.updates == {"sst2": updates}
+
+
 def test_of_many_shared_labels_only_the_first_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     def task(name: str, labels: list[str]) -> Any:
         return SimpleNamespace(task=SimpleNamespace(name=name, labels=tuple(labels)))
