@@ -154,17 +154,19 @@ class ChatTemplate:
         if shown(whole).startswith(before):
             text = self._ended(_behind(whole, len(before)))
         else:
-            text = self._literal(turn, before, shown(whole))
+            text = self._literal(chat, turn, before, shown(whole))
         if not text.strip():
             raise _left_out("content", "answer")
         return text
 
-    def _literal(self, turn: Turn, before: str, whole: str) -> str:
+    def _literal(self, chat: Chat, turn: Turn, before: str, whole: str) -> str:
         """Return the content of an answer where the chat with it does not begin with what the model is asked by.
 
         So it is where a template writes another name before the answer, or opens a thought, which the content opens, too.
         """
-        content, common = turn.get("content", ""), _shared(before, whole)
+        content = turn.get("content", "")
+        other = self._rendered(Chat([*chat.turns, {**turn, "content": _BREAK}], chat.tools), answered=True)
+        common = _shared(before, other)  # of the answer itself nothing, which may begin alike
         left, rest = before[common:], whole[common:].removesuffix(self.ending).strip()
         opened = next((n for n in range(min(len(content), len(before)), 0, -1) if before.endswith(content[:n])), 0)
         if more := [key for key in turn if key not in ("role", "content")]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forgetfree.data.tables import plain
+from forgetfree.data.tables import is_missing, plain
 from forgetfree.display import brief, is_text
 from forgetfree.json_file import parse_json
 
@@ -83,8 +83,9 @@ def _turn(turn: Any) -> Turn:
     role, content = ("role", "content") if isinstance(turn, Mapping) and "role" in turn else ("from", "value")
     if not isinstance(turn, Mapping) or role not in turn:
         raise ValueError(_TURNS)
-    more = {key: plain(value) for key, value in turn.items() if key not in (role, content) and value is not None}
-    name, text = turn[role], _text_of(plain(turn.get(content)))
+    said = {key: plain(value) for key, value in turn.items() if not is_missing(value)}
+    more = {key: value for key, value in said.items() if key not in (role, content)}
+    name, text = turn[role], _text_of(said.get(content))
     if name == "function_call":  # LLaMA-Factory's
         name, text, more["tool_calls"] = "assistant", None, _calls(text)
     name = _ROLES.get(name, name) if isinstance(name, str) else name

@@ -77,8 +77,10 @@ def _reader(texts: set[str], typed: bool, named: bool) -> Any:
     are_codes = whole < numeric and not are_reals and not named
 
     def read(text: str) -> int | str | ValueError:
-        if not without_invisible(text) or text.lower() == "nan":
-            return ValueError(_A_NAN if text else "")
+        if not without_invisible(text):
+            return ValueError("")
+        if text.lower() == "nan":
+            return ValueError(_A_NAN)
         if text in whole and not are_codes:
             return int(text)
         if as_reals and text in numeric:

@@ -22,7 +22,7 @@ _SPLIT_NAMES = {
     "test": ("test",),
 }
 #: The name of a file that is one of several parts.
-_PART = re.compile(r"(.*?)(\d+)-of-(\d+)(.*)")
+_PART = re.compile(r"(.*?)(\d+)([-_]of[-_])(\d+)(.*)")
 #: A file of a data set of the hub, which has its splits in parts.
 _SHARD = re.compile(
     r"(train|training|validation|valid|val|dev|eval|test)[-._].*\.(parquet|csv|tsv|jsonl?|arrow)(\.\w+)?"
@@ -191,16 +191,16 @@ def configurations(folder: Path) -> list[str]:
 
 def check_parts(where: Path, files: Iterable[str | Path]) -> None:
     """Raise ``DataError`` if files have names such as ``train-00000-of-00002.parquet``, and not all of these are there."""
-    parts = dict[tuple[Path, str, str], dict[int, str]]()
+    parts = dict[tuple[Path, str, str, str], dict[int, str]]()
     for path in map(Path, files):
-        if (match := _PART.fullmatch(path.name)) and int(match[2]) <= int(match[3]) and path.is_file():
-            parts.setdefault((path.parent, match[1], match[3]), {})[int(match[2])] = path.name
-    for (folder, begin, total), names in parts.items():
+        if (match := _PART.fullmatch(path.name)) and int(match[2]) <= int(match[4]) and path.is_file():
+            parts.setdefault((path.parent, match[1], match[3], match[4]), {})[int(match[2])] = path.name
+    for (folder, begin, of, total), names in parts.items():
         first = int(int(total) in names)  # they are counted from 0, or else from 1
         lacking = [number for number in range(first, first + int(total)) if number not in names]
         if lacking:
             raise DataError(
-                f"{where} holds {len(names)} of the {int(total)} files {folder.name}/{begin}*-of-{total}: number "
+                f"{where} holds {len(names)} of the {int(total)} files {folder.name}/{begin}*{of}{total}: number "
                 f"{', '.join(f'{number:0{len(total)}}' for number in lacking[:5])}{', …' * (len(lacking) > 5)} "
                 f"{'is' if len(lacking) == 1 else 'are'} missing. Download the data set again."
             )
@@ -209,8 +209,8 @@ def check_parts(where: Path, files: Iterable[str | Path]) -> None:
 def part_note(path: Path) -> str:
     """Return what to say of a file that is read alone, and has the name of one of several parts."""
     match = _PART.fullmatch(path.name)
-    is_part = match and 1 < int(match[3]) >= int(match[2])
-    return f"{path.name} is one of {int(match[3])} parts, and read alone" if match and is_part else ""
+    is_part = match and 1 < int(match[4]) >= int(match[2])
+    return f"{path.name} is one of {int(match[4])} parts, and read alone" if match and is_part else ""
 
 
 @contextmanager

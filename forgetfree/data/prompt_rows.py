@@ -10,7 +10,7 @@ from forgetfree.data.bad_rows import BadRow, refusal
 from forgetfree.data.chats import Chat, Turn, answer_of, answer_text, tools_of
 from forgetfree.data.columns import are_labelled_texts
 from forgetfree.data.rows import Rows
-from forgetfree.data.tables import Table, TaskTables, plain
+from forgetfree.data.tables import Table, TaskTables, is_missing, plain
 from forgetfree.display import brief, is_text
 from forgetfree.errors import BadDataError, DataError
 from forgetfree.json_file import parse_json
@@ -105,8 +105,7 @@ def one_prompt(texts: Sequence[str]) -> str:
 def is_empty(cell: Any) -> bool:
     """Return whether a cell beside a chat says nothing."""
     cell = plain(cell)
-    missing = cell is None or (isinstance(cell, float) and math.isnan(cell))
-    return missing or (isinstance(cell, str) and cell.strip() in ("", "[]", "null")) or cell in ([], {}, ())
+    return is_missing(cell) or (isinstance(cell, str) and cell.strip() in ("", "[]", "null")) or cell in ([], {}, ())
 
 
 def filled(cells: Mapping[str, Any], read: Collection[str] = ()) -> list[str]:

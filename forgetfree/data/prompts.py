@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -175,12 +176,17 @@ class _Rendered:
     @cached_property
     def least(self) -> int:
         """How many tokens are never cut."""
-        return len(self._with(dict.fromkeys(self._shortened, "")))
+        return len(self._without(self._shortened))
 
     def within(self, room: int) -> list[int]:
         """Return the ids within ``room`` tokens, of which there are at least `least`."""
-        ids, texts = self.ids, dict[int, str]()
-        for i in self._shortened:
+        if len(self.ids) <= room:
+            return self.ids
+        turns = self._shortened
+        # How many turns lose their whole text: they are found in a few steps, since each reads the chat again.
+        lost = bisect_left(range(1, len(turns)), True, key=lambda n: len(self._without(turns[:n])) <= room)
+        ids, texts = self._without(turns[:lost]), dict.fromkeys(turns[:lost], "")
+        for i in turns[lost:]:
             texts[i] = self.chat.turns[i]["content"][self.lead :]
             while len(ids) > room and texts[i]:
                 texts[i] = self.template.without_beginning(texts[i], len(ids) - room)
@@ -194,6 +200,10 @@ class _Rendered:
         return [
             i for i, turn in enumerate(turns) if "content" in turn and (len(turns) == 1 or turn["role"] not in _FIXED)
         ]
+
+    def _without(self, turns: Sequence[int]) -> list[int]:
+        """Return the ids of the chat with no text in some turns."""
+        return self._with(dict.fromkeys(turns, ""))
 
     def _with(self, texts: Mapping[int, str]) -> list[int]:
         """Return the ids of the chat with other texts in some turns."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -219,6 +220,11 @@ def cells_of(values: Iterable[Any]) -> list[Any]:
 
     cells = pandas.Series([plain(value) for value in values], dtype=object)
     return cells.where(cells.notna(), None).tolist()
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value inside a cell says nothing, as ``None`` and NaN."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def plain(value: Any) -> Any:

@@ -305,7 +305,7 @@ class _LabelledTable:
                 self.table.bad.add(self._no_label(i, expected, str(cell)))
             elif not names and (type(cell) is not usual or (isinstance(cell, int) and cell < 0)):
                 why = "-1 often marks rows without a label. " if cell == -1 else ""
-                remedy = f"{why}If it is a label, name all labels in order as label_names in source.json. "
+                remedy = f"{why}If it is a label, name all labels as they are written, as label_names in source.json. "
                 what = "negative label" if isinstance(cell, int) and cell < 0 else "label of another kind"
                 self.table.bad.add(self._fault(self._label, i, what, expected, remedy))
             else:

@@ -140,12 +140,13 @@ def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequ
     """
     scores: list[float | None] = []
     for task, known, queries in zip(tasks, train, test, strict=True):
-        known = known.take(evenly(len(known), MOST_ROWS))  # files may have their rows in an order
-        nearest = _most_similar(known.first, queries.first) if task.definition.writes else None
+        chosen = evenly(len(known), MOST_ROWS)  # files may have their rows in an order
+        nearest = _most_similar(known.take(chosen).first, queries.first) if task.definition.writes else None
         if nearest is None:
             scores.append(None)
         else:
-            texts = [known.labels[row][0] for row in nearest]
+            right: Any = task.train.right  # type: ignore[attr-defined]
+            texts = [right[chosen[row]][0] for row in nearest]  # as the model writes them, as those of test rows
             losses = torch.zeros(len(task.test.labels), device="cpu")
             answers: Any = task.kind.answers(task.definition, losses, task.test.labels, task.test)
             scores.append(replace(answers, texts=texts).score(task.definition.metric))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 
+from forgetfree.data.chat_template import ChatTemplate
 from forgetfree.data.chats import Chat, answer_of, answer_turn
 from forgetfree.data.columns import NO_COLUMN_NAMES
 from forgetfree.data.encoding import fitting
@@ -140,6 +141,7 @@ def test_prompts_are_put_together_with_their_own_texts_too(template: str, prompt
         ("drops", [user(), said(reasoning_content="hm")], "in the answer .* leaves out, got 'reasoning_content'"),
         ("opens", [user(), said()], r"an answer that begins with '<think>\\n', since .* got 'great'"),
         ("opens", [user(), said("<think>hm</think>great")], r"an answer that begins with '<think>\\n'"),
+        ("opens", [user(), said("<b>great</b>")], r"an answer that begins with '<think>\\n'"),
     ],
 )
 def test_a_chat_that_the_template_cannot_show_is_a_bad_row(template: str, chat: Any, message: str) -> None:
@@ -188,6 +190,21 @@ def test_a_long_chat_loses_the_beginning_of_its_oldest_turns() -> None:
     assert before.startswith(f"[system]terrible{END}\n[user] ") and before.endswith(f"[user]great{END}\n[assistant]")
     assert "[assistant]movie" in before and before.count("film") > 3
     assert row.lost > 20
+
+
+def test_a_chat_of_many_turns_is_cut_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of which puts the whole chat together."""
+    tokenizer, encoder = encoder_of("drops", length=2000)
+    chat = [turn for i in range(100) for turn in (user(f"great film {i:02}"), said())]
+    calls, put_together = list[Chat](), ChatTemplate.put_together
+    monkeypatch.setattr(
+        ChatTemplate, "put_together", lambda self, *a, **k: calls.append(a[0]) or put_together(self, *a, **k)
+    )
+    row = encoder.read(rows_of(chat))[0]
+    asked = tokenizer.decode(row.before)
+    assert 1990 < len(row.before) <= 2000 - 4
+    assert "film 99" in asked and "film 01" not in asked
+    assert len(calls) < 30
 
 
 # -- Files -----------------------------------------------------------------------------------------------
@@ -264,6 +281,12 @@ def test_a_task_of_prompts_refuses_what_it_was_not_trained_on() -> None:
         UsageError, match=r"trained on prompts with nothing beside them, got 'Say it.' in column 'system'"
     ):
         task.texts_of({"prompt": "film", "system": "Say it."}, ("prompt",))
+
+
+def test_what_a_turn_does_not_say_may_be_nan() -> None:
+    nan = float("nan")
+    turns = [said(tool_calls=nan, name=None), {"role": "assistant", "content": nan, "tool_calls": CALL}]
+    assert Chat.of([user(), *turns]) == Chat([user(), said(), {"role": "assistant", "tool_calls": CALL}])
 
 
 def test_an_answer_is_its_text_or_its_turn() -> None:

@@ -399,6 +399,7 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
         (["\u2764", "\u2764\ufe0f"], "differ in invisible characters alone"),
         (["1", "\uff11"], "differ in the code of their characters alone"),
         (["a", "\u200b"], "row 1, column 'label': expected a name, as in the other rows, got \"\\u200b\""),
+        (["a", "\u200b"], 'got "\\u200b". Fix or remove the row.'),
         (["a", "nan"], "nan often marks rows without a label"),
         (["caf\u00e9", "cafe\u0301"], "differ in the code of their characters alone"),
         (["not good", "not\u00a0good"], "differ in the code of their characters alone"),

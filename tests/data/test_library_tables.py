@@ -65,7 +65,7 @@ def test_json_in_a_column_is_read_as_what_it_says(form: str, tmp_path: Path) -> 
     """As the library itself reads objects of different keys; a column that is not read may hold anything."""
     answers = [{"text": [f"a{i}"], "n": i} if i % 2 else {"text": [f"a{i}"], "z": "x"} for i in range(COUNT)]
     turn = {"role": "assistant", "content": "ok"}
-    chats = [[{"role": "user", "content": f"{i}"}, turn | ({"n": i} if i % 2 else {"z": "x"})] for i in range(COUNT)]
+    chats = [[{"role": "user", "content": f"{i}"} | ({"n": i} if i % 2 else {"z": "x"}), turn] for i in range(COUNT)]
     tables = {
         "answers": (
             {"question": LABELLED["text"], "answers": answers},
@@ -148,6 +148,7 @@ LACKING = [
         "2 of the 3 files mood/train-*-of-00003: number 00001 is",
     ),
     (["train-00002-of-00004.csv"], "1 of the 4 files mood/train-*-of-00004: number 00000, 00001, 00003 are"),
+    (["train_00000_of_00002.parquet"], "1 of the 2 files mood/train_*_of_00002: number 00001 is"),
     (["data/train-2-of-2.jsonl.gz"], "1 of the 2 files data/train-*-of-2: number 1 is"),
     (["data/train-00000-of-00001-ab.parquet", "data/test-00000-of-00002-cd.parquet"], "files data/test-*-of-00002"),
     (["train.parquet", "train-00001-of-00002.parquet"], "holds train.parquet, and train-00001-of-00002.parquet, which"),

@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from tagged import tagged_stream
 
+from forgetfree import registry
+from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.kinds.tagging import Sentences, entity_f1
@@ -162,3 +165,18 @@ def test_the_nearest_row_is_looked_for_in_all_parts_of_a_file(monkeypatch: pytes
     ((first, second),) = asked
     assert first in "ab"
     assert second in "cd"
+
+
+def test_the_nearest_row_answers_as_the_model_writes() -> None:
+    """Where a chat template puts a thought before each answer, right texts have it, and so has the answer of a floor."""
+    tokenizer = tiny.byte_level(causal=True)
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}"
+        "<|endoftext|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    definition = TaskDefinition("own", "generation", (), metric="exact_match", max_new_tokens=20)
+    kind: Any = registry.kind("generation")
+    rows = Rows(("great film", "terrible movie"), (), (("yes",), ("no",)))
+    part = kind.encode(definition, rows, PromptEncoder(tokenizer, definition, 100), label=0, pad=0)
+    task: Any = SimpleNamespace(definition=definition, kind=kind, train=part, test=part)
+    assert floors.nearest_rows([task], [rows], [rows]) == [1.0]
