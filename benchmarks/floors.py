@@ -23,11 +23,11 @@ from forgetfree.data.sampling import by_length, representative
 from forgetfree.data.sources import load_tasks
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.kind import kind_of
-from forgetfree.learning.encoded_task import sampled
-from forgetfree.learning.floors import Floats, Integers, probe_answers, word_answers
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import mean_of_tokens
 from forgetfree.results.answers import LabelAnswers
+from forgetfree.training.encoded_task import sampled
+from forgetfree.training.floors import Floats, Integers, probe_answers, word_answers
 
 Json = dict[str, Any]
 #: Of one stream: of each task, the features of a readout, by where they are read.

@@ -18,11 +18,11 @@ from forgetfree.core.tensors import DTYPES as TORCH_DTYPES
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.sources import load_task
 from forgetfree.jobs.running.costs import ModelSize, memory_of_phases
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.monitor import Phase
-from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.loading import load_model
 from forgetfree.recipes import ModelDtype
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.monitor import Phase
+from forgetfree.training.single_task import SingleTask
 
 #: Parameters, graftable ones (layers and last norm), width and layers of the Llama models 3.2 and 3.1.
 LARGER = {

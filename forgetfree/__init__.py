@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from forgetfree.core.regions import Region as Region
     from forgetfree.jobs.loaded_results import Results as Results
     from forgetfree.jobs.loaded_results import load_results as load_results
-    from forgetfree.learning.training_options import TrainingOptions as TrainingOptions
     from forgetfree.ledger import Ledger as Ledger
     from forgetfree.ledger import LedgerSwitch as LedgerSwitch
     from forgetfree.ledger import MixedBatchModel as MixedBatchModel
@@ -30,11 +29,16 @@ if TYPE_CHECKING:
     from forgetfree.models.loading import load_model as load_model
     from forgetfree.serve.inference import Predictor as Predictor
     from forgetfree.serve.task_switch import TaskSwitch as TaskSwitch
+    from forgetfree.trainers.learning import answering as answering
+    from forgetfree.trainers.learning import learning as learning
+    from forgetfree.trainers.matrix import LearningMatrix as LearningMatrix
+    from forgetfree.training.training_options import TrainingOptions as TrainingOptions
 
 __version__ = "0.3.0.dev0"
 
 _HOME = {
     "Graft": "forgetfree.ledger.graft",
+    "LearningMatrix": "forgetfree.trainers.matrix",
     "Ledger": "forgetfree.ledger",
     "LedgerSwitch": "forgetfree.ledger",
     "MaskOptions": "forgetfree.core.mask",
@@ -45,9 +49,11 @@ _HOME = {
     "Results": "forgetfree.jobs.loaded_results",
     "Stream": "forgetfree.continual.streams",
     "TaskSwitch": "forgetfree.serve.task_switch",
-    "TrainingOptions": "forgetfree.learning.training_options",
+    "TrainingOptions": "forgetfree.training.training_options",
+    "answering": "forgetfree.trainers.learning",
     "graft": "forgetfree.cli.calls",
     "learn_region": "forgetfree.core.mask",
+    "learning": "forgetfree.trainers.learning",
     "load_model": "forgetfree.models.loading",
     "load_results": "forgetfree.jobs.loaded_results",
     "load_stream": "forgetfree.continual.streams",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 #: The dtype that a model's weights are held in, by its name in torch and transformers.
 ModelDtype = Literal["float32", "bfloat16"]
-#: What says how many updates a task gets, where no number does: see `forgetfree.learning.training_options.TrainingOptions`.
+#: What says how many updates a task gets, where no number does: see `forgetfree.training.training_options.TrainingOptions`.
 StepsRule = Literal["auto", "paper"]
 
 

@@ -13,9 +13,9 @@ from avalanche.training import supervised
 from forgetfree.continual.adapter import TemplateStrategy
 from forgetfree.continual.strategy import Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask
-from forgetfree.learning.cost import Cost, TaskSize, model_bytes, training_phase
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
+from forgetfree.training.cost import Cost, TaskSize, model_bytes, training_phase
+from forgetfree.training.training_options import TrainingOptions
 
 
 class Cumulative(TemplateStrategy, supervised.Cumulative):

@@ -25,9 +25,9 @@ from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.learning.cost import Cost, TaskSize, model_bytes, training_phase
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
+from forgetfree.training.cost import Cost, TaskSize, model_bytes, training_phase
+from forgetfree.training.training_options import TrainingOptions
 
 # -- Rehearsal -------------------------------------------------------------------------------------------
 

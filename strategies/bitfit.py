@@ -11,7 +11,7 @@ from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import Skill
 from forgetfree.core.regions import biases
-from forgetfree.learning.cost import Cost, TaskSize, ledger_bytes, training_phase
+from forgetfree.training.cost import Cost, TaskSize, ledger_bytes, training_phase
 
 
 class BitFit(RegionStrategy):

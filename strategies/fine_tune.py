@@ -16,9 +16,9 @@ from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, read_json
-from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import ModelState, StateStore
+from forgetfree.training.cost import Cost, TaskSize, fine_tuning_phase
+from forgetfree.training.training_options import TrainingOptions
 
 
 class FineTune(ContinualStrategy):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from forgetfree.continual.adapter import PluginStrategy, one_label_a_row
 from forgetfree.continual.streams import Stream
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.learning.cost import TaskSize
 from forgetfree.options import option
+from forgetfree.training.cost import TaskSize
 
 
 class _ProjectedUpdate:

@@ -11,9 +11,9 @@ from forgetfree.continual.grafting import RegionTrainer, SkillOptions, TaskBench
 from forgetfree.continual.regions import RegionStrategy, TaskRegions
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.learning.cost import Cost, TaskSize
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
+from forgetfree.training.cost import Cost, TaskSize
+from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,10 @@ from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import skill_of
 from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError
-from forgetfree.learning.cost import Cost, TaskSize
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger import Ledger
 from forgetfree.options import option
+from forgetfree.training.cost import Cost, TaskSize
+from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,10 @@ from forgetfree.core.base_regions import budget, most_moved
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters, WholeTensors
-from forgetfree.learning.cost import Cost, PhaseCost, TaskSize, model_bytes, training_phase
-from forgetfree.learning.training_options import TrainingOptions, region_rate
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
+from forgetfree.training.cost import Cost, PhaseCost, TaskSize, model_bytes, training_phase
+from forgetfree.training.training_options import TrainingOptions, region_rate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,13 +18,13 @@ from forgetfree.core.base_regions import budget, most_moved
 from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, search_phase
-from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger import Ledger, merged_graft, merged_ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
+from forgetfree.training.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, search_phase
+from forgetfree.training.localization import LocalizationOptions, check_localization
+from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

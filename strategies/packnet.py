@@ -19,10 +19,10 @@ from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import WholeTensors
-from forgetfree.learning.cost import Cost, PhaseCost, TaskSize, ledger_bytes, training_phase
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
+from forgetfree.training.cost import Cost, PhaseCost, TaskSize, ledger_bytes, training_phase
+from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

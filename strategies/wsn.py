@@ -18,11 +18,11 @@ from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import Skill
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
 from forgetfree.core.regions import Region
-from forgetfree.learning.cost import Cost, TaskSize, ledger_bytes, training_phase
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger.graft import Graft
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
+from forgetfree.training.cost import Cost, TaskSize, ledger_bytes, training_phase
+from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

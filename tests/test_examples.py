@@ -102,3 +102,19 @@ def test_the_example_is_a_package_that_works(tmp_path: Path, data_directory: Pat
     assert "my-strategy  " in listed and "my-strategy" in report
     (run,) = json.loads((out / "results.json").read_text())["runs"]
     assert (run["strategy"], run["options"]["pull"], len(run["matrix"])) == ("my-strategy", 0.5, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trl_sft", "trainer"])
+def test_grafting_in_trainers_of_others(name: str, tmp_path: Path) -> None:
+    """Both learn task after task, and what the first one says stays as it was."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "skills.safetensors").is_file()
+    if name == "trainer":
+        assert re.search(r"forgetting\W+0\.000", done.stdout), done.stdout
+    else:
+        said = re.findall(r"after \w+, capitals says: (.*)", done.stdout)
+        assert len(said) == 2 and said[0] == said[1]

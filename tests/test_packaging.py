@@ -135,8 +135,8 @@ def importers(package: str) -> set[str]:
 
 #: From the bottom: a room imports from itself, from those before it, and from the files that all rooms use.
 ROOMS = (
-    *("core", "parallel", "ledger", "data", "models", "results", "kinds", "learning"),
-    *("continual", "serve", "jobs", "cli", "testing"),
+    *("core", "parallel", "ledger", "data", "models", "results", "kinds", "training"),
+    *("continual", "trainers", "serve", "jobs", "cli", "testing"),
 )
 COMMON = {
     "checkpoint",
@@ -263,6 +263,7 @@ def test_the_public_names() -> None:
     assert forgetfree.__all__ == [
         "__version__",
         "Graft",
+        "LearningMatrix",
         "Ledger",
         "LedgerSwitch",
         "MaskOptions",
@@ -274,8 +275,10 @@ def test_the_public_names() -> None:
         "Stream",
         "TaskSwitch",
         "TrainingOptions",
+        "answering",
         "graft",
         "learn_region",
+        "learning",
         "load_model",
         "load_results",
         "load_stream",

@@ -56,7 +56,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from forgetfree.options import option
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.learning.training_options import TrainingOptions
+from forgetfree.training.training_options import TrainingOptions
 
 @dataclass(frozen=True, kw_only=True)
 class OwnOptions(TrainingOptions):

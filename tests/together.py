@@ -19,14 +19,14 @@ from forgetfree.core.trained import RegionParameters, in_training, trainable
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import RunError
 from forgetfree.jobs.running.unit import Unit
-from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.training import fine_tune, predict
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
 from forgetfree.parallel import exchange
 from forgetfree.parallel.exchange import connected, joined, meeting_point
 from forgetfree.parallel.parts import NumberedLoss
+from forgetfree.training.loop import fine_tune, predict
+from forgetfree.training.monitor import Monitor
+from forgetfree.training.training_options import TrainingOptions
 
 #: Entries in training; odd, so that their vector cannot be cut evenly.
 ENTRIES = 13

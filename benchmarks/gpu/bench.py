@@ -22,13 +22,13 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import DTYPES
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.jobs.running.costs import device_memory
-from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.models.generation import plain_generation
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.task_model import TaskModel, TokenLayout
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import TaskDefinition
 from forgetfree.testing.tiny import wordpiece, words
+from forgetfree.training.localization import LocalizationOptions
 
 #: Width, layers, inner width, heads, heads of keys, and words of Llama's shape: SmolLM2-135M, Llama 3.2 and 3.1.
 SHAPES = {

@@ -11,10 +11,10 @@ from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value
 from forgetfree.benchmarks.memory import LARGER, PHASES, peaks_of, ways
 from forgetfree.core.tensors import DTYPES
 from forgetfree.jobs.running.costs import ModelSize, memory_of_phases
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.monitor import Phase
-from forgetfree.learning.single_task import SingleTask
 from forgetfree.recipes import ModelDtype
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.monitor import Phase
+from forgetfree.training.single_task import SingleTask
 
 #: Tokens of a row, as in docs/scaling.md.
 LENGTH = 512

@@ -20,11 +20,11 @@ from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.jobs.running.checkpoints import pack, unpack
-from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import fine_tune, predict
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger import Composition
 from forgetfree.options import build
+from forgetfree.training.loop import fine_tune, predict
+from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import TrainingOptions
 
 
 def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]:

@@ -20,12 +20,12 @@ from forgetfree.benchmarks.speed.measurement import alternate
 from forgetfree.benchmarks.speed.region_step import adapted, all_of, our_step, plain_step, region_step, whole
 from forgetfree.core.trained import RegionParameters, WholeTensors
 from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.learning.layers import layer_checkpoints
-from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import fine_tune, training_mode
 from forgetfree.models.loading import LoadedModel
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import TaskDefinition
+from forgetfree.training.layers import layer_checkpoints
+from forgetfree.training.loop import fine_tune, training_mode
+from forgetfree.training.single_task import SingleTask
 
 #: All matrices of a layer, in BERT and in Llama.
 MATRICES = r".*layers?\.\d+\..*(query|key|value|dense|_proj)"

@@ -35,15 +35,15 @@ from forgetfree.jobs.experiments import (
     share_of,
     verdict,
 )
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import answers_of, fine_tune
 from forgetfree.models.lora_adapters import LoraAdapters, lora_config, targets
 from forgetfree.results.answers import LabelAnswers, label_answers
 from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.figures import legend, look, panels
 from forgetfree.results.report.page import Table
 from forgetfree.seeds import derive_seed
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.loop import answers_of, fine_tune
+from forgetfree.training.single_task import SingleTask
 
 #: Ranks of LoRA and widths of bottlenecks (B.3).
 SIZES = {"LoRA": (1, 2, 8), "Houlsby": (1, 2, 16, 64), "Pfeiffer": (1, 2, 16, 64)}

@@ -41,14 +41,14 @@ from forgetfree.jobs.experiments import (
     verdict,
     with_constant,
 )
-from forgetfree.learning.localization import LocalizationOptions, mask_batches, mask_loss, mask_options
-from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import Update, plan, training_mode
-from forgetfree.learning.training_options import TrainingOptions, scheduled_rate
 from forgetfree.models.state import ModelState
 from forgetfree.results.report.figures import panels
 from forgetfree.results.report.page import Table
 from forgetfree.seeds import derive_seed
+from forgetfree.training.localization import LocalizationOptions, mask_batches, mask_loss, mask_options
+from forgetfree.training.loop import Update, plan, training_mode
+from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import TrainingOptions, scheduled_rate
 
 #: Kinds of tasks. The paper names seven of its eight tasks; the kinds are its own (§5.1), AG News is our eighth.
 KINDS = {

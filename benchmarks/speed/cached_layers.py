@@ -22,8 +22,8 @@ from forgetfree.benchmarks.speed.region_step import (
     whole,
 )
 from forgetfree.core.regions import Region
-from forgetfree.learning.layers import lower_layer_cache
-from forgetfree.learning.training_options import TrainingOptions
+from forgetfree.training.layers import lower_layer_cache
+from forgetfree.training.training_options import TrainingOptions
 
 #: The layers that hold the region, and the most that a step may take of a step of the whole model.
 LAYERS = {"3 to 5": ("345", 0.35), "5 to 5": ("5", None)}

@@ -14,7 +14,7 @@ from typing import Any
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.benchmarks.speed.region_step import Batch, all_of, minilm_and_batches, our_step, plain_step, whole
 from forgetfree.core.trained import WholeTensors
-from forgetfree.learning.training_options import TrainingOptions
+from forgetfree.training.training_options import TrainingOptions
 
 
 def figures(turns: int = 9) -> list[Figure]:

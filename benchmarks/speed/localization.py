@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from forgetfree.benchmarks.speed.measurement import Figure, PeakMemory, alternate, ratio
 from forgetfree.data.sources import load_task
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.loading import load_model
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.single_task import SingleTask
 
 #: Steps of fine-tuning that are timed; more take as much longer as they are more.
 STEPS = 20

@@ -20,9 +20,9 @@ from forgetfree.benchmarks.speed.measurement import Figure
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running.unit import Unit
-from forgetfree.learning.monitor import Monitor
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.testing.tiny import tiny_model
+from forgetfree.training.monitor import Monitor
 
 TASKS, STEPS = 50, 60
 

@@ -19,9 +19,9 @@ from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.benchmarks.speed.region_step import found_region
 from forgetfree.continual.streams import load_stream
 from forgetfree.core.trained import RegionParameters
-from forgetfree.learning.training import fine_tune
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.parallel.exchange import bytes_sent, connected, from_first, gathered, joined, meeting_point
+from forgetfree.training.loop import fine_tune
+from forgetfree.training.training_options import TrainingOptions
 
 STEPS = 4
 KINDS = ("fine-tuning", "region")

@@ -22,8 +22,8 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import autocast
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters, TrainedParameters, in_training, trainable
-from forgetfree.learning.training import Update, plan, training_mode
-from forgetfree.learning.training_options import TrainingOptions
+from forgetfree.training.loop import Update, plan, training_mode
+from forgetfree.training.training_options import TrainingOptions
 
 SPARSITY = 1e-3
 STEPS = 2

@@ -14,8 +14,8 @@ from forgetfree import registry
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.continual.streams import Stream, load_stream
 from forgetfree.data.sampling import plan_batches
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.seeds import derive_seed
+from forgetfree.training.training_options import TrainingOptions
 
 STEPS = 30
 

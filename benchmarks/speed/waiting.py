@@ -33,9 +33,9 @@ def work() -> dict[str, Callable[[], Any]]:
     from transformers import BertModel
 
     from forgetfree.continual.streams import load_stream
-    from forgetfree.learning.training import fine_tune
-    from forgetfree.learning.training_options import TrainingOptions
     from forgetfree.testing.tiny import bert_config
+    from forgetfree.training.loop import fine_tune
+    from forgetfree.training.training_options import TrainingOptions
 
     stream = load_stream("qnli,sst2", data="demo", model="minilm", readout="linear")
     options = TrainingOptions(batch_size=8, optimizer="adamw", learning_rate=1e-5, schedule="constant")

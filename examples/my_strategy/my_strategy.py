@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import EncodedTask
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
+from forgetfree.training.training_options import TrainingOptions
 
 #: Task names, in order.
 STREAM = ("sst2", "qnli")

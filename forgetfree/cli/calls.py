@@ -27,10 +27,10 @@ from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import caller_untouched, quiet_libraries
 from forgetfree.jobs.running.execution import PARTS, Execution
 from forgetfree.jobs.running.progress import make_progress
-from forgetfree.learning.training_options import check_optimizer
 from forgetfree.options import build, by_name, name_of_function
 from forgetfree.output import no_empty_directories
 from forgetfree.terminal import each_note_once, stderr, tell
+from forgetfree.training.training_options import check_optimizer
 
 Json = dict[str, Any]
 

@@ -155,8 +155,8 @@ def _imports_unheard(debug: bool) -> Iterator[None]:
 def _list_strategies_in_full(debug: bool) -> None:
     """List every strategy with its own options, then the options that all of them take, within 80 columns."""
     from forgetfree.jobs.run_config import RunOptions
-    from forgetfree.learning.training_options import TrainingOptions
     from forgetfree.options import Description, describe
+    from forgetfree.training.training_options import TrainingOptions
 
     def write(text: str, indent: int) -> None:
         margin = " " * indent

@@ -28,12 +28,12 @@ from torch import Tensor, nn
 from forgetfree.continual.strategy import ContinualStrategy, Training, WholeModel
 from forgetfree.continual.stream import Stream
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.learning.cost import Cost, TaskSize, model_bytes, training_phase
-from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.task_model import TokenLayout
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
+from forgetfree.training.cost import Cost, TaskSize, model_bytes, training_phase
+from forgetfree.training.encoded_task import EncodedTask
+from forgetfree.training.training_options import TrainingOptions
 
 
 class AvalancheStrategy(ContinualStrategy):

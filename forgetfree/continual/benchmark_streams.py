@@ -22,12 +22,12 @@ from forgetfree.data.library_tables import splits_of
 from forgetfree.data.rows import Rows, TaskRows, complete, tell
 from forgetfree.data.sampling import k_shot, representative
 from forgetfree.errors import DataError, ModelError, UsageError, first_line
-from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.state import ModelState
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import EvaluatedOn, Scenario, TaskDefinition, in_versions, version_of
+from forgetfree.training.encoded_task import EncodedTask
 
 
 def benchmark_stream(

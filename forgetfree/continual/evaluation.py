@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.data.sampling import evenly
-from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.results.answers import Answers
+from forgetfree.training.encoded_task import EncodedTask
 
 
 class StreamAnswers:

@@ -23,7 +23,11 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import representative
 from forgetfree.errors import OptionError
-from forgetfree.learning.cost import (
+from forgetfree.ledger import Ledger, Record
+from forgetfree.models.state import ModelState
+from forgetfree.options import option
+from forgetfree.tasks import version_of
+from forgetfree.training.cost import (
     Cost,
     PhaseCost,
     TaskSize,
@@ -32,15 +36,11 @@ from forgetfree.learning.cost import (
     search_phase,
     training_phase,
 )
-from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.localization import check_localization
-from forgetfree.learning.scaled_start import ScaleOptions, scales
-from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import loss_of
-from forgetfree.ledger import Ledger, Record
-from forgetfree.models.state import ModelState
-from forgetfree.options import option
-from forgetfree.tasks import version_of
+from forgetfree.training.encoded_task import EncodedTask
+from forgetfree.training.localization import check_localization
+from forgetfree.training.loop import loss_of
+from forgetfree.training.scaled_start import ScaleOptions, scales
+from forgetfree.training.single_task import SingleTask
 
 LocalizeAt = Literal["pretrained", "union"]
 

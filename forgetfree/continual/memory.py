@@ -13,9 +13,9 @@ from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, read_json
-from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.ledger import Ledger, check_binding, check_definitions
 from forgetfree.models.state import ModelState
+from forgetfree.training.encoded_task import EncodedTask
 
 
 class Memory(Protocol):

@@ -22,12 +22,12 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.errors import OptionError
-from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.training_options import TrainingOptions, region_rate, sets_rates
 from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.options import Function, name_of_function, option
+from forgetfree.training.encoded_task import EncodedTask
+from forgetfree.training.training_options import TrainingOptions, region_rate, sets_rates
 
 
 @dataclass(frozen=True, kw_only=True)

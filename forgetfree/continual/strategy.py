@@ -27,15 +27,15 @@ from forgetfree.core.regions import Region
 from forgetfree.core.trained import WholeTensors
 from forgetfree.device import find_device
 from forgetfree.files import StrPath
-from forgetfree.learning.cost import Cost, TaskSize
-from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.monitor import Monitor, Phase, Stopwatch
-from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training_options import TrainingOptions, for_model
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
+from forgetfree.training.cost import Cost, TaskSize
+from forgetfree.training.encoded_task import EncodedTask
+from forgetfree.training.monitor import Monitor, Phase, Stopwatch
+from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import TrainingOptions, for_model
 
 
 class ContinualStrategy(StrategyTemplate):

@@ -18,13 +18,13 @@ from torch import nn
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.errors import RunError, UsageError
-from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState
 from forgetfree.models.task_model import TaskModel
 from forgetfree.tasks import Scenario
+from forgetfree.training.encoded_task import EncodedTask
 
 
 class StreamModel(TaskModel, MultiTaskModule):

@@ -5,7 +5,7 @@ answers with it. One with a model per task (`taskwise`) answers with that of the
 of the last task that has it; or each row with the model of one task. With ``task_inference=router`` that is the task whose
 answer, among its own labels, has the least entropy as a share of the largest they could have (of a sentence whose words are
 labelled: on average over them); with ``lda``, the task to which θ_pre's features say that the row belongs
-(`forgetfree.learning.task_features`), and no other task answers. Since no row is then answered with labels of two tasks, a task
+(`forgetfree.training.task_features`), and no other task answers. Since no row is then answered with labels of two tasks, a task
 is also learned among its own labels alone (`among_own_labels`). During training, the task in training is the last. Labels of
 no such task get the lowest logit there is; before any task, the untrained model answers.
 
@@ -32,11 +32,11 @@ from forgetfree.core.readout_model import LOWEST, among
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import by_length, representative
 from forgetfree.errors import OptionError
-from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.task_features import TaskFeatures, share_of_entropy
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
+from forgetfree.training.monitor import Monitor
+from forgetfree.training.task_features import TaskFeatures, share_of_entropy
+from forgetfree.training.training_options import TrainingOptions
 
 #: Bytes of features that a strategy keeps, of test rows mostly: about 87,000 rows of 384 numbers.
 _ROOM = 2**28

@@ -16,11 +16,11 @@ from forgetfree.core.regions import Region
 from forgetfree.core.trained import TrainedParameters
 from forgetfree.display import brief
 from forgetfree.errors import ConformanceError
-from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.monitor import Phase
-from forgetfree.learning.task_features import TaskFeatures
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import ModelState
+from forgetfree.training.encoded_task import EncodedTask
+from forgetfree.training.monitor import Phase
+from forgetfree.training.task_features import TaskFeatures
+from forgetfree.training.training_options import TrainingOptions
 
 #: From inputs ``(B, …)`` and task labels ``(B,)`` to logits ``(B, n)`` in float32; the model itself is one.
 Answer = Callable[[Tensor, Any], Tensor]

@@ -40,14 +40,14 @@ from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length
-from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.layers import layer_checkpoints, lower_layer_cache
-from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.training import TrainingState, Update, plan, training_mode
 from forgetfree.parallel.exchange import gathered, own_items
 from forgetfree.parallel.parts import WHOLE, BatchSum, Part, cut
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
+from forgetfree.training.encoded_task import EncodedTask
+from forgetfree.training.layers import layer_checkpoints, lower_layer_cache
+from forgetfree.training.loop import TrainingState, Update, plan, training_mode
+from forgetfree.training.monitor import Monitor
 
 
 class StrategyTemplate(SupervisedTemplate):

@@ -18,7 +18,7 @@ from forgetfree.core.trained import trainable
 from forgetfree.display import counted
 from forgetfree.errors import OptionError
 
-#: How γ_base is chosen; `forgetfree.learning.localization.choose_base` knows ``fisher`` and ``bias``, too.
+#: How γ_base is chosen; `forgetfree.training.localization.choose_base` knows ``fisher`` and ``bias``, too.
 BaseKind = Literal["movement", "empty", "random", "fisher", "bias"]
 #: The most scores of which one maximum is taken.
 _BLOCK = 32

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.regions import Region
@@ -86,7 +87,7 @@ class RegionParameters:
     def sampling(self) -> AbstractContextManager[None]:
         """Take the gradients of weight matrices entry by entry inside: there is none of the size of a matrix."""
         return sampled(
-            (tensor, self._leaf(where), EntriesOfProduct(tensor.shape, local, self.values.dtype))
+            (tensor, self._leaf(where), local, EntriesOfProduct(tensor.shape, local, self.values.dtype))
             for tensor, local, where in self._pieces
             if type(tensor) is nn.Parameter and tensor.dim() == 2
         )
@@ -226,35 +227,57 @@ class _Sampled(torch.autograd.Function):
         return dy, dx, entries.of(left, right).to(leaf.dtype), None, None
 
 
+class _Entries(torch.autograd.Function):
+    """The identity of a tensor some entries of which are ``leaf``: it gives those gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, leaf: Tensor, local: Tensor) -> Tensor:
+        """Return ``tensor``, which is not copied."""
+        ctx.at = leaf, local
+        return tensor.data
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Return the gradient of the entries."""
+        leaf, local = ctx.at
+        flat, at = entries(gradient, local)
+        return None, flat[at].to(leaf.dtype), None
+
+
 #: Where the products have their matrix among their arguments, after x.
 _PLACES = {F.linear: 1, torch.addmm: 2}
 
 
 class SampledWeight(nn.Parameter):
-    """A matrix ``W`` of which some entries are trained; ``leaf (s,)`` gets their gradients.
+    """A tensor of which some entries are trained; ``leaf (s,)`` gets their gradients.
 
-    It takes part in ``x Wᵀ`` (`nn.Linear`) and ``x W`` (GPT-2's ``Conv1D``) as a constant, and in all else as any parameter,
-    which gets its whole gradient. A parameter becomes one by its class, for a time (`sampled`), so that these products are
-    seen in whatever module. Copies of it, and what is pickled, are parameters.
+    A matrix ``W`` takes part in ``x Wᵀ`` (`nn.Linear`) and ``x W`` (GPT-2's ``Conv1D``) as a constant, of whose gradient these
+    entries alone are computed. In all else it takes part as any parameter, which gets its whole gradient; one that is frozen
+    hands on that of its entries. A parameter becomes one by its class, for a time (`sampled`), so that it is seen in whatever
+    module. Copies of it, and what is pickled, are parameters.
     """
 
     leaf: Tensor
-    entries: EntriesOfProduct
+    local: Tensor
+    entries: EntriesOfProduct | None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``func`` on tensors among which is such a matrix."""
+        """Call ``func`` on tensors among which is such a tensor."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
+            if not torch.is_grad_enabled() or torch.compiler.is_compiling() or _transformed():
+                return func(*args, **kwargs)
             at = _PLACES.get(func, len(args))
             weight = args[at] if at < len(args) else None
-            if (
-                not isinstance(weight, SampledWeight)
-                or not (weight.requires_grad and torch.is_grad_enabled())
-                or (func is torch.addmm and kwargs)  # β, α
-                or torch.compiler.is_compiling()
-                or torch._C._are_functorch_transforms_active()
-            ):
+            sampled = isinstance(weight, SampledWeight) and weight.entries is not None
+            if not sampled or (func is torch.addmm and kwargs):  # β, α
+                weight = None
+            if not _reads_or_sets_itself(func):
+                args, kwargs = tree_map(
+                    lambda each: each if each is weight else _handing_on(each), (tuple(args), kwargs)
+                )
+            if weight is None:
                 return func(*args, **kwargs)
             y = func(*args[:at], weight.detach(), *args[at + 1 :], **kwargs)
             return _Sampled.apply(y, args[at - 1], weight.leaf, weight.entries, func is torch.addmm)
@@ -269,16 +292,37 @@ class SampledWeight(nn.Parameter):
         return nn.Parameter(self.detach(), self.requires_grad)
 
 
+def _transformed() -> bool:
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def _reads_or_sets_itself(func: Any) -> bool:
+    """Return whether a function asks for a property of a tensor, or changes the tensor itself."""
+    name = getattr(func, "__name__", "")
+    return name in ("__get__", "__set__", "__delete__") or (name.endswith("_") and not name.endswith("__"))
+
+
+def _handing_on(value: Any) -> Any:
+    """Return a frozen tensor as one that hands its entries' gradients on to their leaf; anything else as it is."""
+    if isinstance(value, SampledWeight) and not value.requires_grad:
+        return _Entries.apply(value.detach(), value.leaf, value.local)
+    return value
+
+
 @contextmanager
-def sampled(matrices: Iterable[tuple[nn.Parameter, Tensor, EntriesOfProduct]]) -> Iterator[None]:
-    """Let each matrix, inside, give the gradients of its entries to the leaf beside it."""
+def sampled(tensors: Iterable[tuple[nn.Parameter, Tensor, Tensor, EntriesOfProduct | None]]) -> Iterator[None]:
+    """Let each tensor, inside, give the gradients of its entries to a leaf.
+
+    Args:
+        tensors: each with its leaf ``(s,)``, the entries' numbers ``(s,)``, and, of a matrix, these entries of a product.
+    """
     made: list[Any] = []
     try:
-        for matrix, leaf, entries in matrices:
-            weight: Any = matrix
+        for tensor, leaf, local, entries in tensors:
+            weight: Any = tensor
             made.append(weight)
             weight.__class__ = SampledWeight
-            weight.leaf, weight.entries = leaf, entries
+            weight.leaf, weight.local, weight.entries = leaf, local, entries
         yield
     finally:
         for weight in made:

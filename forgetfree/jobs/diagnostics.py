@@ -15,12 +15,12 @@ from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, is_number, read_json
 from forgetfree.kinds.kind import kind_of
-from forgetfree.learning.encoded_task import EncodedTask, sampled
-from forgetfree.learning.floors import bag_of_words, linear_probe, linear_probes, nearest_rows
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import LabelAnswers, label_answers, pack_rows
 from forgetfree.results.calibration import calibration_rows, temperature_of
 from forgetfree.results.run_results import LEARNED_FLOORS
+from forgetfree.training.encoded_task import EncodedTask, sampled
+from forgetfree.training.floors import bag_of_words, linear_probe, linear_probes, nearest_rows
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.data.rows import TaskRows
     from forgetfree.jobs.stream_learner import Row
-    from forgetfree.learning.texts_aside import TextsAside
-    from forgetfree.learning.training_options import TrainingOptions
+    from forgetfree.training.texts_aside import TextsAside
+    from forgetfree.training.training_options import TrainingOptions
 
 _FLOORS = "floors.json"
 #: By task.

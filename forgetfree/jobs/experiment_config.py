@@ -126,7 +126,7 @@ def adjusted(
     Raises:
         UsageError: naming every fault.
     """
-    from forgetfree.learning.localization import LocalizationOptions
+    from forgetfree.training.localization import LocalizationOptions
 
     faults = faults or Faults()
     # An experiment always takes fewer rows, and is in float32 as the paper's are.

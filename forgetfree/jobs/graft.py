@@ -33,10 +33,6 @@ from forgetfree.jobs.running.directory import model_and_data
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.kinds.kind import readout_for
-from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.monitor import PHASES, Monitor, Stopwatch, told_seconds
-from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import answers_of
 from forgetfree.ledger.graft import Graft, find_graft
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
 from forgetfree.models.loading import LoadedModel, load_model
@@ -49,6 +45,10 @@ from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.tasks import TaskDefinition
 from forgetfree.terminal import tell_note
+from forgetfree.training.localization import LocalizationOptions, check_localization
+from forgetfree.training.loop import answers_of
+from forgetfree.training.monitor import PHASES, Monitor, Stopwatch, told_seconds
+from forgetfree.training.single_task import SingleTask
 
 if TYPE_CHECKING:
     from forgetfree.core.parameters import ParameterSpace

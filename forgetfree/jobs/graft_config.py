@@ -14,7 +14,7 @@ from forgetfree.jobs.config import CommonOptions, JobConfig, check_known, check_
 from forgetfree.options import build, option
 
 if TYPE_CHECKING:
-    from forgetfree.learning.scaled_start import GraftOptions
+    from forgetfree.training.scaled_start import GraftOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class GraftConfig(JobConfig):
 
     def recipe(self) -> dict[str, Any]:
         """Return the model's recipe, for what is not set otherwise; of localizing alone for a model that is fine-tuned."""
-        from forgetfree.learning.training_options import TrainingOptions
+        from forgetfree.training.training_options import TrainingOptions
 
         recipe = recipes.recipe_of(self.model, {**self.settings, **self.flags()}, graft=True)
         unused = () if self.fine_tuned is None else TrainingOptions.__dataclass_fields__
@@ -73,8 +73,8 @@ class GraftConfig(JobConfig):
         Raises:
             UsageError: naming every fault.
         """
-        from forgetfree.learning.scaled_start import GraftOptions
-        from forgetfree.learning.training_options import TrainingOptions
+        from forgetfree.training.scaled_start import GraftOptions
+        from forgetfree.training.training_options import TrainingOptions
 
         faults = self.faults()
         own, known = set(CommonOptions.__dataclass_fields__), set(GraftOptions.__dataclass_fields__)

@@ -22,7 +22,7 @@ from forgetfree.jobs.running.costs import Workload
 from forgetfree.jobs.running.environment import check_precision
 from forgetfree.jobs.running.loggers import Subject, logged
 from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.learning.monitor import Monitor
+from forgetfree.training.monitor import Monitor
 
 if TYPE_CHECKING:
     from forgetfree.core.parameters import ParameterSpace

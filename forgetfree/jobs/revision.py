@@ -33,7 +33,6 @@ from forgetfree.jobs.stream_learner import LearnedStream, Row, StreamLearner
 from forgetfree.jobs.stream_prefix import StreamPrefix
 from forgetfree.json_file import parse_json, sign
 from forgetfree.kinds.kind import readout_for
-from forgetfree.learning.monitor import Monitor
 from forgetfree.models.loading import CAUSAL_HEAD
 from forgetfree.options import build
 from forgetfree.output import check_begun, make_directory, refuse_content
@@ -42,6 +41,7 @@ from forgetfree.results.scores import Score
 from forgetfree.serve.source import LEDGER
 from forgetfree.tasks import TaskDefinition, chosen_version, next_version, usual_max_length, version_of
 from forgetfree.tensor_file import metadata_of
+from forgetfree.training.monitor import Monitor
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers

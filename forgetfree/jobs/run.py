@@ -29,9 +29,6 @@ from forgetfree.jobs.running.environment import left_out_of, tell_shared_labels,
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.stream_learner import Row, StreamLearner
 from forgetfree.json_file import read_json
-from forgetfree.learning.cost import cost_of
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.monitor import Monitor, told_seconds
 from forgetfree.options import recorded
 from forgetfree.results.answers import constant_scores
 from forgetfree.results.comparison import merge
@@ -44,6 +41,9 @@ from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK, size_and_sh
 from forgetfree.serve.source import run_binding
 from forgetfree.tasks import GREEDY, TaskDefinition, seeded
 from forgetfree.terminal import tell_note
+from forgetfree.training.cost import cost_of
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.monitor import Monitor, told_seconds
 
 if TYPE_CHECKING:
     from forgetfree.core.parameters import ParameterSpace

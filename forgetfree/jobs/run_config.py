@@ -311,7 +311,7 @@ def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> N
 
 def fine_tunes(strategy: Any) -> bool:
     """Return whether a strategy's class fine-tunes each task on its own, from where `SingleTask.start` says."""
-    from forgetfree.learning.cost import TaskSize, cost_of
+    from forgetfree.training.cost import TaskSize, cost_of
 
     return cost_of(strategy, strategy.Options(), [TaskSize()]).fine_tunes
 

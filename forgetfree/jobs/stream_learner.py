@@ -30,21 +30,21 @@ from forgetfree.jobs.run_config import CheckedRun, RunConfig, starts_of
 from forgetfree.jobs.running.unit import Json, described_files
 from forgetfree.json_file import parse_json, read_json, sign
 from forgetfree.kinds.kind import readout_for
-from forgetfree.learning.monitor import Monitor
 from forgetfree.results.answers import Answers, TextAnswers, shown_rows
 from forgetfree.tasks import seeded
 from forgetfree.tensor_file import TensorFile
+from forgetfree.training.monitor import Monitor
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
-    from forgetfree.learning.texts_aside import TextsAside
-    from forgetfree.learning.training_options import TrainingOptions
     from forgetfree.models.loading import LoadedModel
     from forgetfree.models.peft_adapter import AdapterStart
     from forgetfree.tasks import TaskDefinition
+    from forgetfree.training.texts_aside import TextsAside
+    from forgetfree.training.training_options import TrainingOptions
 
 
 _FILE, _MEASURED = TensorFile(RunError, "", "forgetfree.answers"), "measured.json"
@@ -147,7 +147,7 @@ class StreamLearner:
 
     def texts_aside(self, seed: int) -> TextsAside | None:
         """Return the texts that no task trains, encoded for the stream of a seed; ``None`` where none are named."""
-        from forgetfree.learning.texts_aside import TextsAside
+        from forgetfree.training.texts_aside import TextsAside
 
         place, stream = self.config.held_aside, self.stream(seed)
         if place is None:

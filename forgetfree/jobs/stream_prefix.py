@@ -25,7 +25,6 @@ from forgetfree.jobs.run import ledger_summary
 from forgetfree.jobs.running.environment import versions
 from forgetfree.jobs.running.unit import HISTORY, Json, Unit, described_files
 from forgetfree.json_file import parse_json, read_json
-from forgetfree.learning.monitor import PHASES
 from forgetfree.ledger import Ledger
 from forgetfree.output import make_directory
 from forgetfree.results.answers import json_of
@@ -33,6 +32,7 @@ from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_sco
 from forgetfree.results.unit_folder import BEFORE, SECONDS_PER_TASK
 from forgetfree.serve.source import LEDGER
 from forgetfree.tasks import version_of
+from forgetfree.training.monitor import PHASES
 
 _REMEDY = "Restore it from a copy, or run the stream again."
 

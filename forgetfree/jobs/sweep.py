@@ -25,12 +25,12 @@ from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.sweep_config import CheckedSweep, Range, Setting, SweepConfig, setting_text
-from forgetfree.learning.monitor import Monitor
 from forgetfree.results.records import CHOSEN, SweepResults
 from forgetfree.results.report.graft_and_sweep import lay_out_sweep
 from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.seeds import derive_seed
+from forgetfree.training.monitor import Monitor
 
 if TYPE_CHECKING:
     from forgetfree.core.parameters import ParameterSpace

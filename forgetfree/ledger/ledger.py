@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from forgetfree.core.body import body_fingerprint, body_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import BY_WORDS
 from forgetfree.core.regions import Region
@@ -61,6 +62,23 @@ class Ledger:
         # For every entry the position of the first task that owns it, from 1, or 0. NumPy's zeros take no memory
         # before they are written, so a file that claims a giant space costs none.
         self._owners = torch.from_numpy(np.zeros(len(space), dtype=np.int16))
+
+    @classmethod
+    def of_model(cls, model: nn.Module, *, graftable: str | None = None) -> Ledger:
+        """Return an empty ledger of a model, for tasks that `forgetfree.training` trains; the model holds θ_pre.
+
+        Tasks of one such ledger may stand on the union of the earlier ones or alone. Names are those of the model's body, so
+        that the ledger is the same with any head.
+
+        Args:
+            model: a model of transformers, with a head or without; or any module.
+            graftable: regular expression over names; only such tensors may be trained.
+
+        Raises:
+            RegionError: no tensor is left.
+        """
+        space = ParameterSpace.of(body_of(model), include=(graftable or ".",))
+        return cls(space, body_fingerprint(model), "auto")
 
     @property
     def records(self) -> tuple[Record, ...]:

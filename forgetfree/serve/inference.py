@@ -22,8 +22,6 @@ from forgetfree.display import brief, counted
 from forgetfree.errors import DataError, LedgerError, ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.kinds.kind import kind_of
-from forgetfree.learning.task_features import TaskFeatures, share_of_entropy
-from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, dtype_of, load_model
 from forgetfree.serve.classification import Answer, text_rows
@@ -31,6 +29,8 @@ from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text
 from forgetfree.serve.source import Source, check_run_binding
 from forgetfree.serve.weights import LedgerWeights, TaskWeights, weights_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, chosen_version
+from forgetfree.training.loop import predict
+from forgetfree.training.task_features import TaskFeatures, share_of_entropy
 
 
 class Predictor:

@@ -17,9 +17,9 @@ from forgetfree.data.rows import Rows
 from forgetfree.display import brief
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import kind_of
-from forgetfree.learning.training import predict
 from forgetfree.serve.network import Parts, TaskNetwork
 from forgetfree.tasks import Decoding, TaskDefinition
+from forgetfree.training.loop import predict
 
 #: A text, or the two of a pair; a tuple of one is a text, too. A list is the words of a sentence, or the turns of a chat.
 Text = str | tuple[str, ...] | list[Any]

@@ -115,19 +115,19 @@ class LedgerWeights(TaskWeights):
 
     def __init__(self, loaded: LoadedModel, ledger: Ledger, source: Source | None = None) -> None:
         self.ledger = ledger
+        self.definitions: dict[str, TaskDefinition] = {}
+        for record in ledger.records:
+            if record.definition is None:
+                raise LedgerError(
+                    f"The ledger does not say what task {record.task!r} asks for: it was learned in another trainer, or its "
+                    "rows are no texts. Answer by forgetfree.answering(model, ledger, task), LedgerSwitch or MixedBatchModel."
+                )
+            self.definitions[record.task] = record.definition
         self.binding = loaded.binding(ledger.binding.precision if ledger.binding else "fp32")
         self.switch = LedgerSwitch(ledger, loaded.model.backbone, fingerprint=loaded.fingerprint)
         check_binding(ledger, self.binding, "The ledger")
         if source is not None:
             check_definitions(ledger, {task.name: task for task in source.tasks}, "the run's config.json")
-        self.definitions: dict[str, TaskDefinition] = {}
-        for record in ledger.records:
-            if record.definition is None:
-                raise LedgerError(
-                    f"The ledger does not say which labels task {record.task!r} has: its rows are no texts. Answer by "
-                    "LedgerSwitch or MixedBatchModel."
-                )
-            self.definitions[record.task] = record.definition
 
     def readout(self, task: str) -> Mapping[str, Tensor]:
         """Return the record's readout."""

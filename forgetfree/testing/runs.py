@@ -15,9 +15,9 @@ from torch import Tensor
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.display import listed
-from forgetfree.learning.monitor import PHASES, Monitor
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.testing.faults import Faults, differing, tensors
+from forgetfree.training.monitor import PHASES, Monitor
 
 Tensors = dict[str, Tensor]
 

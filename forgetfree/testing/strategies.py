@@ -17,7 +17,6 @@ from forgetfree.continual.streams import Stream, make_stream
 from forgetfree.data.rows import TaskRows
 from forgetfree.display import listed
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
 from forgetfree.tasks import SPLITS
@@ -34,6 +33,7 @@ from forgetfree.testing.outcomes import (
 )
 from forgetfree.testing.runs import Observer, Recorder, Run, Watch, learn, own_randomness
 from forgetfree.testing.tiny import copies, other_rows, tiny_model, tiny_stream, tiny_task
+from forgetfree.training.training_options import TrainingOptions
 
 #: Momentum and decay move what has no gradient, so frozen entries are tested by both.
 SMALL: dict[str, Any] = {"steps": 3, "batch_size": 4, "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.1}

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from forgetfree.continual.strategy import TaskwiseOptions, Training
 from forgetfree.continual.streams import EncodedTask
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.strategies.lora.task_adapters import AdapterOptions, AdapterStrategy, TaskAdapters
+from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

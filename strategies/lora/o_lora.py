@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.lora_adapters import overlap
 from forgetfree.options import option
 from forgetfree.strategies.lora.task_adapters import AdapterOptions, AdapterStrategy, TaskAdapters
+from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,13 +19,13 @@ from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_o
 from forgetfree.core.trained import WholeTensors
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, RunError, TaskError
-from forgetfree.learning.cost import Cost, TaskSize, training_phase
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger import changed_buffers
 from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, lora_config, targets
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
 from forgetfree.strategies.lora.file import LoraRecord, config_of, load_records, save_records
+from forgetfree.training.cost import Cost, TaskSize, training_phase
+from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ from forgetfree import cli
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import DataError, OptionError, ReportError, RunError, UnknownNameError, UsageError, in_arguments
 from forgetfree.jobs.loaded_results import Results
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
+from forgetfree.training.training_options import TrainingOptions
 
 Json = dict[str, Any]
 BOTH = ["fine-tune", "grafting-continual"]

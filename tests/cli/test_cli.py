@@ -756,8 +756,8 @@ def test_list(capsys, what: str, expected: list[str]) -> None:
 def test_list_strategies_in_full(capsys) -> None:
     """Every option once: at its strategy, or among those that all of them take."""
     from forgetfree import registry
-    from forgetfree.learning.training_options import TrainingOptions
     from forgetfree.options import describe
+    from forgetfree.training.training_options import TrainingOptions
 
     assert cli.main(["list", "strategies", "--verbose"]) == 0
     shown = capsys.readouterr().out

@@ -36,8 +36,6 @@ from forgetfree.core.regions import Region, biases, distribution, kind_of, layer
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs.running import progress
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.single_task import SingleTask
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
 from forgetfree.models.loading import load_model
@@ -50,6 +48,8 @@ from forgetfree.results.report.graft_and_sweep import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.stored import load_graft_results
 from forgetfree.tensor_file import TensorFile
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.single_task import SingleTask
 
 #: Tensors and metadata of any format, with their checksum.
 ANY_FILE = TensorFile(ForgetfreeError, "")

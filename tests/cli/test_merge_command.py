@@ -13,11 +13,11 @@ import torch
 from forgetfree import Ledger, Predictor, cli
 from forgetfree.core.merging import MergeRule
 from forgetfree.data.sources import load_tasks
-from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger import merged_graft
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
+from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import TrainingOptions
 
 TASKS = ("qnli", "ag_news", "sst2")
 KINDS = {"bert": "linear", "bert-mlm": "prompt"}

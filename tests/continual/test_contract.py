@@ -25,9 +25,9 @@ from forgetfree.continual.adapter import PluginStrategy
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
 from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import ConformanceError
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import build, option
 from forgetfree.testing import check_strategy, tiny_stream
+from forgetfree.training.training_options import TrainingOptions
 
 ROOT = Path(__file__).parents[2]
 #: What the author of a strategy may write: three methods about a task, and at most ten names beside them.

@@ -11,10 +11,10 @@ import torch
 
 from forgetfree import registry
 from forgetfree.errors import OptionError
-from forgetfree.learning.training import fine_tuned_key
-from forgetfree.learning.training_options import TrainingOptions, rate_at, scheduled_rate
 from forgetfree.models.state import StateStore
 from forgetfree.options import by_name, function_named, recorded
+from forgetfree.training.loop import fine_tuned_key
+from forgetfree.training.training_options import TrainingOptions, rate_at, scheduled_rate
 
 STEPS = 3
 SMALL = {"steps": STEPS, "batch_size": 4}

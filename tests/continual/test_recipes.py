@@ -14,10 +14,10 @@ from forgetfree.errors import OptionError, UnknownNameError
 from forgetfree.jobs.experiments import load_experiment
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import build
 from forgetfree.recipes import ModelEntry
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.training_options import TrainingOptions
 
 RECIPE = {"optimizer": "adamw", "learning_rate": 0.5, "sparsity": 0.25, "ewc.ewc_lambda": 7.0}
 

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from forgetfree import registry
 from forgetfree.continual.streams import Stream, make_stream
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.training import answers_of
 from forgetfree.results.answers import TextAnswers
 from forgetfree.testing.tiny import copies, tiny_model, tiny_task, tiny_texts
+from forgetfree.training.loop import answers_of
+from forgetfree.training.monitor import Monitor
 
 
 @copies

@@ -17,12 +17,12 @@ from forgetfree.continual.streams import Stream, make_stream
 from forgetfree.core.base_regions import diagonal_fisher
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.errors import UsageError
-from forgetfree.learning.training import fine_tune, predict
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.loading import load_model
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.testing.streams import check_stream
 from forgetfree.testing.tiny import tiny_model, tiny_task
+from forgetfree.training.loop import fine_tune, predict
+from forgetfree.training.training_options import TrainingOptions
 
 KEEPING = ("fine-tune", "grafting-continual", "graft-retrain", "packnet", "wsn", "bitfit", "lora")
 

@@ -17,11 +17,11 @@ from forgetfree.core.readout_model import TaskHead
 from forgetfree.data.examples import DatasetExamples
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError
-from forgetfree.learning.localization import LocalizationOptions, choose_base
-from forgetfree.learning.single_task import SingleTask
 from forgetfree.ledger import Ledger
 from forgetfree.models.loading import load_model
 from forgetfree.models.module_model import ModuleModel
+from forgetfree.training.localization import LocalizationOptions, choose_base
+from forgetfree.training.single_task import SingleTask
 
 ROWS = [(torch.tensor([2.0, 0.0]), 1), (torch.tensor([4.0, 6.0]), 0)]
 

@@ -24,7 +24,6 @@ from forgetfree.core.body import body_of
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.jobs.run_config import tell_starts
-from forgetfree.learning.training import fine_tune
 from forgetfree.models import peft_adapter
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 from forgetfree.models.loading import load_model
@@ -36,6 +35,7 @@ from forgetfree.seeds import derive_seed
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.strategies.fine_tune import FineTune
 from forgetfree.strategies.grafting_continual import GraftingContinual, GraftingOptions
+from forgetfree.training.loop import fine_tune
 
 pytestmark = pytest.mark.long
 

@@ -17,8 +17,6 @@ from forgetfree.continual.streams import load_stream
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import TrainingError
-from forgetfree.learning.encoded_task import sampled
-from forgetfree.learning.floors import linear_probe, overlap, word_answers
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import LabelAnswers, pack_rows
 from forgetfree.results.comparison import merge, with_files
@@ -26,6 +24,8 @@ from forgetfree.results.evidence import Evidence
 from forgetfree.results.run_results import RunResults
 from forgetfree.results.stored import load_run_results
 from forgetfree.strategies.continual_ft import ContinualFT
+from forgetfree.training.encoded_task import sampled
+from forgetfree.training.floors import linear_probe, overlap, word_answers
 
 ALL = ("--set", "floors=probe", "--set", "readout_again=true")
 TASKS = "sst2,ag_news"

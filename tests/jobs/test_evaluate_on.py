@@ -14,10 +14,10 @@ from forgetfree import cli
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.sources import load_task
 from forgetfree.errors import DataError, UsageError
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.loading import load_model
 from forgetfree.tasks import TaskDefinition
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.single_task import SingleTask
 
 CHOOSE = ("--set", "evaluate_on=validation")
 #: Starting workers takes longer than the units do.

@@ -28,14 +28,14 @@ from forgetfree.jobs.experiments import (
     pivot,
     rows_of,
 )
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.page import render_page
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.monitor import Monitor
+from forgetfree.training.single_task import SingleTask
 
 pytestmark = pytest.mark.long
 

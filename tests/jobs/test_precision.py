@@ -22,10 +22,10 @@ from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.preflight import plan_of
-from forgetfree.learning.training import fine_tune, fine_tuned_key, predict
-from forgetfree.learning.training_options import TrainingOptions, for_model
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
+from forgetfree.training.loop import fine_tune, fine_tuned_key, predict
+from forgetfree.training.training_options import TrainingOptions, for_model
 
 
 @pytest.fixture(autouse=True)

@@ -25,8 +25,8 @@ from forgetfree import Ledger, Predictor, cli
 from forgetfree.data.sources import load_tasks
 from forgetfree.jobs.stream_learner import StreamCheckpoint
 from forgetfree.json_file import sign
-from forgetfree.learning.single_task import SingleTask
 from forgetfree.strategies.grafting_continual import GraftingContinual
+from forgetfree.training.single_task import SingleTask
 
 pytestmark = pytest.mark.long
 

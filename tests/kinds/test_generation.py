@@ -467,7 +467,7 @@ def test_a_definition_of_texts_has_their_fields_alone() -> None:
 
 
 def test_routing_sees_the_prompt_and_not_the_answer(data: Path, model: Path) -> None:
-    from forgetfree.learning.encoded_task import encode_task
+    from forgetfree.training.encoded_task import encode_task
 
     loaded = load_model(str(model), "generate")
     rows = load_tasks("first", str(data))[0]

@@ -17,12 +17,12 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import apply_graft
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import TrainingOptions
 
 GRAFTED = (
     *(

@@ -20,10 +20,10 @@ from transformers.models.auto import modeling_auto
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 from forgetfree.models.loading import LoadedModel, language_model, load_model
+from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import TrainingOptions
 
 ModelDirectory = Callable[[str], Path]
 TEXTS = ("the film was lovely and very bright", "a dull story", "the story was lovely and very bright")

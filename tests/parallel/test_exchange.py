@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.errors import OptionError
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.parallel import exchange, parts
 from forgetfree.parallel.exchange import own_items, own_parts, tree_sum
 from forgetfree.parallel.parts import Part, PartSum, cut
+from forgetfree.training.training_options import TrainingOptions
 
 #: Of which (a + b) + c differs from a + (b + c) in float32, so that the order shows.
 BIG, SMALL = 2.0**24, 1.0

@@ -659,8 +659,8 @@ def test_seconds_of_models_that_others_made_stand_beside_ones_own() -> None:
 
 def test_the_strategies_that_stand_on_fine_tuned_models_are_those_that_say_so() -> None:
     from forgetfree.jobs.run_config import fine_tunes
-    from forgetfree.learning.localization import LocalizationOptions
     from forgetfree.results.configurations import NEED_FINE_TUNED, STAND_ON_FINE_TUNED
+    from forgetfree.training.localization import LocalizationOptions
 
     assert {name for name in registry.STRATEGIES if fine_tunes(registry.strategy(name))} == {*STAND_ON_FINE_TUNED}
     declared = typing.get_args(typing.get_type_hints(LocalizationOptions)["region_from"])
@@ -963,8 +963,8 @@ def test_the_bounds_of_options_are_those_that_strategies_declare() -> None:
     from annotated_types import Ge, Gt, Le
 
     from forgetfree import registry
-    from forgetfree.learning.training_options import TrainingOptions
     from forgetfree.results.run_results import MASOptions, OwnOptions, RunOptions
+    from forgetfree.training.training_options import TrainingOptions
 
     names = {Gt: "gt", Ge: "ge", Le: "le"}
 

@@ -25,13 +25,13 @@ from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import GraftError, ModelError, UsageError
-from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import predict
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import ClassifierModel
 from forgetfree.serve.apply import WrittenModel, apply_graft
+from forgetfree.training.loop import predict
+from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import TrainingOptions
 
 ModelDirectory = Callable[[str], Path]
 

@@ -25,7 +25,6 @@ from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import kind_of
-from forgetfree.learning.training import predict
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.generation import _Text
 from forgetfree.models.loading import load_model
@@ -35,6 +34,7 @@ from forgetfree.serve.generation import chat_of
 from forgetfree.serve.network import Parts
 from forgetfree.serve.served_task import Ending, served
 from forgetfree.tasks import Decoding, TaskDefinition
+from forgetfree.training.loop import predict
 
 pytestmark = pytest.mark.long
 

@@ -20,14 +20,14 @@ from forgetfree import cli
 from forgetfree.core.regions import Region, kind_of
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import GraftError, ModelError, UsageError
-from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import apply_graft
 from forgetfree.serve.shira import from_shira, to_shira
 from forgetfree.tasks import TaskDefinition
+from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import TrainingOptions
 
 ModelDirectory = Callable[[str], Path]
 IDS = torch.tensor([[5, 9, 12, 7, 3], [4, 8, 8, 6, 2]])

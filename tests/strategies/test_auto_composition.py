@@ -22,10 +22,10 @@ from forgetfree.continual.grafting import AutoComposition
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.sources import load_tasks
 from forgetfree.jobs.running.checkpoints import pack
-from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.training import predict
 from forgetfree.ledger import Record
 from forgetfree.tensor_file import checksum
+from forgetfree.training.loop import predict
+from forgetfree.training.monitor import Monitor
 
 MakeStream = Callable[..., Any]
 TASKS = ("qnli", "ag_news", "sst2")

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from forgetfree import registry
 from forgetfree.continual.adapter import PluginStrategy, object_bytes
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.learning.cost import TaskSize
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import ModelState
 from forgetfree.options import build, option
 from forgetfree.strategies import avalanche_baselines, gem
+from forgetfree.training.cost import TaskSize
+from forgetfree.training.training_options import TrainingOptions
 
 MakeStream = Callable[..., Any]
 

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from forgetfree import registry
-from forgetfree.learning.training import plan
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.seeds import derive_seed
+from forgetfree.training.loop import plan
+from forgetfree.training.training_options import TrainingOptions
 
 MakeStream = Callable[..., Any]
 

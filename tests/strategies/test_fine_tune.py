@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from forgetfree.learning.monitor import told_seconds
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.strategies.fine_tune import FineTune
 from forgetfree.strategies.grafting_continual import GraftingContinual
 from forgetfree.testing.tiny import tiny_stream
+from forgetfree.training.monitor import told_seconds
+from forgetfree.training.training_options import TrainingOptions
 
 
 def make(directory: Path, **more: Any) -> FineTune:

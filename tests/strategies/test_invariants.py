@@ -31,12 +31,12 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters
 from forgetfree.errors import ConformanceError, LedgerError, OptionError, TaskError
-from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.training import fine_tune, predict
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.state import ModelState
 from forgetfree.results import learning_matrix, metrics
 from forgetfree.seeds import derive_seed
+from forgetfree.training.loop import fine_tune, predict
+from forgetfree.training.monitor import Monitor
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -356,7 +356,7 @@ def test_a_shared_fine_tuned_model_does_not_change_what_grafting_learns(tiny_str
 def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
     tiny_stream: MakeStream, kind: str, changes: dict[str, Any]
 ) -> None:
-    """Avalanche's loop, `forgetfree.learning.training.fine_tune` and step 1 of grafting end in the same bits."""
+    """Avalanche's loop, `forgetfree.training.loop.fine_tune` and step 1 of grafting end in the same bits."""
     stream = tiny_stream(kind, MODELS[kind], stream="qnli,sst2")
     strategy = make("fine-tune", stream, **changes)
     for experience in stream.benchmark.train_stream:
@@ -381,7 +381,7 @@ def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
 def test_a_region_is_trained_to_the_same_bits_by_both_loops(
     tiny_stream: MakeStream, kind: str, changes: dict[str, Any]
 ) -> None:
-    """Avalanche's loop and `forgetfree.learning.training.fine_tune`, by gradients of the region's entries alone."""
+    """Avalanche's loop and `forgetfree.training.loop.fine_tune`, by gradients of the region's entries alone."""
     stream = tiny_stream(kind, MODELS[kind], stream="qnli,sst2")
     strategy = make("graft-retrain", stream, sparsity=0.05, **changes)
     strategy.train(stream.benchmark.train_stream[0])

@@ -24,8 +24,6 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, ModelError, TrainingError, UsageError
-from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
@@ -33,6 +31,8 @@ from forgetfree.models.state import ModelState
 from forgetfree.serve.inference import Predictor
 from forgetfree.strategies.packnet import share
 from forgetfree.strategies.wsn import WinningSubnetwork
+from forgetfree.training.loop import predict
+from forgetfree.training.monitor import Monitor
 
 STEPS = 4
 GRAFTING: dict[str, Any] = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12, "mask_evaluations": 1}
@@ -245,7 +245,7 @@ def test_rows_that_are_no_texts_are_not_predicted(model_directory: Callable[[str
     ledger = Ledger(texts.space, texts.fingerprint, texts.composition)
     for record in texts.records:
         ledger.append(replace(record, definition=None))
-    with pytest.raises(LedgerError, match=r"does not say which labels task .* has: its rows are no texts"):
+    with pytest.raises(LedgerError, match=r"does not say what task .* asks for: .* its rows are no texts"):
         Predictor(loaded, ledger)
 
 

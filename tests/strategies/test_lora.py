@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from forgetfree import cli, registry
 from forgetfree.continual.streams import benchmark_stream, load_stream
 from forgetfree.errors import OptionError, RunError, TaskError, TrainingError
-from forgetfree.learning.cost import TaskSize
 from forgetfree.models.lora_adapters import LoraAdapters, overlap, targets
 from forgetfree.strategies.lora.task_adapters import adapter_training, adapters_cost
+from forgetfree.training.cost import TaskSize
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
 OPTIMIZERS: dict[str, dict[str, Any]] = {

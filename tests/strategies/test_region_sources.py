@@ -14,7 +14,7 @@ from forgetfree import registry
 from forgetfree.core.base_regions import most_moved, top
 from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError
-from forgetfree.learning.monitor import Monitor
+from forgetfree.training.monitor import Monitor
 
 MakeStream = Callable[..., Any]
 OPTIONS: dict[str, Any] = {

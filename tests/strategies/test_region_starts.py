@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.learning.scaled_start import choose_scale, scales
-from forgetfree.learning.training import loss_of, quality_of
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.results.answers import LabelAnswers
+from forgetfree.training.loop import loss_of, quality_of
+from forgetfree.training.scaled_start import choose_scale, scales
+from forgetfree.training.training_options import TrainingOptions
 
 MakeStream = Callable[..., Any]
 OPTIONS: dict[str, Any] = {

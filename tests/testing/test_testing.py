@@ -23,13 +23,13 @@ from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Tr
 from forgetfree.continual.streams import Stream
 from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import OptionError, UnknownNameError, UsageError
-from forgetfree.learning.training import fine_tune
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.testing import ConformanceError, check_strategy, check_stream, tiny_stream
+from forgetfree.training.loop import fine_tune
+from forgetfree.training.training_options import TrainingOptions
 
 #: What suits 24 rows and a model of width 16, for strategies that have such options.
 TINY = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12, "mask_evaluations": 2, "delta_t": 1}

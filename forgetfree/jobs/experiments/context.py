@@ -22,14 +22,14 @@ from forgetfree.jobs.experiment_config import Preset
 from forgetfree.jobs.experiments.rows import Row, Unit
 from forgetfree.json_file import check, check_fields, is_number, read_json
 from forgetfree.kinds.kind import readout_for
-from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import build, recorded
 from forgetfree.results.answers import LabelAnswers, label_answers
 from forgetfree.tasks import TaskDefinition
+from forgetfree.training.localization import LocalizationOptions, check_localization
+from forgetfree.training.monitor import Monitor
+from forgetfree.training.single_task import SingleTask
 
 
 class ExperimentContext:

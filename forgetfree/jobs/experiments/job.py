@@ -23,8 +23,6 @@ from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, grafts_cost
 from forgetfree.jobs.running.environment import tell_shared_rows, versions
 from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.monitor import Monitor
 from forgetfree.models.loading import LoadedModel, config_of, load_model
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
@@ -32,6 +30,8 @@ from forgetfree.results.records import ExperimentResults
 from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, scores_of_rows, write_scores
 from forgetfree.terminal import tell_note
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.monitor import Monitor
 
 if TYPE_CHECKING:
     from forgetfree.core.parameters import ParameterSpace

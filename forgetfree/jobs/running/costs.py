@@ -26,14 +26,14 @@ from forgetfree.files import existing
 from forgetfree.jobs.config import CommonOptions
 from forgetfree.jobs.running.unit import Json
 from forgetfree.kinds.kind import kind_of
-from forgetfree.learning.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, model_bytes, search_phase
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.monitor import Phase
-from forgetfree.learning.training import fine_tune, predict
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import TaskDefinition
 from forgetfree.terminal import tell_note
+from forgetfree.training.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, model_bytes, search_phase
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.loop import fine_tune, predict
+from forgetfree.training.monitor import Phase
+from forgetfree.training.training_options import TrainingOptions
 
 if TYPE_CHECKING:
     from forgetfree.models.loading import LoadedModel

@@ -21,8 +21,8 @@ from forgetfree.results.config_file import load_run
 
 if TYPE_CHECKING:
     from forgetfree.jobs.job import Job
-    from forgetfree.learning.encoded_task import EncodedTask
     from forgetfree.models.loading import LoadedModel
+    from forgetfree.training.encoded_task import EncodedTask
 
 #: As many units as a message names.
 _NAMED = 8

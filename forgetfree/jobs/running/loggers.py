@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from forgetfree.display import brief
 from forgetfree.errors import UnknownNameError, UsageError, first_line
 from forgetfree.files import locked
-from forgetfree.learning.monitor import Follower, Monitor, Phase
 from forgetfree.terminal import tell_note
+from forgetfree.training.monitor import Follower, Monitor, Phase
 
 if TYPE_CHECKING:
     from forgetfree.results.scores import Score

@@ -53,19 +53,19 @@ from forgetfree.jobs.running.costs import PlannedUnit, Workload, check_disk_spac
 from forgetfree.jobs.running.environment import check_precision, set_threads, threads_as_before
 from forgetfree.jobs.running.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
-from forgetfree.learning.cost import TaskSize
-from forgetfree.learning.encoded_task import sampled
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.monitor import Phase
-from forgetfree.learning.scaled_start import ScaleOptions
-from forgetfree.learning.texts_aside import TextsAside
-from forgetfree.learning.training_options import MOST_SHOTS, TrainingOptions
 from forgetfree.models.loading import LoadedModel, load_model, sized
 from forgetfree.models.location import locate
 from forgetfree.models.module_model import ModuleModel, check_own_dtype
 from forgetfree.output import check_place, refuse_used
 from forgetfree.results.calibration import calibration_rows
 from forgetfree.tasks import TaskDefinition, usual_max_length, version_of
+from forgetfree.training.cost import TaskSize
+from forgetfree.training.encoded_task import sampled
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.monitor import Phase
+from forgetfree.training.scaled_start import ScaleOptions
+from forgetfree.training.texts_aside import TextsAside
+from forgetfree.training.training_options import MOST_SHOTS, TrainingOptions
 
 #: The largest weights that are loaded, checked and timed beforehand, in bytes.
 _TIMED = 10**9

@@ -24,7 +24,7 @@ from forgetfree.jobs.running.execution import PARTS, launched, number_of_parts
 from forgetfree.jobs.running.progress import Ended, Progress
 from forgetfree.jobs.running.unit import Unit, described_files
 from forgetfree.jobs.running.workers import Work, cores, end_with_parent
-from forgetfree.learning.monitor import Monitor
+from forgetfree.training.monitor import Monitor
 
 _SAME_DIRECTORY = "Give a directory that all of them see, and start again."
 _SAME_BITS = "Their machines compute differently: use machines, threads and versions that are alike."

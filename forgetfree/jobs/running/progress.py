@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from forgetfree.display import counted, escaped
-from forgetfree.learning.monitor import PHASE_NAMES, Monitor, Phase
 from forgetfree.results.metrics import scale_of
 from forgetfree.results.scores import Score
 from forgetfree.results.stored import task_metrics
+from forgetfree.training.monitor import PHASE_NAMES, Monitor, Phase
 
 #: Seconds between two messages about the steps of a phase.
 _OFTEN = 0.1

@@ -36,9 +36,9 @@ from forgetfree.files import size_of, write_atomically, write_json
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, FileCheckpoint, remove_checkpoint
 from forgetfree.jobs.running.environment import circumstances, environment
 from forgetfree.json_file import parse_json, sign
-from forgetfree.learning.monitor import Follower, Monitor, Phase, Relay
 from forgetfree.parallel.exchange import bytes_sent
 from forgetfree.results.unit_folder import RECORD, read_record, size_and_sha256
+from forgetfree.training.monitor import Follower, Monitor, Phase, Relay
 
 Json = dict[str, Any]
 #: Measures the unit of a key: writes its files into a folder, and returns what else results.json needs of it.

@@ -22,8 +22,8 @@ from forgetfree.jobs.running.environment import quiet_libraries, set_threads, th
 from forgetfree.jobs.running.progress import Ended, Event, Progress, Teller
 from forgetfree.jobs.running.signals import GRACE, terminable
 from forgetfree.jobs.running.unit import Unit
-from forgetfree.learning.monitor import Monitor
 from forgetfree.terminal import open_closed_streams
+from forgetfree.training.monitor import Monitor
 
 #: Small models use two cores badly; more processes than this use much memory.
 _USUAL = 2

@@ -30,9 +30,9 @@ from forgetfree.jobs.running.directory import holdings, resumption
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.signals import STOP, terminable
-from forgetfree.learning.training import generators, set_generators
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.tensor_file import TensorFile
+from forgetfree.training.loop import generators, set_generators
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -25,9 +25,9 @@ from forgetfree.errors import UsageError
 from forgetfree.jobs.running import cluster, engine
 from forgetfree.jobs.running.cluster import Place, check_cluster, read_files, replace_files
 from forgetfree.jobs.running.unit import Unit
-from forgetfree.learning.monitor import Monitor
 from forgetfree.output import LOCK
 from forgetfree.results.unit_folder import RECORD
+from forgetfree.training.monitor import Monitor
 
 
 @pytest.fixture(autouse=True)

@@ -46,9 +46,9 @@ from forgetfree.jobs.running.progress import Progress
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.jobs.running.workers import ThisProcess
 from forgetfree.json_file import sign
-from forgetfree.learning.monitor import Monitor
 from forgetfree.output import LOCK
 from forgetfree.results.unit_folder import RECORD
+from forgetfree.training.monitor import Monitor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

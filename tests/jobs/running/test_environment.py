@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forgetfree.jobs.running import environment
-from forgetfree.learning.monitor import Monitor, Stopwatch
+from forgetfree.training.monitor import Monitor, Stopwatch
 
 
 def test_packages_that_are_not_here_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:

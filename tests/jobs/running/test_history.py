@@ -10,11 +10,11 @@ import pytest
 
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.jobs.running.unit import HISTORY, History
-from forgetfree.learning.monitor import Monitor, Stopwatch
-from forgetfree.learning.training_options import rate_at
 from forgetfree.options import build
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
+from forgetfree.training.monitor import Monitor, Stopwatch
+from forgetfree.training.training_options import rate_at
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from forgetfree.jobs.running.costs import ModelSize, memory_of_phases
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.training_options import TrainingOptions
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.training_options import TrainingOptions
 
 SIZE, PHASES = ModelSize(1000, 600, 4, 2), ("fine_tune", "localize", "train", "evaluate")
 #: Weights and θ_pre; a vector of the graftable entries; what 8 rows of 5 tokens keep.

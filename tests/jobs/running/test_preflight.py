@@ -22,8 +22,8 @@ from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running import costs
 from forgetfree.jobs.running.preflight import plan_of
 from forgetfree.jobs.running.unit import Unit
-from forgetfree.learning.cost import ledger_bytes
 from forgetfree.models.loading import load_model, sized
+from forgetfree.training.cost import ledger_bytes
 
 Plan = Callable[..., dict[str, Any]]
 

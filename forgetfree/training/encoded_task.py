@@ -12,11 +12,11 @@ from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import TaskKind, kind_of
-from forgetfree.learning.training_options import MOST_SHOTS, TrainingOptions
 from forgetfree.models.loading import LoadedModel
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import OF_ALL_LABELS, Scenario, TaskDefinition, version_of
+from forgetfree.training.training_options import MOST_SHOTS, TrainingOptions
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,18 @@ from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import representative
 from forgetfree.device import find_device
-from forgetfree.learning.encoded_task import EncodedTask, encode_task
-from forgetfree.learning.layers import layer_checkpoints
-from forgetfree.learning.localization import (
+from forgetfree.ledger.binding import network_of
+from forgetfree.ledger.graft import Graft, GraftOrigin
+from forgetfree.models.loading import LoadedModel
+from forgetfree.models.peft_adapter import AdapterStart
+from forgetfree.models.state import ModelState, StateStore
+from forgetfree.models.task_model import ClassifierModel
+from forgetfree.options import recorded
+from forgetfree.results.answers import Answers
+from forgetfree.seeds import derive_seed
+from forgetfree.training.encoded_task import EncodedTask, encode_task
+from forgetfree.training.layers import layer_checkpoints
+from forgetfree.training.localization import (
     LocalizationOptions,
     base_size,
     check_localization,
@@ -40,19 +49,10 @@ from forgetfree.learning.localization import (
     score_entries,
     search_count,
 )
-from forgetfree.learning.monitor import Monitor, Phase
-from forgetfree.learning.scaled_start import ScaleOptions, choose_scale
-from forgetfree.learning.training import answers_of, fine_tune, fine_tuned_key, quality_of
-from forgetfree.learning.training_options import TrainingOptions, for_model, region_rate, scheduled_rate
-from forgetfree.ledger.binding import network_of
-from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.models.loading import LoadedModel
-from forgetfree.models.peft_adapter import AdapterStart
-from forgetfree.models.state import ModelState, StateStore
-from forgetfree.models.task_model import ClassifierModel
-from forgetfree.options import recorded
-from forgetfree.results.answers import Answers
-from forgetfree.seeds import derive_seed
+from forgetfree.training.loop import answers_of, fine_tune, fine_tuned_key, quality_of
+from forgetfree.training.monitor import Monitor, Phase
+from forgetfree.training.scaled_start import ScaleOptions, choose_scale
+from forgetfree.training.training_options import TrainingOptions, for_model, region_rate, scheduled_rate
 
 
 class SingleTask:

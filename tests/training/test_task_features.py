@@ -12,9 +12,9 @@ import torch
 
 from forgetfree import registry
 from forgetfree.errors import ForgetfreeError, OptionError, RunError
-from forgetfree.learning.task_features import SHRINKAGE, TaskFeatures
 from forgetfree.models.loading import load_model
 from forgetfree.results.unit_folder import FEATURES
+from forgetfree.training.task_features import SHRINKAGE, TaskFeatures
 
 MakeStream = Callable[..., Any]
 TASKS = ["qnli", "ag_news", "sst2"]

@@ -24,16 +24,16 @@ from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import plan_batches
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError
-from forgetfree.learning import localization, single_task
-from forgetfree.learning.localization import LocalizationOptions, choose_base
-from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.single_task import SingleTask
-from forgetfree.learning.training import plan, predict
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import StateStore
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import TaskDefinition
+from forgetfree.training import localization, single_task
+from forgetfree.training.localization import LocalizationOptions, choose_base
+from forgetfree.training.loop import plan, predict
+from forgetfree.training.monitor import Monitor
+from forgetfree.training.single_task import SingleTask
+from forgetfree.training.training_options import TrainingOptions
 
 PRE, FT = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([5.0, 6.0, 7.0, 8.0])
 OPTIONS = LocalizationOptions(steps=4, batch_size=4, learning_rate=0.1, sparsity=0.02, mask_steps=2, mask_batch_size=8)

@@ -22,11 +22,11 @@ from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.kinds.tagging import Sentences, entity_f1
-from forgetfree.learning import floors
-from forgetfree.learning.encoded_task import encode_task, sampled
-from forgetfree.learning.floors import bag_of_words, linear_probe, word_answers
 from forgetfree.models.loading import load_model
 from forgetfree.tasks import TaskDefinition
+from forgetfree.training import floors
+from forgetfree.training.encoded_task import encode_task, sampled
+from forgetfree.training.floors import bag_of_words, linear_probe, word_answers
 
 TASKS = ["qnli", "ag_news", "sst2"]  # a pair, four labels, two labels
 

@@ -15,11 +15,11 @@ from forgetfree.core.graft import grafted, interpolate
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
 from forgetfree.data.sampling import representative
-from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.training import loss_of
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
+from forgetfree.training.encoded_task import EncodedTask
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.loop import loss_of
+from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,11 @@ from torch import Tensor
 from forgetfree.data.sources import load_tasks
 from forgetfree.jobs.running import checkpoints
 from forgetfree.jobs.running.checkpoints import FileCheckpoint
-from forgetfree.learning.localization import LocalizationOptions
-from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
+from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.monitor import Monitor
+from forgetfree.training.single_task import SingleTask
 
 OPTIONS = LocalizationOptions(
     steps=4, batch_size=4, learning_rate=0.1, sparsity=0.02, base="empty", mask_steps=2, mask_batch_size=8

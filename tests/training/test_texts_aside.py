@@ -16,12 +16,12 @@ from forgetfree.continual.strategy import Training
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, RunError, UsageError
-from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.texts_aside import TextsAside
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.loading import load_model
 from forgetfree.results.run_results import RunResults
 from forgetfree.strategies.grafting_continual import GraftingContinual
+from forgetfree.training.encoded_task import EncodedTask
+from forgetfree.training.texts_aside import TextsAside
+from forgetfree.training.training_options import TrainingOptions
 
 TEXTS = ["great film", "the movie was a terrible movie", "", "a great movie of a film"]
 

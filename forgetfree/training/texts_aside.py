@@ -22,10 +22,10 @@ from forgetfree.data.table_files import read_table
 from forgetfree.data.text_files import encoding_of, lines_of, unpacked_limit
 from forgetfree.display import counted, is_text
 from forgetfree.errors import DataError, UnknownNameError, UsageError
-from forgetfree.learning.training import token_losses
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.loading import LoadedModel
 from forgetfree.tasks import TaskDefinition
+from forgetfree.training.loop import token_losses
+from forgetfree.training.training_options import TrainingOptions
 
 #: Tokens of a batch: the logits of each are as many as the vocabulary has tokens.
 _BATCH_TOKENS = 2048

@@ -21,12 +21,12 @@ from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError
-from forgetfree.learning.layers import lower_layer_cache
-from forgetfree.learning.training import fine_tune
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.task_model import TaskModel, TokenLayout
 from forgetfree.strategies.grafting_continual import GraftingContinual
+from forgetfree.training.layers import lower_layer_cache
+from forgetfree.training.loop import fine_tune
+from forgetfree.training.training_options import TrainingOptions
 
 pytestmark = pytest.mark.long
 

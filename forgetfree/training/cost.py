@@ -9,9 +9,9 @@ from typing import Any
 
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.saliency import is_saliency
-from forgetfree.learning.localization import LocalizationOptions, mask_options
-from forgetfree.learning.monitor import Phase
-from forgetfree.learning.training_options import TrainingOptions
+from forgetfree.training.localization import LocalizationOptions, mask_options
+from forgetfree.training.monitor import Phase
+from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True)

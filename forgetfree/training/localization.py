@@ -1,6 +1,6 @@
 """How the skill of one task is localized: the options, γ_base, the steps on S and their batches (paper, §2 and §3).
 
-`forgetfree.learning.single_task` goes from θ_ft to a region by them; equations 3 and 4 are `forgetfree.core.mask`.
+`forgetfree.training.single_task` goes from θ_ft to a region by them; equations 3 and 4 are `forgetfree.core.mask`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from forgetfree.core.saliency import RegionSource, Saliency, mean_gradient, sali
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError
-from forgetfree.learning.training_options import TrainingOptions
 from forgetfree.options import option
 from forgetfree.parallel.parts import batch_loss
+from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,9 +31,6 @@ from forgetfree.core.tensors import digest_of, persistent_buffers
 from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors, in_training
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length, plan_batches
-from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.layers import layer_checkpoints, lower_layer_cache
-from forgetfree.learning.training_options import TrainingOptions, build_optimizer, for_model, rate_at
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState
@@ -42,6 +39,9 @@ from forgetfree.parallel.exchange import gathered, own_items
 from forgetfree.parallel.parts import BatchSum, cut
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
+from forgetfree.training.encoded_task import EncodedTask
+from forgetfree.training.layers import layer_checkpoints, lower_layer_cache
+from forgetfree.training.training_options import TrainingOptions, build_optimizer, for_model, rate_at
 
 
 class Update:

@@ -16,11 +16,11 @@ from forgetfree.core.readout_model import TaskHead, attention_for_training, auto
 from forgetfree.core.trained import trainable
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError, TrainingError
-from forgetfree.learning.training import Update, fine_tune, predict
-from forgetfree.learning.training_options import TrainingOptions, paper_steps
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
 from forgetfree.parallel.parts import parts
+from forgetfree.training.loop import Update, fine_tune, predict
+from forgetfree.training.training_options import TrainingOptions, paper_steps
 
 ModelDirectory = Callable[[str], Path]
 READOUTS = {
@@ -204,7 +204,7 @@ def test_fine_tuning_is_a_plain_loop_over_the_planned_batches(bert: TaskModel, m
     twin = load(model_directory("bert"), "linear").eval()
     trained = [*twin.space().parameters(twin.backbone), *twin.linears["1"].parameters()]
     optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=1e-4)
-    from forgetfree.learning.training import plan
+    from forgetfree.training.loop import plan
 
     for i, batch in enumerate(plan(rows.lengths, options, 7, 3)):
         x, y, _ = rows.batch(batch)

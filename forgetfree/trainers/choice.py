@@ -1,0 +1,202 @@
+"""Which entries a task may train: γ by the gradients of its loss at θ_pre, by what fine-tuning moved, or drawn (paper, §2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from forgetfree.core.base_regions import budget, most_moved
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.regions import Region
+from forgetfree.core.saliency import most_salient, saliency
+from forgetfree.core.trained import trainable
+from forgetfree.errors import TrainingError, UnknownNameError, UsageError
+from forgetfree.files import StrPath
+from forgetfree.seeds import derive_seed
+
+#: How γ is chosen, see `forgetfree.core.saliency.saliency`.
+Source = Literal["gradient", "snip", "gallop", "fisher", "random", "movement"]
+#: The mean loss of a batch, with its graph.
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+def loss_of_model(model: nn.Module, batch: Any) -> Tensor:
+    """Return the loss that the model itself computes of a batch, as transformers' models do where they get labels."""
+    loss = getattr(model(**batch), "loss", None) if isinstance(batch, Mapping) else None
+    if not isinstance(loss, Tensor):
+        raise UsageError(
+            "The batches give no loss: expected dictionaries with labels, of which model(**batch).loss is the loss. Give "
+            "batches as the trainer's own loader makes them (trainer.get_train_dataloader()), or the loss as "
+            "loss=function(model, batch)."
+        )
+    return loss
+
+
+def choose_region(
+    model: nn.Module,
+    body: nn.Module,
+    space: ParameterSpace,
+    task: str,
+    *,
+    source: Source,
+    sparsity: float,
+    batches: Iterable[Any] | None,
+    rows: int,
+    loss: Loss,
+    fine_tuned: Mapping[str, Tensor] | StrPath | None,
+    seed: int,
+    taken: Region,
+) -> Region:
+    """Return γ: ``⌊sparsity · N⌋`` of the N entries of the space; where several processes train, the same in all of them.
+
+    It is sought among the entries that are free, because tasks of one kind have their largest gradients at the same ones.
+
+    Args:
+        model: holds θ_pre.
+        body: its part that the space is of.
+        space: of N entries.
+        task: which a random region is drawn by, with ``seed``.
+        source: by what entries are chosen.
+        sparsity: the share of the entries.
+        batches: for sources that read gradients.
+        rows: how many rows of them are read, in whole batches.
+        loss: the mean loss of a batch.
+        fine_tuned: θ_ft, for ``movement``: a state dictionary, or a directory that ``save_pretrained`` wrote.
+        seed: of what is drawn.
+        taken: entries that earlier tasks own.
+    """
+    if source not in get_args(Source):
+        raise UnknownNameError("region_from", source, get_args(Source))
+    count = budget(len(space), sparsity)
+    if source == "movement":
+        if fine_tuned is None:
+            raise UsageError(
+                "region_from='movement' needs a fine-tuned model. Give its state dict or directory as fine_tuned=…."
+            )
+        theta, tuned = space.flatten(body), _theta(model, body, space, fine_tuned)
+        tuned[taken.indices] = theta[taken.indices]
+        region = most_moved(theta, tuned, count)
+    elif source == "random":
+        generator = torch.Generator("cpu").manual_seed(derive_seed(seed, "region", task))
+        drawn = torch.randperm(len(space), generator=generator, device="cpu")
+        region = Region.of(drawn[~torch.isin(drawn, taken.indices)][:count])
+    else:
+        if batches is None:
+            raise UsageError(
+                f"region_from={source!r} reads the gradients of some batches, and none are given. Give batches=…, such as "
+                "trainer.get_train_dataloader(), or region=… itself."
+            )
+        score = _mean_gradient(model, space.parameters(body), batches, rows, loss, squared=source == "fisher")
+        theta = space.flatten(body)
+        region = most_salient(saliency(source, score, theta, theta), count, taken)
+    return _same_in_all(region)
+
+
+def _mean_gradient(
+    model: nn.Module, tensors: list[nn.Parameter], batches: Iterable[Any], rows: int, loss: Loss, *, squared: bool
+) -> Tensor:
+    """Return the mean over rows of the gradients ``(N,)`` in float32, or of their squares, in evaluation mode."""
+    sizes = [tensor.numel() for tensor in tensors]
+    total = torch.zeros(sum(sizes), device=tensors[0].device)
+    read = 0
+    with trainable(model, tensors):
+        model.eval()
+        for batch in batches:
+            for part in _rows_of(batch) if squared else [batch]:
+                value, count = loss(model, _on(part, total.device)), _size_of(part)
+                if not bool(torch.isfinite(value.detach()).all()):
+                    raise TrainingError(
+                        f"The loss of a batch by which the region is chosen is {float(value.detach())}, expected a finite one. "
+                        "Look for rows without labels, or choose the region in float32."
+                    )
+                value.backward()  # type: ignore[no-untyped-call]
+                for tensor, view in zip(tensors, total.split(sizes), strict=True):
+                    if tensor.grad is not None:
+                        gradient = tensor.grad.reshape(-1).float()
+                        view.add_(gradient.square() if squared else gradient, alpha=count)
+                        tensor.grad = None
+                read += count
+            if read >= rows:
+                break
+    if not read:
+        raise UsageError(
+            "The batches hold no row, expected some by which to choose the region. Give others as batches=…."
+        )
+    if _several():
+        counted = torch.tensor(float(read), device=total.device)
+        dist.all_reduce(counted)
+        dist.all_reduce(total)
+        read = int(counted)
+    return total / read
+
+
+def _theta(model: Any, body: nn.Module, space: ParameterSpace, fine_tuned: Mapping[str, Tensor] | StrPath) -> Tensor:
+    """Return θ_ft ``(N,)`` of a state dictionary, with names of the body or of the model; or of a directory."""
+    if not isinstance(fine_tuned, Mapping):
+        if not (Path(fine_tuned) / "config.json").is_file():
+            raise UsageError(
+                f"fine_tuned={str(fine_tuned)!r} is no model: expected a directory that save_pretrained wrote, or a state dict."
+            )
+        fine_tuned = type(model).from_pretrained(fine_tuned, dtype=model.dtype).state_dict()
+    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is body)
+    pieces = []
+    for spec in space.tensors:
+        tensor = fine_tuned.get(prefix + spec.name, fine_tuned.get(spec.name))
+        if tensor is None or tuple(tensor.shape) != spec.shape:
+            got = "none" if tensor is None else f"shape {tuple(tensor.shape)}"
+            raise UsageError(
+                f"The fine-tuned model is no fine-tuned {type(model).__name__} of this size: expected {spec.name!r} of shape "
+                f"{spec.shape}, got {got}. Give the model that was fine-tuned from the same weights."
+            )
+        pieces.append(tensor.detach().reshape(-1))
+    return torch.cat([piece.to(space.dtype) for piece in pieces]).to(next(body.parameters()).device)
+
+
+def _on(batch: Any, device: torch.device) -> Any:
+    """Return a batch with its tensors on a device."""
+    if isinstance(batch, Mapping):
+        return {key: _on(value, device) for key, value in batch.items()}
+    return batch.to(device) if isinstance(batch, Tensor) else batch
+
+
+def _size_of(batch: Any) -> int:
+    """Return how many rows a batch has: the length of its first tensor."""
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else [batch]
+    return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 1)
+
+
+def _rows_of(batch: Any) -> Iterator[Any]:
+    """Yield each row of a batch as a batch."""
+    if not isinstance(batch, Mapping):
+        raise UsageError(
+            "region_from='fisher' reads rows one by one, which it knows of dictionaries alone. Give such batches."
+        )
+    size = _size_of(batch)
+    for row in range(size):
+        whole = (
+            value if isinstance(value, Tensor) and value.dim() and len(value) == size else None
+            for value in batch.values()
+        )
+        yield {
+            key: value if tensor is None else tensor[row : row + 1]
+            for (key, value), tensor in zip(batch.items(), whole, strict=True)
+        }
+
+
+def _several() -> bool:
+    """Return whether several processes train one model."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _same_in_all(region: Region) -> Region:
+    """Return the first process's region in all of them."""
+    if not _several():
+        return region
+    regions = [region]
+    dist.broadcast_object_list(regions, src=0)
+    return regions[0]

@@ -1,0 +1,267 @@
+"""``learning``: a task is trained in any trainer, within its own region of a model; ``answering``: the model answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from forgetfree.core.body import body_fingerprint, body_of
+from forgetfree.core.graft import grafted
+from forgetfree.core.regions import Region
+from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
+from forgetfree.errors import LedgerError, ModelError, UsageError, nearest
+from forgetfree.files import StrPath
+from forgetfree.ledger import Ledger, Record, changed_buffers
+from forgetfree.ledger.graft import Graft
+from forgetfree.trainers.choice import Loss, Source, choose_region, loss_of_model
+from forgetfree.trainers.vector import NAME, RegionVector
+
+
+@dataclass(frozen=True)
+class Skill:
+    """What a task trains: inside `learning`, the model has no other trainable parameters.
+
+    Attributes:
+        task: its name.
+        region: γ, as it was chosen.
+        free: γ without what earlier tasks own.
+        values: the parameter ``(s,)`` of the free entries.
+        heads: the names of the modules that are trained whole.
+    """
+
+    task: str
+    region: Region
+    free: Region
+    values: nn.Parameter
+    heads: tuple[str, ...]
+
+
+@contextmanager
+def learning(
+    model: nn.Module,
+    ledger: Ledger,
+    task: str,
+    *,
+    batches: Iterable[Any] | None = None,
+    sparsity: float = 1e-3,
+    region_from: Source = "gradient",
+    region: Region | None = None,
+    fine_tuned: Mapping[str, Tensor] | StrPath | None = None,
+    loss: Loss = loss_of_model,
+    rows: int = 256,
+    composition: Literal["union", "alone"] = "union",
+    heads: Sequence[str] | None = None,
+    seed: int = 0,
+) -> Iterator[Skill]:
+    """Let any trainer train a task inside, within its region alone; at the end the ledger has the task, and the model θ_pre.
+
+    Step (2) of GraftingContinual (paper, §5.2 and C.3) for trainers of others: transformers' `Trainer`, TRL's, Lightning,
+    accelerate, or a loop of one's own.
+
+    Args:
+        model: holds θ_pre, the ledger's weights: a model of transformers, or any module.
+        ledger: gets the task.
+        task: its name.
+        batches: by whose gradients γ is chosen, such as ``trainer.get_train_dataloader()``.
+        sparsity: the share of the graftable entries that γ may have; the paper: 1e-4.
+        region_from: ``gradient`` |g| (default), ``snip`` |g·θ|, ``gallop`` |g|/(|θ| + 0.001), ``fisher`` (the mean of g² over
+            rows), all at θ_pre; ``movement`` |θ_ft − θ_pre|; or ``random``. See `forgetfree.core.saliency`.
+        region: γ itself, in place of a choice.
+        fine_tuned: for ``movement``, the fine-tuned model: its state dict, or its directory.
+        loss: ``(model, batch)`` to the mean loss over the batch's rows, where it is not ``model(**batch).loss``.
+        rows: how many rows of the batches are read to choose γ, at least; whole batches are.
+        composition: ``union``: the task stands on the earlier ones of the union (C.3), and trains γ without what they own;
+            ``alone``: it stands on θ_pre.
+        heads: names of modules that the task trains whole and keeps in the ledger, such as ``["score"]``. Default: all that
+            lies outside of the model's body, apart from an LM head.
+        seed: of ``region_from="random"``.
+
+    Raises:
+        TaskError: the ledger has the task.
+        LedgerError: the model is not the ledger's, or holds something else than θ_pre.
+        UsageError: what is given cannot be trained, or leaves no entry that is free; nothing has changed.
+        TrainingError: the loss is not finite, or the trainer takes the model apart.
+    """
+    ledger.check_new(task)
+    body = check_model(model, ledger)
+    named = _heads(model, body, heads)
+    alone = composition == "alone" and ledger.composition == "auto"
+    if region is None:
+        region = choose_region(
+            model,
+            body,
+            ledger.space,
+            task,
+            source=region_from,
+            sparsity=sparsity,
+            batches=batches,
+            rows=rows,
+            loss=loss,
+            fine_tuned=fine_tuned,
+            seed=seed,
+            taken=Region.empty() if alone else ledger.owned(),
+        )
+    free = ledger.free(region, alone=alone)
+    if not len(free):
+        raise UsageError(
+            f"No entry is free for task {task!r}: earlier tasks own all that it may train. Let it stand alone "
+            "(composition='alone'), or begin a ledger with a smaller sparsity."
+        )
+    carried, before = _carried(ledger, alone), {name: tensors_of(head) for name, head in named.items()}
+    buffers = {name: buffer.clone() for name, buffer in persistent_buffers(body).items()}
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(grafted(body, ledger.space, carried.region, carried.values))
+            stack.enter_context(grafted(body, ledger.space, free, ledger.space.gather(body, free.indices)))
+            vector = RegionVector(model, body, ledger.space, free)
+            with vector.attached(list(named.values())):
+                yield Skill(task, region, free, vector.values, tuple(named))
+            changed = {name: buffer.clone() for name, buffer in changed_buffers(body, buffers).items()}
+            learned = {f"{name}.{key}": each for name, head in named.items() for key, each in tensors_of(head).items()}
+            values = vector.values.detach().to("cpu", ledger.space.dtype)
+    finally:
+        _restore(body, buffers, named, before)
+    if body_fingerprint(model) != ledger.fingerprint:
+        raise LedgerError(
+            f"The trainer changed weights that task {task!r} does not own, so the model no longer holds θ_pre and the task was "
+            "not recorded. Load the model again, and let nothing else write into its weights inside learning(…); a checkpoint "
+            "must be of the same region."
+        )
+    ledger.append(
+        Record(task, region, Graft(free, values), len(region) / len(ledger.space), learned, changed, alone=alone)
+    )
+
+
+@contextmanager
+def answering(model: nn.Module, ledger: Ledger, task: str) -> Iterator[nn.Module]:
+    """Let a model answer a task of the ledger inside, bit for bit as right after it was learned; afterwards it holds θ_pre.
+
+    Args:
+        model: the ledger's.
+        ledger: its tasks.
+        task: one of them.
+
+    Raises:
+        TaskError: the ledger does not have it.
+        LedgerError: the model is not the ledger's.
+    """
+    record = ledger.records[ledger.position(task)]
+    body = check_model(model, ledger)
+    heads = {name: tensors for name, tensors in _by_module(model, record.readout).items()}
+    named = {name: model.get_submodule(name) for name in heads}
+    before = {name: tensors_of(head) for name, head in named.items()}
+    buffers = {name: buffer.clone() for name, buffer in persistent_buffers(body).items()}
+    graft = ledger.graft(task)
+    try:
+        with grafted(body, ledger.space, graft.region, graft.values):
+            for name, head in named.items():
+                load_tensors_(head, heads[name])
+            for name, buffer in record.buffers.items():
+                body.get_buffer(name).copy_(buffer)
+            yield model
+    finally:
+        _restore(body, buffers, named, before)
+
+
+def check_model(model: nn.Module, ledger: Ledger) -> nn.Module:
+    """Return the body of a model that holds the ledger's θ_pre.
+
+    Raises:
+        ModelError: a model of this form cannot be grafted.
+        LedgerError: it is another model, or holds something else.
+        UsageError: a task is being learned on it.
+    """
+    if NAME in model._parameters:
+        raise UsageError(
+            "A task is being learned on this model. End that block first; one model learns one task at a time."
+        )
+    check_plain(model)
+    if body_fingerprint(model) != ledger.fingerprint:
+        raise LedgerError(
+            "The model does not hold the weights that the ledger belongs to. Load the pre-trained model that Ledger.of_model "
+            "was given, with the same dtype."
+        )
+    return body_of(model)
+
+
+def check_plain(model: nn.Module) -> None:
+    """Raise ``ModelError`` for a model whose weights are wrapped, quantised, or on several devices, with the remedy."""
+    reason = ""
+    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
+        reason = "it is compiled, and its compiled code does not see which entries are trained. Give the model as it was before"
+    elif hasattr(model, "peft_config"):
+        reason = "it carries adapters of PEFT. Give merge_and_unload() of it, or the model without them"
+    elif getattr(model, "is_quantized", False) or getattr(getattr(model, "config", None), "quantization_config", None):
+        reason = "its weights are quantised, so there are no entries to own. Load it without quantization_config"
+    elif len(devices := {str(each.device) for each in model.parameters()}) > 1 or "meta" in devices:
+        reason = f"it lies on {', '.join(sorted(devices))}. Put it on one device: load it without device_map"
+    if reason:
+        raise ModelError(f"This {type(model).__name__} cannot be grafted: {reason}.")
+
+
+def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> dict[str, nn.Module]:
+    """Return the modules of these names; by default those outside of the body, apart from an LM head."""
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    inside = {id(each) for each in body.parameters()} | {id(each) for each in (output.parameters() if output else ())}
+    outside = {
+        name: child
+        for name, child in model.named_children()
+        if child is not body and any(id(each) not in inside for each in child.parameters())
+    }
+    if names is None:
+        return {} if model is body or output is not None else outside
+    modules = dict(model.named_modules())
+    graftable = {id(each) for name, each in body.named_parameters()}
+    for name in names:
+        if name not in modules or not name:
+            raise UsageError(
+                f"heads names {name!r}, and the model has no such module.{nearest(name, modules)} Outside of its body it has: "
+                f"{', '.join(outside) or 'none'}."
+            )
+        if any(id(each) in graftable for each in modules[name].parameters()) and "pooler" not in name:
+            raise UsageError(
+                f"heads names {name!r}, which lies in the body, and of the body a task trains its region. Leave it out."
+            )
+    return {name: modules[name] for name in names}
+
+
+def _by_module(model: nn.Module, readout: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return tensors that are named as in the model, by the module that they belong to and their names there."""
+    modules: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in readout.items():
+        path, _, last = name.rpartition(".")
+        modules.setdefault(path, {})[last] = tensor
+    if lacking := [name for name in modules if name not in dict(model.named_modules())]:
+        raise LedgerError(
+            f"The task was learned with the head {lacking[0]!r}, which this {type(model).__name__} lacks. Load the model with "
+            "the head that the task was learned with."
+        )
+    return modules
+
+
+def _carried(ledger: Ledger, alone: bool) -> Graft:
+    """Return what the next task stands on: the union so far, or nothing."""
+    stage = 0 if alone else ledger.last_of_union
+    return (
+        ledger.graft(ledger.tasks[stage - 1])
+        if stage
+        else Graft(Region.empty(), torch.empty(0, dtype=ledger.space.dtype))
+    )
+
+
+@torch.no_grad()
+def _restore(
+    body: nn.Module,
+    buffers: Mapping[str, Tensor],
+    heads: Mapping[str, nn.Module],
+    before: Mapping[str, Mapping[str, Tensor]],
+) -> None:
+    for name, buffer in buffers.items():
+        body.get_buffer(name).copy_(buffer)
+    for name, head in heads.items():
+        load_tensors_(head, before[name])

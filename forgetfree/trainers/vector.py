@@ -1,0 +1,202 @@
+"""A region's free values as the one trainable vector of a model, which any trainer may train.
+
+The vector is a parameter of the model, whose tensors are frozen. After each step of an optimiser, and before each forward
+pass, the values are written into the tensors. In that pass each tensor hands the gradients of its entries on to the vector, in
+autograd's graph. So optimisers, clipping, accumulation and DistributedDataParallel see an ordinary parameter, and no other
+entry can change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
+from forgetfree.core.regions import Region
+from forgetfree.core.trained import EntriesOfProduct, SampledWeight, sampled, trainable
+from forgetfree.errors import TrainingError
+
+#: The name of the vector among the model's parameters.
+NAME = "region_values"
+
+
+class RegionVector:
+    """The values of a region in a model, as one parameter ``(s,)`` in float32 or wider.
+
+    Args:
+        model: what is trained.
+        body: its part that the space is of; the model itself, if it has no head.
+        space: the parameter space of the body.
+        region: what is trained of it; its values are those of the body now.
+    """
+
+    def __init__(self, model: nn.Module, body: nn.Module, space: ParameterSpace, region: Region) -> None:
+        self.values = nn.Parameter(space.gather(body, region.indices).to(at_least_float32(space.dtype)))
+        self._model, self._body = model, body
+        tensors = space.parameters(body)
+        self._pieces = [(tensors[i], local, where) for i, local, where in space.split(region.indices)]
+        self._homes = [_home(body, space.tensors[i].name) for i, _, _ in space.split(region.indices)]
+        self._dtypes = [(tensor.dtype, tensor.shape) for tensor, _, _ in self._pieces]
+        self._prefix = _prefix(model, body)
+        self._names = [self._prefix + space.tensors[i].name for i, _, _ in space.split(region.indices)]
+        self._passes = 0  # of the model and its body that have begun and not ended
+
+    @contextmanager
+    def attached(self, heads: Sequence[nn.Module] = ()) -> Iterator[None]:
+        """Let the model have this vector as its trainable parameter inside, with the parameters of ``heads``, and no other."""
+        model = self._model
+        with ExitStack() as stack:
+            stack.enter_context(trainable(model, [each for head in heads for each in head.parameters()]))
+            stack.enter_context(sampled(self._sampled()))
+            model.register_parameter(NAME, self.values)
+            stack.callback(model._parameters.pop, NAME)
+            for module in dict.fromkeys((model, self._body)):
+                for hook in (
+                    module.register_forward_pre_hook(_Hook(self._begin)),
+                    module.register_forward_hook(_Hook(self._end), always_call=True),
+                ):
+                    stack.callback(hook.remove)
+            embeddings = getattr(model, "get_input_embeddings", lambda: None)()
+            if embeddings is not None:
+                stack.callback(embeddings.register_forward_hook(_Hook(self._reach_embeddings)).remove)
+            # So that the tensors are as trained whenever somebody reads them; fused optimisers tell nobody that they wrote.
+            stack.callback(register_optimizer_step_post_hook(lambda *_: self.write()).remove)
+            stack.callback(model.register_state_dict_pre_hook(_Hook(lambda *_: self.write())).remove)
+            stack.callback(model.register_state_dict_post_hook(_Hook(self._leave_out)).remove)
+            stack.callback(model.register_load_state_dict_pre_hook(_Hook(self._take_in)).remove)
+            yield
+
+    @torch.no_grad()
+    def write(self) -> None:
+        """Write the values into the model's tensors, of which a graph may still hold earlier ones."""
+        for tensor, local, where in self._pieces:
+            flat, at = entries(tensor.data, local)
+            flat[at] = self.values.data[where].to(flat)
+
+    def _sampled(self) -> Iterator[tuple[nn.Parameter, Tensor, Tensor, EntriesOfProduct | None]]:
+        """Yield each tensor with the leaf that gets the gradients of its entries, all on the device of the values."""
+        device = self.values.device
+        self._pieces = [(tensor, local.to(device), where) for tensor, local, where in self._pieces]
+        leaves = _Leaves.apply(self.values, [where.stop - where.start for _, _, where in self._pieces])
+        self._placed = device
+        for (tensor, local, _), leaf in zip(self._pieces, leaves, strict=True):
+            matrix = tensor.dim() == 2
+            yield tensor, leaf, local, EntriesOfProduct(tensor.shape, local, leaf.dtype) if matrix else None
+
+    # -- Before and after a forward pass ------------------------------------------------------------------
+
+    def _begin(self, module: nn.Module, inputs: Any) -> None:
+        self._passes += 1
+        if self._passes == 1:
+            self._check()
+            if self.values.device != self._placed:  # the trainer moved the model
+                for tensor, leaf, local, products in self._sampled():
+                    weight: Any = tensor
+                    weight.leaf, weight.local, weight.entries = leaf, local, products
+            self.write()
+
+    def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._passes -= 1
+
+    def _check(self) -> None:
+        """Raise ``TrainingError`` where the trainer took the tensors apart, or changed their precision or place."""
+        reason = ""
+        if torch.compiler.is_compiling():
+            reason = "compiles the model, and a compiled model does not see which entries are trained. Leave torch_compile out."
+        elif self._model._parameters.get(NAME) is not self.values or any(
+            type(tensor) is not SampledWeight or home.get(name) is not tensor or tensor.shape != shape
+            for (tensor, _, _), (home, name), (_, shape) in zip(self._pieces, self._homes, self._dtypes, strict=True)
+        ):
+            reason = (
+                "shards the model's parameters, as FSDP and DeepSpeed's ZeRO-3 do, and a region needs them whole. Train with "
+                "DistributedDataParallel (accelerate's MULTI_GPU), or on one device."
+            )
+        elif any(tensor.dtype != dtype for (tensor, _, _), (dtype, _) in zip(self._pieces, self._dtypes, strict=True)):
+            reason = (
+                "changed the dtype of the weights, which the ledger's values belong to. Load the model with the dtype wanted "
+                "(dtype=torch.bfloat16) before Ledger.of_model, or use mixed precision (bf16=True)."
+            )
+        elif len(devices := {tensor.device for tensor, _, _ in self._pieces} | {self.values.device}) > 1:
+            reason = f"spread the model over {', '.join(sorted(map(str, devices)))}. Put it on one device."
+        if reason:
+            raise TrainingError(f"Inside learning(…), the trainer {reason}")
+
+    def _reach_embeddings(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Let a reentrant checkpoint back-propagate: it needs an input that has a gradient."""
+        if torch.is_grad_enabled() and isinstance(output, Tensor) and not output.requires_grad and self._is_reentrant():
+            output.requires_grad_(True)
+
+    def _is_reentrant(self) -> bool:
+        checkpoints = (each for each in self._body.modules() if getattr(each, "gradient_checkpointing", False))
+        functions = (getattr(each, "_gradient_checkpointing_func", None) for each in checkpoints)
+        return any(getattr(function, "keywords", {}).get("use_reentrant") for function in functions)
+
+    # -- What a trainer saves and loads in the midst is a plain model --------------------------------------
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether the tensors hold the values without rounding, so that a file of them is enough."""
+        return all(dtype == self.values.dtype for dtype, _ in self._dtypes)
+
+    def _leave_out(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        if self._is_exact:
+            state.pop(prefix + NAME, None)
+
+    def _take_in(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Take the values from the tensors of a state that lacks them."""
+        if prefix + NAME in state or not all(prefix + name in state for name in self._names):
+            return
+        values = self.values.detach().clone()
+        for name, (_, local, where) in zip(self._names, self._pieces, strict=True):
+            tensor = state[prefix + name]
+            flat, at = entries(tensor, local)
+            values[where] = flat[at].to(values)
+        state[prefix + NAME] = values
+
+
+class _Leaves(torch.autograd.Function):
+    """The values of each tensor, as leaves that hand their gradients on to the vector: any number of passes use them."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.sizes, ctx.like = sizes, values.data
+        return tuple(piece.data for piece in values.data.split(sizes))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        pieces = zip(gradients, ctx.sizes, strict=True)
+        return torch.cat([ctx.like.new_zeros(size) if each is None else each for each, size in pieces]), None
+
+
+class _Hook:
+    """A hook that copies of the model do not have: such a copy, a reference model say, stays as it was copied."""
+
+    def __init__(self, action: Any = None) -> None:
+        self._action = action
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._action is not None:
+            self._action(*arguments)
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> _Hook:
+        return _Hook()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, ()
+
+
+def _home(body: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Return the dictionary that a tensor stands in, and its name there."""
+    path, _, last = name.rpartition(".")
+    return body.get_submodule(path)._parameters, last
+
+
+def _prefix(model: nn.Module, body: nn.Module) -> str:
+    name = next(name for name, module in model.named_modules() if module is body)
+    return f"{name}." if name else ""

@@ -1,0 +1,409 @@
+"""Grafting in a trainer of one's own: what is trained, what stays as it was to the bit, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+from transformers import BertForSequenceClassification, GPT2ForSequenceClassification, GPT2LMHeadModel
+
+from forgetfree import Ledger
+from forgetfree.core.body import body_of
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.regions import Region
+from forgetfree.core.trained import RegionParameters, in_training
+from forgetfree.errors import ForgetfreeError, LedgerError, ModelError, TaskError, TrainingError, UsageError
+from forgetfree.testing.tiny import bert_config, pre_trained
+from forgetfree.trainers.learning import answering, learning
+from forgetfree.trainers.vector import NAME
+
+
+def language_model(dtype: torch.dtype = torch.float32) -> Any:
+    return pre_trained(lambda: GPT2LMHeadModel(tiny.gpt2_config(60))).to(dtype)
+
+
+def classifier() -> Any:
+    return pre_trained(lambda: BertForSequenceClassification(bert_config(60)))
+
+
+def texts(seed: int, count: int = 3) -> list[dict[str, Tensor]]:
+    """Batches whose loss is that of a language model."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = [torch.randint(0, 60, (4, 9), generator=generator) for _ in range(count)]
+    return [{"input_ids": each, "labels": each} for each in ids]
+
+
+def labelled(seed: int, count: int = 3) -> list[dict[str, Tensor]]:
+    """Batches whose loss is that of a classifier of two labels."""
+    generator = torch.Generator().manual_seed(seed)
+    draws = [torch.randint(5, 60, (4, 9), generator=generator) for _ in range(count)]
+    return [{"input_ids": each, "labels": each[:, 1] % 2} for each in draws]
+
+
+def train(model: nn.Module, batches: list[dict[str, Tensor]], make: Callable[..., Any] | None = None) -> list[float]:
+    """A loop as anybody writes it: of the model's parameters, those that are trainable, with decay and clipping."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = (make or (lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1)))(trainable)
+    model.train()
+    losses = []
+    for batch in batches:
+        loss = model(**batch).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def logits(model: nn.Module, ledger: Ledger, task: str, batch: dict[str, Tensor]) -> Tensor:
+    with answering(model, ledger, task), torch.no_grad():
+        return model.eval()(input_ids=batch["input_ids"]).logits.clone()
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_same(model: nn.Module, before: dict[str, Tensor]) -> None:
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    assert [name for name in before if not torch.equal(after[name], before[name])] == []
+    assert all(type(each) is nn.Parameter and each.requires_grad for each in model.parameters())
+
+
+# -- What is trained, and what is not ----------------------------------------------------------------------
+
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "fused AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, fused=True),
+    "foreach AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, foreach=True),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9, weight_decay=0.1),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_no_entry_outside_the_region_moves(name: str, dtype: torch.dtype) -> None:
+    model = language_model(dtype)
+    ledger, before = Ledger.of_model(model), state_of(model)
+    with learning(model, ledger, "one", batches=texts(1), sparsity=0.01) as skill:
+        assert [each for each, p in model.named_parameters() if p.requires_grad] == [NAME]
+        assert skill.values.dtype == torch.float32
+        train(model, texts(2), OPTIMIZERS[name])
+    assert_same(model, before)
+    with answering(model, ledger, "one"):
+        flat = ledger.space.flatten(body_of(model))
+        heads = {key: tensor for key, tensor in model.state_dict().items() if not key.startswith("transformer.h.")}
+        assert all(torch.equal(tensor, before[key]) for key, tensor in heads.items() if "ln_f" not in key)
+    moved = flat != ledger.space.flatten(body_of(model))
+    assert 0 < int(moved.sum()) <= len(skill.free)
+    assert int((moved & ~skill.free.mask(len(flat))).sum()) == 0
+    assert_same(model, before)
+
+
+def test_earlier_tasks_keep_every_bit() -> None:
+    model = language_model()
+    ledger, seen = Ledger.of_model(model), {}
+    for task in ("one", "two", "three"):
+        with learning(model, ledger, task, batches=texts(len(task)), sparsity=0.01, composition="union"):
+            train(model, texts(len(seen)))
+        seen[task] = logits(model, ledger, task, texts(9)[0])
+        for earlier, expected in seen.items():
+            assert torch.equal(logits(model, ledger, earlier, texts(9)[0]), expected)
+    owned = [record.owned.region for record in ledger.records]
+    assert all(one.isdisjoint(other) for i, one in enumerate(owned) for other in owned[:i])
+    assert len({tuple(each.flatten().tolist()) for each in seen.values()}) == 3
+
+
+def test_a_task_alone_stands_on_the_pre_trained_model() -> None:
+    model, other = language_model(), language_model()
+    ledger, single = Ledger.of_model(model), Ledger.of_model(other)
+    with learning(model, ledger, "first", batches=texts(1), sparsity=0.01):
+        train(model, texts(2))
+    with learning(model, ledger, "second", batches=texts(3), sparsity=0.01, composition="alone"):
+        torch.manual_seed(5)
+        train(model, texts(4))
+    with learning(other, single, "second", batches=texts(3), sparsity=0.01):
+        torch.manual_seed(5)
+        train(other, texts(4))
+    assert torch.equal(logits(model, ledger, "second", texts(9)[0]), logits(other, single, "second", texts(9)[0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_bits_are_those_of_our_own_loop(dtype: torch.dtype) -> None:
+    """The same region, batches and rate in `RegionParameters`, which takes gradients by hooks and not by autograd's graph."""
+    model, own = language_model(dtype), language_model(dtype)
+    ledger = Ledger.of_model(model)
+    generator = torch.Generator().manual_seed(0)
+    region = Region.from_mask(torch.rand(len(ledger.space), generator=generator) < 0.05)
+    with learning(model, ledger, "one", region=region):
+        torch.manual_seed(5)
+        train(model, texts(2))
+    trained = RegionParameters(own.base_model, ledger.space, region)
+    own.train()
+    torch.manual_seed(5)
+    with in_training(own, trained, []):
+        optimizer = torch.optim.AdamW(trained.parameters, lr=1e-2, weight_decay=0.1)
+        for batch in texts(2):
+            own(**batch).loss.backward()
+            trained.collect()
+            nn.utils.clip_grad_norm_(trained.parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            trained.write()
+    assert torch.equal(ledger.records[0].owned.values, ledger.space.gather(own.base_model, region.indices))
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpoints_change_rounding_alone(reentrant: bool) -> None:
+    """As in plain PyTorch, whose gradients differ by a few 1e-8 there."""
+    values = []
+    for checkpoints in (False, True):
+        model = language_model()
+        ledger = Ledger.of_model(model)
+        with learning(model, ledger, "one", batches=texts(1), sparsity=0.01):
+            if checkpoints:
+                model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            torch.manual_seed(5)
+            train(model, texts(2), lambda p: torch.optim.SGD(p, lr=1.0))
+        values.append(ledger.records[0].owned.values)
+    assert torch.allclose(*values, rtol=0, atol=1e-6)
+    assert not torch.allclose(
+        values[0], ledger.space.gather(model.transformer, ledger.owned().indices), rtol=0, atol=1e-3
+    )
+
+
+def test_two_passes_before_one_step() -> None:
+    """As preference losses have them: the second pass must not spoil the graph of the first."""
+    model = language_model()
+    with learning(model, Ledger.of_model(model), "one", batches=texts(1), sparsity=0.01) as skill:
+        one, two = texts(2, 2)
+        model.eval()
+        model(**one).loss.backward()
+        model(**two).loss.backward()
+        apart, skill.values.grad = skill.values.grad, None
+        (model(**one).loss + model(**two).loss).backward()
+        assert torch.allclose(skill.values.grad, apart, rtol=1e-5, atol=1e-8)
+        train(model, texts(3))
+
+
+# -- Heads -------------------------------------------------------------------------------------------------
+
+
+def test_each_task_has_its_own_head() -> None:
+    model = classifier()
+    ledger, before, seen = Ledger.of_model(model), state_of(model), {}
+    assert not ledger.space.tensors[0].name.startswith("bert.")
+    for task in ("one", "two"):
+        with learning(model, ledger, task, batches=labelled(1), sparsity=0.01, heads=["bert.pooler", "classifier"]):
+            train(model, labelled(len(seen)))
+        assert_same(model, before)
+        seen[task] = logits(model, ledger, task, labelled(9)[0])
+    for task, expected in seen.items():
+        assert torch.equal(logits(model, ledger, task, labelled(9)[0]), expected)
+    weights = [record.readout["classifier.weight"] for record in ledger.records]
+    assert not torch.equal(weights[0], before["classifier.weight"]) and not torch.equal(*weights)
+    assert sorted(ledger.records[0].readout)[0] == "bert.pooler.dense.bias"
+
+
+def test_a_classifier_is_the_head_where_none_is_named() -> None:
+    model = classifier()
+    ledger = Ledger.of_model(model)
+    with learning(model, ledger, "one", batches=labelled(1), sparsity=0.01) as skill:
+        assert skill.heads == ("classifier",)
+    with learning(language_model(), Ledger.of_model(language_model()), "one", batches=texts(1), sparsity=0.01) as skill:
+        assert skill.heads == ()
+
+
+def test_a_ledger_is_the_same_with_any_head() -> None:
+    causal = language_model()
+    reader = pre_trained(lambda: GPT2ForSequenceClassification(tiny.gpt2_config(60)))
+    reader.transformer.load_state_dict(causal.transformer.state_dict())
+    reader.config.pad_token_id = 0
+    ledger = Ledger.of_model(causal)
+    with learning(causal, ledger, "texts", batches=texts(1), sparsity=0.01):
+        train(causal, texts(2))
+    with learning(reader, ledger, "labels", batches=labelled(1), sparsity=0.01):
+        train(reader, labelled(2))
+    assert ledger.tasks == ["texts", "labels"]
+    with pytest.raises(LedgerError, match="learned with the head 'score'"), answering(causal, ledger, "labels"):
+        pass
+
+
+# -- Choosing the region -----------------------------------------------------------------------------------
+
+
+def test_the_gradient_of_the_mean_loss_chooses() -> None:
+    """Against one backward pass of the mean over all rows, in evaluation mode."""
+    model = language_model()
+    ledger, batches = Ledger.of_model(model), texts(1)
+    model.eval()
+    (sum(model(**batch).loss for batch in batches) / 3).backward()
+    g = torch.cat([tensor.grad.view(-1) for tensor in ledger.space.parameters(model.transformer)])
+    model.zero_grad()
+    count = int(0.01 * len(g))
+    with learning(model, ledger, "one", batches=batches, sparsity=0.01) as skill:
+        pass
+    chosen = g.abs().topk(count).indices
+    assert len(skill.region & Region.of(chosen)) >= 0.99 * count  # but for ties of rounding
+    assert len(skill.region) == count
+
+
+def test_rows_bound_what_is_read() -> None:
+    read: list[int] = []
+
+    def batches() -> Iterator[dict[str, Tensor]]:
+        for number, batch in enumerate(texts(1, 9)):
+            read.append(number)
+            yield batch
+
+    model = language_model()
+    with learning(model, Ledger.of_model(model), "one", batches=batches(), rows=8, sparsity=0.01):
+        pass
+    assert read == [0, 1]
+
+
+@pytest.mark.parametrize("source", ["snip", "gallop", "fisher", "random"])
+def test_the_other_choices(source: Any) -> None:
+    chosen = []
+    for _ in range(2):
+        model = language_model()
+        with learning(
+            model, Ledger.of_model(model), "one", batches=texts(1), region_from=source, sparsity=0.01
+        ) as skill:
+            chosen.append(skill.region)
+    assert chosen[0] == chosen[1]
+    with learning(model, Ledger.of_model(model), "one", batches=texts(1), sparsity=0.01) as skill:
+        assert skill.region != chosen[0]
+
+
+def test_what_fine_tuning_moved(tmp_path: Any) -> None:
+    model, tuned = language_model(), language_model()
+    with torch.no_grad():
+        tuned.transformer.h[0].attn.c_attn.weight[1, 2:5] += 1.0
+        tuned.lm_head.weight[0] += 9.0
+    tuned.save_pretrained(tmp_path)
+    regions = []
+    for fine_tuned in (tuned.state_dict(), tuned.transformer.state_dict(), tmp_path):
+        ledger = Ledger.of_model(model)
+        with learning(model, ledger, "one", region_from="movement", fine_tuned=fine_tuned, sparsity=1.0) as skill:
+            regions.append(skill.region)
+    assert len(regions[0]) == 3 and regions == [regions[0]] * 3
+
+
+# -- Exceptions, checkpoints, copies -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_exception_restores_the_model_and_leaves_the_ledger(error: type[BaseException]) -> None:
+    model = classifier()
+    ledger, before = Ledger.of_model(model), state_of(model)
+    with pytest.raises(error), learning(model, ledger, "one", batches=labelled(1), sparsity=0.01):
+        train(model, labelled(2))
+        raise error
+    assert_same(model, before)
+    assert ledger.tasks == []
+    with learning(model, ledger, "one", batches=labelled(1), sparsity=0.01):
+        pass
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_saved_in_the_midst_is_a_plain_model(tmp_path: Any, dtype: torch.dtype) -> None:
+    """It has the values of the last step, and loading it gives the vector back, to the bit."""
+    model = language_model(dtype)
+    ledger = Ledger.of_model(model)
+    with learning(model, ledger, "one", batches=texts(1), sparsity=0.01) as skill:
+        train(model, texts(2))
+        model.save_pretrained(tmp_path)
+        kept, answer = skill.values.detach().clone(), model.eval()(**texts(9)[0]).logits
+        plain = GPT2LMHeadModel.from_pretrained(tmp_path, dtype=dtype).eval()
+        assert torch.equal(plain(**texts(9)[0]).logits, answer)
+        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        train(model, texts(3))
+        assert not torch.equal(skill.values, kept)
+        model.load_state_dict(state, strict=False)
+        assert torch.equal(skill.values, kept)
+        assert torch.equal(model.eval()(**texts(9)[0]).logits, answer)
+
+
+def test_a_copy_is_a_model_that_stays_as_it_was() -> None:
+    model = language_model()
+    with learning(model, Ledger.of_model(model), "one", batches=texts(1), sparsity=0.01):
+        train(model, texts(2))
+        reference = copy.deepcopy(model)
+        expected = model.eval()(**texts(9)[0]).logits
+        train(model, texts(3))
+        assert torch.equal(reference.eval()(**texts(9)[0]).logits, expected)
+
+
+# -- What is refused, and changes nothing ------------------------------------------------------------------
+
+
+def refused(action: Callable[[], Any], error: type[ForgetfreeError], *words: str) -> None:
+    with pytest.raises(error) as raised:
+        action()
+    text = str(raised.value)
+    assert "\n" not in text and all(word in text for word in words), text
+
+
+def test_what_cannot_be_learned() -> None:
+    model = language_model()
+    ledger, before = Ledger.of_model(model), state_of(model)
+
+    def learn(task: str = "new", on: Any = model, **arguments: Any) -> Callable[[], None]:
+        def action() -> None:
+            with learning(on, ledger, task, **{"batches": texts(1), "sparsity": 0.01} | arguments):
+                raise AssertionError("it began")
+
+        return action
+
+    with learning(model, ledger, "known", batches=texts(1), sparsity=0.01):
+        refused(learn(), UsageError, "being learned on this model")
+    entries = len(ledger.space)
+    other = pre_trained(lambda: GPT2LMHeadModel(tiny.gpt2_config(60)))
+    with torch.no_grad():
+        other.transformer.h[0].mlp.c_fc.bias += 1
+    for action, error, words in (
+        (learn("known"), TaskError, ("'known' is already in the ledger",)),
+        (learn(batches=None), UsageError, ("batches=…",)),
+        (learn(batches=[]), UsageError, ("hold no row",)),
+        (learn(batches=[{"input_ids": texts(1)[0]["input_ids"]}]), UsageError, ("give no loss",)),
+        (learn(loss=lambda m, b: m(**b).loss * torch.nan), TrainingError, ("expected a finite one",)),
+        (learn(sparsity=0.0), ForgetfreeError, ("sparsity must be above 0",)),
+        (learn(region=Region.of([entries])), ForgetfreeError, ("do not fit a parameter space",)),
+        (learn(region=ledger.owned()), UsageError, ("No entry is free", "composition='alone'")),
+        (learn(region_from="gradients"), UsageError, ("Did you mean 'gradient'?",)),
+        (learn(region_from="movement"), UsageError, ("fine_tuned=…",)),
+        (learn(heads=["scores"]), UsageError, ("no such module",)),
+        (learn(heads=["transformer.h.0"]), UsageError, ("lies in the body",)),
+        (learn(on=other), LedgerError, ("does not hold the weights",)),
+        (learn(on=torch.compile(model)), ModelError, ("compiled",)),
+    ):
+        refused(action, error, *words)
+    assert ledger.tasks == ["known"]
+    assert_same(model, before)
+    refused(lambda: answering(model, ledger, "knwon").__enter__(), TaskError, "Did you mean 'known'?")
+
+
+def test_a_trainer_that_changes_the_model() -> None:
+    model = language_model()
+    ledger, before = Ledger.of_model(model), state_of(model)
+    with pytest.raises(TrainingError, match="changed the dtype"), learning(model, ledger, "one", batches=texts(1)):
+        model.to(torch.bfloat16)
+        train(model, texts(2))
+    model = language_model()
+    with pytest.raises(LedgerError, match="does not own"), learning(model, ledger, "one", batches=texts(1)):
+        model.transformer.h[0].mlp.c_fc.bias.data += 1
+    assert ledger.tasks == []
+    assert before
+
+
+def test_a_space_of_the_body_has_no_prefix() -> None:
+    assert Ledger.of_model(classifier()).space.layout == ParameterSpace.of(classifier().bert).layout
