@@ -84,7 +84,8 @@ def test_the_run_s_texts_are_written_again(source: str, strategy: str, data: Pat
         assert [each.tokens for each in written] == expected[task].lengths.tolist()
         assert written[-1].cut_tokens > 40
     for task in prompted.TASKS:
-        assert predictor.score(task, load_tasks(task, str(data))[0].test) == expected[task].score("exact_match")
+        metric = predictor.definition(task).metric
+        assert predictor.score(task, load_tasks(task, str(data))[0].test) == expected[task].score(metric)
     tasks = ["chat", "first", "chat"]
     mixed = predictor.answer_mixed(tasks, [asked(data, task)[2] for task in tasks])
     assert [each.text for each in mixed] == [expected[task].texts[2] for task in tasks]
@@ -272,8 +273,8 @@ def test_predict_reads_the_columns_that_the_run_named(
     config["run"]["text_column"] = ["first.review", "body"]
     monkeypatch.setattr("forgetfree.results.config_file.load_run", lambda _: config)
     task = served(TaskDefinition("first", "generation", ()))
-    named = _columns_of_run(tmp_path)
-    assert {name: named.columns(name, ()).texts for name in ("first", "last")} == {
+    usual = _columns_of_run(tmp_path)
+    assert {name: usual.columns(name, ()).texts for name in ("first", "last")} == {
         "first": ("review",),
         "last": ("body",),
     }
@@ -281,7 +282,7 @@ def test_predict_reads_the_columns_that_the_run_named(
     (tmp_path / "other.csv").write_text("prompt\nb\n")
 
     def read(file: str, named: str | None = None) -> list[tuple[str, ...]]:
-        rows = rows_of_file(tmp_path / file, task, ColumnNames.of(named, None), usual=named)
+        rows = rows_of_file(tmp_path / file, task, ColumnNames.of(named, None), usual=usual)
         return [row.texts for row in rows]
 
     assert (read("rows.csv"), read("other.csv"), read("rows.csv", "prompt")) == ([("a",)], [("b",)], [("b",)])
