@@ -597,6 +597,10 @@ CASES = [
     Case("experiment where --cache new --out data", "--out 'data' is not empty: it holds ag_news"),
     Case("experiment where --resume", "There is nothing to resume in 'out'."),
     Case("experiment where --device tpu", "Unknown --device 'tpu'."),
+    Case("experiment where --metric acuracy", "Unknown metric 'acuracy'. Did you mean 'accuracy'?"),
+    Case("sweep sst2 --set l1=0,1 --metric acuracy", "Unknown metric 'acuracy'. Did you mean 'accuracy'?"),
+    Case("predict run --task sst2 --device tpu great", "Unknown --device 'tpu'. Did you mean 'cpu'?"),
+    Case("serve run --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'?"),
     *(
         Case(f"{job} --quiet --verbose --log x", "Unknown --log 'x'.")
         for job in ("run sst2", "graft sst2", "experiment where")
