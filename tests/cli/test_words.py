@@ -28,7 +28,7 @@ class Terminal(io.StringIO):
 
 def test_a_line_is_wrapped_between_words_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = "Recipe of minilm: " + " ".join(f"option_{i}={i}e-{i}" for i in range(12))
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((40, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((40, 24)))
     for is_terminal in (True, False):
         monkeypatch.setattr(sys, "stderr", terminal := Terminal(is_terminal))
         tell(recipe)
