@@ -115,7 +115,7 @@ def _mean_gradient(
                         "Look for rows without labels, or choose the region in float32."
                     )
                 value.backward()  # type: ignore[no-untyped-call]
-                for tensor, view in zip(tensors, total.split(sizes), strict=True):
+                for tensor, view in zip(tensors, torch.split(total, sizes), strict=True):
                     if tensor.grad is not None:
                         gradient = tensor.grad.reshape(-1).float()
                         view.add_(gradient.square() if squared else gradient, alpha=count)
@@ -137,16 +137,17 @@ def _mean_gradient(
 
 def _theta(model: Any, body: nn.Module, space: ParameterSpace, fine_tuned: Mapping[str, Tensor] | StrPath) -> Tensor:
     """Return θ_ft ``(N,)`` of a state dictionary, with names of the body or of the model; or of a directory."""
+    state: Any = fine_tuned
     if not isinstance(fine_tuned, Mapping):
         if not (Path(fine_tuned) / "config.json").is_file():
             raise UsageError(
                 f"fine_tuned={str(fine_tuned)!r} is no model: expected a directory that save_pretrained wrote, or a state dict."
             )
-        fine_tuned = type(model).from_pretrained(fine_tuned, dtype=model.dtype).state_dict()
+        state = type(model).from_pretrained(fine_tuned, dtype=model.dtype).state_dict()
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is body)
     pieces = []
     for spec in space.tensors:
-        tensor = fine_tuned.get(prefix + spec.name, fine_tuned.get(spec.name))
+        tensor = state.get(prefix + spec.name, state.get(spec.name))
         if tensor is None or tuple(tensor.shape) != spec.shape:
             got = "none" if tensor is None else f"shape {tuple(tensor.shape)}"
             raise UsageError(

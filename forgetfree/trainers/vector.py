@@ -49,7 +49,7 @@ class RegionVector:
     @contextmanager
     def attached(self, heads: Sequence[nn.Module] = ()) -> Iterator[None]:
         """Let the model have this vector as its trainable parameter inside, with the parameters of ``heads``, and no other."""
-        model = self._model
+        model: Any = self._model
         with ExitStack() as stack:
             stack.enter_context(trainable(model, [each for head in heads for each in head.parameters()]))
             stack.enter_context(sampled(self._sampled()))
@@ -147,14 +147,13 @@ class RegionVector:
         if self._is_exact:
             state.pop(prefix + NAME, None)
 
-    def _take_in(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    def _take_in(self, module: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
         """Take the values from the tensors of a state that lacks them."""
         if prefix + NAME in state or not all(prefix + name in state for name in self._names):
             return
         values = self.values.detach().clone()
         for name, (_, local, where) in zip(self._names, self._pieces, strict=True):
-            tensor = state[prefix + name]
-            flat, at = entries(tensor, local)
+            flat, at = entries(state[prefix + name], local)
             values[where] = flat[at].to(values)
         state[prefix + NAME] = values
 
@@ -166,7 +165,7 @@ class _Leaves(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.sizes, ctx.like = sizes, values.data
-        return tuple(piece.data for piece in values.data.split(sizes))
+        return tuple(piece.data for piece in torch.split(values.data, sizes))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
