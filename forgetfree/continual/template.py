@@ -388,10 +388,7 @@ def alone(plugins: Iterable[Any]) -> bool:
 
 
 def without_parts(training: Training) -> Training:
-    """Return the training without numbered parts, for where other code than ours meets its batches.
-
-    Every process then computes whole batches, with the same bits as the others.
-    """
+    """Return the training without numbered parts, for where other code meets its batches: each process computes whole ones."""
     return replace(training, options=replace(training.options, parts=None))
 
 

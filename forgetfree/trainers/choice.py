@@ -143,7 +143,10 @@ def _theta(model: Any, body: nn.Module, space: ParameterSpace, fine_tuned: Mappi
             raise UsageError(
                 f"fine_tuned={str(fine_tuned)!r} is no model: expected a directory that save_pretrained wrote, or a state dict."
             )
-        state = type(model).from_pretrained(fine_tuned, dtype=model.dtype).state_dict()
+        tuned = type(model).from_pretrained(
+            fine_tuned, dtype=model.dtype, use_safetensors=True, trust_remote_code=False
+        )
+        state = tuned.state_dict()
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is body)
     pieces = []
     for spec in space.tensors:

@@ -250,7 +250,7 @@ def _carried(ledger: Ledger, alone: bool) -> Graft:
     return (
         ledger.graft(ledger.tasks[stage - 1])
         if stage
-        else Graft(Region.empty(), torch.empty(0, dtype=ledger.space.dtype))
+        else Graft(Region.empty(), torch.empty(0, dtype=ledger.space.dtype, device="cpu"))
     )
 
 

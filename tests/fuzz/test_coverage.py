@@ -25,6 +25,10 @@ NOT_READ = (
 )
 #: Modules that call a parser of JSON or of safetensors files, and what they read by it.
 PARSERS = {
+    "continual/__init__": "Avalanche's own configuration, which is left alone where it is sound",
+    "gpu/results": "measurements of the kit: what is damaged is measured again",
+    "gpu/unpacking": "the kit's manifest, whose files are compared with their SHA-256",
+    "data/chats": "a turn that was written in the same call",
     "tensor_file": "signed files; the header that safetensors has just made",
     "json_file": "JSON files and JSON in them",
     "models/checkpoint": "weights in Hugging Face layout: tests/models/test_checkpoint.py",

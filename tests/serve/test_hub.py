@@ -261,7 +261,7 @@ def test_what_was_learned_of_texts_goes_there_and_back(hub: Hub, tmp_path: Path)
     assert cli.main(["push", str(run), "me/texts"]) == 0
     card = hub.repositories["me/texts"]["main"]["README.md"].decode()
     assert "`first` (a text after a prompt)" in card and "`chat` (a text after a chat)" in card
-    assert len(re.findall(r"\| `(first|chat|last)` \| exact\\_match \| \d\.\d{3} \| 11 \|", card)) == 3
+    assert len(re.findall(r"\| `(first|chat|last)` \| rouge\\_l \| \d\.\d{3} \| 11 \|", card)) == 3
     assert cli.main(["pull", "me/texts", "--out", str(tmp_path / "pulled")]) == 0
     predictor = Predictor.of_run(tmp_path / "pulled" / "ledger.safetensors", model=str(model))
     expected = prompted.answers_of_run(run, "grafting-continual")
