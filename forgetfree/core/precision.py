@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import statistics
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,8 +26,8 @@ from forgetfree.json_file import read_json
 
 #: bf16 is taken where it needs at most this share of the time of fp32, so that noise does not decide.
 AT_MOST = 0.85
-#: Turns that count, after one that does not, and the seconds after which no further turn begins.
-TURNS, SECONDS = 5, 1.0
+#: Turns that count, after one that does not: at most, and at least; between them none begins after so many seconds.
+TURNS, LEAST, SECONDS = 5, 3, 1.0
 #: Rows that a pass reads.
 ROWS = 8
 #: What was measured in this process, where no file could keep it.
@@ -90,9 +89,8 @@ def _read(file: Path) -> Precision | None:
 
 
 def _ratio(seconds: dict[str, list[float]]) -> float:
-    """Return the time of bf16 by that of fp32: the median of the turns; infinite where bf16 cannot be computed."""
-    turns = [bf16 / fp32 for fp32, bf16 in zip(seconds["fp32"], seconds["bf16"], strict=False)]
-    return statistics.median(turns) if turns else float("inf")
+    """Return the time of bf16 by that of fp32, each in its quickest turn; infinite where bf16 cannot be computed."""
+    return min(seconds["bf16"], default=float("inf")) / min(seconds["fp32"], default=1.0)
 
 
 def _seconds(model: ReadoutModel, x: Tensor) -> dict[str, list[float]]:
@@ -107,7 +105,7 @@ def _seconds(model: ReadoutModel, x: Tensor) -> dict[str, list[float]]:
                 _pass(model, x, precision)
                 if turn:  # the first prepares memory and kernels
                     times.append(clock() - begin)
-            if sum(map(sum, seconds.values())) > SECONDS:
+            if turn >= LEAST and sum(map(sum, seconds.values())) > SECONDS:
                 break
     return seconds
 
