@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from forgetfree.core.base_regions import budget, most_moved
+from forgetfree.core.body import body_prefix
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.core.saliency import most_salient, saliency
@@ -147,7 +148,7 @@ def _theta(model: Any, body: nn.Module, space: ParameterSpace, fine_tuned: Mappi
             fine_tuned, dtype=model.dtype, use_safetensors=True, trust_remote_code=False
         )
         state = tuned.state_dict()
-    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is body)
+    prefix = body_prefix(model)
     pieces = []
     for spec in space.tensors:
         tensor = state.get(prefix + spec.name, state.get(spec.name))

@@ -14,7 +14,7 @@ from forgetfree.core.body import body_fingerprint, body_of
 from forgetfree.core.graft import grafted
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
-from forgetfree.errors import LedgerError, ModelError, UsageError, nearest
+from forgetfree.errors import LedgerError, ModelError, UnknownNameError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger, Record, changed_buffers
 from forgetfree.ledger.graft import Graft
@@ -90,7 +90,7 @@ def learning(
     ledger.check_new(task)
     body = check_model(model, ledger)
     named = _heads(model, body, heads)
-    alone = composition == "alone" and ledger.composition == "auto"
+    alone = _stands_alone(composition, ledger)
     if region is None:
         region = choose_region(
             model,
@@ -202,6 +202,23 @@ def check_plain(model: nn.Module) -> None:
         reason = f"it lies on {', '.join(sorted(devices))}. Put it on one device: load it without device_map"
     if reason:
         raise ModelError(f"This {type(model).__name__} cannot be grafted: {reason}.")
+
+
+def _stands_alone(composition: str, ledger: Ledger) -> bool:
+    """Return whether a record of the ledger says that its task stands alone.
+
+    Raises:
+        UnknownNameError: there is no such composition.
+        UsageError: the ledger, of a run, has another one for all its tasks.
+    """
+    if composition not in ("union", "alone"):
+        raise UnknownNameError("composition", composition, ("union", "alone"))
+    if ledger.composition not in ("auto", composition):
+        raise UsageError(
+            f"composition={composition!r} does not fit this ledger, whose composition is {ledger.composition!r} for all tasks. "
+            "Begin a ledger of its own by Ledger.of_model(model)."
+        )
+    return composition == "alone" and ledger.composition == "auto"
 
 
 def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> dict[str, nn.Module]:

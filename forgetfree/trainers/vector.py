@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from forgetfree.core.body import body_prefix
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import EntriesOfProduct, SampledWeight, sampled, trainable
@@ -42,8 +43,7 @@ class RegionVector:
         self._pieces = [(tensors[i], local, where) for i, local, where in space.split(region.indices)]
         self._homes = [_home(body, space.tensors[i].name) for i, _, _ in space.split(region.indices)]
         self._dtypes = [(tensor.dtype, tensor.shape) for tensor, _, _ in self._pieces]
-        self._prefix = _prefix(model, body)
-        self._names = [self._prefix + space.tensors[i].name for i, _, _ in space.split(region.indices)]
+        self._names = [body_prefix(model) + space.tensors[i].name for i, _, _ in space.split(region.indices)]
         self._passes = 0  # of the model and its body that have begun and not ended
 
     @contextmanager
@@ -194,8 +194,3 @@ def _home(body: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     """Return the dictionary that a tensor stands in, and its name there."""
     path, _, last = name.rpartition(".")
     return body.get_submodule(path)._parameters, last
-
-
-def _prefix(model: nn.Module, body: nn.Module) -> str:
-    name = next(name for name, module in model.named_modules() if module is body)
-    return f"{name}." if name else ""

@@ -379,6 +379,7 @@ def test_what_cannot_be_learned() -> None:
         (learn(sparsity=0.0), ForgetfreeError, ("sparsity must be above 0",)),
         (learn(region=Region.of([entries])), ForgetfreeError, ("do not fit a parameter space",)),
         (learn(region=ledger.owned()), UsageError, ("No entry is free", "composition='alone'")),
+        (learn(composition="unoin"), UsageError, ("Did you mean 'union'?",)),
         (learn(region_from="gradients"), UsageError, ("Did you mean 'gradient'?",)),
         (learn(region_from="movement"), UsageError, ("fine_tuned=…",)),
         (learn(heads=["scores"]), UsageError, ("no such module",)),
@@ -389,12 +390,15 @@ def test_what_cannot_be_learned() -> None:
         refused(action, error, *words)
     assert ledger.tasks == ["known"]
     assert_same(model, before)
+    of_a_run = Ledger(ledger.space, ledger.fingerprint, "union")
+    with pytest.raises(UsageError, match="does not fit this ledger"):
+        learning(model, of_a_run, "new", batches=texts(1), composition="alone").__enter__()
     refused(lambda: answering(model, ledger, "knwon").__enter__(), TaskError, "Did you mean 'known'?")
 
 
 def test_a_trainer_that_changes_the_model() -> None:
     model = language_model()
-    ledger, before = Ledger.of_model(model), state_of(model)
+    ledger = Ledger.of_model(model)
     with pytest.raises(TrainingError, match="changed the dtype"), learning(model, ledger, "one", batches=texts(1)):
         model.to(torch.bfloat16)
         train(model, texts(2))
@@ -402,7 +406,6 @@ def test_a_trainer_that_changes_the_model() -> None:
     with pytest.raises(LedgerError, match="does not own"), learning(model, ledger, "one", batches=texts(1)):
         model.transformer.h[0].mlp.c_fc.bias.data += 1
     assert ledger.tasks == []
-    assert before
 
 
 def test_a_space_of_the_body_has_no_prefix() -> None:
