@@ -110,11 +110,9 @@ def restored_text(frame: Tensor) -> str:
 
 def bytes_tensor(data: bytes) -> Tensor:
     """Return bytes as uint8 ``(n,)``."""
-    return (
-        torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        if data
-        else torch.empty(0, dtype=torch.uint8, device="cpu")
-    )
+    if not data:  # of which frombuffer makes nothing
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _check_byte_order() -> None:

@@ -65,7 +65,7 @@ class Ledger:
 
     @classmethod
     def of_model(cls, model: nn.Module, *, graftable: str | None = None) -> Ledger:
-        """Return an empty ledger of a model, for tasks that `forgetfree.training` trains; the model holds θ_pre.
+        """Return an empty ledger of a model, for tasks that are learned inside `forgetfree.learning`; the model holds θ_pre.
 
         Tasks of one such ledger may stand on the union of the earlier ones or alone. Names are those of the model's body, so
         that the ledger is the same with any head.
@@ -216,10 +216,8 @@ class Ledger:
     def overlap(self) -> list[list[float]]:
         """Return ``|γ_i ∩ γ_j| / |γ_j|`` for all pairs of localized regions: ``T × T`` (paper, fig. 8)."""
         regions = [record.region.indices for record in self._records]
-        count, sizes = (
-            len(regions),
-            torch.tensor([len(indices) for indices in regions], dtype=torch.int64, device="cpu"),
-        )
+        count = len(regions)
+        sizes = torch.tensor([len(indices) for indices in regions], dtype=torch.int64, device="cpu")
         entries, order = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *regions]).sort(stable=True)
         tasks = torch.repeat_interleave(torch.arange(count, device="cpu"), sizes)[order]
         # Tasks that share an entry stand side by side now: first neighbours, then those at a distance of two, …
