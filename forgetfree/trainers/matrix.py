@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import MetricError, UsageError
 from forgetfree.files import StrPath, write_atomically
@@ -44,8 +45,6 @@ class LearningMatrix:
     """
 
     def __init__(self, metric: str = "accuracy") -> None:
-        from forgetfree import registry
-
         registry.metric(metric)
         self.metric = metric
         self._scores: dict[tuple[str, str], float] = {}

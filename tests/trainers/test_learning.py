@@ -403,6 +403,11 @@ def test_a_trainer_that_changes_the_model() -> None:
         model.to(torch.bfloat16)
         train(model, texts(2))
     model = language_model()
+    with (
+        pytest.raises(TrainingError, match="Leave torch_compile out"),
+        learning(model, ledger, "one", batches=texts(1)),
+    ):
+        torch.compile(model, backend="eager")(**texts(2)[0])
     with pytest.raises(LedgerError, match="does not own"), learning(model, ledger, "one", batches=texts(1)):
         model.transformer.h[0].mlp.c_fc.bias.data += 1
     assert ledger.tasks == []
