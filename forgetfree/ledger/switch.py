@@ -105,7 +105,7 @@ class LedgerSwitch:
     def begin(self, region: Region, *, moves_anything: bool = False) -> None:
         """Begin to train ``region`` as the next record's owned region: keep θ_pre there.
 
-        What lies outside is digested here and again in `commit`: about 26 ms each for ten million entries on one thread.
+        What lies outside is digested here, and again in `commit`.
 
         Args:
             region: the entries that are trained.
