@@ -18,6 +18,7 @@ import numpy as np
 
 from forgetfree.display import NULL
 from forgetfree.errors import ReportError
+from forgetfree.options import typed
 from forgetfree.results.comparison import StrategyRuns, merge, with_files
 from forgetfree.results.configurations import seconds_of_fine_tuning
 from forgetfree.results.evidence import ALPHA, Answers, Evidence, Interval, RowScore, forgetting, interval
@@ -145,9 +146,9 @@ class Runs:
         for comparison in self._comparisons.values():
             there = {**comparison.settings, "stream": comparison.stream}
             found += [
-                f"{key} is {there.get(key)} and not {value}"
+                f"{key} is {typed(there.get(key))} and not {value}"
                 for key, value in wanted.items()
-                if key not in ("seeds", "files") and str(there.get(key)) != value
+                if key not in ("seeds", "files") and typed(there.get(key)) != value
             ]
         for role, answers in self.answers.items():
             if (seeds := ",".join(map(str, sorted(answers)))) != wanted["seeds"]:
