@@ -180,13 +180,15 @@ class RunJob(Job[RunConfig]):
 
         from forgetfree.jobs.diagnostics import loss_before, losses_after, readouts_again, right_rows, temperatures
 
-        # Floors are those of a seed, so one strategy measures them, before anything can fail.
-        if key["strategy"] == self.config.strategy_names[0]:
-            write_floors(directory, self.floors(key["seed"]))
         bound, texts = self._bound(key), self.learner.texts_aside(key["seed"])
         stream, options = self.learner.stream(key["seed"]), self.checked.options[key["strategy"]]
         before = texts and loss_before(stream, texts, options, self.device)
-        learned = self.learner.learn(key["strategy"], key["seed"], monitor, directory, write)
+        try:
+            learned = self.learner.learn(key["strategy"], key["seed"], monitor, directory, write)
+        except Exception:
+            self._write_floors(key, directory)
+            raise
+        self._write_floors(key, directory)  # after learning, whose losses are awaited
         strategy = learned.strategy
         by_task: Json = {"updates": {task.name: strategy.updates[task.name] for task in tasks}}
         by_task |= right_rows(tasks, learned.rows[-1])
@@ -214,6 +216,11 @@ class RunJob(Job[RunConfig]):
         stream, options = self.learner.stream(key["seed"]), self.checked.options[key["strategy"]]
         binding, inference = stream.loaded.binding(options.answering["precision"]), inference_of(options, stream)
         return run_binding((task.definition for task in stream.tasks), binding, stream.scenario == "class", inference)
+
+    def _write_floors(self, key: Mapping[str, Any], directory: Path) -> None:
+        """Measure the floors of a seed, which are the same for all strategies: the first one does."""
+        if key["strategy"] == self.config.strategy_names[0]:
+            write_floors(directory, self.floors(key["seed"]))
 
     def floors(self, seed: int) -> Json:
         """Return the scores that take no fine-tuning, beside those of a constant answer."""

@@ -17,6 +17,7 @@ from forgetfree.continual.streams import load_stream
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import TrainingError
+from forgetfree.jobs import diagnostics
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import LabelAnswers, pack_rows
 from forgetfree.results.comparison import merge, with_files
@@ -145,6 +146,22 @@ def test_floors_stay_where_the_strategy_that_measured_them_fails(
     results = results_of(tmp_path / "out")
     assert [run["strategy"] for run in results["failed"]] == ["continual-ft"]
     assert all(0 < score < 1 for score in results["floors"]["bag_of_words"]["0"])
+
+
+def test_floors_wait_until_the_first_strategy_has_learned(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users see losses at once, and floors on the page."""
+    learned, measured = list[str](), diagnostics.floors
+
+    def floors(*arguments: Any) -> Any:
+        learned.append((tmp_path / "out" / "continual-ft" / "seed-0" / "history.jsonl").read_text())
+        return measured(*arguments)
+
+    monkeypatch.setattr(diagnostics, "floors", floors)
+    assert cli.main([*command, "--seed", "0", "--out", str(tmp_path / "out")]) == 0
+    (history,) = learned
+    assert {json.loads(line)["task"] for line in history.splitlines()} == set(TASKS.split(","))
 
 
 def test_a_csv_file_holds_them_too(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
