@@ -287,7 +287,7 @@ R = TypeVar("R")
 #: Flags that take no value.
 _SWITCHES = ("resume", "allow_changed", "debug", "check")
 #: A command in a message is typed in a shell, wherever the message is read.
-_COMMAND = r"(?:forgetfree [a-z]+|python -m|pip install|torchrun) [^.;,'`]*"
+_COMMAND = r"(?:forgetfree [a-z]+|python -m|pip install) [^.;,'`]*"
 #: What follows a flag as its value, and not as the next word of a sentence: a place holder, a number, a text, a path, a name.
 _VALUE = (
     r"(?:[A-Z]{2,}\b|\d[\d.e+-]*(?<!\.)|'[^']*'|\S*/\S+(?<![.,;)])"

@@ -16,7 +16,6 @@ from forgetfree.cli.words import fail
 from forgetfree.display import is_text
 from forgetfree.errors import ForgetfreeError, UsageError, first_line, out_of_memory
 from forgetfree.files import is_full
-from forgetfree.jobs.running.execution import of_torchrun
 from forgetfree.jobs.running.signals import terminable
 from forgetfree.terminal import each_note_once, open_closed_streams
 
@@ -132,8 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # show a character's number where it cannot be shown itself
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with terminable(), each_note_once(), of_torchrun("forgetfree.jobs.running.process_group:follow") as leads:
-            return _run(words, before_texts) if leads else 0
+        with terminable(), each_note_once():
+            return _run(words, before_texts)
     except SystemExit as stop:  # the completion was installed
         return int(stop.code or 0)
     except KeyboardInterrupt:

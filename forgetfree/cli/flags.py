@@ -18,7 +18,7 @@ from forgetfree.display import brief
 from forgetfree.errors import UsageError
 from forgetfree.jobs.config import ALSO_SETTINGS, LOGGERS, CommonOptions, JobConfig, SettingFlags, key_of, section_types
 from forgetfree.jobs.run_config import RunConfig, left_behind, stream_of, without_others
-from forgetfree.jobs.running.execution import PARTS, Execution, launched
+from forgetfree.jobs.running.execution import Execution
 from forgetfree.options import FLAGGED, HelpGroup, build, option
 from forgetfree.output import free_directory
 from forgetfree.results.config_file import read_options
@@ -145,8 +145,6 @@ def read_flags(
         values = {subject: stream_of(tasks) if subject == "stream" else tasks[0], **values}
     if not values.get(subject):
         raise _lacks_subject(command, subject, flags, data)
-    if execution.processes is not None:
-        values["settings"] = {"parts": str(PARTS)} | values.get("settings", {})
     prefix = "" if command == "run" else f"{command}-"
     values = {"data": default_data(), "out": free_directory(f"{prefix}{values[subject]}"), **values}
     return build(config_class, values, command), execution, output
@@ -162,14 +160,11 @@ def _execution_of(flags: Mapping[str, Any]) -> Execution:
         raise UsageError("--resume needs --out DIR. Give the directory to continue.")
     if flags.get("allow_changed") and not flags.get("resume"):
         raise UsageError("--allow-changed is about what is resumed. Add --resume, or leave it out.")
-    if launched() and "processes" in flags:
-        raise UsageError(f"torchrun has started {launched()} processes already. Leave --processes out.")
     if "log" in flags:
         from forgetfree.jobs.running.loggers import check_loggers
 
         check_loggers(flags["log"])
-    values = _of_class(Execution, flags) | {"log": tuple(flags.get("log", ()))}
-    return Execution(**values | {"processes": launched() or flags.get("processes")})
+    return Execution(**_of_class(Execution, flags) | {"log": tuple(flags.get("log", ()))})
 
 
 def _of_class(cls: type[Any], flags: Mapping[str, Any]) -> Json:

@@ -400,7 +400,7 @@ RunOptions = _options(
     (_Rate, "learning_rate readout_learning_rate"),
     (Share, "momentum warmup"),
     (Amount, "weight_decay l1"),
-    (_Count, "batch_size accumulation parts evaluation_batch_size"),
+    (_Count, "batch_size accumulation evaluation_batch_size"),
     (_Steps, "steps"),
     (_Above0, "max_gradient_norm"),
 )

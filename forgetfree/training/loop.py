@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from forgetfree import __version__
 from forgetfree.checkpoint import Checkpoint, Resumable
-from forgetfree.core.batch_loss import OnStep
+from forgetfree.core.batch_loss import OnStep, check_loss
 from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import ReadoutModel, autocast, evaluating
 from forgetfree.core.tensors import digest_of, persistent_buffers
@@ -35,10 +35,9 @@ from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState
 from forgetfree.options import Function, name_of_function, recorded
-from forgetfree.parallel.exchange import gathered, own_items
-from forgetfree.parallel.parts import BatchSum, cut
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
+from forgetfree.training.accumulation import parts
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.layers import layer_checkpoints, lower_layer_cache
 from forgetfree.training.training_options import TrainingOptions, build_optimizer, for_model, rate_at
@@ -269,22 +268,21 @@ def fine_tune(
         layer_checkpoints(model, options.gradient_checkpointing),
     ):
         update = Update(trained.parameters, readout, options, steps, anchors)
-        batch_sum = BatchSum(model, trained, update.trained, options)
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, options.dropout)
         state = TrainingState(model, trained, update, options.cache_lower_layers)
         done = state.begin(checkpoint, steps, seed, recorded(options), rows.labels, *about)
         for step, batch in enumerate(plan(rows.lengths, options, steps, seed)[done:], done + 1):
             update.optimizer.zero_grad()
-            for part in cut(batch, options, rows.counts):
-                part.seed_(seed, step)
+            total = 0.0
+            for part in parts(batch, options.accumulation, rows.counts):
                 x, y, t = (tensor.to(device) for tensor in rows.batch(part.rows))
                 with autocast(options.precision, device.type):
                     logits = model(x, t)
                 loss = F.cross_entropy(logits.float(), y) * part.share
                 update.backward(loss)
-                batch_sum.add(loss, step)
-            total = batch_sum.finish(step)
+                total += check_loss(loss, step)
+            trained.collect()
             update.before_step()
             update.step()
             trained.write()
@@ -395,7 +393,7 @@ def predict(
 ) -> Tensor:
     """Return the logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode.
 
-    Where words are labelled, those of all words that are read. Several processes answer different batches.
+    Where words are labelled, those of all words that are read.
 
     Args:
         model: answers as it is.
@@ -440,10 +438,10 @@ def _of_all_rows(
     precision = decided(precision, model, rows)
     pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
     with evaluating(model, precision):
-        for batch in own_items(by_length(rows.lengths, batch_size)):
+        for batch in by_length(rows.lengths, batch_size):
             x, y, t = rows.batch(batch)
             with autocast(precision, device.type):
                 outputs = read(x.to(device), y.to(device), t.to(device)).float().cpu()
             pieces.append((outputs, torch.tensor(batch, device="cpu").repeat_interleave(model.counts(x))))
-    outputs, order = map(torch.cat, zip(*gathered(pieces), strict=True))
+    outputs, order = map(torch.cat, zip(*pieces, strict=True))
     return outputs[torch.argsort(order, stable=True)]
