@@ -81,10 +81,6 @@ _COMMANDS |= {
         *("Use", "GRAFT|DIR... --out FILE [OPTIONS]", "Merge grafts, or tasks of a run, into one model for all."),
         "merge runs/first --task qnli --task sst2 --by ties --out merged.safetensors",
     ),
-    "convert": (
-        *("Exchange", "GRAFT|DIR --to FORMAT --out PATH [OPTIONS]", "Turn a graft into an adapter of PEFT, or back."),
-        "convert runs/first --task sst2 --to shira --out adapter",
-    ),
     "push": (
         *("Exchange", "FILE|DIR OWNER/NAME [OPTIONS]", "Put a graft or a ledger on the Hugging Face hub, with a card."),
         "push runs/graft me/sst2-graft --private",
@@ -98,7 +94,7 @@ _COMMANDS |= {
 _SHARED = {
     **dict.fromkeys(("run", "sweep", "graft", "experiment"), "jobs"),
     **dict.fromkeys(("export", "apply"), "export"),
-    **dict.fromkeys(("merge", "convert"), "grafts"),
+    "merge": "grafts",
     **dict.fromkeys(("fetch", "push", "pull"), "hub"),
 }
 for _name, (_group, _usage, _help, _example) in _COMMANDS.items():

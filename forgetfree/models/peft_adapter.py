@@ -9,7 +9,6 @@ import copy
 import hashlib
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,8 +32,6 @@ from forgetfree.models.checkpoint import check_labels, explained, quiet, read_we
 from forgetfree.models.location import locate
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-#: The file of a linear readout that stands beside a body, or beside an adapter on one.
-READOUT = "readout.safetensors"
 #: The last layer of a classification head.
 _HEAD = r"\.(classifier|score)(\.out_proj)?\.weight$"
 #: How PEFT names the tensors of the network that it wraps.
@@ -294,8 +291,6 @@ def merged_directory(directory: str, model: str, *, whole: bool = True) -> Itera
     with tempfile.TemporaryDirectory() as merged:
         with quiet(transformers):
             put_on(network, directory).save_pretrained(merged)
-        if (readout := Path(directory) / READOUT).is_file():
-            shutil.copyfile(readout, Path(merged) / READOUT)
         try:
             yield merged
         except ForgetfreeError as error:  # the user knows the adapter
