@@ -295,7 +295,7 @@ _VALUE = (
 )
 _FLAG = re.compile(
     rf"(?P<command>{_COMMAND})|--set (?!and\b|in\b|of\b)(?P<key>[\w.:]+)(?:=(?P<set>true|false|none)\b)?"
-    rf"|--start (?P<task>\w+)=(?P<place>\S+)|--set\b"
+    rf"|--set\b"
     rf"|--(?P<flag>[a-z][a-z-]*)(?: (?P<value>{_VALUE})|(?P<bare>(?= (?:and|are|has|is|must|names|needs)\b| \()))?"
 )
 
@@ -316,8 +316,6 @@ def in_arguments(message: str, parameters: Collection[str] = ()) -> str:
             return match[0]
         if match["key"]:
             return match["key"] + (f"={match['set'].capitalize()}" if match["set"] else "")
-        if match["task"]:
-            return f"starts={{{match['task']!r}: {match['place']!r}}}"
         if not match["flag"]:
             return "options"
         name = match["flag"].replace("-", "_")

@@ -49,7 +49,6 @@ def run(
     shots: int | None = None,
     steps: int | recipes.StepsRule | None = None,
     sparsity: float | None = None,
-    starts: Mapping[str, Any] | None = None,
     held_aside: Any = None,
     readout: str = "auto",
     device: str = "auto",
@@ -79,7 +78,6 @@ def run(
         shots: training rows per label; default: all.
         steps: updates per task, or ``auto`` or ``paper``, see `TrainingOptions`; default: the model's recipe, else ``paper``.
         sparsity: share of the parameters that a region may have.
-        starts: by task, the directory of an adapter of PEFT on ``model`` that its fine-tuning starts from.
         held_aside: texts that no task trains, to tell their loss before and after the stream: a file, or a task of ``data``.
         readout: ``auto``, ``linear``, ``mean``, ``prompt``, ``causal`` or ``generate``.
         device: where to train; ``auto``: on a GPU, if there is one.
@@ -113,7 +111,6 @@ def run(
         "strategies": list(strategies_of(names)),
         "shots": shots,
         "sparsity": sparsity,
-        "starts": {task: str(place) for task, place in (starts or {}).items()},
         "held_aside": None if held_aside is None else str(held_aside),
         **_common(model, data, metric, readout, steps, seeds, device),
     }

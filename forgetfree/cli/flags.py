@@ -187,11 +187,9 @@ def values_of(config_class: type[JobConfig], flags: Mapping[str, Any]) -> Json:
     file = read_options(Path(flags["config"]), config_class.command, types | plain) if "config" in flags else {}
     if config_class is RunConfig and "strategy" in flags and not flags.get("resume"):
         file = _without_others(file, flags)
-    if "start" in flags:
-        flags = {**flags, "start": _pairs("start", flags["start"], "TASK=DIR", "sst2=my-lora")}
     if len(flags.get("data", ())) == 1:  # several files are a list of them
         flags = {**flags, "data": flags["data"][0]}
-    typed = _pairs("set", flags.get("set", ()), "key=value", "batch_size=16")
+    typed = _settings(flags.get("set", ()))
     for key in _SETTINGS:  # the others are compared when all is checked
         if key in flags and key in typed:
             flag = key.replace("_", "-")
@@ -214,8 +212,8 @@ def _without_others(file: Json, flags: Mapping[str, Any]) -> Json:
     return without_others(file, flags["strategy"])
 
 
-def _pairs(flag: str, texts: Sequence[str], form: str, example: str) -> dict[str, str]:
-    """Return what ``--set key=value`` and flags like it say.
+def _settings(texts: Sequence[str]) -> dict[str, str]:
+    """Return what ``--set key=value`` says.
 
     Raises:
         UsageError: a key or a value is missing, or a key is given twice.
@@ -224,10 +222,10 @@ def _pairs(flag: str, texts: Sequence[str], form: str, example: str) -> dict[str
     for pair in texts:
         key, separator, value = (part.strip() for part in pair.partition("="))
         if not separator or not key:
-            raise UsageError(f"--{flag} needs {form}, got {brief(pair)}. Write, say, --{flag} {example}.")
+            raise UsageError(f"--set needs key=value, got {brief(pair)}. Write, say, --set batch_size=16.")
         if not value:
-            raise UsageError(f"--{flag} {key} needs a value, got an empty text. Give one, or leave --{flag} {key} out.")
+            raise UsageError(f"--set {key} needs a value, got an empty text. Give one, or leave --set {key} out.")
         if key in pairs:
-            raise UsageError(f"--{flag} {key} is given twice, as {brief(pairs[key])} and {brief(value)}. Give it once.")
+            raise UsageError(f"--set {key} is given twice, as {brief(pairs[key])} and {brief(value)}. Give it once.")
         pairs[key] = value
     return pairs

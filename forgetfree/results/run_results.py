@@ -253,7 +253,6 @@ class RunResults(_OfTasks):
     stream: str
     model: Json
     data: Json
-    starts: dict[str, str] = Field(default_factory=dict)
     floors: RunFloors | None = None
     runs: list[Run]
     unfinished: list[Unfinished] = Field(default_factory=list)

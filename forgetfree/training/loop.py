@@ -32,7 +32,6 @@ from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTe
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.models.loading import LoadedModel, config_of
-from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState
 from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.results.answers import Answers
@@ -298,7 +297,6 @@ def fine_tuned_key(
     options: TrainingOptions,
     seed: int,
     device: torch.device,
-    start: AdapterStart | None = None,
 ) -> str:
     """Return the start of the task's name and a digest of everything that determines its fine-tuned model.
 
@@ -309,7 +307,6 @@ def fine_tuned_key(
         options: how to train; only training options count.
         seed: that of the run, from which the seeds of batches and dropout are derived.
         device: where the model is trained.
-        start: the adapter that fine-tuning starts from, if there is one.
     """
     model = loaded.model
     options = for_model(options, model, task.train)
@@ -335,8 +332,6 @@ def fine_tuned_key(
     }
     if model.answered_labels is not None:
         content["labels"] = list(model.answered_labels)
-    if start is not None:
-        content["start"] = [start.sha256, version("peft")]
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=_identity).encode()).hexdigest()
     return f"{task.name[:40]}-{digest[:16]}"  # it becomes a file's name, whose length is limited
 

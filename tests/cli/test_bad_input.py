@@ -331,16 +331,6 @@ CASES = [
     Case("run --data nowhere.csv", "'nowhere.csv' does not exist"),
     Case("run sst2 --sparsity 0.1 --sparsity 0.2", "--sparsity is given twice, as '0.1' and '0.2'. Give it once."),
     Case("run sst2 --sparsity 0.1 --strategy lora", "--sparsity is given, but none of the strategies has it."),
-    Case("run sst2 --start sst2", "--start needs TASK=DIR, got 'sst2'. Write, say, --start sst2=my-lora."),
-    Case("run sst2 --start sst2=a --start sst2=b", "--start sst2 is given twice, as 'a' and 'b'. Give it once."),
-    Case("run sst2 --start sst3=a", "Unknown task in --start 'sst3'. Did you mean 'sst2'?"),
-    Case(
-        "run sst2 --start sst2=model", "--start 'model' is no adapter of PEFT. Expected a directory with adapter_config"
-    ),
-    Case(
-        "run sst2 --start sst2=a --strategy continual-ft",
-        "--start is given, but none of the strategies fine-tunes a task",
-    ),
     Case(
         "run sst2 --held-aside sst2", "--held-aside sst2 is a task of the stream, which trains its texts. Give others."
     ),
@@ -619,8 +609,6 @@ CASES = [
     Case("sweep sst2 --kind nosuch", "Unknown kind of task 'nosuch'."),
     Case("sweep sst2 --label-column class", "no column 'class', which is named as label_column", 1),
     Case("sweep sst2 --text-column text --label-column text", "Name each column once."),
-    Case("sweep sst2 --start sst3=a", "Unknown task in --start 'sst3'. Did you mean 'sst2'?"),
-    Case("sweep sst2 --start sst2=model", "--start 'model' is no adapter of PEFT. Expected a directory with"),
     Case("sweep sst2 --log x", "Unknown --log 'x'."),
     Case("sweep sst2 --resume --quiet --verbose", "--resume needs --out DIR.", bare=True),
     Case("sweep sst2 --config nowhere.toml", "nowhere.toml cannot be read"),
@@ -1015,7 +1003,6 @@ def test_bad_input_ends_in_one_paragraph(
         "Unknown stream",
         "Unknown task",
         "Expected one task",
-        "--start 'model' is no",
     )
     is_at_once = case.message.startswith(at_once) or " is not empty: it holds " in case.message
     assert start == 0 or not is_at_once, "it is told before anything else"

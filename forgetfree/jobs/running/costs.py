@@ -82,7 +82,6 @@ class Workload:
         readout: as it is asked for.
         tasks: the names of the tasks.
         common: the job's own options.
-        starts: directories of adapters that tasks start from.
         units: its units.
         held_aside: where texts are that no task trains, if any are named.
     """
@@ -91,7 +90,6 @@ class Workload:
     readout: str
     tasks: tuple[str, ...]
     common: CommonOptions
-    starts: Mapping[str, str] = field(default_factory=dict)
     units: list[PlannedUnit] = field(default_factory=list)
     held_aside: str | None = None
 

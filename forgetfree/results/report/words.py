@@ -19,7 +19,7 @@ NAIVE, OURS = "continual-ft", "grafting-continual"
 #: They see the data of other tasks at once, or keep a model for each task: nothing to be forgotten, or no stream.
 _REFERENCES = (REFERENCE, "joint", "cumulative")
 #: What is told of the set-up in words; what else was set stands as it was typed.
-_SETUP = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", "starts", *FLAGGED)
+_SETUP = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", *FLAGGED)
 
 
 # ---- the outcome ----------------------------------------------------------------------------------------
