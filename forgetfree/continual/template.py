@@ -44,7 +44,7 @@ from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.training.accumulation import WHOLE, Part, parts
 from forgetfree.training.encoded_task import EncodedTask
-from forgetfree.training.layers import layer_checkpoints, lower_layer_cache
+from forgetfree.training.layers import layer_checkpoints
 from forgetfree.training.loop import TrainingState, Update, plan, training_mode
 from forgetfree.training.monitor import Monitor
 
@@ -150,9 +150,7 @@ class StrategyTemplate(SupervisedTemplate):
         )
         self.optimizer = self._update.optimizer
         self.scope.enter_context(in_training(self.model, training.trained, readout, sampling=alone(self.plugins)))
-        self._training_state = TrainingState(
-            self.model, training.trained, self._update, training.options.cache_lower_layers
-        )
+        self._training_state = TrainingState(self.model, training.trained, self._update)
         self._checkpoint = self.monitor.checkpoint() if alone(self.plugins) and self.resumable else Checkpoint()
 
     def training_epoch(self, **kwargs: Any) -> None:
@@ -203,10 +201,7 @@ class StrategyTemplate(SupervisedTemplate):
             self._part, self._loss_of_batch = WHOLE, 0.0
             self._step = self._training_state.begin(self._checkpoint, self._updates, self._seed)
             self.monitor.learning_rate(lambda step: self._update.rate)
-            with (
-                lower_layer_cache(self.model, training.options.cache_lower_layers),
-                layer_checkpoints(self.model, training.options.gradient_checkpointing),
-            ):
+            with layer_checkpoints(self.model, training.options.gradient_checkpointing):
                 yield
 
     def _before_training_iteration(self, **kwargs: Any) -> None:

@@ -38,7 +38,7 @@ from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.training.accumulation import parts
 from forgetfree.training.encoded_task import EncodedTask
-from forgetfree.training.layers import layer_checkpoints, lower_layer_cache
+from forgetfree.training.layers import layer_checkpoints
 from forgetfree.training.training_options import TrainingOptions, build_optimizer, for_model, rate_at
 
 
@@ -146,7 +146,6 @@ class TrainingState:
         model: in training.
         trained: what is trained of its backbone.
         update: trains it.
-        caches_rows: whether a step depends on the batches in which its rows were read first: nothing is kept then.
     """
 
     def __init__(
@@ -154,11 +153,10 @@ class TrainingState:
         model: nn.Module,
         trained: TrainedParameters,
         update: Resumable,
-        caches_rows: bool,
     ) -> None:
         self._model, self._trained, self._update = model, trained, update
-        known = isinstance(trained, WholeTensors | RegionParameters)  # other classes may have a state of their own
-        self._can_be_kept = known and not caches_rows
+        # Other classes may have a state of their own.
+        self._can_be_kept = isinstance(trained, WholeTensors | RegionParameters)
         self._checkpoint, self._steps = Checkpoint(), 0
 
     def begin(self, checkpoint: Checkpoint | None, steps: int, seed: int, *about: Any) -> int:
@@ -263,13 +261,12 @@ def fine_tune(
     device = next(model.parameters()).device
     with (
         in_training(model, trained, readout),
-        lower_layer_cache(model, options.cache_lower_layers),
         layer_checkpoints(model, options.gradient_checkpointing),
     ):
         update = Update(trained.parameters, readout, options, steps, anchors)
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, options.dropout)
-        state = TrainingState(model, trained, update, options.cache_lower_layers)
+        state = TrainingState(model, trained, update)
         done = state.begin(checkpoint, steps, seed, recorded(options), rows.labels, *about)
         for step, batch in enumerate(plan(rows.lengths, options, steps, seed)[done:], done + 1):
             update.optimizer.zero_grad()

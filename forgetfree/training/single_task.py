@@ -160,7 +160,7 @@ class SingleTask:
         if not steps or not any(parameter.numel() for parameter in readout.parameters()):
             return self.pre
         nothing = RegionParameters(self.model.backbone, self.space, Region.empty())
-        options = replace(options, l1=0.0, cache_lower_layers=False)
+        options = replace(options, l1=0.0)
         with self.holding(self.pre):
             self.train_(options, "fine_tune", nothing, steps, about=("readout",))
             return replace(self.pre, readouts={self.task.name: tensors_of(readout)})

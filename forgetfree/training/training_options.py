@@ -66,11 +66,6 @@ class TrainingOptions(Options):
     )
     max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
     dropout: bool = option(True, "the backbone's own dropout while training")
-    cache_lower_layers: bool = option(
-        False,
-        "keep, for each row, what leaves the layers below all that is trained, and compute those once: rows × tokens × width "
-        "numbers of memory. It needs graftable=… that names upper layers alone, and dropout=false",
-    )
     gradient_checkpointing: bool = option(
         False,
         "keep of each layer only what enters it, and compute the rest again in the backward pass: much less memory for long "
@@ -97,12 +92,6 @@ class TrainingOptions(Options):
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
         super().__post_init__()
-        if self.cache_lower_layers and self.dropout:
-            raise OptionError(
-                "cache_lower_layers=true needs dropout=false: what leaves a layer is then the same every time."
-            )
-        if self.cache_lower_layers and self.gradient_checkpointing:
-            raise OptionError("cache_lower_layers=true and gradient_checkpointing=true exclude each other. Set one.")
 
     def updates(self, labels: int, shots: int, rows: int) -> int:
         """Return the number of updates of a task: ``steps``, or what its rule says.

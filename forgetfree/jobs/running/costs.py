@@ -150,7 +150,7 @@ def timed_rates(
     encoder = loaded.encoder(definition)
     sample = kind_of(definition).encode(definition, rows, encoder, label=label, pad=loaded.pad)
     clock: list[float] = []
-    steps = replace(options, schedule="constant", cache_lower_layers=False)
+    steps = replace(options, schedule="constant")
     fine_tune(model, sample, steps, steps=_TIMED, seed=0, on_step=lambda step, loss: clock.append(time.perf_counter()))
     train = min(after - before for before, after in pairwise(clock))  # other work on the machine slows single steps
     few, times = sample.subset(range(min(16, len(sample)))), list[float]()
