@@ -287,7 +287,7 @@ R = TypeVar("R")
 #: Flags that take no value.
 _SWITCHES = ("resume", "allow_changed", "debug", "check")
 #: A command in a message is typed in a shell, wherever the message is read.
-_COMMAND = r"(?:forgetfree [a-z]+|python -m|pip install|torchrun) [^.;,'`]*"
+_COMMAND = r"(?:forgetfree [a-z]+|python -m|pip install) [^.;,'`]*"
 #: What follows a flag as its value, and not as the next word of a sentence: a place holder, a number, a text, a path, a name.
 _VALUE = (
     r"(?:[A-Z]{2,}\b|\d[\d.e+-]*(?<!\.)|'[^']*'|\S*/\S+(?<![.,;)])"
@@ -295,7 +295,7 @@ _VALUE = (
 )
 _FLAG = re.compile(
     rf"(?P<command>{_COMMAND})|--set (?!and\b|in\b|of\b)(?P<key>[\w.:]+)(?:=(?P<set>true|false|none)\b)?"
-    rf"|--start (?P<task>\w+)=(?P<place>\S+)|--set\b"
+    rf"|--set\b"
     rf"|--(?P<flag>[a-z][a-z-]*)(?: (?P<value>{_VALUE})|(?P<bare>(?= (?:and|are|has|is|must|names|needs)\b| \()))?"
 )
 
@@ -316,8 +316,6 @@ def in_arguments(message: str, parameters: Collection[str] = ()) -> str:
             return match[0]
         if match["key"]:
             return match["key"] + (f"={match['set'].capitalize()}" if match["set"] else "")
-        if match["task"]:
-            return f"starts={{{match['task']!r}: {match['place']!r}}}"
         if not match["flag"]:
             return "options"
         name = match["flag"].replace("-", "_")

@@ -41,12 +41,12 @@ class FineTune(ContinualStrategy):
         self.kept = self.models = TaskModels(self)
 
     def begin(self, task: EncodedTask) -> Training:
-        """Train everything from the task's start; no step where another strategy has made the fine-tuned model already."""
+        """Train everything from θ_pre; no step where another strategy has made the fine-tuned model already."""
         self.scope.enter_context(undo_on_error(lambda: self.pre_trained.load_(self.model)))
         known = self.scope.enter_context(self.models.making(task))
         if known:
             self.monitor.found(task.name, self.full_steps(task), self.models.seconds(task))
-        (known or self.bench(task).start).load_(self.model)
+        (known or self.pre_trained).load_(self.model)
         steps = 0 if known else self.full_steps(task)
         return self.everything(task, steps=steps, phase="fine_tune")
 

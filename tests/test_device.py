@@ -10,7 +10,7 @@ import torch
 
 import forgetfree
 from forgetfree import device
-from forgetfree.device import devices, find_device, processor_of
+from forgetfree.device import devices, find_device, give_device, processor_of
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.jobs.config import JobConfig
 from forgetfree.ledger import Ledger, LedgerSwitch
@@ -143,3 +143,15 @@ def test_a_default_device_of_the_caller_changes_nothing(name: str, how: dict[str
 
     expected, got = learned("cpu"), learned("meta")
     assert expected and all(torch.equal(expected[task], got[task]) for task in expected)
+
+
+def test_each_process_takes_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "devices", lambda: ["cpu", "cuda:0", "cuda:1"])
+    monkeypatch.setattr(device, "_own_number", None)
+    assert [find_device(name) for name in ("auto", "cuda", "cuda:*", "cuda:1", "cpu")] == [
+        *("cuda", "cuda", "cuda", "cuda:1", "cpu")
+    ]
+    give_device(1)
+    assert [find_device(name) for name in ("auto", "cuda", "cuda:*", "cuda:0", "cpu")] == [
+        *("cuda:1", "cuda:1", "cuda:1", "cuda:0", "cpu")
+    ]

@@ -135,7 +135,7 @@ def importers(package: str) -> set[str]:
 
 #: From the bottom: a room imports from itself, from those before it, and from the files that all rooms use.
 ROOMS = (
-    *("core", "parallel", "ledger", "data", "models", "results", "kinds", "training"),
+    *("core", "ledger", "data", "models", "results", "kinds", "training"),
     *("continual", "trainers", "serve", "jobs", "cli", "testing"),
 )
 COMMON = {
@@ -199,7 +199,7 @@ def ours(module: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("name", "others"),
-    [("core", set()), ("parallel", set()), ("ledger", {"numpy", "pydantic", "zstandard"})],
+    [("core", set()), ("ledger", {"numpy", "pydantic", "zstandard"})],
 )
 def test_the_first_rooms_need_torch_and_little_else(name: str, others: set[str]) -> None:
     found = {each.split(".")[0] for m in LIBRARY if room(m) == name for each in imports(m)}

@@ -16,7 +16,6 @@ from forgetfree.cli.words import fail
 from forgetfree.display import is_text
 from forgetfree.errors import ForgetfreeError, UsageError, first_line, out_of_memory
 from forgetfree.files import is_full
-from forgetfree.jobs.running.execution import of_torchrun
 from forgetfree.jobs.running.signals import terminable
 from forgetfree.terminal import each_note_once, open_closed_streams
 
@@ -82,10 +81,6 @@ _COMMANDS |= {
         *("Use", "GRAFT|DIR... --out FILE [OPTIONS]", "Merge grafts, or tasks of a run, into one model for all."),
         "merge runs/first --task qnli --task sst2 --by ties --out merged.safetensors",
     ),
-    "convert": (
-        *("Exchange", "GRAFT|DIR --to FORMAT --out PATH [OPTIONS]", "Turn a graft into an adapter of PEFT, or back."),
-        "convert runs/first --task sst2 --to shira --out adapter",
-    ),
     "push": (
         *("Exchange", "FILE|DIR OWNER/NAME [OPTIONS]", "Put a graft or a ledger on the Hugging Face hub, with a card."),
         "push runs/graft me/sst2-graft --private",
@@ -99,7 +94,7 @@ _COMMANDS |= {
 _SHARED = {
     **dict.fromkeys(("run", "sweep", "graft", "experiment"), "jobs"),
     **dict.fromkeys(("export", "apply"), "export"),
-    **dict.fromkeys(("merge", "convert"), "grafts"),
+    "merge": "grafts",
     **dict.fromkeys(("fetch", "push", "pull"), "hub"),
 }
 for _name, (_group, _usage, _help, _example) in _COMMANDS.items():
@@ -132,8 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # show a character's number where it cannot be shown itself
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with terminable(), each_note_once(), of_torchrun("forgetfree.jobs.running.process_group:follow") as leads:
-            return _run(words, before_texts) if leads else 0
+        with terminable(), each_note_once():
+            return _run(words, before_texts)
     except SystemExit as stop:  # the completion was installed
         return int(stop.code or 0)
     except KeyboardInterrupt:

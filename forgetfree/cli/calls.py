@@ -25,7 +25,7 @@ from forgetfree.jobs.run_config import RunConfig, strategies_of, stream_of
 from forgetfree.jobs.running.directory import failures, resumption
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import caller_untouched, quiet_libraries
-from forgetfree.jobs.running.execution import PARTS, Execution
+from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.progress import make_progress
 from forgetfree.options import build, by_name, name_of_function
 from forgetfree.output import no_empty_directories
@@ -49,7 +49,6 @@ def run(
     shots: int | None = None,
     steps: int | recipes.StepsRule | None = None,
     sparsity: float | None = None,
-    starts: Mapping[str, Any] | None = None,
     held_aside: Any = None,
     readout: str = "auto",
     device: str = "auto",
@@ -57,7 +56,6 @@ def run(
     resume: bool = False,
     allow_changed: bool = False,
     jobs: int = 1,
-    processes: int | None = None,
     cluster: str | None = None,
     progress: bool = True,
     debug: bool = False,
@@ -80,7 +78,6 @@ def run(
         shots: training rows per label; default: all.
         steps: updates per task, or ``auto`` or ``paper``, see `TrainingOptions`; default: the model's recipe, else ``paper``.
         sparsity: share of the parameters that a region may have.
-        starts: by task, the directory of an adapter of PEFT on ``model`` that its fine-tuning starts from.
         held_aside: texts that no task trains, to tell their loss before and after the stream: a file, or a task of ``data``.
         readout: ``auto``, ``linear``, ``mean``, ``prompt``, ``causal`` or ``generate``.
         device: where to train; ``auto``: on a GPU, if there is one.
@@ -89,7 +86,6 @@ def run(
         allow_changed: resume with other versions or on another device, too.
         jobs: how many units run at a time, more than one as worker processes: a script then calls this below
             ``if __name__ == "__main__":``.
-        processes: how many train each unit together, with the same bits for 1, 2 and 4; a script then calls this likewise.
         cluster: run units as tasks of Ray, see docs/scaling.md: ``ray`` or ``ray://HOST:PORT``.
         progress: show on stderr, or in the notebook, what is being done.
         debug: let an exception of a strategy through, instead of going on with the others.
@@ -115,11 +111,10 @@ def run(
         "strategies": list(strategies_of(names)),
         "shots": shots,
         "sparsity": sparsity,
-        "starts": {task: str(place) for task, place in (starts or {}).items()},
         "held_aside": None if held_aside is None else str(held_aside),
         **_common(model, data, metric, readout, steps, seeds, device),
     }
-    values |= _settings(RunConfig, values, _parts(processes) | settings | strategy_settings)
+    values |= _settings(RunConfig, values, settings | strategy_settings)
     objects = _objects(data, model, tokenizer, classes)
 
     def make(out: str) -> Job[Any]:
@@ -132,9 +127,7 @@ def run(
         _tell(progress, f"Running {config.stream}", config)
         return job
 
-    execution = Execution(
-        resume=resume, allow_changed=allow_changed, jobs=jobs, processes=processes, cluster=cluster, debug=debug
-    )
+    execution = Execution(resume=resume, allow_changed=allow_changed, jobs=jobs, cluster=cluster, debug=debug)
     return _performed(make, values, out, progress, execution)
 
 
@@ -158,7 +151,6 @@ def graft(
     resume: bool = False,
     allow_changed: bool = False,
     jobs: int = 1,
-    processes: int | None = None,
     cluster: str | None = None,
     progress: bool = True,
     debug: bool = False,
@@ -185,7 +177,6 @@ def graft(
         allow_changed: resume with other versions or on another device, too.
         jobs: how many seeds run at a time, more than one as worker processes: a script then calls this below
             ``if __name__ == "__main__":``.
-        processes: how many train each seed together, with the same bits for 1, 2 and 4; a script then calls this likewise.
         cluster: run seeds as tasks of Ray, see docs/scaling.md: ``ray`` or ``ray://HOST:PORT``.
         progress: show on stderr, or in the notebook, what is being done.
         debug: let an unexpected exception through, instead of going on with the other seeds.
@@ -208,7 +199,7 @@ def graft(
         "fine_tuned": None if fine_tuned is None else str(fine_tuned),
         **_common(model, data, metric, readout, steps, seeds, device),
     }
-    values |= _settings(GraftConfig, values, _parts(processes) | settings)
+    values |= _settings(GraftConfig, values, settings)
     objects = _objects(data, model, tokenizer, {})
 
     def make(out: str) -> Job[Any]:
@@ -219,9 +210,7 @@ def graft(
         _tell(progress, f"Grafting {config.task}", config)
         return job
 
-    execution = Execution(
-        resume=resume, allow_changed=allow_changed, jobs=jobs, processes=processes, cluster=cluster, debug=debug
-    )
+    execution = Execution(resume=resume, allow_changed=allow_changed, jobs=jobs, cluster=cluster, debug=debug)
     return _performed(make, values, out, progress, execution)
 
 
@@ -288,11 +277,6 @@ def _settings(config: type[JobConfig], values: Json, arguments: Json) -> Json:
         if key in flags
     }
     return own | {"settings": {key: by_name(value) for key, value in arguments.items() if key not in flags}}
-
-
-def _parts(processes: int | None) -> Json:
-    """Return the setting by which batches are cut into parts for several processes, as the command line makes it."""
-    return {} if processes is None else {"parts": PARTS}
 
 
 def _objects(data: Any, model: Any, tokenizer: Any, classes: Mapping[str, type]) -> InMemory:

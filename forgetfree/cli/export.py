@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -41,10 +40,6 @@ def export(
     *,
     task: Task,
     out: Out,
-    format: Annotated[
-        Literal["transformers", "onnx"],
-        Parameter(help="transformers (default): weights for from_pretrained; onnx: model.onnx, for any ONNX runtime"),
-    ] = "transformers",
     strategy: Strategy = None,
     seed: Seed = None,
     model: BaseModel = None,
@@ -53,25 +48,14 @@ def export(
     """Write the model that answers a task as the run does."""
     from forgetfree.serve.apply import export_task
 
-    if format == "onnx":
-        from forgetfree.serve.onnx_model import FILE, TOLERANCE, check_classifies, export_onnx, require_onnx
-
-        require_onnx()
     check_empty(out)
     predictor, source = predictor_of(run, seed, strategy, model, "cpu")
-    served = predictor.served(task)
-    if format == "onnx":
-        check_classifies(served)
+    predictor.served(task)  # which refuses a task that there is not
     with no_empty_directories(out):
         if not out.exists():
             make_directory(out)
-        write = partial(export_task, predictor, task, strategy=source.strategy)
-        written = write(out) if format == "transformers" else export_onnx(write, out)
-    what = f"that answers {task} as {source.file} does"
-    if format == "onnx":
-        print(escaped(f"{out / FILE}: {written.architecture} {what}; logits equal torch's to {TOLERANCE:.0e}."))
-    else:
-        _print_written(written, what)
+        written = export_task(predictor, task, out, strategy=source.strategy)
+    _print_written(written, f"that answers {task} as {source.file} does")
     if predictor.precision != written.precision:
         print(f"note: the run answered in {predictor.precision}, and the model is written in {written.precision}.")
 

@@ -18,7 +18,7 @@ from forgetfree.display import brief
 from forgetfree.errors import UsageError
 from forgetfree.jobs.config import ALSO_SETTINGS, LOGGERS, CommonOptions, JobConfig, SettingFlags, key_of, section_types
 from forgetfree.jobs.run_config import RunConfig, left_behind, stream_of, without_others
-from forgetfree.jobs.running.execution import PARTS, Execution, launched
+from forgetfree.jobs.running.execution import Execution
 from forgetfree.options import FLAGGED, HelpGroup, build, option
 from forgetfree.output import free_directory
 from forgetfree.results.config_file import read_options
@@ -145,8 +145,6 @@ def read_flags(
         values = {subject: stream_of(tasks) if subject == "stream" else tasks[0], **values}
     if not values.get(subject):
         raise _lacks_subject(command, subject, flags, data)
-    if execution.processes is not None:
-        values["settings"] = {"parts": str(PARTS)} | values.get("settings", {})
     prefix = "" if command == "run" else f"{command}-"
     values = {"data": default_data(), "out": free_directory(f"{prefix}{values[subject]}"), **values}
     return build(config_class, values, command), execution, output
@@ -162,14 +160,11 @@ def _execution_of(flags: Mapping[str, Any]) -> Execution:
         raise UsageError("--resume needs --out DIR. Give the directory to continue.")
     if flags.get("allow_changed") and not flags.get("resume"):
         raise UsageError("--allow-changed is about what is resumed. Add --resume, or leave it out.")
-    if launched() and "processes" in flags:
-        raise UsageError(f"torchrun has started {launched()} processes already. Leave --processes out.")
     if "log" in flags:
         from forgetfree.jobs.running.loggers import check_loggers
 
         check_loggers(flags["log"])
-    values = _of_class(Execution, flags) | {"log": tuple(flags.get("log", ()))}
-    return Execution(**values | {"processes": launched() or flags.get("processes")})
+    return Execution(**_of_class(Execution, flags) | {"log": tuple(flags.get("log", ()))})
 
 
 def _of_class(cls: type[Any], flags: Mapping[str, Any]) -> Json:
@@ -192,11 +187,9 @@ def values_of(config_class: type[JobConfig], flags: Mapping[str, Any]) -> Json:
     file = read_options(Path(flags["config"]), config_class.command, types | plain) if "config" in flags else {}
     if config_class is RunConfig and "strategy" in flags and not flags.get("resume"):
         file = _without_others(file, flags)
-    if "start" in flags:
-        flags = {**flags, "start": _pairs("start", flags["start"], "TASK=DIR", "sst2=my-lora")}
     if len(flags.get("data", ())) == 1:  # several files are a list of them
         flags = {**flags, "data": flags["data"][0]}
-    typed = _pairs("set", flags.get("set", ()), "key=value", "batch_size=16")
+    typed = _settings(flags.get("set", ()))
     for key in _SETTINGS:  # the others are compared when all is checked
         if key in flags and key in typed:
             flag = key.replace("_", "-")
@@ -219,8 +212,8 @@ def _without_others(file: Json, flags: Mapping[str, Any]) -> Json:
     return without_others(file, flags["strategy"])
 
 
-def _pairs(flag: str, texts: Sequence[str], form: str, example: str) -> dict[str, str]:
-    """Return what ``--set key=value`` and flags like it say.
+def _settings(texts: Sequence[str]) -> dict[str, str]:
+    """Return what ``--set key=value`` says.
 
     Raises:
         UsageError: a key or a value is missing, or a key is given twice.
@@ -229,10 +222,10 @@ def _pairs(flag: str, texts: Sequence[str], form: str, example: str) -> dict[str
     for pair in texts:
         key, separator, value = (part.strip() for part in pair.partition("="))
         if not separator or not key:
-            raise UsageError(f"--{flag} needs {form}, got {brief(pair)}. Write, say, --{flag} {example}.")
+            raise UsageError(f"--set needs key=value, got {brief(pair)}. Write, say, --set batch_size=16.")
         if not value:
-            raise UsageError(f"--{flag} {key} needs a value, got an empty text. Give one, or leave --{flag} {key} out.")
+            raise UsageError(f"--set {key} needs a value, got an empty text. Give one, or leave --set {key} out.")
         if key in pairs:
-            raise UsageError(f"--{flag} {key} is given twice, as {brief(pairs[key])} and {brief(value)}. Give it once.")
+            raise UsageError(f"--set {key} is given twice, as {brief(pairs[key])} and {brief(value)}. Give it once.")
         pairs[key] = value
     return pairs

@@ -20,7 +20,7 @@ from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import JobConfig
 from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.graft_config import GraftConfig
-from forgetfree.jobs.run_config import RunConfig, StreamConfig, starts_of
+from forgetfree.jobs.run_config import RunConfig, StreamConfig
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.sweep_config import SweepConfig
@@ -133,9 +133,8 @@ def _perform(job: ReadyJob, config: JobConfig, execution: Execution, quiet: bool
 
 
 def _check_stream(config: StreamConfig) -> None:
-    """Raise unless the data hold the tasks of a stream, and its adapters can be read; no rows are read."""
+    """Raise unless the data hold the tasks of a stream; no rows are read."""
     check_stream(config.stream, config.data, config.read_options)
-    starts_of(config.starts, config.model, None)
 
 
 def _prepare_run(config: RunConfig) -> ReadyJob:

@@ -160,20 +160,14 @@ def _trains(run: Path, out: Path, made: Revised) -> str:
         list(dict.fromkeys(each.rpartition(" seed ")[0] for each in units))
         for units in ((*made.carried, *made.trained), made.left_out)
     )
-    section, tasks = load_run(run)["run"], {each["name"] for each in load_run(out)["tasks"]}
-    section["start"] = {task: at for task, at in section.get("start", {}).items() if task in tasks}
+    section = load_run(run)["run"]
     own, whole = left_behind(section, kept), out.resolve()  # "." has no name
     place = [str(first_free(whole.with_name(f"{whole.name}-others")))] if own else [str(out), "--resume"]
     words = ["forgetfree", "run", "--config", str(out / "config.json"), "--out", *place]
     words += [word for each in (left_out if own else [*kept, *left_out]) for word in ("--strategy", each)]
     values = section["set"] | {key: section[key] for key in own if key not in section["set"]}
     for key, flag in own.items():
-        if key == "start":
-            words += [
-                word for task, at in of_each(located, values[key], run).items() for word in (flag, f"{task}={at}")
-            ]
-        else:
-            words += [flag, typed(values[key])] if flag == f"--{key}" else ["--set", f"{key}={typed(values[key])}"]
+        words += [flag, typed(values[key])] if flag == f"--{key}" else ["--set", f"{key}={typed(values[key])}"]
     return shlex.join(words)
 
 

@@ -46,7 +46,6 @@ class AvalancheStrategy(ContinualStrategy):
     earlier tasks, at least one, that says how many remembered rows each step reads.
     """
 
-    cuts_batches: ClassVar[bool] = False
     _own_options: ClassVar[tuple[str, ...]] = ()
     _fixed: ClassVar[Mapping[str, Any]] = {}
     _requires: ClassVar[Callable[[Any, Stream], None] | None] = None

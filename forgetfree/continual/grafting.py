@@ -22,7 +22,6 @@ from forgetfree.core.base_regions import budget
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import representative
-from forgetfree.errors import OptionError
 from forgetfree.ledger import Ledger, Record
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
@@ -69,11 +68,6 @@ def check_grafting(options: SkillOptions, stream: Stream) -> None:
     """Raise ``OptionError`` unless the sparsity leaves an entry, something chooses the region, and its rate is its own."""
     check_region_rate(options)
     check_localization(options, stream.model.space())
-    if stream.starts and not options.needs_fine_tuned:
-        raise OptionError(
-            f"region_from={options.region_from} fine-tunes nothing, and --start {next(iter(stream.starts))} says where "
-            "fine-tuning starts. Leave one of them out."
-        )
 
 
 def region_cost(options: SkillOptions, tasks: Sequence[TaskSize], *, builds_on: bool = False) -> Cost:

@@ -168,7 +168,6 @@ class ContinualStrategy(StrategyTemplate):
             device=self.device,
             store=self.store if self.shares_store and pre is None else None,
             monitor=self.monitor,
-            adapter=None if pre else self.stream.starts.get(task.name),
         )
 
     @final

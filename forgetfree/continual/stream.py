@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any, Protocol
@@ -20,7 +20,6 @@ from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.errors import RunError, UsageError
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.module_model import ModuleModel
-from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState
 from forgetfree.models.task_model import TaskModel
 from forgetfree.tasks import Scenario
@@ -82,7 +81,6 @@ class Stream:
         pre_trained: what the model held at first: every strategy starts from it.
         benchmark: the Avalanche benchmark with a ``train_stream`` and a ``test_stream``.
         scenario: what is known at inference.
-        starts: by task, the adapter that it is fine-tuned from, where that is not θ_pre.
     """
 
     name: str
@@ -92,7 +90,6 @@ class Stream:
     pre_trained: ModelState
     benchmark: Any
     scenario: Scenario = "task"
-    starts: Mapping[str, AdapterStart] = field(default_factory=dict)
 
     @property
     def model(self) -> ReadoutModel:

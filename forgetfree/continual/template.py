@@ -11,7 +11,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar, cast
 
@@ -36,16 +35,16 @@ from forgetfree.continual.task_inference import (
     writer_of,
 )
 from forgetfree.continual.task_training import Training, checked_training, training_of
+from forgetfree.core.batch_loss import check_loss
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length
-from forgetfree.parallel.exchange import gathered, own_items
-from forgetfree.parallel.parts import WHOLE, BatchSum, Part, cut
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
+from forgetfree.training.accumulation import WHOLE, Part, parts
 from forgetfree.training.encoded_task import EncodedTask
-from forgetfree.training.layers import layer_checkpoints, lower_layer_cache
+from forgetfree.training.layers import layer_checkpoints
 from forgetfree.training.loop import TrainingState, Update, plan, training_mode
 from forgetfree.training.monitor import Monitor
 
@@ -54,8 +53,6 @@ class StrategyTemplate(SupervisedTemplate):
     """The Avalanche side of `ContinualStrategy`, which has the constructor."""
 
     online: ClassVar[bool] = False
-    #: Whether its batches may be cut into numbered parts; not where Avalanche's own code sees them.
-    cuts_batches: ClassVar[bool] = True
     options: Any
     stream: Stream
     seed: int
@@ -105,8 +102,6 @@ class StrategyTemplate(SupervisedTemplate):
         with among_own_labels(self, task):
             training = self.begin(task)
         self.training = training = checked_training(type(self).__name__, training)
-        if not (self.cuts_batches and alone(self.plugins)):
-            self.training = training = without_parts(training)
         self.model.current_task = task.label
         self._updates = training.steps
         if part_of(self.experience) is not None:  # a part's share, by rows
@@ -135,7 +130,7 @@ class StrategyTemplate(SupervisedTemplate):
         lengths, counts = (train.lengths, train.counts) if whole else sizes_of(data, self.model)
         seed = self.phase_seed(training.phase, training.task)
         batches = plan(lengths, training.options, self._updates, seed)
-        self._parts = [part for batch in batches for part in cut(batch, training.options, counts)]
+        self._parts = [part for batch in batches for part in parts(batch, training.options.accumulation, counts)]
         self._planned = self.dataloader = loader(data, [part.rows for part in self._parts], num_workers)
 
     def check_model_and_optimizer(self, **kwargs: Any) -> None:
@@ -154,11 +149,8 @@ class StrategyTemplate(SupervisedTemplate):
             schedule=training.schedule,
         )
         self.optimizer = self._update.optimizer
-        self._batch_sum = BatchSum(self.model, training.trained, self._update.trained, training.options)
         self.scope.enter_context(in_training(self.model, training.trained, readout, sampling=alone(self.plugins)))
-        self._training_state = TrainingState(
-            self.model, training.trained, self._update, training.options.cache_lower_layers
-        )
+        self._training_state = TrainingState(self.model, training.trained, self._update)
         self._checkpoint = self.monitor.checkpoint() if alone(self.plugins) and self.resumable else Checkpoint()
 
     def training_epoch(self, **kwargs: Any) -> None:
@@ -171,7 +163,6 @@ class StrategyTemplate(SupervisedTemplate):
                 self.dataloader, self._planned, self._parts, self._updates, self._step
             ):
                 self._part = part
-                part.seed_(self._seed, self._step + 1)
                 if self._stop_training:
                     break
                 self.mbatch = batch
@@ -207,12 +198,10 @@ class StrategyTemplate(SupervisedTemplate):
         self._seed = self.phase_seed(training.phase, training.task)
         torch.manual_seed(derive_seed(self._seed, "dropout"))
         with self.monitor.phase(training.task.name, training.phase, self._updates) as self._on_step:
-            self._part, self._step = WHOLE, self._training_state.begin(self._checkpoint, self._updates, self._seed)
+            self._part, self._loss_of_batch = WHOLE, 0.0
+            self._step = self._training_state.begin(self._checkpoint, self._updates, self._seed)
             self.monitor.learning_rate(lambda step: self._update.rate)
-            with (
-                lower_layer_cache(self.model, training.options.cache_lower_layers),
-                layer_checkpoints(self.model, training.options.gradient_checkpointing),
-            ):
+            with layer_checkpoints(self.model, training.options.gradient_checkpointing):
                 yield
 
     def _before_training_iteration(self, **kwargs: Any) -> None:
@@ -240,12 +229,13 @@ class StrategyTemplate(SupervisedTemplate):
     def backward(self) -> None:
         """Compute the gradients of this part of the batch, weighted by its share."""
         self._update.backward(self.loss * self._part.share)
-        self._batch_sum.add(float(self.loss.detach()) * self._part.share, self._step + 1)
+        self._loss_of_batch += check_loss(float(self.loss.detach()) * self._part.share, self._step + 1)
 
     def optimizer_step(self) -> None:
         """Move the weights."""
         self._step += 1
-        loss = self._batch_sum.finish(self._step)
+        training_of(self.training).trained.collect()
+        loss, self._loss_of_batch = self._loss_of_batch, 0.0
         self._update.before_step()
         self._update.step()
         training_of(self.training).trained.write()
@@ -279,7 +269,7 @@ class StrategyTemplate(SupervisedTemplate):
         if self.choose_batches is not None:
             batches = self.choose_batches(self.task, batches)
         self._order = [row for batch in batches for row in batch]
-        self.dataloader = loader(data, own_items(batches), num_workers)
+        self.dataloader = loader(data, batches, num_workers)
 
     def _before_eval_exp(self, **kwargs: Any) -> None:
         self.model.current_task = self.task.label
@@ -295,7 +285,7 @@ class StrategyTemplate(SupervisedTemplate):
             rows = rows.subset(sorted(self._order))
         with showing as self._on_evaluated, answer_for(self, self.task, batches) as self._answer:
             super().eval_epoch(**kwargs)
-            answers = answers_in_order(self.task, rows, self._order, gathered(self._collected))
+            answers = answers_in_order(self.task, rows, self._order, self._collected)
             if rows is not None:
                 arguments = (
                     self.options.answering | writer_of(self._answer, self.monitor) | {"batch_size": self.eval_mb_size}
@@ -385,11 +375,6 @@ def sizes_of(data: Any, model: Any) -> tuple[list[int], list[int] | None]:
 def alone(plugins: Iterable[Any]) -> bool:
     """Say whether no plugin beside Avalanche's own is there, which may read and change batches and the tensors' gradients."""
     return all(isinstance(plugin, (EvaluationPlugin, PeriodicEval, Clock)) for plugin in plugins)
-
-
-def without_parts(training: Training) -> Training:
-    """Return the training without numbered parts, for where other code meets its batches: each process computes whole ones."""
-    return replace(training, options=replace(training.options, parts=None))
 
 
 def seed_generators(seed: int) -> None:

@@ -45,12 +45,8 @@ class CrossEntropy:
 
     def __call__(self, batch: Sequence[Batch]) -> float:
         """Return the mean loss over all rows of the mini-batches."""
-        return self.share(batch, sum(len(y) for _, y, _ in batch))
-
-    def share(self, part: Sequence[Batch], rows: int) -> float:
-        """Return what some mini-batches add to the mean over ``rows`` rows."""
-        total = 0.0
-        for x, y, t in part:
+        total, rows = 0.0, sum(len(y) for _, y, _ in batch)
+        for x, y, t in batch:
             with autocast(self._precision, self._device.type):
                 logits = self._forward(x.to(self._device), t.to(self._device))
             loss = F.cross_entropy(logits.float(), y.to(self._device), reduction="sum") / rows

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.base_regions import top
-from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy, check_loss
+from forgetfree.core.batch_loss import Batch, BatchLoss, check_loss
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import trainable
@@ -69,8 +69,7 @@ def mean_gradient(
 ) -> tuple[Tensor, float]:
     """Return the gradient of the mean loss over all rows, ``(N,)`` in float32 on the model's device, and that loss.
 
-    Mini-batch by mini-batch its parts are added up in float32, whatever the tensors' dtype, and freed. Only numbered parts,
-    which several processes share, are in the tensors all at once.
+    Mini-batch by mini-batch its parts are added up in float32, whatever the tensors' dtype, and freed.
 
     Args:
         model: holds θ, in evaluation mode; the same afterwards.
@@ -92,15 +91,12 @@ def mean_gradient(
             tensor.grad = None
 
     with trainable(model, tensors):
-        at_once = tensors if isinstance(loss, CrossEntropy) else []
-        hooks = [tensor.register_post_accumulate_grad_hook(take) for tensor in at_once]  # type: ignore[no-untyped-call]
+        hooks = [tensor.register_post_accumulate_grad_hook(take) for tensor in tensors]  # type: ignore[no-untyped-call]
         try:
             value = check_loss(loss(batches), 1)
         finally:
             for hook in hooks:
                 hook.remove()
-        for tensor in tensors:
-            take(tensor)
     total /= loss.scale
     if not math.isfinite(size := float(total.sum())):
         raise TrainingError(

@@ -42,7 +42,7 @@ LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 #: Options of a job that ``--set`` could give, too.
 ALSO_SETTINGS = ("steps", "sparsity", "base")
 #: What a file of options does not name unless it is given.
-_UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "start", "held_aside")
+_UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "held_aside")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -24,7 +24,7 @@ from forgetfree.errors import RareLabelError, RunError, TaskError, UsageError, n
 from forgetfree.files import link_or_copy, write_atomically, write_json
 from forgetfree.jobs.config import keys_of
 from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig, fine_tunes, stream_of, without_others
+from forgetfree.jobs.run_config import RunConfig, stream_of, without_others
 from forgetfree.jobs.running.directory import as_json, merged_request, read_job_config
 from forgetfree.jobs.running.engine import assemble, perform
 from forgetfree.jobs.running.execution import USUAL, Execution
@@ -205,7 +205,6 @@ class _Run:
         names = {unit.key["strategy"] for unit in self.units.values()}
         strategies = [each for each in section["strategy"] if registry.strategy_name(each) in names]
         section = without_others(section, strategies)
-        used = any(fine_tunes(registry.strategy(each)) for each in strategies)
         values = {
             "stream": stream_of(tasks),
             "strategies": strategies,
@@ -216,7 +215,6 @@ class _Run:
             "kinds": [each for each in section.get("kind", []) if each.rpartition("=")[0] in ("", *tasks)],
             "skip_bad_rows": section.get("skip_bad_rows"),
             "metrics": [each for each in section.get("metric", []) if each.rpartition("=")[0] in ("", *tasks)],
-            "starts": {task: place for task, place in section.get("start", {}).items() if task in tasks and used},
             "out": str(out),
             "held_aside": section.get("held_aside"),
             **{key: section.get(key) for key in ("model", "data", "readout", "device", "shots", "steps", "sparsity")},
@@ -251,7 +249,7 @@ def _revised(
     begun = os.path.lexists(out / "config.json")
     if not begun and not all(each.is_complete for each in prefixes):
         job.learner.stream(job.config.seeds[0])  # before anything is written
-    config = _without(run.config, [name for name in run.tasks if name not in tasks], job.config.starts) | {
+    config = _without(run.config, [name for name in run.tasks if name not in tasks]) | {
         "run": as_json(job.request()),
         "command": " ".join(["forgetfree", *sys.argv[1:]]),
         "units": {folder: dict(unit.key) for folder, unit in run.units.items()},
@@ -399,8 +397,8 @@ class _RevisedRun(RunJob):
         return details
 
 
-def _without(config: Json, tasks: Sequence[str], begun: Collection[str]) -> Json:
-    """Return the config.json of a run without some of its tasks, of which ``begun`` have a start; the stream tells the task."""
+def _without(config: Json, tasks: Sequence[str]) -> Json:
+    """Return the config.json of a run without some of its tasks; the stream tells the task."""
 
     def rest(named: Mapping[str, Any]) -> Json:
         return {name: value for name, value in named.items() if name not in tasks}
@@ -418,11 +416,7 @@ def _without(config: Json, tasks: Sequence[str], begun: Collection[str]) -> Json
     about |= {"stream": ",".join(names), "tasks": names, "floors": floors, "data": rows}
     about["shared_rows"] = rest(about["shared_rows"])
     definitions = [each for each in config["tasks"] if each["name"] not in tasks]
-    whole = config | {"about": about, "tasks": definitions, "data": rest(config["data"])}
-    for place in (whole, about):
-        if starts := {task: digest for task, digest in place.pop("starts", {}).items() if task in begun}:
-            place["starts"] = starts
-    return whole
+    return config | {"about": about, "tasks": definitions, "data": rest(config["data"])}
 
 
 def _take_models(store: Path, new: Path, tasks: set[str]) -> None:

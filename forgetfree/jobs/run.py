@@ -22,7 +22,7 @@ from forgetfree.jobs.config import InMemory, with_precision
 from forgetfree.jobs.diagnostics import read_floors, write_floors
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.predictions import agreement, save_predictions
-from forgetfree.jobs.run_config import CheckedRun, RunConfig, RunOptions, tell_starts
+from forgetfree.jobs.run_config import CheckedRun, RunConfig, RunOptions
 from forgetfree.jobs.running.costs import PlannedUnit, Workload
 from forgetfree.jobs.running.directory import model_and_data
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_labels, tell_shared_rows
@@ -82,7 +82,7 @@ class RunJob(Job[RunConfig]):
     def workload(cls, config: RunConfig, checked: CheckedRun | None, faults: Faults) -> Workload:
         """Return every strategy with every seed."""
         common = checked.run if checked else RunOptions()
-        workload = Workload(config.model, config.readout, config.names, common, config.starts)
+        workload = Workload(config.model, config.readout, config.names, common)
         workload.held_aside = config.held_aside
         if checked is not None:
             every = product(config.seeds, checked.classes)
@@ -121,12 +121,9 @@ class RunJob(Job[RunConfig]):
         apart = aside.notes(self.learner.tasks) if aside else []
         for note in (stream.loaded.note, *(task.note for task in stream.tasks), *apart):
             tell_note(note)
-        starts = tell_starts(stream.starts, stream.model, self.checked.classes)
-        begun: Json = {"starts": starts} if starts else {}
         return {
             **description,
             **({"held_aside": aside.rows.digest} if aside else {}),
-            **begun,
             "scenario": stream.scenario,
             "options": {name: recorded(options) for name, options in self.checked.options.items()},
             "about": {
@@ -145,7 +142,6 @@ class RunJob(Job[RunConfig]):
                 "floors": {"constant": constant_scores(unanswered, metric, task_known=task_known)},
                 "set": {key: value for key, value in self.config.settings.items() if key not in _OF_THE_PLACE},
                 "shared_rows": {rows.task.name: rows.shared for rows in self.learner.tasks},
-                **begun,
             },
         }
 

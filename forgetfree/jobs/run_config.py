@@ -1,4 +1,4 @@
-"""The configuration of a run, checked as a whole; and the adapters of ``--start``, from which its tasks are fine-tuned."""
+"""The configuration of a run, checked as a whole."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from forgetfree.errors import Faults, ForgetfreeError, OptionError, UnknownNameE
 from forgetfree.jobs.config import CommonOptions, JobConfig, check_or_fewer, key_of
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.tasks import OF_ALL_LABELS, Decoding, Scenario, version_of
-from forgetfree.terminal import tell_note
+from forgetfree.tasks import OF_ALL_LABELS, Decoding, Scenario
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
-    from forgetfree.models.peft_adapter import AdapterStart
 
 
 #: What `RunOptions` call a field of `Decoding`, where it has another name.
@@ -99,13 +97,6 @@ class StreamConfig(JobConfig):
     sparsity: float | None = option(
         None, "share of the parameters that a region may have", group="How to learn", placeholder="F"
     )
-    starts: Mapping[str, str] = option(
-        dict,
-        "an adapter of PEFT on --model that fine-tuning of a task starts from, may be given for several tasks",
-        flag="start",
-        group="How to learn",
-        placeholder="TASK=DIR",
-    )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -176,10 +167,6 @@ class RunConfig(StreamConfig):
                 attempt(_check_setting, key, own, known)
         if self.sparsity is not None and not any("sparsity" in names for names in known.values()):
             faults.add("--sparsity is given, but none of the strategies has it. Leave it out.")
-        if self.starts and not any(map(fine_tunes, classes.values())):
-            faults.add("--start is given, but none of the strategies fine-tunes a task on its own. Leave it out.")
-        for task in self.starts:
-            attempt(check_start, task, self.names)
         if self.held_aside in self.names:
             faults.add(f"--held-aside {self.held_aside} is a task of the stream, which trains its texts. Give others.")
         options = self._options(classes, faults)
@@ -263,7 +250,8 @@ def left_behind(section: Mapping[str, Any], strategies: Sequence[str]) -> dict[s
     except ForgetfreeError:
         return {}
     left = {key: f"--set {key}" for key in section.get("set", {}) if key in had - now}
-    left |= {key: f"--{key}" for key in ("sparsity", "start") if section.get(key) and key in had - now}
+    if section.get("sparsity") and "sparsity" in had - now:
+        left["sparsity"] = "--sparsity"
     return left
 
 
@@ -275,11 +263,11 @@ def without_others(section: Mapping[str, Any], strategies: Sequence[str]) -> dic
 
 
 def _names_of(strategies: Sequence[str]) -> set[str]:
-    """Return the names of all options of strategies, with their prefix and without; ``start`` where one of them fine-tunes."""
+    """Return the names of all options of strategies, with their prefix and without."""
     classes = {registry.strategy_name(each): registry.strategy(each) for each in strategies_of(strategies)}
     names = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
     scoped = {f"{name}.{key}" for name, keys in names.items() for key in keys}
-    return scoped.union(*names.values()) | ({"start"} if any(map(fine_tunes, classes.values())) else set())
+    return scoped.union(*names.values())
 
 
 def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> None:
@@ -304,60 +292,3 @@ def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> N
             )
         others = set() if strategy else {each.name for each in fields_of(RunConfig)}.union(*options.values())
         raise UnknownNameError("option", key, known, others=others)
-
-
-# -- Adapters of --start -------------------------------------------------------------------------------
-
-
-def fine_tunes(strategy: Any) -> bool:
-    """Return whether a strategy's class fine-tunes each task on its own, from where `SingleTask.start` says."""
-    from forgetfree.training.cost import TaskSize, cost_of
-
-    return cost_of(strategy, strategy.Options(), [TaskSize()]).fine_tunes
-
-
-def check_start(task: str, tasks: Iterable[str]) -> None:
-    """Raise ``UsageError`` unless a task is one of the stream that can start from an adapter."""
-    if version_of(task)[1] > 1:
-        raise UsageError(
-            f"--start {task} is of a task that is met again, which starts from what was learned since. Leave it out."
-        )
-    if task not in tasks:
-        raise UnknownNameError("task in --start", task, tasks)
-
-
-def starts_of(places: Mapping[str, str], model: str, model_in_memory: object) -> dict[str, AdapterStart]:
-    """Return the adapters by task.
-
-    Args:
-        places: their directories.
-        model: the name of the model that they were made from.
-        model_in_memory: a model in the place of the name, if there is one.
-
-    Raises:
-        UsageError, ModelError: one is no adapter, or the model has no name.
-    """
-    from forgetfree.models.peft_adapter import AdapterStart
-
-    if places and model_in_memory is not None:
-        raise UsageError(
-            "An adapter is merged into files, and the model is in memory. Give the directory that its save_pretrained writes."
-        )
-    return {task: AdapterStart.of(directory, model) for task, directory in places.items()}
-
-
-def tell_starts(starts: Mapping[str, AdapterStart], pre: Any, strategies: Mapping[str, Any]) -> dict[str, str]:
-    """Check all adapters, print notes on them, and return the SHA-256 of each, by task.
-
-    Args:
-        starts: the adapters by task.
-        pre: the model, with θ_pre in it.
-        strategies: the classes of the run's strategies by name.
-    """
-    notes = [note for start in starts.values() for note in start.check(pre)]
-    without = [name for name, each in strategies.items() if not fine_tunes(each)]
-    if starts and without:
-        notes.append(f"--start has no effect on {', '.join(without)}: no task is fine-tuned on its own there.")
-    for note in dict.fromkeys(notes):
-        tell_note(note)
-    return {task: start.sha256 for task, start in starts.items()}

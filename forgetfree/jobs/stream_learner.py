@@ -26,7 +26,7 @@ from forgetfree.device import find_device
 from forgetfree.errors import ForgetfreeError, RunError
 from forgetfree.files import new_directory, write_json
 from forgetfree.jobs.config import InMemory
-from forgetfree.jobs.run_config import CheckedRun, RunConfig, starts_of
+from forgetfree.jobs.run_config import CheckedRun, RunConfig
 from forgetfree.jobs.running.unit import Json, described_files
 from forgetfree.json_file import parse_json, read_json, sign
 from forgetfree.kinds.kind import readout_for
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
     from forgetfree.models.loading import LoadedModel
-    from forgetfree.models.peft_adapter import AdapterStart
     from forgetfree.tasks import TaskDefinition
     from forgetfree.training.texts_aside import TextsAside
     from forgetfree.training.training_options import TrainingOptions
@@ -142,7 +141,6 @@ class StreamLearner:
                 tasks = [replace(rows, task=seeded(rows.task, seed, common.sampling_seed)) for rows in self.tasks]
                 model, self._fresh = self._fresh or self._load([rows.task for rows in tasks]), None
                 self._streams[seed] = make_stream(config.stream, tasks, model, **drawn)
-            self._streams[seed] = replace(self._streams[seed], starts=self._starts)
         return self._streams[seed]
 
     def texts_aside(self, seed: int) -> TextsAside | None:
@@ -154,10 +152,6 @@ class StreamLearner:
             return None
         data = self.in_memory.data_or(self.config.data)
         return TextsAside.of(place, data, stream.loaded, self.checked.run.test_limit, self.config.read_options)
-
-    @cached_property
-    def _starts(self) -> Mapping[str, AdapterStart]:
-        return starts_of(self.config.starts, self.config.model, self.in_memory.model)
 
     def learn(
         self,

@@ -201,7 +201,6 @@ class SweepJob(Job[SweepConfig]):
         about["metric"] = [task.definition.metric for task in stream.tasks]
         return {key: value for key, value in description.items() if key != "options"} | {
             "about": {**about, "strategy": self.config.strategy_name}
-            | ({"starts": description["starts"]} if "starts" in description else {})
         }
 
     def space(self) -> ParameterSpace:

@@ -177,14 +177,13 @@ class Generation(TaskKind):
     ) -> TextAnswers:
         """Return answers with the text that a model writes after each prompt, or with the likeliest that is allowed."""
         from forgetfree.models.generation import Heard, Passes, counting, log_probabilities, unheard, write
-        from forgetfree.parallel.exchange import size
 
         assert isinstance(answers, TextAnswers)
         if task.closed_answers:
             return _chosen(answers, log_probabilities(model, rows, Passes(**passes)).numpy(), task, rows)
         heard: Heard = unheard
         if wrote is not None:
-            most = len(rows) * task.max_new_tokens // size()
+            most = len(rows) * task.max_new_tokens
             heard = counting(lambda tokens: wrote(tokens, max(most, tokens)))
         return _filled(answers, write(task, model, rows, Passes(**passes), heard), rows.tokenizer, task.stop)
 

@@ -29,7 +29,7 @@ from forgetfree.files import StrPath
 from forgetfree.json_file import check, parse_json
 from forgetfree.models.checkpoint import TEXT_ENCODER, read_config, read_weights, weight_files
 from forgetfree.models.loading import LANGUAGE_MODELS, LoadedModel, body_loader, language_model, load_model
-from forgetfree.models.peft_adapter import READOUT, adapter_loader, is_adapter, merged_directory
+from forgetfree.models.peft_adapter import adapter_loader, is_adapter, merged_directory
 from forgetfree.models.task_model import ClassifierModel, head_names
 from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import TensorFile
@@ -39,6 +39,8 @@ _HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
     ("ForSequenceClassification", "classifier", "AutoModelForSequenceClassification"),
     ("ForTokenClassification", "linear", "AutoModelForTokenClassification"),
 )
+#: The file of a linear readout that stands beside a body.
+READOUT = "readout.safetensors"
 _READOUT = TensorFile(ModelError, "Write the directory again with `forgetfree apply`.")
 
 

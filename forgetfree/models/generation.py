@@ -21,7 +21,6 @@ from forgetfree.core.readout_model import autocast, evaluating
 from forgetfree.data.prompts import EncodedTexts
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import UsageError
-from forgetfree.parallel.exchange import gathered, own_items
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import Decoding, TaskDefinition
 
@@ -94,7 +93,7 @@ def write(
         for together, answering in passes.together(prompts):
             # Of each batch the ids of all texts, how many each text has, and the number of each row.
             found = list[tuple[Tensor, Tensor, Tensor]]()
-            for places in own_items(by_length([len(prompts[i]) for i in together], passes.batch_size)):
+            for places in by_length([len(prompts[i]) for i in together], passes.batch_size):
                 batch = [together[place] for place in places]
                 asked: list[list[int]] = [prompts[i] for i in batch]
                 arguments: dict[str, Any] = {
@@ -116,7 +115,7 @@ def write(
                 found.append(
                     (ids, torch.tensor([len(text) for text in texts], device="cpu"), torch.tensor(batch, device="cpu"))
                 )
-            for ids, lengths, numbers in gathered(found):
+            for ids, lengths, numbers in found:
                 for number, text in zip(numbers.tolist(), torch.split(ids, lengths.tolist()), strict=True):
                     written[number] = text.tolist()
     return written
@@ -371,9 +370,8 @@ def log_probabilities(model: TaskModel, rows: EncodedTexts, passes: Passes) -> T
     prompts = rows.prompts
     with evaluating(model, passes.precision):
         for together, answering in passes.together(prompts):
-            own = [(i, _of_row(answering or model, model, rows, prompts[i])) for i in own_items(list(together))]
-            for i, of_row in gathered(own):
-                found[i] = of_row
+            for i in together:
+                found[i] = _of_row(answering or model, model, rows, prompts[i])
     return found
 
 

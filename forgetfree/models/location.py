@@ -43,9 +43,8 @@ def locate(name: str) -> str:
             if (Path(name) / "adapter_config.json").is_file():
                 raise ModelError(
                     f"{name!r} is an adapter of PEFT, and no whole model. Give the model that it was made from to --model. "
-                    f"Then run --start TASK={name} fine-tunes a task from the adapter, and graft --fine-tuned {name} makes a "
-                    "graft of it. To train on top of it, merge it with merge_and_unload and save_pretrained of PEFT, and give "
-                    "that directory to --model."
+                    f"Then graft --fine-tuned {name} makes a graft of it. To train on top of it, merge it with "
+                    "merge_and_unload and save_pretrained of PEFT, and give that directory to --model."
                 )
             raise ModelError(f"{name!r} is no model directory: it holds no config.json. Save with save_pretrained.")
         return name

@@ -1,4 +1,4 @@
-"""Adapters of PEFT on disk: read, merged into their model, and taken as the place where a task's fine-tuning starts.
+"""Adapters of PEFT on disk: read, and merged into their model.
 
 An adapter is `adapter_config.json` and `adapter_model.safetensors`, as PEFT's `save_pretrained` writes them.
 """
@@ -6,35 +6,27 @@ An adapter is `adapter_config.json` and `adapter_model.safetensors`, as PEFT's `
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from forgetfree.core.body import body_of, body_space, check_same_body, differing_tensors
-from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ModelError, UsageError
-from forgetfree.files import size_of
 from forgetfree.json_file import check, read_json
 from forgetfree.models.checkpoint import check_labels, explained, quiet, read_weights
 from forgetfree.models.location import locate
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-#: The file of a linear readout that stands beside a body, or beside an adapter on one.
-READOUT = "readout.safetensors"
 #: The last layer of a classification head.
 _HEAD = r"\.(classifier|score)(\.out_proj)?\.weight$"
 #: How PEFT names the tensors of the network that it wraps.
@@ -259,13 +251,12 @@ def _check_places(adapted: Any, shapes: Mapping[str, tuple[int, ...]], network: 
 
 
 @contextmanager
-def merged_directory(directory: str, model: str, *, whole: bool = True) -> Iterator[str]:
+def merged_directory(directory: str, model: str) -> Iterator[str]:
     """Give a directory in Hugging Face layout with ``model`` and the adapter merged into it; it is gone after the block.
 
     Args:
         directory: the adapter's.
         model: the model that it was made from.
-        whole: refuse an adapter without the head that it was trained with; else that may be random.
 
     Raises:
         UsageError, ModelError: the adapter does not belong to it, is damaged, or lacks a head.
@@ -286,7 +277,7 @@ def merged_directory(directory: str, model: str, *, whole: bool = True) -> Itera
             f"The adapter {directory!r} is for {loader}, and {model!r} is no such network. Give the model that it was made "
             "from."
         ) from error
-    if whole and (random := [name for name in missing if f"{PREFIX}{name}" not in tensors]):
+    if random := [name for name in missing if f"{PREFIX}{name}" not in tensors]:
         raise UsageError(
             f"The adapter {directory!r} does not hold {random[0]!r}, which {model!r} lacks, too: it would be random. Give the "
             "model that it was made from to --model, and save the head with the adapter (modules_to_save of PEFT)."
@@ -294,111 +285,7 @@ def merged_directory(directory: str, model: str, *, whole: bool = True) -> Itera
     with tempfile.TemporaryDirectory() as merged:
         with quiet(transformers):
             put_on(network, directory).save_pretrained(merged)
-        if (readout := Path(directory) / READOUT).is_file():
-            shutil.copyfile(readout, Path(merged) / READOUT)
         try:
             yield merged
         except ForgetfreeError as error:  # the user knows the adapter
             raise type(error)(str(error).replace(merged, directory)) from error
-
-
-# -- As a start ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class AdapterStart:
-    """An adapter that a task's fine-tuning starts from. Its head is not used.
-
-    Attributes:
-        directory: the adapter's.
-        model: the model that it was made from.
-        sha256: of `adapter_config.json` followed by `adapter_model.safetensors`.
-    """
-
-    directory: str
-    model: str
-    sha256: str
-
-    @classmethod
-    def of(cls, directory: str, model: str) -> AdapterStart:
-        """Return the adapter in a directory.
-
-        Raises:
-            UsageError: there is none.
-            ModelError: it has no weights in safetensors.
-        """
-        if not is_adapter(directory):
-            raise UsageError(
-                f"--start {directory!r} is no adapter of PEFT. Expected a directory with {CONFIG} and {WEIGHTS}, as its "
-                "save_pretrained writes them."
-            )
-        return cls(directory, model, _sha256(Path(directory)))
-
-    def check(self, pre: ReadoutModel) -> tuple[str, ...]:
-        """Check that the adapter can be merged, and return what is to be known of it.
-
-        Args:
-            pre: the model, with θ_pre in it.
-
-        Raises:
-            UsageError, ModelError: it belongs to another model, changes nothing that can be trained, or is damaged.
-        """
-        merged, body, space = self._merged(pre), body_of(pre), pre.space()
-        if torch.equal(body_space(pre.backbone, space).flatten(merged), space.flatten(pre.backbone).cpu()):
-            raise UsageError(
-                f"The adapter {self.directory!r} changes none of the {len(space)} graftable entries of {self.model!r}. Give "
-                "one that is trained, or leave it out."
-            )
-        notes = []
-        named = adapter_config(self.directory).get("base_model_name_or_path")
-        known = {Path(each).name.casefold() for each in (self.model, locate(self.model))}
-        if named and Path(str(named)).name.casefold() not in known:  # of the same shapes, it may still be another
-            notes.append(
-                f"The adapter {self.directory} names {named!r} as its base, and is merged into {self.model!r}."
-            )
-        graftable = {spec.name for spec in body_space(pre.backbone, space).tensors}
-        if left := differing_tensors(body, merged, graftable):
-            notes.append(
-                f"The adapter {self.directory} changes {len(left)} tensor{'s' if len(left) > 1 else ''} that cannot be "
-                f"grafted, such as {left[0]}: fine-tuning starts without that."
-            )
-        return tuple(notes)
-
-    def theta(self, model: ReadoutModel) -> Tensor:
-        """Return θ_pre with the adapter merged into it, ``(N,)`` on the CPU, whatever ``model`` holds now.
-
-        Raises:
-            ModelError: its files have changed since `of`, or are damaged.
-        """
-        if _sha256(Path(self.directory)) != self.sha256:
-            raise ModelError(
-                f"The adapter {self.directory!r} has changed since it was first read. Put the old files back, or start again "
-                "with another --out."
-            )
-        return body_space(model.backbone, model.space()).flatten(self._merged(model))
-
-    def _merged(self, model: ReadoutModel) -> nn.Module:
-        """Return the body of the network that PEFT merges."""
-        with (
-            torch.random.fork_rng(devices=[]),  # a head that is not there is drawn
-            merged_directory(self.directory, self.model, whole=False) as merged,
-        ):
-            body: Any = body_of(model)
-            network, _ = read_weights(merged, adapter_loader(self.directory), self.directory, body.dtype)
-        check_same_body(body, body_of(network), self.model, self.directory)
-        return body_of(network)
-
-
-def _sha256(directory: Path) -> str:
-    digest = hashlib.sha256()
-    for name in (CONFIG, WEIGHTS):
-        try:
-            size_of(directory / name)
-            with (directory / name).open("rb") as file:
-                while part := file.read(2**20):
-                    digest.update(part)
-        except OSError as error:
-            raise ModelError(
-                f"The adapter {str(directory)!r} has no readable {name}. Save it again, with save_pretrained of PEFT."
-            ) from error
-    return digest.hexdigest()

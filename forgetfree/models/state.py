@@ -18,7 +18,6 @@ from forgetfree.display import brief, is_text
 from forgetfree.errors import ModelError
 from forgetfree.files import StrPath, locked, sweep, write_json
 from forgetfree.json_file import check, is_number, parse_json, read_json
-from forgetfree.parallel.exchange import from_first, rank
 from forgetfree.tensor_file import TensorFile
 
 #: The end of the name of the file that says how long a state took to make. An experiment keeps its own KEY.json there.
@@ -193,7 +192,7 @@ class StateStore:
             return None
 
     def put(self, key: str, state: ModelState, seconds: float | None = None) -> None:
-        """Keep ``state`` under ``key``; of several processes that train as one, the first writes the file.
+        """Keep ``state`` under ``key``.
 
         Args:
             key: what determines it.
@@ -204,14 +203,12 @@ class StateStore:
             self._memory[key] = state
             self._seconds[key] = seconds
         else:
-            if rank() == 0:
-                note = self._directory / f"{key}{_SECONDS}"
-                if seconds is None:
-                    note.unlink(missing_ok=True)
-                else:
-                    write_json(note, {"seconds": round(seconds, 3)})
-                state.save(self._directory / f"{key}.safetensors", key)
-            from_first(None)
+            note = self._directory / f"{key}{_SECONDS}"
+            if seconds is None:
+                note.unlink(missing_ok=True)
+            else:
+                write_json(note, {"seconds": round(seconds, 3)})
+            state.save(self._directory / f"{key}.safetensors", key)
 
     def seconds(self, key: str) -> float | None:
         """Return how long it took to make the state under ``key``, whoever did; ``None`` where that is not known."""
@@ -232,13 +229,7 @@ class StateStore:
 
     @contextmanager
     def making(self, key: str) -> Iterator[ModelState | None]:
-        """Yield the state under ``key``; if there is none, no other process can make it meanwhile.
-
-        Processes that train as one make it together: the first of them looks.
-        """
-        if rank():
-            yield self.get(key) if from_first(False) else None
-            return
+        """Yield the state under ``key``; if there is none, no other process can make it meanwhile."""
         state, lock = self.get(key), None if self._directory is None else self._directory / f".{key}.lock"
         if (
             state is not None and lock is not None and lock.exists()
@@ -249,6 +240,4 @@ class StateStore:
             if state is None and self._directory is not None:
                 for suffix in (".safetensors", _SECONDS):
                     sweep(self._directory, of=f"{key}{suffix}")
-            state = state if state is not None else self.get(key)  # another process may have made it before
-            from_first(state is not None)
-            yield state
+            yield state if state is not None else self.get(key)  # another process may have made it before

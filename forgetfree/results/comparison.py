@@ -27,9 +27,9 @@ from forgetfree.results.unit_folder import UnitFiles, made_of, read_unit_files
 
 Json = dict[str, Any]
 #: What files that do not say it mean, and reports pass over.
-USUAL: Json = {"scenario": "task", "evaluated_on": "test", "starts": "θ_pre"}
+USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
 #: What of the set-up may differ between runs that stand side by side; their rows say it.
-_MAY_DIFFER = ("shots", "steps", "max_length", "graftable", "starts")
+_MAY_DIFFER = ("shots", "steps", "max_length", "graftable")
 #: Why a table by task cannot be made, and what is to be done.
 _APART = (
     "{ours} and {theirs} cannot be compared task by task: {difference}. Report on them separately, or on all of them by "
@@ -371,8 +371,6 @@ def _unlike(ours: Json, theirs: Json) -> str:
 
 def _stated(results: RunResults, key: str) -> Any:
     """Return what results say of the set-up, wherever they say it."""
-    if key == "starts":  # by the first figures of each adapter's SHA-256
-        return ", ".join(f"{task}:{digest[:8]}" for task, digest in results.starts.items()) or USUAL[key]
     places = (results.content, results.data, results.model, results.content.get("set") or {})
     return next((place[key] for place in places if place.get(key) is not None), None)
 
@@ -391,7 +389,7 @@ def _shared_settings(results: Sequence[RunResults]) -> Json:
 def _settings(results: RunResults) -> Json:
     """Return what results say of the set-up, for display."""
     settings = {"model": results.model.get("name")}
-    stated = ("scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", "starts")
+    stated = ("scenario", "evaluated_on", "readout", "shots", "steps", "sparsity")
     for key in (*stated, *(results.content.get("set") or ())):
         settings[key] = _stated(results, key)
     return {

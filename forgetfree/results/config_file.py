@@ -23,10 +23,10 @@ _RUN_SECTION: Mapping[str, Any] = {
     **{"strategy": tuple[str, ...], "seed": tuple[int, ...], "set": Mapping[str, Any]},
     **{"shots": int | None, "steps": int | StepsRule | None, "sparsity": float | None},
 }
-#: What it holds where it was given: how the data are read, the adapters that tasks start from, texts that no task trains.
+#: What it holds where it was given: how the data are read, texts that no task trains.
 _GIVEN: Mapping[str, Any] = {
     **dict.fromkeys(("text_column", "label_column", "kind", "metric"), tuple[str, ...]),
-    **{"skip_bad_rows": bool, "start": Mapping[str, str], "held_aside": str},
+    **{"skip_bad_rows": bool, "held_aside": str},
 }
 
 
@@ -129,7 +129,6 @@ def _check_run(config: Any) -> None:
     rows = config.get("data", {})
     are_objects = isinstance(rows, dict) and all(isinstance(each, dict) for each in rows.values())
     check("data", rows, are_objects, "an object of objects")
-    check("starts", config.get("starts"), isinstance(config.get("starts", {}), dict), "an object")
     versions = config.get("versions", {})
     check("versions", versions, isinstance(versions, dict), "an object")
     longest = config["model"].get("max_length", MAX_LENGTH)
@@ -154,7 +153,7 @@ def _check_run(config: Any) -> None:
 # -- Places ----------------------------------------------------------------------------------------------
 
 #: What of a section may be a file or a directory.
-PLACES = ("model", "data", "base", "fine_tuned", "start", "held_aside")
+PLACES = ("model", "data", "base", "fine_tuned", "held_aside")
 #: How a file names the data of the environment variable, which lie elsewhere on every machine.
 _ENVIRONMENT = f"${DATA_VARIABLE}"
 

@@ -253,7 +253,6 @@ class RunResults(_OfTasks):
     stream: str
     model: Json
     data: Json
-    starts: dict[str, str] = Field(default_factory=dict)
     floors: RunFloors | None = None
     runs: list[Run]
     unfinished: list[Unfinished] = Field(default_factory=list)
@@ -400,7 +399,7 @@ RunOptions = _options(
     (_Rate, "learning_rate readout_learning_rate"),
     (Share, "momentum warmup"),
     (Amount, "weight_decay l1"),
-    (_Count, "batch_size accumulation parts evaluation_batch_size"),
+    (_Count, "batch_size accumulation evaluation_batch_size"),
     (_Steps, "steps"),
     (_Above0, "max_gradient_norm"),
 )

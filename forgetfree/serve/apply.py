@@ -17,10 +17,9 @@ from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.checkpoint import quiet, read_config, read_weights
-from forgetfree.models.fine_tuned_directory import write_readout
+from forgetfree.models.fine_tuned_directory import READOUT, write_readout
 from forgetfree.models.loading import LoadedModel, body_loader, dtype_of, load_model, loader_of
 from forgetfree.models.location import locate
-from forgetfree.models.peft_adapter import READOUT
 from forgetfree.output import check_empty
 from forgetfree.serve.cards import Change, model_card
 from forgetfree.serve.inference import Predictor

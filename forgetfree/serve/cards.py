@@ -16,7 +16,7 @@ from forgetfree.display import escaped
 from forgetfree.errors import GraftError, ReportError
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.models.peft_adapter import READOUT
+from forgetfree.models.fine_tuned_directory import READOUT
 from forgetfree.results.config_file import load_run
 from forgetfree.results.report.page import in_markdown
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores

@@ -62,7 +62,7 @@ class Cost:
 
     @property
     def fine_tunes(self) -> bool:
-        """Whether tasks are fine-tuned alone, from where `SingleTask.start` says."""
+        """Whether tasks are fine-tuned alone."""
         return any(phase.shared for phases in self.phases for phase in phases)
 
 

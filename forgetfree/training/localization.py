@@ -25,7 +25,6 @@ from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError
 from forgetfree.options import option
-from forgetfree.parallel.parts import batch_loss
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -159,9 +158,9 @@ def search_count(
 
 
 def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> BatchLoss:
-    """Return the loss of θ(γ) over a batch of `mask_batches`, whose parts several processes may share."""
-    tensors = model.space().parameters(model.backbone)
-    return batch_loss(CrossEntropy(model, tensors[0].device, decided(options.precision, model)), tensors, options)
+    """Return the loss of θ(γ) over a batch of `mask_batches`."""
+    device = next(model.parameters()).device
+    return CrossEntropy(model, device, decided(options.precision, model))
 
 
 def mask_batches(

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from forgetfree import __version__
 from forgetfree.checkpoint import Checkpoint, Resumable
-from forgetfree.core.batch_loss import OnStep
+from forgetfree.core.batch_loss import OnStep, check_loss
 from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import ReadoutModel, autocast, evaluating
 from forgetfree.core.tensors import digest_of, persistent_buffers
@@ -32,15 +32,13 @@ from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTe
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.models.loading import LoadedModel, config_of
-from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState
 from forgetfree.options import Function, name_of_function, recorded
-from forgetfree.parallel.exchange import gathered, own_items
-from forgetfree.parallel.parts import BatchSum, cut
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
+from forgetfree.training.accumulation import parts
 from forgetfree.training.encoded_task import EncodedTask
-from forgetfree.training.layers import layer_checkpoints, lower_layer_cache
+from forgetfree.training.layers import layer_checkpoints
 from forgetfree.training.training_options import TrainingOptions, build_optimizer, for_model, rate_at
 
 
@@ -148,7 +146,6 @@ class TrainingState:
         model: in training.
         trained: what is trained of its backbone.
         update: trains it.
-        caches_rows: whether a step depends on the batches in which its rows were read first: nothing is kept then.
     """
 
     def __init__(
@@ -156,11 +153,10 @@ class TrainingState:
         model: nn.Module,
         trained: TrainedParameters,
         update: Resumable,
-        caches_rows: bool,
     ) -> None:
         self._model, self._trained, self._update = model, trained, update
-        known = isinstance(trained, WholeTensors | RegionParameters)  # other classes may have a state of their own
-        self._can_be_kept = known and not caches_rows
+        # Other classes may have a state of their own.
+        self._can_be_kept = isinstance(trained, WholeTensors | RegionParameters)
         self._checkpoint, self._steps = Checkpoint(), 0
 
     def begin(self, checkpoint: Checkpoint | None, steps: int, seed: int, *about: Any) -> int:
@@ -265,26 +261,24 @@ def fine_tune(
     device = next(model.parameters()).device
     with (
         in_training(model, trained, readout),
-        lower_layer_cache(model, options.cache_lower_layers),
         layer_checkpoints(model, options.gradient_checkpointing),
     ):
         update = Update(trained.parameters, readout, options, steps, anchors)
-        batch_sum = BatchSum(model, trained, update.trained, options)
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, options.dropout)
-        state = TrainingState(model, trained, update, options.cache_lower_layers)
+        state = TrainingState(model, trained, update)
         done = state.begin(checkpoint, steps, seed, recorded(options), rows.labels, *about)
         for step, batch in enumerate(plan(rows.lengths, options, steps, seed)[done:], done + 1):
             update.optimizer.zero_grad()
-            for part in cut(batch, options, rows.counts):
-                part.seed_(seed, step)
+            total = 0.0
+            for part in parts(batch, options.accumulation, rows.counts):
                 x, y, t = (tensor.to(device) for tensor in rows.batch(part.rows))
                 with autocast(options.precision, device.type):
                     logits = model(x, t)
                 loss = F.cross_entropy(logits.float(), y) * part.share
                 update.backward(loss)
-                batch_sum.add(loss, step)
-            total = batch_sum.finish(step)
+                total += check_loss(loss, step)
+            trained.collect()
             update.before_step()
             update.step()
             trained.write()
@@ -300,7 +294,6 @@ def fine_tuned_key(
     options: TrainingOptions,
     seed: int,
     device: torch.device,
-    start: AdapterStart | None = None,
 ) -> str:
     """Return the start of the task's name and a digest of everything that determines its fine-tuned model.
 
@@ -311,7 +304,6 @@ def fine_tuned_key(
         options: how to train; only training options count.
         seed: that of the run, from which the seeds of batches and dropout are derived.
         device: where the model is trained.
-        start: the adapter that fine-tuning starts from, if there is one.
     """
     model = loaded.model
     options = for_model(options, model, task.train)
@@ -337,8 +329,6 @@ def fine_tuned_key(
     }
     if model.answered_labels is not None:
         content["labels"] = list(model.answered_labels)
-    if start is not None:
-        content["start"] = [start.sha256, version("peft")]
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=_identity).encode()).hexdigest()
     return f"{task.name[:40]}-{digest[:16]}"  # it becomes a file's name, whose length is limited
 
@@ -395,7 +385,7 @@ def predict(
 ) -> Tensor:
     """Return the logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode.
 
-    Where words are labelled, those of all words that are read. Several processes answer different batches.
+    Where words are labelled, those of all words that are read.
 
     Args:
         model: answers as it is.
@@ -440,10 +430,10 @@ def _of_all_rows(
     precision = decided(precision, model, rows)
     pieces: list[tuple[Tensor, Tensor]] = []  # what is read, and the row of each
     with evaluating(model, precision):
-        for batch in own_items(by_length(rows.lengths, batch_size)):
+        for batch in by_length(rows.lengths, batch_size):
             x, y, t = rows.batch(batch)
             with autocast(precision, device.type):
                 outputs = read(x.to(device), y.to(device), t.to(device)).float().cpu()
             pieces.append((outputs, torch.tensor(batch, device="cpu").repeat_interleave(model.counts(x))))
-    outputs, order = map(torch.cat, zip(*gathered(pieces), strict=True))
+    outputs, order = map(torch.cat, zip(*pieces, strict=True))
     return outputs[torch.argsort(order, stable=True)]

@@ -30,7 +30,6 @@ from forgetfree.device import find_device
 from forgetfree.ledger.binding import network_of
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.loading import LoadedModel
-from forgetfree.models.peft_adapter import AdapterStart
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import ClassifierModel
 from forgetfree.options import recorded
@@ -66,7 +65,6 @@ class SingleTask:
         device: where to train.
         store: keeps and shares fine-tuned models; default: each is made anew.
         monitor: is told of phases and steps.
-        adapter: what fine-tuning starts from, where that is not ``pre``.
         taken: entries that γ is not to have; default: none.
     """
 
@@ -80,14 +78,13 @@ class SingleTask:
         device: torch.device,
         store: StateStore | None = None,
         monitor: Monitor | None = None,
-        adapter: AdapterStart | None = None,
         taken: Region | None = None,
     ) -> None:
         self.loaded, self.model, self.task, self.seed, self.device = loaded, loaded.model, task, seed, device
         self.space = self.model.space()
         self.pre = pre or ModelState.of(self.model, [task.name])
         self.monitor = monitor or Monitor()
-        self._store, self._adapter, self._taken = store, adapter, taken
+        self._store, self._taken = store, taken
 
     @classmethod
     def of(
@@ -128,16 +125,11 @@ class SingleTask:
 
     # -- Models ----------------------------------------------------------------------------------------------
 
-    @property
-    def start(self) -> ModelState:
-        """What fine-tuning starts from: θ_pre, or θ_pre with an adapter merged into it."""
-        return self.pre if self._adapter is None else replace(self.pre, theta=self._adapter.theta(self.model))
-
     def fine_tuned(self, options: TrainingOptions) -> ModelState:
         """Return θ_ft, fine-tuned on the task alone; where there is a store, made once for everything that determines it."""
 
         def make() -> ModelState:
-            with self.holding(self.start):
+            with self.holding(self.pre):
                 self.train_(options, "fine_tune")
                 return ModelState.of(self.model, [self.task.name])
 
@@ -155,7 +147,7 @@ class SingleTask:
 
     def key(self, options: TrainingOptions) -> str:
         """Return the key of θ_ft in the store."""
-        return fine_tuned_key(self.loaded, self.task, self.pre, options, self.seed, self.device, self._adapter)
+        return fine_tuned_key(self.loaded, self.task, self.pre, options, self.seed, self.device)
 
     def with_readout(self, options: TrainingOptions, steps: int) -> ModelState:
         """Return θ_pre with a readout that is trained alone: one drawn by the seed would say nothing of the rows' gradients.
@@ -168,7 +160,7 @@ class SingleTask:
         if not steps or not any(parameter.numel() for parameter in readout.parameters()):
             return self.pre
         nothing = RegionParameters(self.model.backbone, self.space, Region.empty())
-        options = replace(options, l1=0.0, cache_lower_layers=False)
+        options = replace(options, l1=0.0)
         with self.holding(self.pre):
             self.train_(options, "fine_tune", nothing, steps, about=("readout",))
             return replace(self.pre, readouts={self.task.name: tensors_of(readout)})

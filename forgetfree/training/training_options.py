@@ -58,13 +58,6 @@ class TrainingOptions(Options):
     )
     batch_size: int = option(8, "rows per update; the paper chooses from 2, 4, 8", at_least=1)
     accumulation: int = option(1, "parts a batch is cut into to save memory; the update is the same", at_least=1)
-    parts: int | None = option(
-        None,
-        "numbered parts of a batch, a power of two: each draws dropout by its number, and their gradients are added in a fixed "
-        "order, so that several processes (--processes) compute the same bits as one; none: 4 with --processes, else batches "
-        "are not cut",
-        at_least=1,
-    )
     steps: int | recipes.StepsRule = option(
         "paper",
         f"updates per task; auto: {AUTO_PASSES} passes over its rows, at least {AUTO_LEAST} and at most {AUTO_MOST} updates; "
@@ -73,11 +66,6 @@ class TrainingOptions(Options):
     )
     max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
     dropout: bool = option(True, "the backbone's own dropout while training")
-    cache_lower_layers: bool = option(
-        False,
-        "keep, for each row, what leaves the layers below all that is trained, and compute those once: rows × tokens × width "
-        "numbers of memory. It needs graftable=… that names upper layers alone, and dropout=false",
-    )
     gradient_checkpointing: bool = option(
         False,
         "keep of each layer only what enters it, and compute the rest again in the backward pass: much less memory for long "
@@ -104,32 +92,6 @@ class TrainingOptions(Options):
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
         super().__post_init__()
-        if self.cache_lower_layers and self.dropout:
-            raise OptionError(
-                "cache_lower_layers=true needs dropout=false: what leaves a layer is then the same every time."
-            )
-        if self.cache_lower_layers and self.gradient_checkpointing:
-            raise OptionError("cache_lower_layers=true and gradient_checkpointing=true exclude each other. Set one.")
-        if self.parts is not None:
-            self._check_parts(self.parts)
-
-    def _check_parts(self, parts: int) -> None:
-        """Raise ``OptionError`` where a batch cannot be cut into numbered parts with the same bits for all processes."""
-        if parts & (parts - 1) or parts > self.batch_size:
-            raise OptionError(
-                f"parts must be a power of two, and at most batch_size={self.batch_size}, got {parts}. Set parts or batch_size "
-                "otherwise."
-            )
-        if self.accumulation > 1:
-            raise OptionError(
-                f"parts={parts} cuts batches already, got accumulation={self.accumulation}. Leave accumulation out, and set "
-                "parts higher to save memory."
-            )
-        if self.cache_lower_layers:
-            raise OptionError(
-                f"parts={parts} needs cache_lower_layers=false: what is kept of a row depends on the rows that a process met "
-                "it with."
-            )
 
     def updates(self, labels: int, shots: int, rows: int) -> int:
         """Return the number of updates of a task: ``steps``, or what its rule says.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +16,27 @@ from safetensors.torch import load_file, save_file
 
 from forgetfree import cli
 from forgetfree.data.sources import load_task
+from forgetfree.errors import ModelError
 from forgetfree.ledger.graft import Graft
+from forgetfree.models import peft_adapter
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 
 
-@pytest.mark.sampled("prompt")
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.sampled("prompt-how1")
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        *((kind, {}) for kind in HEADS),
+        ("classifier", {"target_modules": r".*\.(query|value|intermediate\.dense)"}),
+        ("classifier", {"init_lora_weights": "pissa"}),
+        ("classifier", {"use_dora": True}),
+    ],
+)
 def test_an_adapter_is_read_as_the_model_that_peft_merges(
-    kind: str, model_directory: Callable[[str], Path], data_directory: Path, tmp_path: Path
+    kind: str, how: dict[str, Any], model_directory: Callable[[str], Path], data_directory: Path, tmp_path: Path
 ) -> None:
     model = model_directory(HEADS[kind][0])
-    merged = write_adapter(kind, model, tmp_path / "lora")
+    merged = write_adapter(kind, model, tmp_path / "lora", **how)
     rows = load_task("sst2", str(data_directory))
     given = load_fine_tuned(str(tmp_path / "lora"), str(model), rows.task)
     assert given.loaded.readout == kind and given.architecture == type(merged).__name__
@@ -81,3 +93,54 @@ def test_adapters_that_do_not_fit_are_refused(
     assert "does not say which network it belongs to" in refusal(2)
     (lora / "adapter_config.json").write_text("{")
     assert "is not valid JSON" in refusal(1)
+
+
+@pytest.fixture
+def lora(model_directory: Callable[[str], Path], tmp_path: Path) -> Path:
+    write_adapter("classifier", model_directory("bert-pooler"), tmp_path / "lora")
+    return tmp_path / "lora"
+
+
+@pytest.mark.sampled(share=0.3)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"target_modules": "((.*)*)*x"}, "such as '((.*)*)*x', take more than"),
+        ({"rank_pattern": {"((.*)*)*x": 4}}, "such as '((.*)*)*x', take more than"),
+        ({"target_modules": ["query"] * 1000}, "names 1,000 modules (target_modules)"),
+        ({"r": 10**8}, "query.lora_A.weight' should have shape (100000000, 16), got (2, 16)"),
+        ({"rank_pattern": {"query": 10**8}}, "should have shape (100000000, 16), got (2, 16)"),
+        ({"peft_type": "VERA", "r": 10**9}, "is in the file and not in the network"),
+        ({"layer_replication": [[0, 2]] * 500}, "repeats layers of its model"),
+        ({"init_lora_weights": "pissa_niter_1000000000"}, "must be at most 100 rounds"),
+    ],
+)
+def test_an_adapter_that_asks_for_endless_time_or_memory_is_refused(
+    model_directory: Callable[[str], Path],
+    lora: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    said: str,
+) -> None:
+    monkeypatch.setattr(peft_adapter, "MOST_SECONDS", 0.5)
+    file = lora / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ModelError) as caught:
+        load_fine_tuned(str(lora), str(model_directory("bert-pooler")), load_task("sst2", "demo").task)
+    assert said in str(caught.value)
+
+
+def test_weights_that_are_a_pipe_or_a_head_without_end_are_refused(
+    model_directory: Callable[[str], Path], lora: Path
+) -> None:
+    model, task = str(model_directory("bert-pooler")), load_task("sst2", "demo").task
+    weights = lora / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    (head,) = (name for name in tensors if name.endswith("classifier.weight"))
+    save_file(tensors | {head: torch.zeros(10**9, 0)}, weights)
+    with pytest.raises(ModelError, match="has 1,000,000,000 labels"):
+        load_fine_tuned(str(lora), model, task)
+    weights.unlink()
+    os.mkfifo(weights)
+    with pytest.raises(ModelError, match=r"no adapter_model\.safetensors that is a file"):
+        load_fine_tuned(str(lora), model, task)

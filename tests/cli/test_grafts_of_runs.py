@@ -1,4 +1,4 @@
-"""`forgetfree merge` and `convert` take the tasks of a run as they take the files of grafts."""
+"""`forgetfree merge` takes the tasks of a run as it takes the files of grafts."""
 
 from __future__ import annotations
 
@@ -54,17 +54,6 @@ def test_tasks_of_a_run_are_merged_as_their_grafts_are(
     assert Ledger.load(tmp_path / "mixed.safetensors").tasks == ["qnli", "ag_news"]
 
 
-def test_a_task_of_a_run_is_converted_as_its_graft_is(
-    run: Path, files: dict[str, str], model_directory: Callable[[str], Path], tmp_path: Path
-) -> None:
-    of_run, of_file = tmp_path / "of-run", tmp_path / "of-file"
-    shira = ["--to", "shira", "--out"]
-    assert cli.main(["convert", str(run), "--strategy", RUN, "--task", "ag_news", *shira, str(of_run)]) == 0
-    assert cli.main(["convert", files["ag_news"], "--model", str(model_directory("bert")), *shira, str(of_file)]) == 0
-    for name in ("adapter_model.safetensors", "readout.safetensors", "graft_origin.json"):
-        assert (of_run / name).read_bytes() == (of_file / name).read_bytes(), name
-
-
 def test_the_union_is_merged_and_what_that_means_is_said(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,9 +82,6 @@ def test_what_does_not_go_together_is_refused(
         (["merge", str(run), "--seed", "7"], 1, "holds nothing of seed 7"),
         (["merge", files["qnli"], files["sst2"], "--task", "qnli"], 2, "a graft is of one task. Leave it out"),
         (["merge", files["qnli"], files["sst2"], "--seed", "0"], 2, "are for the directory of a run"),
-        (["convert", *own, "--to", "shira"], 2, "holds qnli, ag_news, sst2. Give one of them by --task"),
-        (["convert", *own, "--to", "shira", "--task", "x"], 2, "There is no task x"),
-        (["convert", *own, "--to", "graft"], 2, "are for --to shira"),
     ):
         assert cli.main([*words, "--out", str(tmp_path / "new")]) == code, words
         assert told in capsys.readouterr().err, words

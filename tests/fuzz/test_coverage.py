@@ -33,7 +33,7 @@ PARSERS = {
     "json_file": "JSON files and JSON in them",
     "models/checkpoint": "weights in Hugging Face layout: tests/models/test_checkpoint.py",
     "ledger/binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
-    "models/peft_adapter": "headers of adapters: tests/jobs/test_adapter_starts.py",
+    "models/peft_adapter": "headers of adapters: tests/cli/test_adapters.py",
     "lora/file": "what was written in the same call",
     "results/unit_folder": "answers for figures, compared with unit.json and their checksum: tests/serve/test_own_files.py",
     "results/comparison": "options that were written in the same call",

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from adapters import write_adapter
 from safetensors.torch import load_file
 
 from forgetfree import Ledger, Predictor, cli
@@ -284,23 +283,6 @@ def test_options_of_what_is_left_out_are_told_with_its_command(run: MakeRun, tmp
         assert cli.main([*shlex.split(told), "--quiet"]) == 0
     expected = hashes(run("sst2", **how) / "lotto")  # where another unit has the floors
     assert expected and hashes(tmp_path / "out-others" / "lotto").items() >= expected.items()
-
-
-def test_a_command_is_told_without_the_start_of_the_task_and_with_a_free_directory(
-    run: MakeRun, model_directory: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adapter, out, said = tmp_path / "adapter", tmp_path / "out", io.StringIO()
-    write_adapter("classifier", model_directory("bert"), adapter)
-    starts = ("--start", f"qnli={adapter}", "--start", f"sst2={adapter}")
-    whole = run("sst2", "qnli", strategies=("bitfit", "fine-tune"), options=OPTIONS[:6], more=starts)
-    for each in (out, tmp_path / "out-others"):
-        each.mkdir()
-    monkeypatch.chdir(out)
-    with redirect_stdout(said):
-        assert cli.main(["ledger", "remove", str(whole), "--task", "qnli", "--out", ".", "--quiet"]) == 0
-    (told,) = re.findall(r"fine-tune seed 0\. forgetfree (.*) trains them", said.getvalue())
-    assert f"--out {tmp_path}/out-others-2 --strategy fine-tune --start sst2={adapter}" in told
-    assert "qnli" not in told
 
 
 @pytest.mark.sampled(share=0.3)

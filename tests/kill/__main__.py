@@ -34,7 +34,7 @@ def main() -> int:
     )
     given = parser.parse_args()
     with campaign("kill") as here:
-        for kills in (of_runs, at_renames, of_revisions, of_two_processes, of_predictions):
+        for kills in (of_runs, at_renames, of_revisions, of_predictions):
             kills(given, here)
     for failure in here.failures:
         print(failure)
@@ -77,26 +77,13 @@ def of_revisions(given: argparse.Namespace, here: Campaign) -> None:
         tell(here, before, f"SIGKILL of ledger {action} at {count} random moments and its first renames")
 
 
-def of_two_processes(given: argparse.Namespace, here: Campaign) -> None:
-    """Kill a run whose unit is trained by two processes at a few random moments."""
-    count, before = _few(given), len(here.failures)
-    harness = Harness(World(here.folder, ("grafting-continual",), processes=2))
-    for moment, delay in harness.moments(count, given.seed):
-        attempt(here, f"two processes, moment {moment} + {delay:.4f}", harness.killed_at, moment, delay)
-    tell(here, before, f"SIGKILL at {count} random moments, one unit by two processes")
-
-
 def of_predictions(given: argparse.Namespace, here: Campaign) -> None:
     """Kill ``predict`` at a few random moments."""
     prediction, draw, before = Prediction(World(here.folder)), random.Random(given.seed), len(here.failures)
-    moments = [draw.uniform(0.0, prediction.seconds) for _ in range(_few(given))]
+    moments = [draw.uniform(0.0, prediction.seconds) for _ in range(max(1, given.moments // 10))]
     printed = [attempt(here, f"predict, {moment:.2f} s", prediction.killed_after, moment) for moment in moments]
     whole = len(prediction.expected)
     tell(here, before, f"SIGKILL of predict at {len(moments)} random moments, after {printed} of {whole} bytes")
-
-
-def _few(given: argparse.Namespace) -> int:
-    return max(1, given.moments // 10)
 
 
 def attempt(here: Campaign, what: str, kill: Callable[..., Any], *given: Any, **how: Any) -> Any:

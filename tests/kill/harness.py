@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import tiny
@@ -30,7 +29,7 @@ import torch
 
 from forgetfree import cli, files
 from forgetfree.jobs.run import RunJob  # with all that it needs
-from forgetfree.jobs.running import checkpoints, engine, process_group, unit, workers
+from forgetfree.jobs.running import checkpoints, engine, unit, workers
 from forgetfree.serve.inference import Predictor
 from forgetfree.strategies import continual_ft, fine_tune, grafting_continual
 
@@ -51,14 +50,12 @@ class World:
         folder: of all.
         strategies: that a run trains.
         jobs: how many units at a time.
-        processes: how many train each unit; 0: one, as without the option.
         settings: of a run.
     """
 
     folder: Path
     strategies: Sequence[str] = STRATEGIES
     jobs: int = 1
-    processes: int = 0
     settings: Sequence[str] = ("steps=24", "mask_steps=8", "mask_batch_size=8", "optimizer=adamw", "threads=1")
 
     def __post_init__(self) -> None:
@@ -72,8 +69,7 @@ class World:
         strategies = [word for name in self.strategies for word in ("--strategy", name)]
         settings = [word for text in self.settings for word in ("--set", text)]
         given = ["--data", str(self.data), "--model", str(self.model), "--shots", "4", "--readout", "linear"]
-        given += ["--processes", str(self.processes)] if self.processes else ["--jobs", str(self.jobs)]
-        given += ["--sparsity", "0.05", "--out", str(out), "--quiet"]
+        given += ["--jobs", str(self.jobs), "--sparsity", "0.05", "--out", str(out), "--quiet"]
         return ["run", "sst2,qnli", *strategies, *given, *settings, *more]
 
 
@@ -189,7 +185,6 @@ class Child:
         # Other processes are forked, too: spawned, each would import all again.
         fork = multiprocessing.get_context("fork")
         workers._context = lambda: fork
-        process_group.multiprocessing = SimpleNamespace(get_context=lambda _: fork)  # type: ignore[attr-defined]
         if often:
             checkpoints.INTERVAL, checkpoints.SHARE = 0.0, math.inf
         with told(watch, events):

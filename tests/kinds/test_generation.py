@@ -398,16 +398,6 @@ def test_a_plan_counts_a_text_as_its_tokens(
     assert evaluate["seconds"] == pytest.approx(rows * (2 * mean + 5), rel=0.01)
 
 
-@pytest.mark.slow
-def test_one_process_and_two_write_the_same(data: Path, model: Path, tmp_path: Path) -> None:
-    one = run(data, model, tmp_path / "one", "grafting-continual", processes=1, evaluation_batch_size=4)
-    two = run(data, model, tmp_path / "two", "grafting-continual", processes=2, evaluation_batch_size=4)
-    for name in ("predictions.safetensors", "ledger.safetensors"):
-        files = [tmp_path / out / "grafting-continual" / "seed-0" / name for out in ("one", "two")]
-        assert files[0].read_bytes() == files[1].read_bytes()
-    assert one.scores.equals(two.scores)
-
-
 @pytest.mark.parametrize("command", ["run", "graft"])
 def test_rows_whose_answer_does_not_fit_are_left_out_and_counted(
     command: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

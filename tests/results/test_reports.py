@@ -691,9 +691,9 @@ def test_runs_that_differ_in_shots_or_steps_stand_side_by_side_and_say_it() -> N
         one_file([record_of(directory(16, 9, "b")), record_of(directory(64, 9, "c"))])
 
 
-def test_the_set_up_is_told_as_it_was_typed_and_what_nobody_typed_is_not() -> None:
-    """``parts`` is made of --processes, and an option that is set to nothing goes without saying."""
-    typed = {"learning_rate": "0.001", "dropout": False, "mask_batch_size": "512", "parts": "4"}
+def test_the_set_up_is_told_as_it_was_typed() -> None:
+    """An option that is set to nothing goes without saying."""
+    typed = {"learning_rate": "0.001", "dropout": False, "mask_batch_size": "512"}
     page = page_of(run_of("a", 0, [0.6, 0.7]), set=typed)
     assert page.notes[:2] == (
         "Set-up: model minilm, readout prompt, shots 16, learning rate 0.001.",
@@ -701,9 +701,9 @@ def test_the_set_up_is_told_as_it_was_typed_and_what_nobody_typed_is_not() -> No
     )
     narrow = page_of(run_of("a", 0, [0.6, 0.7]), set={"precision": "fp32", "dtype": "bfloat16"})
     assert narrow.notes[0].endswith(", shots 16, precision that of the weights (bfloat16).")
-    runs = [run_of("a", 0, [0.6, 0.7], options={"parts": parts, "dropout": not parts}) for parts in (None, 4)]
+    runs = [run_of("a", 0, [0.6, 0.7], options={"region_steps": steps, "dropout": not steps}) for steps in (None, 4)]
     merged = together([results_of(runs[0], source="x"), results_of(runs[1], source="y")])
-    assert [entry.label for entry in merged.strategies] == ["a (dropout=true)", "a (dropout=false, parts=4)"]
+    assert [entry.label for entry in merged.strategies] == ["a (dropout=true)", "a (dropout=false, region_steps=4)"]
 
 
 def test_one_file_of_several_directories_has_the_floors_of_all_their_seeds(tmp_path: Path) -> None:

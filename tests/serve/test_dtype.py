@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from adapters import write_adapter
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -18,7 +17,6 @@ from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError
 from forgetfree.ledger import check_weights
 from forgetfree.models.loading import LoadedModel, dtype_of, load_model, sized
-from forgetfree.models.peft_adapter import AdapterStart
 
 MakeRun = Callable[..., Path]
 ModelDirectory = Callable[[str], Path]
@@ -108,16 +106,6 @@ def test_grafts_are_applied_and_merged_in_bfloat16(
     answering = Predictor.of_ledger(Ledger.load(merged), directory)
     assert answering.loaded.model.backbone.dtype == torch.bfloat16
     assert torch.isfinite(answering.logits("sst2", rows)).all()
-
-
-def test_an_adapter_is_merged_before_its_weights_become_bfloat16(
-    model_directory: ModelDirectory, tmp_path: Path
-) -> None:
-    directory = str(model_directory("gpt2-lm"))
-    write_adapter("causal", Path(directory), tmp_path / "lora")
-    start = AdapterStart.of(str(tmp_path / "lora"), directory)
-    wide, narrow = (load_model(directory, "causal", dtype=dtype).model for dtype in ("float32", "bfloat16"))
-    assert torch.equal(start.theta(narrow), start.theta(wide).to(torch.bfloat16))
 
 
 def test_a_classifier_is_written_in_float32_and_that_is_told(

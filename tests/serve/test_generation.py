@@ -25,7 +25,7 @@ from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import kind_of
-from forgetfree.ledger.graft import Graft, GraftOrigin
+from forgetfree.ledger.graft import GraftOrigin
 from forgetfree.models.generation import _Text
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import write_model
@@ -417,26 +417,6 @@ def test_a_graft_of_the_ledger_is_applied_and_described(source: str, tmp_path: P
     assert "| task | `last` (a text after a prompt) |" in hub_card(graft, file, "own/last")
 
 
-def test_a_graft_of_texts_becomes_an_adapter_and_a_graft_again(apart: Path, tmp_path: Path) -> None:
-    """SHiRA holds no norms; all other entries come back."""
-    ledger = str(apart / "grafting-continual" / "seed-0" / "ledger.safetensors")
-    of_task = ["--task", "last", "--model", str(apart.parent / "model")]
-    words = ["convert", ledger, "--to", "shira", "--drop-others", *of_task, "--out", str(tmp_path / "adapter")]
-    assert cli.main(words) == 0
-    back = str(tmp_path / "back.safetensors")
-    model = ["--model", str(apart.parent / "model")]
-    assert cli.main(["convert", str(tmp_path / "adapter"), "--to", "graft", *model, "--out", back]) == 0
-    graft, again = Ledger.load(ledger).graft("last"), Graft.load(back)
-    assert again.origin is not None and graft.origin is not None and graft.space is not None
-    assert again.origin.task == graft.origin.task
-    matrices = [
-        graft.region.indices[entries]
-        for tensor, _, entries in graft.space.split(graft.region.indices)
-        if "norm" not in graft.space.tensors[tensor].name
-    ]
-    assert torch.equal(again.region.indices, torch.cat(matrices))
-
-
 @pytest.mark.parametrize("source", ["plain", "apart"])
 def test_a_card_has_the_tokens_of_training_where_a_chat_template_makes_others(
     source: str, tmp_path: Path, request: Any
@@ -469,11 +449,3 @@ def test_labels_read_from_a_writing_model_are_exported(plain: Path, tmp_path: Pa
     encoded = EncodedRows.of(loaded.encoder(task)(rows), rows.labels, 0, loaded.pad)
     ours = predict(loaded.model, encoded, batch_size=1).softmax(1)
     assert torch.allclose(card_probabilities(written.directory, rows, task.labels), ours, rtol=0, atol=1e-5)
-
-
-def test_onnx_writes_no_texts(run: Path, tmp_path: Path, capsys: Any) -> None:
-    """Nothing is written."""
-    words = ["export", str(run), "--strategy", "grafting-continual", "--task", "first", "--format", "onnx"]
-    assert cli.main([*words, "--out", str(tmp_path / "model")]) == 2
-    assert "ONNX is written of models that classify, and task 'first' is answered by texts" in capsys.readouterr().err
-    assert not (tmp_path / "model").exists()

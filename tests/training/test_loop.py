@@ -18,7 +18,7 @@ from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError, TrainingError
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
-from forgetfree.parallel.parts import parts
+from forgetfree.training.accumulation import parts
 from forgetfree.training.loop import Update, fine_tune, predict
 from forgetfree.training.training_options import TrainingOptions, paper_steps
 

@@ -82,7 +82,6 @@ class Workload:
         readout: as it is asked for.
         tasks: the names of the tasks.
         common: the job's own options.
-        starts: directories of adapters that tasks start from.
         units: its units.
         held_aside: where texts are that no task trains, if any are named.
     """
@@ -91,7 +90,6 @@ class Workload:
     readout: str
     tasks: tuple[str, ...]
     common: CommonOptions
-    starts: Mapping[str, str] = field(default_factory=dict)
     units: list[PlannedUnit] = field(default_factory=list)
     held_aside: str | None = None
 
@@ -152,7 +150,7 @@ def timed_rates(
     encoder = loaded.encoder(definition)
     sample = kind_of(definition).encode(definition, rows, encoder, label=label, pad=loaded.pad)
     clock: list[float] = []
-    steps = replace(options, schedule="constant", cache_lower_layers=False)
+    steps = replace(options, schedule="constant")
     fine_tune(model, sample, steps, steps=_TIMED, seed=0, on_step=lambda step, loss: clock.append(time.perf_counter()))
     train = min(after - before for before, after in pairwise(clock))  # other work on the machine slows single steps
     few, times = sample.subset(range(min(16, len(sample)))), list[float]()

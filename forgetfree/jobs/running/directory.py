@@ -125,7 +125,6 @@ _PACKAGES = ("forgetfree", "torch", "transformers")
 _BESIDE = {
     **{"fine_tuned": "the fine-tuned model", "base_file": "the graft of --base"},
     "held_aside": "the texts of --held-aside",
-    "starts": "which adapters tasks start from (--start), or what these hold,",
 }
 _REMEDY = "Start again with another --out."
 
@@ -250,8 +249,6 @@ def _differing(before: Json, now: Json, growing: Collection[str], name: Callable
     """List the options that differ, as they are typed. Where data and models lie does not count: what they hold is compared."""
     differences = []
     for key in dict.fromkeys((*before, *now)):
-        if key == "start":  # see `_BESIDE`
-            continue
         was, is_now = before.get(key), now.get(key)
         recipe = bool({str(was), str(is_now)} & recipes.MODELS.keys())  # a registered model may bring one
         if isinstance(was, dict) and isinstance(is_now, dict):

@@ -33,14 +33,12 @@ from forgetfree.jobs.running.environment import (
 )
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.loggers import check_loggers
-from forgetfree.jobs.running.process_group import ProcessGroup, threads_each
 from forgetfree.jobs.running.progress import Progress
 from forgetfree.jobs.running.signals import STOP, terminable
 from forgetfree.jobs.running.unit import Json, Unit, remove_checkpoints
 from forgetfree.jobs.running.workers import Executor, ThisProcess, WorkerProcesses
 from forgetfree.json_file import sign
 from forgetfree.output import LOCK, check_begun, exclusive, is_unused, make_directory, refuse_used
-from forgetfree.parallel.exchange import ProcessLost
 from forgetfree.results.unit_folder import signatures
 
 SCHEMA = 1
@@ -59,11 +57,11 @@ def perform(job: Job[Any], execution: Execution = USUAL) -> Json:
             deleted, or a worker was killed.
         ForgetfreeError: data or model cannot be loaded.
     """
-    execution.check(job.config.settings, job.device, job.objects)
+    execution.check(job.objects)
     if execution.resume:
         check_begun(job.out)
-    jobs, processes = execution.jobs or 1, execution.processes
-    if jobs == 1 and processes is None and not job.objects:
+    jobs = execution.jobs or 1
+    if jobs == 1 and not job.objects:
         jobs = max(1, len(spread(job.config.device)))  # a unit on each device
     check_loggers(execution.log)
     make_directory(job.out)
@@ -71,7 +69,7 @@ def perform(job: Job[Any], execution: Execution = USUAL) -> Json:
         begun = _begun(job, execution)
         if job.cache_is_given or os.path.lexists(job.cache):
             make_directory(job.cache, "--cache" if job.cache_is_given else "--out")
-        set_threads(job.threads or (processes and threads_each(job.config.settings)))
+        set_threads(job.threads)
         config = _config(job, begun, execution.allow_changed, jobs)
         remove_checkpoints(units_in(job.out, config["units"]))
         missing = [unit for unit in units_in(job.out, job.keys()) if not unit.is_done()]
@@ -83,23 +81,21 @@ def perform(job: Job[Any], execution: Execution = USUAL) -> Json:
         write_json(job.out / "config.json", sign(config))
         progress = execution.progress or Progress()
         with progress.job([str(unit) for unit in missing], len(config["tasks"]) if job.learns_stream else 1):
-            executor, debug = execution.executor, execution.debug
+            executor = execution.executor
             if execution.cluster is not None:
                 executor = RayTasks(execution.cluster, _place(job), progress)
-            if processes is not None and processes > 1 and missing:
-                executor, debug = ProcessGroup(job, processes, progress), True
             elif executor is None and (jobs == 1 or len(missing) < 2):
                 executor = ThisProcess(progress)
             else:
                 job.unload()  # workers load for themselves
                 threads = config["machine"]["threads"]
                 executor = executor or WorkerProcesses(jobs, threads, progress, spread(job.config.device))
-            return _run(job, executor, missing, debug, execution.log)
+            return _run(job, executor, missing, execution.debug, execution.log)
 
 
 def check_resumption(job: Job[Any], execution: Execution) -> None:
     """Raise what `perform` raises where a job cannot go on in its directory; nothing is written."""
-    execution.check(job.config.settings, job.device, job.objects)
+    execution.check(job.objects)
     check_begun(job.out)
     if begun := _config_before(job, execution):
         with threads_as_before():
@@ -196,11 +192,6 @@ def _run(job: Job[Any], executor: Executor, units: Sequence[Unit], debug: bool, 
             ) from error
         with suppress(Exception):  # what is cut short stands in the results, too
             assemble(kind, out, ended=not STOP.requested)  # figures take longer than a scheduler waits
-        if isinstance(error, ProcessLost):
-            raise RunError(
-                "A process was stopped from outside, perhaps for want of memory, or could not start (then it says above "
-                f"why). {holdings(kind, out)}"
-            ) from error
         if isinstance(error, BrokenProcessPool):
             raise RunError(
                 "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "

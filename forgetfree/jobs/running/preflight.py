@@ -47,7 +47,7 @@ from forgetfree.errors import (
 from forgetfree.files import existing, is_place
 from forgetfree.jobs.config import InMemory, JobConfig
 from forgetfree.jobs.job import Job
-from forgetfree.jobs.run_config import RunOptions, StreamConfig, starts_of
+from forgetfree.jobs.run_config import RunOptions, StreamConfig
 from forgetfree.jobs.running import costs
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, check_disk_space, needed_bytes
 from forgetfree.jobs.running.environment import check_precision, set_threads, threads_as_before
@@ -146,10 +146,6 @@ def _examine(config: JobConfig, in_memory: InMemory, resume: bool) -> _Findings:
             with suppress(AttributeError):  # of a stream there is no more than its model
                 faults.attempt(unit.check, unit.options, SimpleNamespace(model=model.loaded.model))
     tests = {name: min(len(each.test), limit or len(each.test)) for name, each in rows.items()}
-    for name, place in workload.starts.items():
-        start = (faults.attempt(starts_of, {name: place}, config.model, in_memory.model) or {}).get(name)
-        if start is not None and model is not None and model.loaded is not None:
-            notes += faults.attempt(start.check, model.loaded.model) or ()
     if model is not None and model.space:
         for sparsity in workload.sparsities:
             faults.attempt(budget, model.graftable, sparsity)

@@ -15,8 +15,8 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,8 @@ from forgetfree.files import size_of, write_atomically, write_json
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, FileCheckpoint, remove_checkpoint
 from forgetfree.jobs.running.environment import circumstances, environment
 from forgetfree.json_file import parse_json, sign
-from forgetfree.parallel.exchange import bytes_sent
 from forgetfree.results.unit_folder import RECORD, read_record, size_and_sha256
-from forgetfree.training.monitor import Follower, Monitor, Phase, Relay
+from forgetfree.training.monitor import Follower, Monitor, Phase
 
 Json = dict[str, Any]
 #: Measures the unit of a key: writes its files into a folder, and returns what else results.json needs of it.
@@ -127,12 +126,10 @@ class Unit:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         kept.start()
         history = History(monitor, self.directory, kept)
-        details, error, sent = {}, None, {}
+        details, error = {}, None
         try:
             with also(history) as heard:
-                counted = SentBytes(heard)
-                details = measure(self.key, self.directory, counted)
-                sent = counted.of_phases
+                details = measure(self.key, self.directory, heard)
         except Exception as fault:  # of a plug-in, perhaps
             if told := out_of_memory(fault):
                 raise told from fault
@@ -143,15 +140,14 @@ class Unit:
             else:
                 reason = f"{type(fault).__name__}: {first_line(fault)}"
                 error = f"It stopped with {reason}. Run it alone with --debug to see where."
-        made = environment(device) | ({"sent": sent} if sent else {})
-        self.end(made, details, error, history.seconds)
+        self.end(environment(device), details, error, history.seconds)
         kept.end()
 
     def end(self, made: Json, details: Json, error: str | None = None, seconds: float = 0.0) -> None:
         """Write unit.json: the unit has ended, with the files that are in its folder.
 
         Args:
-            made: its versions, machine and command, and the bytes that its processes sent.
+            made: its versions, machine and command.
             details: what else results.json needs of it.
             error: why it could not go on, if it could not.
             seconds: how long it took.
@@ -250,29 +246,6 @@ class History(Follower):
                 return
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-
-
-class SentBytes(Relay):
-    """Passes everything on to another monitor, and counts the bytes that this process has sent to those that train with it.
-
-    Attributes:
-        of_phases: of each phase in which something was sent, its steps and bytes over all tasks.
-    """
-
-    def __init__(self, monitor: Monitor) -> None:
-        super().__init__(monitor)
-        self.of_phases: dict[Phase, dict[str, int]] = {}
-
-    @contextmanager
-    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """Count one phase of one task."""
-        before = bytes_sent()
-        with super().phase(task, phase, steps) as on_step:
-            yield on_step
-        if sent := bytes_sent() - before:
-            count = self.of_phases.setdefault(phase, {"steps": 0, "bytes": 0})
-            count["steps"] += steps
-            count["bytes"] += sent
 
 
 def _parsed(line: str) -> Json | None:

@@ -19,9 +19,7 @@ NAIVE, OURS = "continual-ft", "grafting-continual"
 #: They see the data of other tasks at once, or keep a model for each task: nothing to be forgotten, or no stream.
 _REFERENCES = (REFERENCE, "joint", "cumulative")
 #: What is told of the set-up in words; what else was set stands as it was typed.
-_SETUP = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", "starts", *FLAGGED)
-#: What nobody typed.
-_UNTOLD = ("parts",)
+_SETUP = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", *FLAGGED)
 
 
 # ---- the outcome ----------------------------------------------------------------------------------------
@@ -151,7 +149,7 @@ def stream_name(comparison: Comparison) -> str:
 
 def notes(comparison: Comparison) -> Iterable[str]:
     """Yield the sentences above the tables: the set-up, rows and seeds, and what is left out."""
-    settings = {key: typed(value) for key, value in comparison.settings.items() if key not in _UNTOLD}
+    settings = {key: typed(value) for key, value in comparison.settings.items()}
     if settings.get("precision") == "fp32" and settings.get("dtype") == "bfloat16":  # passes compute in that
         settings["precision"] = f"that of the weights ({settings.pop('dtype')})"
     if setup := [f"{key.replace('_', ' ')} {settings.pop(key)}" for key in _SETUP if key in settings]:

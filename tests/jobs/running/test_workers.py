@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from surroundings import tell_surroundings
 from tiny import last_of_each
-from together import tell_surroundings
 
-from forgetfree import cli, errors
+from forgetfree import cli, device, errors
+from forgetfree.device import spread
 from forgetfree.errors import RunError, UnknownNameError
 from forgetfree.files import write_json
 from forgetfree.jobs.experiments import ExperimentConfig, usual_jobs
@@ -29,7 +30,7 @@ from forgetfree.jobs.experiments.job import ExperimentJob
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.unit import Unit
-from forgetfree.jobs.running.workers import WorkerProcesses
+from forgetfree.jobs.running.workers import WorkerProcesses, devices_of_workers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -206,8 +207,8 @@ import sys
 sys.path.remove("")
 from pathlib import Path
 from forgetfree.jobs.running.unit import Unit
-from forgetfree.jobs.running.workers import WorkerProcesses
-from together import tell_surroundings
+from forgetfree.jobs.running.workers import WorkerProcesses, devices_of_workers
+from surroundings import tell_surroundings
 units = [Unit({{"seed": 0}}, Path({str(tmp_path)!r}) / "seed-0")]
 print(len(list(WorkerProcesses(1).run(tell_surroundings, units))))
 """
@@ -224,6 +225,14 @@ def test_how_many_there_are_where_nobody_says_it(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr("forgetfree.jobs.running.workers.cores", lambda cores=cores: cores)
         assert usual_jobs("cpu") == jobs
         assert usual_jobs("cuda") == 1
+
+
+def test_workers_are_dealt_out_over_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "devices", lambda: ["cpu", "cuda:0", "cuda:1", "cuda:2"])
+    assert spread("cuda:*") == [0, 1, 2]
+    assert spread("cuda:1") == spread("cuda") == spread("cpu") == []
+    assert devices_of_workers([0, 1, 2], 4) == [0, 1, 2, 0]
+    assert devices_of_workers([], 2) == [None, None]
 
 
 def test_jobs_below_one_are_refused(where: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,0 @@
-"""Training on several processes: numbered parts of a batch, the exchange of sums, models whose tensors are sharded."""
