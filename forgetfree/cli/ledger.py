@@ -47,18 +47,6 @@ command = App(
     help_epilogue="Example: forgetfree ledger show runs/first",
 )
 command.command(
-    "forgetfree.cli.ledger_change:remove",
-    name="remove",
-    help="Write the run that would have been, had a task never been learned.",
-    help_epilogue="Example: forgetfree ledger remove runs/first --task sst2 --out runs/without-sst2",
-)
-command.command(
-    "forgetfree.cli.ledger_change:update",
-    name="update",
-    help="Learn a task again, as its next version, on top of all that was learned since.",
-    help_epilogue="Example: forgetfree ledger update runs/first --task sst2 --out runs/again",
-)
-command.command(
     "forgetfree.cli.ledger_change:merge",
     name="merge",
     usage="Usage: forgetfree ledger merge FILE|DIR FILE|DIR... --out FILE [OPTIONS]",

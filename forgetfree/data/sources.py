@@ -30,7 +30,7 @@ from forgetfree.tasks import EvaluatedOn, TaskDefinition, in_versions, version_o
 
 #: The environment variable with the directory that ``--data`` is by default.
 DATA_VARIABLE = "FORGETFREE_DATA"
-#: What ``--data`` names: hub, demo, a directory or a file; or several files.
+#: What ``--data`` names: hub, demo, a directory or a file; or several of these.
 Data = str | Sequence[str]
 
 
@@ -57,8 +57,8 @@ def load_tasks(
     Args:
         stream: a registered stream, or task names: separated by commas, or as a list; none: all tasks of ``data``, in order.
             One that is named again is its next version, such as ``sst2@2``: with rows of that name, or else those of the task.
-        data: ``hub``, ``demo``, a directory, a file of rows, or several files, each a task of its name; or the rows of each
-            task, by name: see `forgetfree.data.library_tables.tables_of`, or the path of what holds them.
+        data: ``hub``, ``demo``, a directory, a file of rows, or several of these, each file a task of its name; or the rows of
+            each task, by name: see `forgetfree.data.library_tables.tables_of`, or the path of what holds them.
         evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
         options: where texts and labels are, which else are recognised; whether bad rows are left out; and metrics.
 
@@ -379,6 +379,38 @@ class _Named:
         return _open_source(os.fspath(self._rows[name]), self._options)
 
 
+class _Several:
+    """Several places, such as a file beside a directory: a task is read from the first that has it."""
+
+    def __init__(self, places: Sequence[str], options: ReadOptions) -> None:
+        self._sources: list[_Source] = []
+        for place in places:
+            known = place == "hub" or place in registry.SOURCES  # whose columns are
+            is_file = bool(format_of(Path(place).name)[1]) and not Path(place).is_dir()
+            self._sources.append(
+                _Named(files_by_name([place]), options)
+                if is_file
+                else _open_source(place, READ_DEFAULTS if known else options)
+            )
+        self.hint: str = " ".join(source.hint for source in self._sources)
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for source in self._sources for name in source.names()))
+
+    def holds(self, name: str) -> bool:
+        return any(source.holds(name) for source in self._sources)
+
+    def load(self, name: str) -> TaskRows:
+        return self._source_of(name).load(name)
+
+    def check_header(self, name: str) -> None:
+        self._source_of(name).check_header(name)
+
+    def _source_of(self, name: str) -> _Source:
+        """Return the first source that has a task, else the last, which says what it lacks."""
+        return next((source for source in self._sources if source.holds(name)), self._sources[-1])
+
+
 class _Hub:
     """The source ``--data hub``, through the ``datasets`` library."""
 
@@ -433,7 +465,7 @@ class _Embedded:
         return complete(task, rows)
 
 
-_Source = _Directory | _OneTask | _Named | _Hub | _Embedded
+_Source = _Directory | _OneTask | _Named | _Several | _Hub | _Embedded
 
 
 def _is_path(value: Any) -> bool:
@@ -463,7 +495,9 @@ def _open_source(data: Any, options: ReadOptions) -> _Source:
     if isinstance(data, Mapping):
         return _Named(data, options)
     if isinstance(data, list | tuple):
-        return _Named(files_by_name([os.fspath(path) for path in data]), options)
+        places = [os.fspath(path) for path in data]
+        are_files = [bool(format_of(Path(place).name)[1]) and not Path(place).is_dir() for place in places]
+        return _Named(files_by_name(places), options) if all(are_files) else _Several(places, options)
     path = Path(data)
     names = tasks_at(path)
     if names is not None:

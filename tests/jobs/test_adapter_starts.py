@@ -174,7 +174,7 @@ def test_from_python_and_taken_back(
         forgetfree.run(stream, starts=begun, out=tmp_path / name, **how)
     for task, left in (("qnli", {"sst2": sha256(lora[0])}), ("sst2", {})):
         out = tmp_path / f"without-{task}"
-        assert cli.main(["ledger", "remove", str(tmp_path / "both"), "--task", task, "--out", str(out), "--quiet"]) == 0
+        assert cli.main(["run", "--on", str(tmp_path / "both"), "--without", task, "--out", str(out), "--quiet"]) == 0
         config = json.loads((out / "config.json").read_text())
         assert config.get("starts", {}) == config["about"].get("starts", {}) == left
         assert config["run"].get("start", {}).keys() == left.keys()

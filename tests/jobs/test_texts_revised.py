@@ -33,7 +33,7 @@ def test_a_task_that_is_met_again_changes_no_text(run: Path, tmp_path: Path) -> 
 
 
 def test_a_task_that_is_taken_back_changes_no_earlier_text(run: Path, tmp_path: Path) -> None:
-    assert cli.main(["ledger", "remove", str(run), "--task", "chat", "--out", str(tmp_path / "less")]) == 0
+    assert cli.main(["run", "--on", str(run), "--without", "chat", "--out", str(tmp_path / "less")]) == 0
     assert prompted.answers_of_run(run, STRATEGY)["first"].same_as(
         prompted.answers_of_run(tmp_path / "less", STRATEGY)["first"]
     )
@@ -82,7 +82,7 @@ def test_losses_on_texts_that_no_task_trains_are_carried_or_measured_again(run: 
     (before,) = json.loads((whole / "results.json").read_text())["runs"]
     for task, kept in (("last", ["first", "chat"]), ("first", ["chat", "last"])):
         out = tmp_path / f"without-{task}"
-        assert cli.main(["ledger", "remove", str(whole), "--task", task, "--out", str(out)]) == 0
+        assert cli.main(["run", "--on", str(whole), "--without", task, "--out", str(out)]) == 0
         results = json.loads((out / "results.json").read_text())
         after = results["runs"][0]["held_aside"]
         assert (results["tasks"], len(after["by_task"])) == (kept, 2)
