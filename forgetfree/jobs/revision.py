@@ -269,7 +269,8 @@ class _RevisedLearner(StreamLearner):
                     f"This machine does not answer {task.name} bit for bit as {prefix.unit.directory} did, so later "
                     "tasks would not be trained as they were. Use as many threads, the same machine and the same versions."
                 )
-        learned.rows, learned.kept_bytes, learned.seconds = rows, prefix.kept_bytes, prefix.seconds
+        learned.kept_bytes = prefix.kept_bytes(strategy.bytes_kept())
+        learned.rows, learned.seconds = rows, prefix.seconds
         return len(tasks)
 
 

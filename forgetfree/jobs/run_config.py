@@ -14,7 +14,7 @@ from forgetfree.errors import Faults, ForgetfreeError, OptionError, UnknownNameE
 from forgetfree.jobs.config import CommonOptions, JobConfig, check_or_fewer, key_of
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.tasks import OF_ALL_LABELS, Decoding, Scenario, version_of
+from forgetfree.tasks import OF_ALL_LABELS, Decoding, Scenario
 from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
@@ -318,10 +318,6 @@ def fine_tunes(strategy: Any) -> bool:
 
 def check_start(task: str, tasks: Iterable[str]) -> None:
     """Raise ``UsageError`` unless a task is one of the stream that can start from an adapter."""
-    if version_of(task)[1] > 1:
-        raise UsageError(
-            f"--start {task} is of a task that is met again, which starts from what was learned since. Leave it out."
-        )
     if task not in tasks:
         raise UnknownNameError("task in --start", task, tasks)
 

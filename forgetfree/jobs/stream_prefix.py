@@ -113,13 +113,16 @@ class StreamPrefix:
             if part == BEFORE and task in self._stream
         }
 
-    @property
-    def kept_bytes(self) -> list[int]:
-        """What was kept after each of the tasks that are carried over."""
-        if not self.ledger:
-            kept: list[int] = self._record["details"]["kept_bytes"]
-            return kept[: len(self.tasks)]
-        return [self.ledger.of_tasks(self.tasks[: count + 1]).size_in_bytes for count in range(len(self.tasks))]
+    def kept_bytes(self, now: int) -> list[int]:
+        """Return what was kept after each of the tasks that are carried over.
+
+        Args:
+            now: what is kept after all of them, which may count the readouts of further tasks.
+        """
+        if self.ledger:
+            return [self.ledger.of_tasks(self.tasks[: count + 1]).size_in_bytes for count in range(len(self.tasks))]
+        kept: list[int] = self._record["details"]["kept_bytes"]
+        return [each + now - kept[-1] for each in kept]
 
     @property
     def seconds(self) -> list[float]:
@@ -158,7 +161,7 @@ class StreamPrefix:
         details = old_details | {
             "by_task": _of_tasks(old_details.get("by_task", {}), self.tasks),
             "ledger": ledger_summary(self.ledger),
-            "kept_bytes": self.kept_bytes,
+            "kept_bytes": self.kept_bytes(self.ledger.size_in_bytes),
             "extra": {"scales": self.scales} if self.scales else {},
             **self._bound(old_details),
             **self._held_aside(old_details),
