@@ -16,7 +16,6 @@ from forgetfree.continual.grafting import (
     auto_cost,
     check_grafting,
     region_cost,
-    regions_on_theta_pre,
     tuned,
 )
 from forgetfree.continual.regions import RegionStrategy, TaskRegions, scores_of_union
@@ -63,9 +62,7 @@ class GraftingContinual(RegionStrategy):
 
     Where the paper is silent: the entries of γ_n that earlier tasks own keep those tasks' values; the linear readout
     starts from the fine-tuned one and is trained with the region. If earlier tasks own all of γ_n, nothing but the readout
-    is trained. A task that is not learned yet is answered by the union of all regions so far. A task met again is a version of
-    its own, such as ``sst2@2``: θ_ft starts from the union of all regions so far in place of θ_pre, and γ_n is sought among the
-    entries that nobody owns. Earlier versions keep theirs. A version of a task that stands alone stands alone, too.
+    is trained. A task that is not learned yet is answered by the union of all regions so far.
     """
 
     Options: ClassVar[type[TrainingOptions]] = GraftingOptions
@@ -87,8 +84,8 @@ class GraftingContinual(RegionStrategy):
     @classmethod
     def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
         """Fine-tuning, the search for γ_n, its training, both ways where that is asked for; a region a task."""
-        cost = region_cost(options, tasks, builds_on=True)
-        return auto_cost(cost, options.localize_at, tasks) if options.composition == "auto" else cost
+        cost = region_cost(options, tasks)
+        return auto_cost(cost, options.localize_at) if options.composition == "auto" else cost
 
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with the union of all regions up to its own, or with its own."""
@@ -106,7 +103,7 @@ class GraftingContinual(RegionStrategy):
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
         #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft.
-        with self.benches.fine_tuning(task) as bench:  # on θ_pre, unless the task is met again
+        with self.benches.fine_tuning(task) as bench:  # on θ_pre
             fine_tuned = tuned(bench, self.options)
         region = self.known_regions.get(task.name)
         if region is None:
@@ -128,7 +125,7 @@ class GraftingContinual(RegionStrategy):
     def reuse(self, ledger: Ledger) -> set[str]:
         """Take over γ_n wherever it was sought on θ_pre: what other tasks own has no part in it."""
         if self.options.localize_at == "pretrained":
-            self.known_regions = regions_on_theta_pre(ledger)
+            self.known_regions = {record.task: record.region for record in ledger.records}
         return set(self.known_regions)
 
     def extra_results(self) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def read_flags(
         hint = f"Join the tasks of a stream by commas: {','.join(subjects)}. " if subject == "stream" else ""
         more = " ".join(subjects[1:])
         raise UsageError(f"Unrecognized arguments: {more}. {hint}See 'forgetfree {command} --help'.")
-    execution, output = _execution_of(flags), CommandFlags(**_of_class(CommandFlags, flags))
+    execution, output = execution_of(flags), CommandFlags(**of_class(CommandFlags, flags))
     if output.json and not output.check:
         raise UsageError("--json prints the plan of --check. Give --check, too, or leave --json out.")
     values = values_of(config_class, {**flags, **dict(zip([subject], subjects, strict=False))})
@@ -150,7 +150,7 @@ def read_flags(
     return build(config_class, values, command), execution, output
 
 
-def _execution_of(flags: Mapping[str, Any]) -> Execution:
+def execution_of(flags: Mapping[str, Any]) -> Execution:
     """Return how the job is to be run.
 
     Raises:
@@ -164,10 +164,10 @@ def _execution_of(flags: Mapping[str, Any]) -> Execution:
         from forgetfree.jobs.running.loggers import check_loggers
 
         check_loggers(flags["log"])
-    return Execution(**_of_class(Execution, flags) | {"log": tuple(flags.get("log", ()))})
+    return Execution(**of_class(Execution, flags) | {"log": tuple(flags.get("log", ()))})
 
 
-def _of_class(cls: type[Any], flags: Mapping[str, Any]) -> Json:
+def of_class(cls: type[Any], flags: Mapping[str, Any]) -> Json:
     """Return those flags that are fields of a class."""
     return {field.name: flags[field.name] for field in fields(cls) if field.name in flags}
 

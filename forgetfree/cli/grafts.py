@@ -99,7 +99,6 @@ def grafts_of(
     from forgetfree.ledger.graft import Graft, find_graft
     from forgetfree.results.config_file import check_whole, load_run, located
     from forgetfree.results.unit_folder import check_own
-    from forgetfree.tasks import chosen_version
 
     grafts: dict[str, Graft] = {}
     chosen, known = set[str](), list[str]()
@@ -125,7 +124,7 @@ def grafts_of(
         check_own(file)
         ledger = Ledger.load(file)
         known += ledger.tasks
-        for name in dict.fromkeys(chosen_version(task, ledger.tasks) for task in tasks or ledger.tasks):
+        for name in dict.fromkeys(tasks or ledger.tasks):
             if name in ledger.tasks:
                 grafts[f"{name} of {source}"] = ledger.graft(name)
                 chosen.add(name)
@@ -133,7 +132,7 @@ def grafts_of(
             tell(f"note: in {file} each task has the entries of the tasks before it, too.")
     if tasks and not known:
         raise UsageError("--task is for a run or a ledger, and a graft is of one task. Leave it out.")
-    if missing := [task for task in tasks if chosen_version(task, known) not in chosen]:
+    if missing := [task for task in tasks if task not in chosen]:
         raise UsageError(f"There is no task {', '.join(missing)}. Give one of these: {', '.join(known)}.")
     if not runs and (seed is not None or strategy is not None):
         raise UsageError("--seed and --strategy are for the directory of a run. Leave them out.")

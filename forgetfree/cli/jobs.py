@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from inspect import Parameter as Argument
 from inspect import Signature
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from cyclopts import Parameter
 
 from forgetfree import registry
-from forgetfree.cli.flags import arguments_of, read_flags
+from forgetfree.cli.flags import CommandFlags, arguments_of, execution_of, of_class, read_flags
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import fail, recipe_of, silence
+from forgetfree.data.places import tasks_of_files
 from forgetfree.data.sources import check_data, check_headers, check_one, check_stream
 from forgetfree.display import counted, escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
@@ -24,11 +28,29 @@ from forgetfree.jobs.run_config import RunConfig, StreamConfig
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.sweep_config import SweepConfig
-from forgetfree.output import check_alone, check_out, no_empty_directories
+from forgetfree.output import check_alone, check_out, free_directory, no_empty_directories
 from forgetfree.terminal import stderr, tell
 
 Config = TypeVar("Config", bound=JobConfig)
 Json = dict[str, Any]
+On = Annotated[
+    Path | None,
+    Parameter(
+        name="--on",
+        metavar="RUN",
+        group="What to learn",
+        help="a finished run: learn further tasks on top of it",
+    ),
+]
+Without = Annotated[
+    str | None,
+    Parameter(
+        name="--without",
+        metavar="TASK",
+        group="What to learn",
+        help="with --on: write RUN as it would be, had the task never been learned",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -248,7 +270,75 @@ def _show_experiment(results: Json, out: Path, verbose: bool) -> None:
         print(escaped(f"Report: {out / 'report.md'} (all tables)  Figure: {out / results['experiment']}.png"))
 
 
-run = job_command(RunConfig, _prepare_run)
+# -- Run on top of another run -----------------------------------------------------------------------------
+
+#: What may be given beside ``--on``: where rows and model are, what is trained again, and how.
+_BESIDE_ON = {"data", "model", "strategy", "seed", "text_column", "label_column", "kind", "metric", "skip_bad_rows"}
+
+
+def _run_command() -> Callable[..., int]:
+    """Return the command ``run``, which may stand on a finished run."""
+    trains = job_command(RunConfig, _prepare_run)
+    own = [
+        Argument("on", Argument.KEYWORD_ONLY, default=None, annotation=On),
+        Argument("without", Argument.KEYWORD_ONLY, default=None, annotation=Without),
+    ]
+
+    def command(*subjects: str, on: Path | None = None, without: str | None = None, **flags: Any) -> int:
+        if on is None and without is None:
+            return trains(*subjects, **flags)
+        return _run_on(on, without, subjects, flags)
+
+    signature = trains.__signature__  # type: ignore[attr-defined]
+    command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *own])  # type: ignore[attr-defined]
+    command.__annotations__ = {}
+    return command
+
+
+def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: Json) -> int:
+    """Learn further tasks on top of a finished run, or write it without one of its tasks."""
+    if run is None:
+        raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
+    debug, output = flags.pop("debug", False), CommandFlags(**of_class(CommandFlags, flags))
+    how = {field.name for field in (*fields(Execution), *fields(CommandFlags))} - {"config", "check", "json"}
+    if wrong := [name for name in flags if name not in _BESIDE_ON | how | {"out"}]:
+        raise UsageError(
+            f"--{wrong[0].replace('_', '-')} cannot be given with --on: a run goes on with its own options, so that it equals "
+            "one that had all tasks from the start. Leave it out, or run the whole stream."
+        )
+    execution = replace(execution_of(flags), debug=debug)
+    given = {name: flags[name] for name in _BESIDE_ON if name in flags}
+    if len(given.get("data", ())) == 1:
+        (given["data"],) = given["data"]
+    quiet_libraries()
+    from forgetfree.jobs import revision
+
+    tasks = [name.strip() for subject in subjects for name in subject.split(",") if name.strip()]
+    if task is not None and tasks:
+        raise UsageError(
+            f"--without {task} takes a task away, and {', '.join(tasks)} would be learned. Do one after the other."
+        )
+    tasks = tasks or ([] if task else [*tasks_of_files(given.get("data", ()))])
+    if task is None and not tasks:
+        raise UsageError(f"Nothing says what to learn on top of {run}. Name a task, or give its file by --data.")
+    out = Path(flags.get("out") or free_directory(run.resolve().name))
+    with silence(output.quiet):
+        change = revision.extended(run, tasks, out, given) if task is None else revision.without(run, task, out, given)
+        tell(
+            f"Learning {', '.join(tasks)} on top of {run}, into {out}"
+            if tasks
+            else f"Writing {run} without {task} into {out}"
+        )
+        ready = ReadyJob(change.write, _show_run, change.config.model, change.config.settings.get("cache"))
+        code = _perform(ready, change.config, execution, output.quiet, output.verbose)
+    if task is not None:
+        print(escaped(f"{run} still holds {task}. Delete that directory to have it gone."))
+        if cache := change.config.settings.get("cache"):
+            print(escaped(f"The shared cache {cache} may hold its fine-tuned models. Delete them, too."))
+    return code
+
+
+run = _run_command()
 sweep = job_command(SweepConfig, _prepare_sweep)
 graft = job_command(GraftConfig, _prepare_graft)
 experiment = job_command(ExperimentConfig, _prepare_experiment)

@@ -1,7 +1,4 @@
-"""``forgetfree ledger show`` and ``verify``: who owns what, in tables, and whether a file is sound.
-
-The actions that write a new ledger stand in `forgetfree.cli.ledger_change`.
-"""
+"""``forgetfree ledger show`` and ``verify``: who owns what, in tables, and whether a file is sound."""
 
 from __future__ import annotations
 
@@ -43,27 +40,8 @@ Model = Annotated[
 command = App(
     name="ledger",
     usage="Usage: forgetfree ledger ACTION FILE|DIR [OPTIONS]",
-    help="Look into ledgers, check, change or merge them.",
+    help="Look into ledgers, and check them.",
     help_epilogue="Example: forgetfree ledger show runs/first",
-)
-command.command(
-    "forgetfree.cli.ledger_change:remove",
-    name="remove",
-    help="Write the run that would have been, had a task never been learned.",
-    help_epilogue="Example: forgetfree ledger remove runs/first --task sst2 --out runs/without-sst2",
-)
-command.command(
-    "forgetfree.cli.ledger_change:update",
-    name="update",
-    help="Learn a task again, as its next version, on top of all that was learned since.",
-    help_epilogue="Example: forgetfree ledger update runs/first --task sst2 --out runs/again",
-)
-command.command(
-    "forgetfree.cli.ledger_change:merge",
-    name="merge",
-    usage="Usage: forgetfree ledger merge FILE|DIR FILE|DIR... --out FILE [OPTIONS]",
-    help="Make one ledger of several of one base model, and say what it costs.",
-    help_epilogue="Example: forgetfree ledger merge runs/a runs/b --out both.safetensors --data demo",
 )
 
 

@@ -18,7 +18,6 @@ from forgetfree.data.tables import Columns
 from forgetfree.data.text_files import PACKED, lines_of
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.json_file import parse_json
-from forgetfree.tasks import version_of
 from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def _read(
     for number, record in _records(path):
         header = list(record)
         if usual.texts and task and not columns.texts:
-            texts = usual.columns(version_of(task.task.name)[0], header).texts
+            texts = usual.columns(task.task.name, header).texts
             columns = ColumnNames(texts) if {*texts} <= {*header} else columns
         names = names or _columns(f"{path}", header, task, columns)
         if lacking := [name for name in keep if name not in header]:

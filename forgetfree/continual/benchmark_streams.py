@@ -26,7 +26,7 @@ from forgetfree.models.loading import LoadedModel
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.state import ModelState
 from forgetfree.seeds import derive_seed
-from forgetfree.tasks import EvaluatedOn, Scenario, TaskDefinition, in_versions, version_of
+from forgetfree.tasks import EvaluatedOn, Scenario, TaskDefinition
 from forgetfree.training.encoded_task import EncodedTask
 
 
@@ -182,8 +182,7 @@ def tensor_stream(
     """Make a stream of tasks whose rows are tensors.
 
     Args:
-        names: of the tasks, in order. One that is named again is its next version, such as ``left@2``: with rows of that
-            name, or else those of the task.
+        names: of the tasks, in order.
         data: for each its rows, ``(x, y)`` with ``x`` ``(n, …)`` and ``y`` ``(n,)`` of integers from 0, or a
             ``TensorDataset`` of them; or a mapping from splits to such rows. Missing splits are held out as of texts.
         network: from inputs to logits of all labels; see `benchmark_stream`.
@@ -200,15 +199,15 @@ def tensor_stream(
         UsageError, ModelError: see `benchmark_stream`.
     """
     parts: dict[str, list[Any]] = {"train": [], "valid": [], "test": []}
-    names = in_versions(names)
     for position, name in enumerate(names):
-        source = name if name in data else version_of(name)[0]
-        if source not in data:
+        if name not in data:
             raise UsageError(
                 f"The stream names {name!r}, and the data given hold {', '.join(data)}. Give its rows, too."
             )
-        tensors = _tensors(source, data[source])
-        rows = _positions(source, tensors).evaluated_on(evaluate_on)
+        if name in names[:position]:
+            raise UsageError(f"The stream names {name!r} twice. Name each task once.")
+        tensors = _tensors(name, data[name])
+        rows = _positions(name, tensors).evaluated_on(evaluate_on)
         tell([rows])
         drawn = derive_seed(seed, "shots", name)
         train = rows.train if shots is None else k_shot(rows.train, rows.task, shots, drawn, or_fewer)

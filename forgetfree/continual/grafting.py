@@ -1,8 +1,7 @@
 """How a task is grafted in a stream: what it is built on, from which values its region is trained, and by which composition.
 
 In C.3 a task is fine-tuned from θ_pre, γ is sought on θ_pre, and its region is trained on the union so far, from θ_ft. Beyond
-C.3, a task that is met again, such as ``sst2@2``, builds on what was learned since with its last version's readout;
-``localize_at=union`` seeks γ on the union, among what is free; a task that stands alone has its region on θ_pre; and with
+C.3, ``localize_at=union`` seeks γ on the union, among what is free; a task that stands alone has its region on θ_pre; and with
 ``composition=auto`` a task is trained both ways, and what has the lower loss is recorded. Where γ is chosen at θ_pre alone,
 such as with ``region_from=gradient``, there is no θ_ft: the region is trained from θ_pre.
 """
@@ -20,12 +19,10 @@ from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_training import Skill, Training, skill_of
 from forgetfree.core.base_regions import budget
 from forgetfree.core.regions import Region
-from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import representative
-from forgetfree.ledger import Ledger, Record
+from forgetfree.ledger import Record
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.tasks import version_of
 from forgetfree.training.cost import (
     Cost,
     PhaseCost,
@@ -70,18 +67,17 @@ def check_grafting(options: SkillOptions, stream: Stream) -> None:
     check_localization(options, stream.model.space())
 
 
-def region_cost(options: SkillOptions, tasks: Sequence[TaskSize], *, builds_on: bool = False) -> Cost:
+def region_cost(options: SkillOptions, tasks: Sequence[TaskSize]) -> Cost:
     """Return what localizing and training a region a task takes.
 
     Args:
         options: how.
         tasks: of what sizes.
-        builds_on: whether θ_ft of a task that is met again builds on what was learned since, so that no other unit has it.
     """
 
     def tuning(task: TaskSize) -> list[PhaseCost]:
         if options.needs_fine_tuned:
-            return [replace(fine_tuning_phase(options, task), shared=not (builds_on and task.again))]
+            return [fine_tuning_phase(options, task)]
         if task.trains_readout and options.readout_steps:
             return [PhaseCost("fine_tune", options.readout_steps, options.batch_size)]
         return []
@@ -111,24 +107,14 @@ class TaskBenches:
 
     @contextmanager
     def fine_tuning(self, task: EncodedTask) -> Iterator[SingleTask]:
-        """Inside, the model holds what θ_ft starts from: θ_pre; of a task that is met again, what its region is built on."""
-        earlier, model = self.versions(task), self._strategy.model
-        with self._strategy.regions.holding(union=bool(earlier) and not self.stands_alone(task)):
-            if not earlier:
-                yield self._strategy.bench(task)
-                return
-            readout = model.readout_module(task.label)
-            untrained = tensors_of(readout)
-            load_tensors_(readout, earlier[-1].readout)
-            try:
-                yield self._bench_on_model(task)
-            finally:
-                load_tensors_(readout, untrained)
+        """Inside, the model holds what θ_ft starts from: θ_pre."""
+        with self._strategy.regions.holding(union=False):
+            yield self._strategy.bench(task)
 
     @contextmanager
     def search(self, task: EncodedTask) -> Iterator[SingleTask]:
-        """Inside, the model holds what γ is sought on: as for `fine_tuning`, unless ``localize_at`` says the union."""
-        if self._localize_at == "union" and not self.versions(task):
+        """Inside, the model holds what γ is sought on: θ_pre, unless ``localize_at`` says the union."""
+        if self._localize_at == "union":
             with self._strategy.regions.holding(union=True):
                 yield self._bench_on_model(task)
         else:
@@ -141,25 +127,10 @@ class TaskBenches:
         with self._strategy.regions.holding(union=not alone):
             yield self._bench_on_model(task)
 
-    def stands_alone(self, task: EncodedTask) -> bool:
-        """Return whether ``task`` is to stand on θ_pre alone, whatever others have: all do, or its last version does."""
-        earlier = self.versions(task)
-        return self._strategy.regions.ledger.composition == "alone" or (bool(earlier) and earlier[-1].alone)
-
-    def versions(self, task: EncodedTask) -> list[Record]:
-        """Return the records of what is the same task by its name: ``sst2``, ``sst2@2``."""
-        base = version_of(task.name)[0]
-        return [record for record in self._strategy.regions.ledger.records if version_of(record.task)[0] == base]
-
     def _bench_on_model(self, task: EncodedTask) -> SingleTask:
         """Return the bench on what the model holds; γ takes none of the entries that are owned there."""
         strategy = self._strategy
         return strategy.bench(task, ModelState.of(strategy.model, [task.name]), taken=strategy.regions.owned_in_model())
-
-
-def regions_on_theta_pre(ledger: Ledger) -> dict[str, Region]:
-    """Return γ of the tasks of a ledger that were sought on θ_pre: later versions were sought on a union."""
-    return {record.task: record.region for record in ledger.records if version_of(record.task)[1] == 1}
 
 
 def tuned(bench: SingleTask, options: SkillOptions) -> ModelState:
@@ -190,10 +161,10 @@ class RegionTrainer:
             task: the task.
             region: γ.
             fine_tuned: θ_ft, with the readout that is trained further.
-            alone: whether the task is to stand on θ_pre alone; default: as `TaskBenches.stands_alone` says.
+            alone: whether the task is to stand on θ_pre alone; default: as the ledger's composition says.
         """
         regions, options = self.strategy.regions, self.strategy.options
-        alone = self.benches.stands_alone(task) if alone is None else alone
+        alone = regions.ledger.composition == "alone" if alone is None else alone
         with self.benches.region(task, alone=alone) as bench:
             if not options.needs_fine_tuned:
                 scale = 0.0
@@ -221,14 +192,14 @@ class AloneResult:
     loss: float
 
 
-def auto_cost(one_way: Cost, localize_at: LocalizeAt, tasks: Sequence[TaskSize]) -> Cost:
+def auto_cost(one_way: Cost, localize_at: LocalizeAt) -> Cost:
     """Return what it takes, where one way takes that: what goes both ways is trained twice, and sought where it stands."""
     twice = {"train"} | ({"localize"} if localize_at == "union" else set())
     phases = [
         [replace(phase, steps=2 * phase.steps) if phase.steps and phase.phase in twice else phase for phase in each]
-        if number and not task.again
+        if number
         else each
-        for number, (task, each) in enumerate(zip(tasks, one_way.phases, strict=True))
+        for number, each in enumerate(one_way.phases)
     ]
     return replace(one_way, phases=phases)
 
@@ -236,8 +207,8 @@ def auto_cost(one_way: Cost, localize_at: LocalizeAt, tasks: Sequence[TaskSize])
 class AutoComposition:
     """Trains a task alone first, by the plain loop, then on the union, which Avalanche's plugins meet.
 
-    What has the lower loss on validation rows is recorded, of equal losses the union. The first task, which has no union
-    to stand on, and a task that is met again are trained one way.
+    What has the lower loss on validation rows is recorded, of equal losses the union. The first task, which has no union to
+    stand on, is trained one way.
 
     Args:
         trainer: trains a task one way.
@@ -254,8 +225,7 @@ class AutoComposition:
             region: γ.
             fine_tuned: θ_ft, with the readout that is trained further.
         """
-        first = not self._strategy.regions.ledger.last_of_union
-        if first or self._trainer.benches.versions(task):
+        if not self._strategy.regions.ledger.last_of_union:
             return self._trainer.training(task, region, fine_tuned)
         alone = self._trained_alone(task, region, fine_tuned)
         training = self._trainer.training(task, region, fine_tuned)

@@ -9,7 +9,6 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.errors import DataError, UnknownNameError, UsageError, nearest
-from forgetfree.tasks import version_of
 
 #: The columns of a pair of texts.
 PAIR = ("text_a", "text_b")
@@ -110,13 +109,13 @@ class ReadOptions:
         )
 
     def kind(self, task: str) -> str | None:
-        """Return the kind that is named for a task, or a version of it: for it alone, or else for all.
+        """Return the kind that is named for a task: for it alone, or else for all.
 
         Raises:
             UsageError: several are named.
         """
         named = [each.rpartition("=")[::2] for each in self.kinds]
-        by_owner = [[kind for owner, kind in named if owner == name] for name in (task, version_of(task)[0], "")]
+        by_owner = [[kind for owner, kind in named if owner == name] for name in (task, "")]
         kinds = next(filter(None, by_owner), [])
         if len(kinds) > 1:
             raise UsageError(
@@ -132,9 +131,9 @@ class ReadOptions:
                 raise UnknownNameError("task in --kind", owner, known)
 
     def metric(self, task: str) -> str | None:
-        """Return the metric that is named for a task, or a version of it: for it alone, or else for all."""
+        """Return the metric that is named for a task: for it alone, or else for all."""
         by_task = {owner: metric for owner, _, metric in (each.rpartition("=") for each in self.metrics)}
-        return next((by_task[name] for name in (task, version_of(task)[0], "") if name in by_task), None)
+        return next((by_task[name] for name in (task, "") if name in by_task), None)
 
     def check_metrics(self, tasks: Collection[str]) -> None:
         """Raise ``UsageError`` where metrics are named that are none, or for tasks that are not there, or twice for one.
@@ -145,7 +144,7 @@ class ReadOptions:
         owners = [each.rpartition("=")[0] for each in self.metrics]
         for owner, metric in zip(owners, (each.rpartition("=")[2] for each in self.metrics), strict=True):
             registry.metric(metric)
-            if owner and tasks and owner not in {*tasks, *(version_of(task)[0] for task in tasks)}:
+            if owner and tasks and owner not in tasks:
                 raise UnknownNameError("task in --metric", owner, tasks)
             if owners.count(owner) > 1:
                 raise UsageError(

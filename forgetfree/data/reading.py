@@ -21,7 +21,7 @@ from forgetfree.data.tables import Table, TaskTables
 from forgetfree.display import brief
 from forgetfree.errors import DataError
 from forgetfree.json_file import read_json
-from forgetfree.tasks import KIND_OF_FORM, SPLITS, version_of
+from forgetfree.tasks import KIND_OF_FORM, SPLITS
 
 #: Suffixes of files that may hold rows and are not read.
 _UNREAD = (".arrow", ".feather", ".xls", ".xlsx")
@@ -41,7 +41,7 @@ def read_folder(name: str, folder: Path, options: ReadOptions) -> TaskRows:
     Raises:
         DataError: it does not hold what the task needs.
     """
-    source, faults = _source_of(folder), DataFaults()
+    source, faults = read_source(folder), DataFaults()
     paths = {} if is_saved(folder) else files_of(folder)
     if is_saved(folder):
         tables, note = read_saved(folder)
@@ -82,13 +82,7 @@ def _check_files(name: str, folder: Path, paths: Mapping[str, Path]) -> None:
 def check_folder(name: str, folder: Path, options: ReadOptions) -> None:
     """Raise as `check_header` does for the files of a task's folder."""
     if not is_saved(folder):
-        check_header(name, files_of(folder), _source_of(folder), options)
-
-
-def _source_of(folder: Path) -> dict[str, Any]:
-    """Return what ``source.json`` says of a task; of a version without one, that of the task."""
-    base, version = version_of(folder.name)
-    return read_source(folder) or (read_source(folder.with_name(base)) if version > 1 else {})
+        check_header(name, files_of(folder), read_source(folder), options)
 
 
 def read_source(folder: Path) -> dict[str, Any]:
@@ -206,7 +200,7 @@ def task_of(
     note = "; ".join(filter(None, [note, columns.note]))
     if kind := options.kind(name):
         source = {**source, "kind": kind}
-    registered = registry.tasks().get(version_of(name)[0])
+    registered = registry.tasks().get(name)
     return TaskTables(name, tables, source, folder, registered, columns, note, options.skip_bad_rows)
 
 

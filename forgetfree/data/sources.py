@@ -26,11 +26,11 @@ from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import read_table
 from forgetfree.display import brief, is_text
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError
-from forgetfree.tasks import EvaluatedOn, TaskDefinition, in_versions, version_of
+from forgetfree.tasks import EvaluatedOn
 
 #: The environment variable with the directory that ``--data`` is by default.
 DATA_VARIABLE = "FORGETFREE_DATA"
-#: What ``--data`` names: hub, demo, a directory or a file; or several files.
+#: What ``--data`` names: hub, demo, a directory or a file; or several of these.
 Data = str | Sequence[str]
 
 
@@ -56,9 +56,8 @@ def load_tasks(
 
     Args:
         stream: a registered stream, or task names: separated by commas, or as a list; none: all tasks of ``data``, in order.
-            One that is named again is its next version, such as ``sst2@2``: with rows of that name, or else those of the task.
-        data: ``hub``, ``demo``, a directory, a file of rows, or several files, each a task of its name; or the rows of each
-            task, by name: see `forgetfree.data.library_tables.tables_of`, or the path of what holds them.
+        data: ``hub``, ``demo``, a directory, a file of rows, or several of these, each file a task of its name; or the rows of
+            each task, by name: see `forgetfree.data.library_tables.tables_of`, or the path of what holds them.
         evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
         options: where texts and labels are, which else are recognised; whether bad rows are left out; and metrics.
 
@@ -82,33 +81,19 @@ def read_tasks(
     """Return the tasks of a stream that can be read, and what is wrong with the others; see `load_tasks`."""
     source, faults = _open_source(data, options), DataFaults()
 
-    def load(name: str, stored: str) -> TaskRows:
-        return _scored_by(options.metric(name), _renamed(name, source.load(stored))).evaluated_on(evaluate_on)
+    def load(name: str) -> TaskRows:
+        return _scored_by(options.metric(name), source.load(name)).evaluated_on(evaluate_on)
 
-    stored_names = _stored_names(stream, data, source)
-    options.check_kinds({*stored_names, *stored_names.values()})
-    loaded = [faults.attempt(load, *names) for names in stored_names.items()]
+    names = _names(stream, data, source)
+    options.check_kinds(names)
+    loaded = [faults.attempt(load, name) for name in names]
     tasks = [rows for rows in loaded if rows is not None]
-    faults.attempt(check_versions, [rows.task for rows in tasks])
     return tasks, faults
-
-
-def check_versions(tasks: Sequence[TaskDefinition]) -> None:
-    """Raise ``DataError`` if a version of a task has other labels, whose readout it could not go on with."""
-    first = {task.name: task for task in tasks}
-    for task in tasks:
-        known = first.get(version_of(task.name)[0], task)
-        if task.labels != known.labels:
-            raise DataError(
-                f"Task {task.name!r} has the labels {', '.join(task.labels)}, and {known.name!r} has "
-                f"{', '.join(known.labels)}: they are no versions of one task. Give rows with the same labels (label_names "
-                "in source.json orders them), or another name."
-            )
 
 
 def check_stream(stream: str, data: Data, options: ReadOptions) -> None:
     """Raise as `load_tasks` does where a stream names what ``data`` do not hold; no rows are read."""
-    _stored_names(stream, data, _open_source(data, options))
+    _names(stream, data, _open_source(data, options))
 
 
 def no_stream(data: Data) -> UsageError:
@@ -124,8 +109,8 @@ def no_stream(data: Data) -> UsageError:
     return UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
 
 
-def _stored_names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> dict[str, str]:
-    """Return the names under which a source holds the tasks of a stream, by their names in the stream."""
+def _names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> tuple[str, ...]:
+    """Return the tasks of a stream, all of which the source or the registry knows."""
     streams = registry.streams()
     if stream is None:
         names = tuple(data) if isinstance(data, Mapping) else tasks_of_files(data)
@@ -143,17 +128,15 @@ def _stored_names(stream: str | Sequence[str] | None, data: Any, source: _Source
         names = tuple(stream)
     if not names:
         raise UsageError("The stream names no task. Give a registered stream or task names separated by commas.")
-    names = tuple(in_versions(names))
-    stored = {name: name if source.holds(name) else version_of(name)[0] for name in names}
-    _check_several(list(dict.fromkeys(stored.values())), source)
-    for name in stored.values():
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(
+            f"The stream names {twice[0]!r} twice. Name each task once; new rows of it are a task of another name, such as "
+            f"{twice[0]}-2."
+        )
+    _check_several(names, source)
+    for name in names:
         _check_known(name, source, streams if len(names) == 1 else ())
-    return stored
-
-
-def _renamed(name: str, rows: TaskRows) -> TaskRows:
-    """Return rows as those of the version that a stream names."""
-    return rows if rows.task.name == name else replace(rows, task=replace(rows.task, name=name))
+    return names
 
 
 def _scored_by(metric: str | None, rows: TaskRows) -> TaskRows:
@@ -206,9 +189,8 @@ def check_headers(names: Sequence[str], data: Data, options: ReadOptions) -> Non
     faults = DataFaults()
     try:
         source = _open_source(data, options)
-        stored = dict.fromkeys(name if source.holds(name) else version_of(name)[0] for name in names)
-        _check_several(list(stored), source)
-        for name in filter(source.holds, stored):
+        _check_several(names, source)
+        for name in filter(source.holds, names):
             faults.attempt(source.check_header, name)
     except UsageError:
         return
@@ -379,6 +361,38 @@ class _Named:
         return _open_source(os.fspath(self._rows[name]), self._options)
 
 
+class _Several:
+    """Several places, such as a file beside a directory: a task is read from the first that has it."""
+
+    def __init__(self, places: Sequence[str], options: ReadOptions) -> None:
+        self._sources: list[_Source] = []
+        for place in places:
+            known = place == "hub" or place in registry.SOURCES  # whose columns are
+            is_file = bool(format_of(Path(place).name)[1]) and not Path(place).is_dir()
+            self._sources.append(
+                _Named(files_by_name([place]), options)
+                if is_file
+                else _open_source(place, READ_DEFAULTS if known else options)
+            )
+        self.hint: str = " ".join(source.hint for source in self._sources)
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for source in self._sources for name in source.names()))
+
+    def holds(self, name: str) -> bool:
+        return any(source.holds(name) for source in self._sources)
+
+    def load(self, name: str) -> TaskRows:
+        return self._source_of(name).load(name)
+
+    def check_header(self, name: str) -> None:
+        self._source_of(name).check_header(name)
+
+    def _source_of(self, name: str) -> _Source:
+        """Return the first source that has a task, else the last, which says what it lacks."""
+        return next((source for source in self._sources if source.holds(name)), self._sources[-1])
+
+
 class _Hub:
     """The source ``--data hub``, through the ``datasets`` library."""
 
@@ -433,7 +447,7 @@ class _Embedded:
         return complete(task, rows)
 
 
-_Source = _Directory | _OneTask | _Named | _Hub | _Embedded
+_Source = _Directory | _OneTask | _Named | _Several | _Hub | _Embedded
 
 
 def _is_path(value: Any) -> bool:
@@ -463,7 +477,9 @@ def _open_source(data: Any, options: ReadOptions) -> _Source:
     if isinstance(data, Mapping):
         return _Named(data, options)
     if isinstance(data, list | tuple):
-        return _Named(files_by_name([os.fspath(path) for path in data]), options)
+        places = [os.fspath(path) for path in data]
+        are_files = [bool(format_of(Path(place).name)[1]) and not Path(place).is_dir() for place in places]
+        return _Named(files_by_name(places), options) if all(are_files) else _Several(places, options)
     path = Path(data)
     names = tasks_at(path)
     if names is not None:

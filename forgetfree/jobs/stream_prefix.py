@@ -1,19 +1,13 @@
-"""What a finished unit of a run hands on to a run of another stream: what the other tasks left, bit for bit.
-
-Beside a ledger stands ``audit.jsonl``: what was taken out of it or put into it, when, and the hashes before and after.
-"""
+"""What a finished unit of a run hands on to a run of another stream: what the other tasks left, bit for bit."""
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
@@ -22,8 +16,7 @@ from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.diagnostics import read_floors, write_floors
 from forgetfree.jobs.predictions import PREDICTION_FILE, PREDICTIONS
 from forgetfree.jobs.run import ledger_summary
-from forgetfree.jobs.running.environment import versions
-from forgetfree.jobs.running.unit import HISTORY, Json, Unit, described_files
+from forgetfree.jobs.running.unit import HISTORY, Json, Unit
 from forgetfree.json_file import parse_json, read_json
 from forgetfree.ledger import Ledger
 from forgetfree.output import make_directory
@@ -31,10 +24,16 @@ from forgetfree.results.answers import json_of
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.results.unit_folder import BEFORE, SECONDS_PER_TASK
 from forgetfree.serve.source import LEDGER
-from forgetfree.tasks import version_of
 from forgetfree.training.monitor import PHASES
 
+if TYPE_CHECKING:
+    from forgetfree.continual.strategy import ContinualStrategy
+
 _REMEDY = "Restore it from a copy, or run the stream again."
+
+
+#: What a unit's folder has of the tasks that were learned: a ledger with each of them, or the state after all of them.
+Form = Literal["ledger", "state"]
 
 
 class StreamPrefix:
@@ -44,36 +43,37 @@ class StreamPrefix:
         unit: a finished unit.
         learned: the tasks of its stream.
         tasks: those of the other stream: without some of them, or with more at the end.
-        on_ledger: whether the ledger is all that tasks leave to later ones, and each is answered by its own records.
+        form: what the unit's folder has of them; ``None``: nothing that a run could begin with.
 
     Attributes:
         tasks: those that are carried over, the first of the other stream: they are what they would be there.
-        again: the tasks of the other stream after these.
         is_complete: whether these are all.
-        full_ledger: the ledger of all tasks of the unit's own stream.
-        ledger: that of the tasks that are carried over.
+        full_ledger: the ledger of all tasks of the unit's own stream, where there is one.
+        ledger: that of the tasks that are carried over, likewise.
         scales: how far along fine-tuning's move their regions started, where that was chosen.
     """
 
-    def __init__(self, unit: Unit, learned: Sequence[str], tasks: Sequence[str], *, on_ledger: bool) -> None:
+    def __init__(self, unit: Unit, learned: Sequence[str], tasks: Sequence[str], form: Form | None) -> None:
         self.unit, self._learned, self._stream = unit, list(learned), list(tasks)
         self._record: Json = unit.record() or {}
-        self.full_ledger = full_ledger = Ledger.load(unit.directory / LEDGER)
-        same = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(learned, tasks, strict=False))]
-        goes = [task for task in learned if task not in tasks]
-        met_again = {version_of(task)[0] for task in tasks}  # a version starts from the readout of the one before it
-        if all(
-            full_ledger.stands_alone(task) and version_of(task)[0] not in met_again for task in goes
-        ):  # it left nothing
-            same = [task for task in learned if task in tasks]
-        self.tasks = same if on_ledger else []
-        self.again = self._stream[len(self.tasks) :]
         extra = self._record["details"]["extra"]
-        self.scales = {task: scale for task, scale in extra.get("scales", {}).items() if task in self.tasks}
+        same = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(learned, tasks, strict=False))]
+        self.full_ledger = full = Ledger.load(unit.directory / LEDGER) if form == "ledger" else None
+        if full and all(full.stands_alone(task) for task in learned if task not in tasks):  # they left nothing
+            same = [task for task in learned if task in tasks]
         # What else is said of a whole stream is not of another.
-        self.is_complete = not self.again and extra.keys() <= {"scales"}
-        self.on_ledger = on_ledger
-        self.ledger = full_ledger.of_tasks(self.tasks)
+        self.tasks = same if full or (form == "state" and not extra) else []
+        self.scales = {task: scale for task, scale in extra.get("scales", {}).items() if task in self.tasks}
+        self.ledger = full and full.of_tasks(self.tasks)
+        self.is_complete = bool(full) and self.tasks == self._stream and extra.keys() <= {"scales"}
+
+    def put(self, strategy: ContinualStrategy, count: int, directory: Path) -> None:
+        """Put a new strategy where the unit's stood after some of the tasks, and what it keeps into a folder."""
+        if self.ledger:
+            self.ledger.of_tasks(self.tasks[:count]).save(directory / LEDGER)
+            strategy.load(directory)
+        else:
+            strategy.load(self.unit.directory)
 
     @cached_property
     def scores(self) -> list[Score]:
@@ -113,10 +113,16 @@ class StreamPrefix:
             if part == BEFORE and task in self._stream
         }
 
-    @property
-    def kept_bytes(self) -> list[int]:
-        """What was kept after each of the tasks that are carried over."""
-        return [self.ledger.of_tasks(self.tasks[: count + 1]).size_in_bytes for count in range(len(self.tasks))]
+    def kept_bytes(self, now: int) -> list[int]:
+        """Return what was kept after each of the tasks that are carried over.
+
+        Args:
+            now: what is kept after all of them, which may count the readouts of further tasks.
+        """
+        if self.ledger:
+            return [self.ledger.of_tasks(self.tasks[: count + 1]).size_in_bytes for count in range(len(self.tasks))]
+        kept: list[int] = self._record["details"]["kept_bytes"]
+        return [each + now - kept[-1] for each in kept]
 
     @property
     def seconds(self) -> list[float]:
@@ -134,15 +140,14 @@ class StreamPrefix:
         """Return the unit in the other run."""
         return Unit(self.unit.key, out / self.unit.directory.relative_to(self.unit.directory.parents[1]))
 
-    def write(self, out: Path, command: str, action: str, task: str) -> None:
+    def write(self, out: Path, command: str) -> None:
         """Write the unit into another run, of which nothing has to be trained.
 
         Args:
             out: that run.
             command: what was typed.
-            action: what is noted in the audit record.
-            task: of which task.
         """
+        assert self.ledger is not None
         unit = self.unit_in(out)
         directory = unit.directory
         make_directory(directory)
@@ -152,12 +157,11 @@ class StreamPrefix:
         PREDICTION_FILE.write(directory / PREDICTIONS, self.predictions)
         write_json(directory / SECONDS_PER_TASK, self.seconds)
         write_floors(directory, _of_tasks(read_floors(self.unit.directory), self.tasks))
-        self.note(directory, action, task)
         old_details = self._record["details"]
         details = old_details | {
             "by_task": _of_tasks(old_details.get("by_task", {}), self.tasks),
             "ledger": ledger_summary(self.ledger),
-            "kept_bytes": self.kept_bytes,
+            "kept_bytes": self.kept_bytes(self.ledger.size_in_bytes),
             "extra": {"scales": self.scales} if self.scales else {},
             **self._bound(old_details),
             **self._held_aside(old_details),
@@ -179,48 +183,7 @@ class StreamPrefix:
         by_task = [loss for task, loss in zip(self._learned, losses["by_task"], strict=True) if task in self.tasks]
         return {"held_aside": losses | {"by_task": by_task}}
 
-    def note(self, directory: Path, action: str, task: str) -> None:
-        """Write the audit record beside the new ledger, after the lines of the old one."""
-        audit = self.unit.directory / AUDIT
-        (directory / AUDIT).unlink(missing_ok=True)  # of a command that was cut short
-        if audit.is_file():
-            shutil.copyfile(audit, directory / AUDIT)
-        before, after = (described_files(each) for each in (self.unit.directory, directory))
-        facts = {"unit": dict(self.unit.key), "task": task, "trained_again": self.again}
-        note(directory / LEDGER, action, before, after, **facts)
-
 
 def _of_tasks(numbers: Json, tasks: Sequence[str]) -> Json:
     """Return of each kind of numbers those of some tasks."""
     return {kind: {task: number for task, number in of.items() if task in tasks} for kind, of in numbers.items()}
-
-
-# -- What was done to a ledger ---------------------------------------------------------------------------
-
-
-#: A JSON object a line, the latest last.
-AUDIT = "audit.jsonl"
-
-
-def note(ledger: Path, action: str, before: Mapping[str, Any], after: Mapping[str, Any], **more: Any) -> None:
-    """Add a line to the audit record beside a ledger.
-
-    Args:
-        ledger: the ledger's file, or the record of another ledger, whose lines come first.
-        action: what was done.
-        before: size and SHA-256 of the files before, by name.
-        after: those of the files now.
-        more: what else is to be known.
-    """
-    path = ledger.with_name(AUDIT)
-    made = versions()
-    line = {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "action": action,
-        **more,
-        "by": {name: made[name] for name in ("forgetfree", "torch")},
-        "before": dict(before),
-        "after": dict(after),
-    }
-    held = path.read_text(encoding="utf-8") if path.is_file() else ""
-    write_atomically(path, f"{held}{json.dumps(line)}\n")

@@ -28,7 +28,7 @@ from forgetfree.serve.classification import Answer, text_rows
 from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, check_texts, served
 from forgetfree.serve.source import Source, check_run_binding
 from forgetfree.serve.weights import LedgerWeights, TaskWeights, weights_of
-from forgetfree.tasks import MAX_LENGTH, TaskDefinition, chosen_version
+from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 from forgetfree.training.loop import predict
 from forgetfree.training.task_features import TaskFeatures, share_of_entropy
 
@@ -154,12 +154,11 @@ class Predictor:
         return self.weights.definitions
 
     def definition(self, task: str) -> TaskDefinition:
-        """Return the task's definition; of a task that was met again, that of the latest version; ``task@1`` is the first.
+        """Return the task's definition.
 
         Raises:
             TaskError: the task is not among those that were learned.
         """
-        task = chosen_version(task, self.tasks)
         if task not in self.tasks:
             known = list(self.tasks)
             raise TaskError(

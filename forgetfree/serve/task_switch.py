@@ -21,7 +21,6 @@ from forgetfree.models.task_model import mean_of_tokens
 from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.served_task import served
 from forgetfree.serve.source import LEDGER, saved_file
-from forgetfree.tasks import chosen_version
 
 
 class TaskSwitch:
@@ -58,12 +57,12 @@ class TaskSwitch:
         return self.ledger.tasks
 
     def to(self, task: str | None) -> None:
-        """Make the model answer ``task``; ``None``: be itself again. Of a task met again, the latest version answers.
+        """Make the model answer ``task``; ``None``: be itself again.
 
         Raises:
             TaskError: the ledger does not hold the task.
         """
-        position = None if task is None else self.ledger.position(chosen_version(task, self.ledger.tasks))
+        position = None if task is None else self.ledger.position(task)
         while self._hooks:
             self._hooks.pop().remove()
         self._switch.to(0 if position is None else position + 1)

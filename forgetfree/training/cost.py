@@ -21,13 +21,11 @@ class TaskSize:
     Attributes:
         steps: updates of fine-tuning it; ``None``: not known without its rows.
         rows: training rows; ``None``: not known.
-        again: whether an earlier task of the stream is another version of it.
         trains_readout: whether its readout has weights; label words have none.
     """
 
     steps: int | None = None
     rows: int | None = None
-    again: bool = False
     trains_readout: bool = True
 
 

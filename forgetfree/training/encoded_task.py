@@ -15,7 +15,7 @@ from forgetfree.kinds.kind import TaskKind, kind_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
-from forgetfree.tasks import OF_ALL_LABELS, Scenario, TaskDefinition, version_of
+from forgetfree.tasks import OF_ALL_LABELS, Scenario, TaskDefinition
 from forgetfree.training.training_options import MOST_SHOTS, TrainingOptions
 
 
@@ -157,10 +157,6 @@ def label_spaces(
         return list(tasks), [LabelSpace()] * len(tasks)
     if all(task.writes for task in tasks):
         return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
-    if scenario == "class" and (again := [task.name for task in tasks if version_of(task.name)[1] > 1]):
-        raise UsageError(
-            f"scenario=class tells all tasks' labels apart, and those of {again[0]!r} are an earlier task's. Use scenario=task."
-        )
     if loaded.readout not in LINEAR:
         raise UsageError(
             f"scenario={scenario} needs --readout linear, got {loaded.readout}: label words and prompts would give the task "

@@ -927,22 +927,11 @@ CASES = [
     Case("sweep sst2 --allow-changed", "--allow-changed is about what is resumed. Add --resume"),
     Case("sweep sst2 --cluster slurm", "--cluster must be ray or ray://HOST:PORT, got 'slurm'."),
     Case(
-        "ledger merge run nosuch --out C --as-versions --data data --model model --json",
-        "There is no ledger at nosuch.",
-        1,
-    ),
-    Case(f"ledger remove {STRATEGY} --task qnli --out C", INSIDE, 1),
-    Case(f"ledger merge {STRATEGY} run --out C", INSIDE, 1),
-    Case(
-        "ledger remove run --task nosuch --out C --resume --data data --model model --json --quiet",
+        "run --on run --without nosuch --out C --resume --data data --model model --quiet",
         "run did not learn a task 'nosuch'.",
         1,
     ),
-    Case(
-        "ledger update run --task nosuch --out C --resume --data data --model model --or-fewer --skip-bad-rows --json --quiet",
-        "run did not learn a task 'nosuch'.",
-        1,
-    ),
+    Case(f"run --on {STRATEGY} --without qnli --out C", INSIDE, 1),
 ]
 
 

@@ -47,7 +47,7 @@ def test_auto_falls_back_to_linear_with_a_note(
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model"]["readout"] == "linear"
     assert cli.main(["predict", str(tmp_path / "out"), "--task", "seats", "the film"]) == 0
     assert cli.main([*words, "--resume"]) == 0
-    less = ["ledger", "remove", str(tmp_path / "out"), "--task", "moods", "--out", str(tmp_path / "less")]
+    less = ["run", "--on", str(tmp_path / "out"), "--without", "moods", "--out", str(tmp_path / "less")]
     assert cli.main(less) == 0
     assert json.loads((tmp_path / "less" / "config.json").read_text())["model"]["readout"] == "linear"
 

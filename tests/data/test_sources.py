@@ -675,12 +675,27 @@ def test_a_stream_is_a_registered_name_or_task_names(tmp_path: Path) -> None:
     assert [bool(rows.train.second) for rows in demo] == [True, False, False]
 
 
-def test_a_stream_that_names_a_task_again_meets_its_next_version(tmp_path: Path) -> None:
+def test_a_stream_names_each_task_once(tmp_path: Path) -> None:
     for name in ("mine", "sst2"):
         task_folder(tmp_path, name, SINGLES)
-    first, _, second = load_tasks("mine,sst2,mine", str(tmp_path))
-    assert (first.task.name, second.task.name) == ("mine", "mine@2")
-    assert first.train == second.train
+    with pytest.raises(UsageError, match=r"The stream names 'mine' twice.*a task of another name, such as mine-2"):
+        load_tasks("mine,sst2,mine", str(tmp_path))
+
+
+def test_places_may_be_a_file_a_directory_and_the_demo(tmp_path: Path) -> None:
+    """A task is read from the first place that has it."""
+    task_folder(tmp_path / "data", "mine", SINGLES)
+    task_folder(tmp_path / "data", "sst2", SINGLES)
+    (tmp_path / "mine.jsonl").write_text(
+        (tmp_path / "data" / "mine" / "train.jsonl").read_text().replace("good", "fine")
+    )
+    places = [str(tmp_path / "mine.jsonl"), str(tmp_path / "data"), "demo"]
+    mine, sst2, qnli = load_tasks("mine,sst2,qnli", places)
+    assert mine.train != load_tasks("mine", places[1])[0].train
+    assert sst2.train == load_tasks("sst2", places[1])[0].train
+    assert qnli.train == load_tasks("qnli", "demo")[0].train
+    with pytest.raises(UnknownNameError, match="Unknown stream or task 'nosuch'"):
+        load_tasks("nosuch", places)
 
 
 @pytest.mark.parametrize("stream", ["", " , "])

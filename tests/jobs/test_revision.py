@@ -1,14 +1,10 @@
-"""A task that is taken back leaves the run that would have been without it, by the hashes of its files; one that is met again
-gets a further version, and the first keeps every bit.
-"""
+"""A run on top of another one equals, by the hashes of its files, a run that had the same tasks from the start."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-import re
-import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -18,10 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from forgetfree import Ledger, Predictor, cli
-from forgetfree.data.sources import load_tasks
+from forgetfree import Ledger, cli
+from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.jobs.stream_learner import StreamCheckpoint
 from forgetfree.json_file import sign
 from forgetfree.strategies.grafting_continual import GraftingContinual
@@ -41,7 +36,6 @@ TIMED = (
     "report.md",
     "report.html",
     "results.json",
-    "audit.jsonl",
 )
 MakeRun = Callable[..., Path]
 AGAIN: dict[str, Any] = {"strategies": ("grafting-continual", "bitfit")}
@@ -76,7 +70,12 @@ def run(
 
 def remove(run: Path, task: str, out: Path, *more: str) -> int:
     with redirect_stdout(io.StringIO()):
-        return cli.main(["ledger", "remove", str(run), "--task", task, "--out", str(out), "--quiet", *more])
+        return cli.main(["run", "--on", str(run), "--without", task, "--out", str(out), "--quiet", *more])
+
+
+def extend(run: Path, tasks: str, out: Path, *more: str) -> int:
+    with redirect_stdout(io.StringIO()):
+        return cli.main(["run", tasks, "--on", str(run), "--out", str(out), "--quiet", *more])
 
 
 @pytest.fixture(scope="module")
@@ -145,19 +144,10 @@ def test_earlier_tasks_keep_every_bit_and_nothing_is_fine_tuned_again(
     assert {each["phase"] for each in phases if each["task"] == "sst2"} == {"localize", "train"}
 
 
-@pytest.mark.sampled(share=0.3)
-def test_a_later_version_is_trained_again_without_the_first(run: MakeRun, tmp_path: Path) -> None:
-    """Though tasks stand alone: a version starts from the readout of the one before it."""
-    how: dict[str, Any] = {"strategies": ("grafting-continual",), "more": ("--set", "composition=alone")}
-    out = tmp_path / "out"
-    assert remove(run("qnli", "ag_news", "qnli", **how), "qnli@1", out) == 0
-    assert hashes(out) == hashes(run("ag_news", *Ledger.load(out / LEDGER).tasks[1:], **how))
-
-
 def test_nothing_of_the_task_is_left(removed: Callable[[str], Path]) -> None:
     out = removed("ag_news")
     naming = {path.name for path in out.rglob("*") if path.is_file() and b"ag_news" in path.read_bytes()}
-    assert naming <= {"audit.jsonl", "config.json", "unit.json"}  # the latter two in the command alone
+    assert naming <= {"config.json", "unit.json"}  # in the command alone
     for path in (out / "config.json", *out.glob("*/seed-0/unit.json")):
         content = json.loads(path.read_text())
         del content["command"]
@@ -211,9 +201,8 @@ def test_options_of_grafting_leave_the_run_without_the_task(
 def test_one_that_is_cut_short_goes_on(
     run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, expected = run("qnli", "ag_news", "sst2", "qnli", **AGAIN), run("qnli", "sst2", "qnli", **AGAIN)
-    out = tmp_path / "out"
-    learn, begin, cut, learned = StreamCheckpoint.learn, GraftingContinual.begin, [2], list[str]()
+    whole, expected, out = run(*TASKS, **AGAIN), run("ag_news", "sst2", **AGAIN), tmp_path / "out"
+    learn, begin, cut, learned = StreamCheckpoint.learn, GraftingContinual.begin, [1], list[str]()
 
     def learning(self: StreamCheckpoint, done: int) -> None:
         learn(self, done)
@@ -226,23 +215,21 @@ def test_one_that_is_cut_short_goes_on(
 
     monkeypatch.setattr(StreamCheckpoint, "learn", learning)
     monkeypatch.setattr(GraftingContinual, "begin", beginning)
-    assert remove(whole, "ag_news", out) == 1  # qnli is carried over, and sst2 is learned
-    assert "goes on: grafting-continual seed 0 after 2 of 3 tasks" in capsys.readouterr().err
+    assert remove(whole, "qnli", out) == 1
+    assert "goes on: grafting-continual seed 0 after 1 of 2 tasks" in capsys.readouterr().err
     cut.clear()
-    assert remove(whole, "ag_news", out) == 2
-    assert "--resume to go on with a cut remove" in capsys.readouterr().err
-    other = run("qnli", "ag_news", "qnli", **AGAIN)
-    assert remove(other, "ag_news", out, "--resume") == 2
+    assert remove(whole, "qnli", out) == 2
+    assert "--resume to go on with what was cut short" in capsys.readouterr().err
+    assert remove(run("qnli", "ag_news", **AGAIN), "qnli", out, "--resume") == 2
     assert "these differ: stream" in capsys.readouterr().err
-    assert remove(whole, "ag_news", tmp_path / "nowhere", "--resume") == 2
+    assert remove(whole, "qnli", tmp_path / "nowhere", "--resume") == 2
     assert "There is nothing to resume" in capsys.readouterr().err
     learned.clear()
-    for begins in (["qnli@2"], []):  # the second time, nothing is left to do
-        assert remove(whole, "ag_news", out, "--resume") == 0
+    for begins in (["sst2"], []):  # the second time, nothing is left to do
+        assert remove(whole, "qnli", out, "--resume") == 0
         assert learned == begins
         assert hashes(out) == hashes(expected)
         assert results(out)["runs"] == results(expected)["runs"]
-        assert len((out / LEDGER).with_name("audit.jsonl").read_text().splitlines()) == 1
         learned.clear()
 
 
@@ -261,28 +248,10 @@ def test_where_tasks_stand_alone_neither_data_nor_model_are_needed(run: MakeRun,
             assert (tmp_path / "out" / unit / file).read_bytes() == expected.read_bytes()
 
 
-def test_what_is_left_out_is_trained_by_the_command_that_is_told(run: MakeRun, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"strategies": ("bitfit", "continual-ft"), "options": OPTIONS[:6]}
-    out, said = tmp_path / "one out", io.StringIO()
-    with redirect_stdout(said):
-        line = ["ledger", "remove", str(run("sst2", "qnli", **how)), "--task", "qnli", "--out", str(out), "--quiet"]
-        assert cli.main(line) == 0
-        (told,) = re.findall(r"continual-ft seed 0\. forgetfree (.*) trains them", said.getvalue())
-        assert cli.main([*shlex.split(told), "--quiet"]) == 0
-    assert hashes(out / "continual-ft") == hashes(run("sst2", **how) / "continual-ft")
-
-
-def test_options_of_what_is_left_out_are_told_with_its_command(run: MakeRun, tmp_path: Path) -> None:
-    options = (*OPTIONS[:6], "--sparsity", "0.01", "--set", "region_steps=1")
-    how: dict[str, Any] = {"strategies": ("bitfit", "lotto"), "options": options}
-    out, said = tmp_path / "out", io.StringIO()
-    with redirect_stdout(said):
-        line = ["ledger", "remove", str(run("sst2", "qnli", **how)), "--task", "qnli", "--out", str(out), "--quiet"]
-        assert cli.main(line) == 0
-        (told,) = re.findall(r"lotto seed 0\. forgetfree (.*) trains them", said.getvalue())
-        assert cli.main([*shlex.split(told), "--quiet"]) == 0
-    expected = hashes(run("sst2", **how) / "lotto")  # where another unit has the floors
-    assert expected and hashes(tmp_path / "out-others" / "lotto").items() >= expected.items()
+def test_what_keeps_no_ledger_is_trained_again(run: MakeRun, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"strategies": ("bitfit", "continual-ft", "ewc"), "options": OPTIONS[:6]}
+    assert remove(run("sst2", "qnli", **how), "qnli", tmp_path / "out") == 0
+    same(tmp_path / "out", run("sst2", **how))
 
 
 @pytest.mark.sampled(share=0.3)
@@ -293,21 +262,11 @@ def test_where_the_task_is_withheld_all_is_trained_again(run: MakeRun, tmp_path:
 
 
 @pytest.mark.sampled(share=0.4)
-def test_two_tasks_leave_two_lines_of_audit(run: MakeRun, removed: Callable[[str], Path], tmp_path: Path) -> None:
-    whole, once, twice = run(*TASKS), removed("qnli"), tmp_path / "twice"
-    assert remove(once, "sst2", twice) == 0
-    same(twice, run("ag_news"))
-    unit = Path("wsn/seed-0")
-    first, second = (json.loads(line) for line in (twice / unit / "audit.jsonl").read_text().splitlines())
-    assert [each["action"] for each in (first, second)] == ["remove", "remove"]
-    assert (first["task"], first["trained_again"]) == ("qnli", ["ag_news", "sst2"])
-    assert (second["task"], second["trained_again"]) == ("sst2", [])
-
-    def digest(run: Path) -> str:
-        return hashlib.sha256((run / unit / "ledger.safetensors").read_bytes()).hexdigest()
-
-    ledgers = [each[when]["ledger.safetensors"]["sha256"] for each in (first, second) for when in ("before", "after")]
-    assert ledgers == [digest(whole), digest(once), digest(once), digest(twice)]
+def test_two_tasks_are_taken_back_one_after_the_other(
+    run: MakeRun, removed: Callable[[str], Path], tmp_path: Path
+) -> None:
+    assert remove(removed("qnli"), "sst2", tmp_path / "twice") == 0
+    same(tmp_path / "twice", run("ag_news"))
 
 
 def test_what_cannot_be_taken_back_is_refused(run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -320,140 +279,101 @@ def test_what_cannot_be_taken_back_is_refused(run: MakeRun, tmp_path: Path, caps
 
     assert "did not learn a task 'sst'. Did you mean 'sst2'?" in refusal(1, whole, "sst")
     assert "learned nothing but 'sst2'" in refusal(1, run("sst2", strategies=("graft-retrain",)), "sst2")
-    without = run("qnli", "sst2", strategies=("continual-ft",), options=OPTIONS[:6])
-    assert "keeps no ledger" in refusal(1, without, "sst2")
     assert "is not empty" in refusal(2, whole, "sst2", whole)
-    assert "is a file" in refusal(2, whole / "wsn/seed-0/ledger.safetensors", "sst2")
+    assert "is the folder of wsn in a run. Give the run itself" in refusal(1, whole / "wsn", "sst2")
     damaged = tmp_path / "damaged"
     shutil.copytree(whole, damaged)
     (damaged / "wsn/seed-0/scores.csv").write_text("")
     assert "is not finished, or its files are not as they were" in refusal(1, damaged, "sst2")
 
 
-# -- A task met again ------------------------------------------------------------------------------------
+# -- Further tasks ---------------------------------------------------------------------------------------
+
+#: What is kept of the tasks so far: a ledger, a model for each task, one model, adapters, nothing at all.
+KEPT = ("grafting-continual", "packnet", "fine-tune", "continual-ft", "lora", "ewc")
+FEW = (*OPTIONS[:6], "--sparsity", "0.01")
+GROWN: dict[str, Any] = {"strategies": KEPT, "options": FEW}
 
 
-def update(run: Path, task: str, out: Path, *more: str) -> int:
-    with redirect_stdout(io.StringIO()):
-        return cli.main(["ledger", "update", str(run), "--task", task, "--out", str(out), "--quiet", *more])
-
-
-def test_every_version_keeps_its_bits_and_builds_on_what_was_learned_since(
-    run: MakeRun, data_directory: Path, capsys: pytest.CaptureFixture[str]
+def test_further_tasks_are_learned_as_if_they_had_been_in_the_stream(
+    run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, after = run("qnli", "ag_news", **AGAIN), run("qnli", "ag_news", "qnli", **AGAIN)
-    ledger = Ledger.load(after / LEDGER)
-    assert ledger.tasks == ["qnli", "ag_news", "qnli@2"]
-    first, _, second = (set(record.owned.region.indices.tolist()) for record in ledger.records)
-    assert second and not second & first  # new entries; the first version's are frozen, and in the union
-    assert ledger.records[2].region == ledger.records[2].owned.region
+    one, three, learned = run("qnli", **GROWN), run(*TASKS, **GROWN), list[tuple[str, str]]()
+    train = ContinualStrategy.train
 
-    predictor, rows = Predictor.of_run(after), load_tasks("qnli", str(data_directory))[0].test
-    for asked, exact in (("qnli@1", "qnli"), ("qnli", "qnli@2"), ("qnli@2", "qnli@2")):
-        stored = load_file(after / "grafting-continual/seed-0/predictions.safetensors")[f"{exact}/logits"]
-        assert torch.equal(predictor.logits(asked, rows), stored)
-    assert not torch.equal(predictor.logits("qnli", rows), predictor.logits("qnli@1", rows))
-    then = load_file(before / "grafting-continual/seed-0/predictions.safetensors")["qnli/logits"]
-    assert torch.equal(predictor.logits("qnli@1", rows), then)
-    (grafting, *_) = results(after)["runs"]
-    assert grafting["summary"]["forgetting"] == 0
+    def training(self: Any, experience: Any, *more: Any, **named: Any) -> Any:
+        learned.append(
+            (self.NAME if hasattr(self, "NAME") else type(self).__name__, self.stream.task_of(experience).name)
+        )
+        return train(self, experience, *more, **named)
 
-    capsys.readouterr()
-    assert cli.main(["report", str(after), "--format", "json"]) == 0
-    (table,) = (each for each in json.loads(capsys.readouterr().out)["report"]["tables"] if "Transfer" in each["title"])
-    matrix = grafting["matrix"]
-    shown = dict(zip(table["header"], table["rows"][0], strict=True))
-    assert shown["BWT to qnli@2"].strip("*") == f"{100 * (matrix[3][2] - matrix[1][0]):.1f}"
-    assert {shown[f"forgetting {task}"].strip("*") for task in ledger.tasks} == {"0.0"}
+    monkeypatch.setattr(ContinualStrategy, "train", training)
+    assert extend(one, "ag_news,sst2", tmp_path / "out") == 0
+    same(tmp_path / "out", three)
+    again = {name for name, task in learned if task == "qnli"}
+    assert len(again) == 1  # EWC keeps nothing to go on from
+    monkeypatch.undo()
+    assert extend(run("qnli", "ag_news", **GROWN), "sst2", tmp_path / "again") == 0
+    assert hashes(tmp_path / "again") == hashes(three)
 
 
-def test_an_update_is_a_run_that_names_the_task_again(run: MakeRun, tmp_path: Path) -> None:
-    two, three, out = run("qnli", "ag_news", **AGAIN), run("qnli", "ag_news", "qnli", **AGAIN), tmp_path / "out"
-    assert update(two, "qnli", out) == 0
-    assert hashes(out) == hashes(three)
-    assert results(out)["runs"] == results(three)["runs"]
-    line = json.loads((out / LEDGER).with_name("audit.jsonl").read_text())
-    assert (line["action"], line["task"], line["trained_again"]) == ("update", "qnli@2", ["qnli@2"])
-    assert remove(out, "qnli@2", tmp_path / "back") == 0
-    same(tmp_path / "back", two)
-    assert remove(out, "qnli", tmp_path / "gone") == 0  # with all versions
-    assert Ledger.load(tmp_path / "gone" / LEDGER).tasks == ["ag_news"]
-
-
-def test_an_update_may_have_rows_of_its_own(
+def test_their_rows_may_lie_in_a_file_beside_those_of_the_run(
     run: MakeRun, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(data_directory / "qnli", tmp_path / "data" / "qnli")
-    (train,) = (tmp_path / "data" / "qnli").glob("train.*")
-    lines = train.read_text().splitlines(keepends=True)
-    train.write_text("".join(lines[:-3]))
-    two, out = run("qnli", "ag_news", **AGAIN), tmp_path / "out"
-    assert update(two, "qnli", out, "--data", str(tmp_path / "data")) == 0
-    rows = json.loads((out / "config.json").read_text())["data"]
-    assert rows["qnli@2"]["fingerprint"] != rows["qnli"]["fingerprint"]
-    capsys.readouterr()
-    assert cli.main(["export", str(out), "--task", "qnli@1", "--out", str(tmp_path / "model")]) == 0
-    for words, code, message in (
-        (("qnly",), 1, "did not learn a task 'qnly'. Did you mean 'qnli'?"),
-        (("qnli@4",), 1, "did not learn a task 'qnli@4'."),
-        (("qnli", "--data", "/nowhere"), 2, "'/nowhere' does not exist"),
+    lines = (data_directory / "sst2" / "train.jsonl").read_text()
+    (tmp_path / "billing.jsonl").write_text(lines)
+    one, out, file = run("qnli", **GRAFTING), tmp_path / "out", str(tmp_path / "billing.jsonl")
+    with redirect_stdout(io.StringIO()):
+        assert cli.main(["run", "--data", file, "--on", str(one), "--out", str(out), "--quiet"]) == 0
+    assert Ledger.load(out / LEDGER).tasks == ["qnli", "billing"]
+    command = ["run", "--config", str(out), "--out", str(tmp_path / "repeated"), "--quiet"]
+    with redirect_stdout(io.StringIO()):
+        assert cli.main(command) == 0
+    assert hashes(tmp_path / "repeated") == hashes(out)
+
+
+def test_some_strategies_of_the_run_or_others_and_more_seeds(run: MakeRun, tmp_path: Path) -> None:
+    whole = run(
+        "qnli", "sst2", strategies=("bitfit", "fine-tune"), options=FEW[:6], more=("--seed", "0", "--seed", "1")
+    )
+    base = run("qnli", strategies=("lora", "bitfit"), options=FEW[:6])
+    more = ("--strategy", "bitfit", "--strategy", "fine-tune", "--seed", "0", "--seed", "1")
+    assert extend(base, "sst2", tmp_path / "out", *more) == 0
+    assert hashes(tmp_path / "out") == hashes(whole)
+
+
+@pytest.mark.sampled(share=0.3)
+def test_tasks_that_are_answered_before_they_are_learned_have_the_same_scores(run: MakeRun, tmp_path: Path) -> None:
+    how: dict[str, Any] = {
+        "strategies": ("grafting-continual", "continual-ft"),
+        "more": ("--readout", "prompt", "--set", "upper_triangle=true"),
+    }
+    assert extend(run("qnli", "ag_news", **how), "sst2", tmp_path / "out") == 0
+    same(tmp_path / "out", run(*TASKS, **how))
+
+
+def test_what_cannot_be_learned_on_top_is_refused(
+    run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, out = run("qnli", **GRAFTING), tmp_path / "out"
+    for code, message, words in (
+        (1, "has learned 'qnli'. New rows of it are a task of another name", ("qnli",)),
+        (2, "Unknown task 'ag_new'. Did you mean 'ag_news'?", ("ag_new",)),
+        (2, "--steps cannot be given with --on: a run goes on with its own options", ("sst2", "--steps", "9")),
+        (2, "--without qnli takes a task away, and sst2 would be learned", ("sst2", "--without", "qnli")),
+        (2, "there is no such file", ("sst2", "--data", "nowhere.csv", "--data", "nor.csv")),
     ):
-        assert update(two, words[0], tmp_path / "other", *words[1:]) == code
+        assert cli.main(["run", *words, "--on", str(base), "--out", str(out), "--quiet"]) == code
         assert message in capsys.readouterr().err
-        assert not (tmp_path / "other").exists()
-    shutil.copytree(two, tmp_path / "older")
+        assert not out.exists()
+    assert cli.main(["run", "--on", str(base), "--out", str(out)]) == 2
+    assert "Name a task, or give its file by --data" in capsys.readouterr().err
+    assert cli.main(["run", "--without", "qnli"]) == 2
+    assert "Give it by --on RUN" in capsys.readouterr().err
+    shutil.copytree(base, tmp_path / "older")
     config = json.loads((tmp_path / "older" / "config.json").read_text())
     config["versions"]["torch"] = "1.0"
     (tmp_path / "older" / "config.json").write_text(json.dumps(sign(config)))
-    assert update(tmp_path / "older", "qnli", tmp_path / "other") == 1
+    assert extend(tmp_path / "older", "sst2", out) == 1
     assert "the version of torch (was 1.0" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()
-
-
-def test_a_version_has_the_labels_of_the_first_and_may_have_few_rows_of_one(
-    run: MakeRun, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    two, out, place = run("qnli", "ag_news", **AGAIN), tmp_path / "out", tmp_path / "data"
-    rows = [json.loads(line) for line in (data_directory / "qnli" / "train.jsonl").read_text().splitlines()]
-    for folder in (place / "qnli", place / "qnli@2"):
-        folder.mkdir(parents=True)
-    rare = [row for row in rows if row["label"]][:5]  # of which one is a test row, and one for validation
-    few = [row for row in rows if not row["label"]] + rare + [{**rare[0], "label": None}]
-    (place / "qnli@2" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in few))
-    skip = "--skip-bad-rows"
-    for names, words, code, message in (
-        (
-            None,
-            (),
-            1,
-            "expected an integer from 0, got nothing. Fix or remove the row. --skip-bad-rows leaves such rows out",
-        ),
-        (
-            "qnli@2",
-            (skip,),
-            1,
-            "'qnli@2' has the labels no, yes, and 'qnli' has entailment, not_entailment: they are no",
-        ),
-        ("qnli", (skip,), 1, "'qnli@2' has the labels no, yes, and 'qnli' has"),
-        (
-            None,
-            (skip,),
-            2,
-            "3 training rows of label 'not_entailment', fewer than --shots 4. Give more rows of it by --data, or",
-        ),
-        (None, (skip, "--or-fewer"), 0, ""),
-    ):
-        for source in place.rglob("source.json"):
-            source.unlink()
-        if names:
-            (place / names / "source.json").write_text('{"label_names": ["no", "yes"]}')
-        assert update(two, "qnli", out, "--data", str(place), *words) == code
-        assert message in capsys.readouterr().err
-        assert out.exists() == (code == 0)
-    assert results(out)["set"]["or_fewer"] == "true"
-
-
-def test_one_model_for_all_tasks_is_trained_on_it_again(run: MakeRun) -> None:
-    out = run("sst2", "qnli", "sst2", strategies=("continual-ft",), options=OPTIONS[:6])
-    (entry,) = results(out)["runs"]
-    assert [len(row) for row in entry["matrix"]] == [3] * 4
+    assert not out.exists()

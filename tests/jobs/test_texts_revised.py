@@ -1,4 +1,4 @@
-"""Tasks of texts that are taken back, met again, and merged: what stays is written with the same token ids and losses."""
+"""Tasks of texts that are taken back, or learned on top of others: what stays is written with the same token ids and losses."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prompted.run(prompted.write_data(place / "data"), model, place / "run", STRATEGY)
 
 
-def test_a_task_that_is_met_again_changes_no_text(run: Path, tmp_path: Path) -> None:
-    assert cli.main(["ledger", "update", str(run), "--task", "first", "--out", str(tmp_path / "again")]) == 0
-    before, after = prompted.answers_of_run(run, STRATEGY), prompted.answers_of_run(tmp_path / "again", STRATEGY)
-    assert all(before[task].same_as(after[task]) for task in prompted.TASKS)
-    old, new = Predictor.of_run(run), Predictor.of_run(tmp_path / "again")
-    assert list(new.tasks) == [*prompted.TASKS, "first@2"]
-    assert new.answer("first@1", ["great film"]) == old.answer("first", ["great film"])
+def test_a_further_task_changes_no_text(run: Path, tmp_path: Path) -> None:
+    """And the task that was taken back is learned again as it was."""
+    less, again = tmp_path / "less", tmp_path / "again"
+    assert cli.main(["run", "--on", str(run), "--without", "chat", "--out", str(less)]) == 0
+    assert cli.main(["run", "chat", "--on", str(less), "--out", str(again)]) == 0
+    before, after = prompted.answers_of_run(less, STRATEGY), prompted.answers_of_run(again, STRATEGY)
+    assert all(before[task].same_as(after[task]) for task in ("first", "last"))
+    assert list(Predictor.of_run(again).tasks) == ["first", "last", "chat"]
 
 
 def test_a_task_that_is_taken_back_changes_no_earlier_text(run: Path, tmp_path: Path) -> None:
-    assert cli.main(["ledger", "remove", str(run), "--task", "chat", "--out", str(tmp_path / "less")]) == 0
+    assert cli.main(["run", "--on", str(run), "--without", "chat", "--out", str(tmp_path / "less")]) == 0
     assert prompted.answers_of_run(run, STRATEGY)["first"].same_as(
         prompted.answers_of_run(tmp_path / "less", STRATEGY)["first"]
     )
@@ -52,25 +53,8 @@ def test_other_answers_than_the_run_s_are_noticed(
 
     write = generation.write
     monkeypatch.setattr(generation, "write", lambda *args, **how: [ids[:1] for ids in write(*args, **how)])
-    assert cli.main(["ledger", "update", str(run), "--task", "first", "--out", str(tmp_path / "again")]) == 1
+    assert cli.main(["run", "--on", str(run), "--without", "last", "--out", str(tmp_path / "less")]) == 1
     assert "does not answer first bit for bit" in capsys.readouterr().err
-
-
-def test_ledgers_of_texts_are_merged_with_their_scores(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = str(tmp_path / "both.safetensors")
-    ledger = str(run / STRATEGY / "seed-0" / "ledger.safetensors")
-    words = ["ledger", "merge", str(run), ledger, "--as-versions", "--out", out, "--data", str(run.parent / "data")]
-    assert cli.main(words) == 0
-    said = capsys.readouterr().out
-    score = prompted.answers_of_run(run, STRATEGY)["last"].score("rouge_l")
-    assert f"last@2 (was last) of {ledger}" in said and f"score {100 * score:.1f} % before" in said
-    model = str(run.parent / "model")
-    assert cli.main(["ledger", "verify", out, "--model", model]) == 0
-    both, one = Predictor.of_run(out, model=model), Predictor.of_run(run)
-    (written,) = both.answer("last@2", ["great film"])
-    assert written.text == one.answer("last", ["great film"])[0].text
 
 
 def test_losses_on_texts_that_no_task_trains_are_carried_or_measured_again(run: Path, tmp_path: Path) -> None:
@@ -82,7 +66,7 @@ def test_losses_on_texts_that_no_task_trains_are_carried_or_measured_again(run: 
     (before,) = json.loads((whole / "results.json").read_text())["runs"]
     for task, kept in (("last", ["first", "chat"]), ("first", ["chat", "last"])):
         out = tmp_path / f"without-{task}"
-        assert cli.main(["ledger", "remove", str(whole), "--task", task, "--out", str(out)]) == 0
+        assert cli.main(["run", "--on", str(whole), "--without", task, "--out", str(out)]) == 0
         results = json.loads((out / "results.json").read_text())
         after = results["runs"][0]["held_aside"]
         assert (results["tasks"], len(after["by_task"])) == (kept, 2)

@@ -66,15 +66,15 @@ def at_renames(given: argparse.Namespace, here: Campaign) -> None:
 
 
 def of_revisions(given: argparse.Namespace, here: Campaign) -> None:
-    """Kill ``ledger remove`` and ``ledger update`` at random moments and at their first renames."""
-    for action, count in (("remove", given.moments // 4), ("update", given.moments // 8)):
+    """Kill ``run --on`` at random moments and at its first renames."""
+    for action, count in (("without", given.moments // 4), ("further", given.moments // 8)):
         revision, before = Harness(Revision(here.folder / action, action=action)), len(here.failures)
         for moment, delay in revision.moments(count, given.seed):
-            attempt(here, f"ledger {action}, moment {moment}", revision.killed_at, moment, delay)
+            attempt(here, f"run --on, {action}, moment {moment}", revision.killed_at, moment, delay)
         for number in range(1, min(given.renames, 12) + 1):
-            what = f"ledger {action}, rename {number}"
+            what = f"run --on, {action}, rename {number}"
             attempt(here, what, revision.killed_at_replace, number, after=number % 2 == 0)
-        tell(here, before, f"SIGKILL of ledger {action} at {count} random moments and its first renames")
+        tell(here, before, f"SIGKILL of run --on, {action}, at {count} random moments and its first renames")
 
 
 def of_predictions(given: argparse.Namespace, here: Campaign) -> None:

@@ -78,7 +78,7 @@ class Revision(World):
     """A task of a run that is taken back (``remove``), so that the next one is learned again; or learned again (``update``)."""
 
     strategies: Sequence[str] = ("grafting-continual",)
-    action: str = "remove"
+    action: str = "without"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,7 +87,8 @@ class Revision(World):
 
     def words(self, out: Path, *more: str) -> list[str]:
         """Return the command line of the revision."""
-        return ["ledger", self.action, str(self.whole), "--task", "sst2", "--out", str(out), "--quiet", *more]
+        change = ["--without", "sst2"] if self.action == "without" else ["ag_news"]
+        return ["run", *change, "--on", str(self.whole), "--out", str(out), "--quiet", *more]
 
 
 @dataclass

@@ -200,7 +200,7 @@ def test_it_goes_the_users_way(
     assert torch.equal(theta[record.owned.region.indices], record.owned.values)
 
     out = tmp_path / "without"
-    call("ledger", "remove", whole, "--task", "ag_news", "--out", out, "--quiet")
+    call("run", "--on", whole, "--without", "ag_news", "--out", out, "--quiet")
     for file in ("ledger.safetensors", "predictions.safetensors", "scores.csv"):
         digests = [hashlib.sha256((each / unit / file).read_bytes()).hexdigest() for each in (out, expected)]
         assert digests[0] == digests[1]

@@ -58,7 +58,7 @@ from forgetfree.models.location import locate
 from forgetfree.models.module_model import ModuleModel, check_own_dtype
 from forgetfree.output import check_place, refuse_used
 from forgetfree.results.calibration import calibration_rows
-from forgetfree.tasks import TaskDefinition, usual_max_length, version_of
+from forgetfree.tasks import TaskDefinition, usual_max_length
 from forgetfree.training.cost import TaskSize
 from forgetfree.training.encoded_task import sampled
 from forgetfree.training.localization import LocalizationOptions
@@ -395,15 +395,7 @@ def _phases(
     """Yield the phases of a unit; a fine-tuned model that another unit makes costs nothing, and ``shared`` names that unit."""
     options, common, model = unit.options, findings.workload.common, findings.model
     evaluations = unit.evaluations + (0 if model.trains_readouts else unit.before_learning)
-    bases = [version_of(task)[0] for task in unit.tasks]
-    sizes = [
-        replace(
-            _size(task, unit, findings),
-            again=base in bases[:number],
-            trains_readout=model.trains_readouts,
-        )
-        for number, (task, base) in enumerate(zip(unit.tasks, bases, strict=True))
-    ]
+    sizes = [replace(_size(task, unit, findings), trains_readout=model.trains_readouts) for task in unit.tasks]
     for task, size, phases in zip(unit.tasks, sizes, unit.cost(sizes).phases, strict=True):
         tokens = lengths.get(task) or [max_length // 2]
         length = min(costs.padded(tokens, options.batch_size), max_length)

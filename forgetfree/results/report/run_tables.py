@@ -18,7 +18,6 @@ from forgetfree.results.report.evidence_tables import evidence_tables
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best, without_columns
 from forgetfree.results.report.words import meanings
 from forgetfree.results.run_results import UNTRAINED, LedgerSummary, Run
-from forgetfree.tasks import version_of
 
 #: A number of a run, by row and column of a table.
 Value = Callable[[Run, int, int], float | None]
@@ -217,26 +216,8 @@ def _transfer(comparison: Comparison) -> Grid:
         _summary("FWT", "fwt", 1, comparison.scale),
         _summary("intransigence", "intransigence", -1, comparison.scale),
         forgotten,
-        _versions(comparison),
     )
     return replace(grid, of_tasks=True)
-
-
-def _versions(comparison: Comparison) -> Columns:
-    """Return columns that say what it brought to meet a task again."""
-    places: dict[str, list[int]] = {}
-    for place, task in enumerate(comparison.tasks):
-        places.setdefault(version_of(task)[0], []).append(place)
-    signs, shows = comparison.signs, _shows(comparison)
-    ends = [(versions[0], versions[-1]) for versions in places.values() if len(versions) > 1]
-
-    def brought(run: Run, _: int, i: int) -> float:
-        first, latest = ends[i]
-        scores = run.learning_matrix
-        return signs[latest] * float(scores[-1][latest] - scores[first + 1][first])
-
-    headers = [f"BWT to {comparison.tasks[latest]}" for _, latest in ends]
-    return Columns(headers, brought, [shows[latest] for _, latest in ends], 1, "BWT to a version")
 
 
 def _calibration(comparison: Comparison) -> Grid:

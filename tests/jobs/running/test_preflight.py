@@ -132,29 +132,6 @@ def test_a_strategy_says_its_phases_and_what_it_keeps(
     assert kept < whole / 2
 
 
-def test_a_task_that_is_met_again_is_trained_one_way_from_what_was_learned_since(
-    plan: Plan, usual: list[str], tmp_path: Path
-) -> None:
-    """Under ``composition=auto``; its θ_ft is no other unit's. Both ways count their search from 1, in turn."""
-    words = ["run", "qnli,sst2,qnli", "--strategy", "fine-tune", "--strategy", "grafting-continual", "--steps", "4"]
-    words += [
-        word
-        for each in ("composition=auto", "localize_at=union", "mask_steps=2", "sparsity=0.01")
-        for word in ("--set", each)
-    ]
-    alone, union = plan(*words)["units"]
-    phases = [phase for phase in union["phases"] if phase["phase"] != "evaluate"]
-    assert [(phase["phase"], phase["steps"], phase.get("shared")) for phase in phases] == [
-        ("fine_tune", 0, alone["unit"]), ("localize", 2, None), ("train", 4, None),
-        ("fine_tune", 0, alone["unit"]), ("localize", 4, None), ("train", 8, None),
-        ("fine_tune", 4, None), ("localize", 2, None), ("train", 4, None),
-    ]  # fmt: skip
-    assert cli.main([*words, *usual]) == 0
-    logged = map(json.loads, (tmp_path / "out" / union["unit"] / "history.jsonl").read_text().splitlines())
-    again = [(line["phase"], line["step"]) for line in logged if line.get("task") == "qnli@2" and "step" in line]
-    assert [again.count((name, 1)) for name in ("fine_tune", "localize", "train")] == [1, 1, 1]
-
-
 def test_steps_follow_the_rule_of_the_paper(plan: Plan) -> None:
     """16·n·k: two labels of 4 shots are 128 updates, four are 256."""
     found = plan("run", "ag_news,sst2", "--strategy", "fine-tune", "--seed", "0", "--seed", "7")
