@@ -69,9 +69,11 @@ class Binding:
     Attributes:
         network: what decides answers in the configuration, as JSON (see `network_of`).
         tokenizer: the SHA-256 of what the tokenizer does (see `tokenizer_digest`); empty for models that read no texts.
-        readout: how logits are read: ``linear``, ``prompt``, ``causal``.
+        readout: how logits are read: ``linear``, ``prompt``, ``causal``; ``classifier``: by heads of `architecture`.
         max_length: the longest row that is read, in tokens.
         precision: the precision of forward passes: ``fp32``, ``bf16`` or ``fp16``.
+        architecture: the Hugging Face class that another trainer trained, see `forgetfree.learning`; of its body the ledger's
+            tensors are named. Empty for a run.
     """
 
     network: Network
@@ -79,6 +81,7 @@ class Binding:
     readout: ReadoutKind = "linear"
     max_length: Annotated[int, Field(ge=0)] = 0
     precision: Precision = "fp32"
+    architecture: str = ""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
 

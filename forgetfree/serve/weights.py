@@ -118,10 +118,7 @@ class LedgerWeights(TaskWeights):
         self.definitions: dict[str, TaskDefinition] = {}
         for record in ledger.records:
             if record.definition is None:
-                raise LedgerError(
-                    f"The ledger does not say what task {record.task!r} asks for: it was learned in another trainer, or its "
-                    "rows are no texts. Answer by forgetfree.answering(model, ledger, task), LedgerSwitch or MixedBatchModel."
-                )
+                raise LedgerError(unsaid(record.task))
             self.definitions[record.task] = record.definition
         self.binding = loaded.binding(ledger.binding.precision if ledger.binding else "fp32")
         self.switch = LedgerSwitch(ledger, loaded.model.backbone, fingerprint=loaded.fingerprint)
@@ -145,6 +142,14 @@ class LedgerWeights(TaskWeights):
         with self.switch.task(task):
             self.switch.release()
             yield
+
+
+def unsaid(task: str) -> str:
+    """Return the sentence on a task whose record does not say what it is."""
+    return (
+        f"The ledger does not say what task {task!r} asks for: it was learned without labels= and tokenizer=, or its rows are "
+        "no texts. Learn it with them, or answer by forgetfree.answering(model, ledger, task)."
+    )
 
 
 class SharedWeights(RunWeights):
