@@ -165,14 +165,19 @@ def tokenizer_digest(tokenizer: Any, *, chats: bool = False) -> str:
     That is its vocabulary, its merges or scores, its special tokens, the rules that change and split texts, and the
     ids of texts that show how they work. Its files do not count: another version of a library may write them in another way.
     """
-    special = ("bos", "eos", "pad", "sep", "cls", "mask", "unk")
+    names = ("bos", "eos", "pad", "sep", "cls", "mask", "unk")
+    special = {name: getattr(tokenizer, f"{name}_token_id", None) for name in names}
+    if (
+        special["pad"] == special["eos"]
+    ):  # which fills rows where there is no other, whether somebody has said so or not
+        special["pad"] = None
     backend = getattr(tokenizer, "backend_tokenizer", None)
     described = {} if backend is None else json.loads(backend.to_str())  # a fast tokenizer describes itself
     content = {
         "vocabulary": sorted(tokenizer.get_vocab().items()),
         "pieces": _pieces(described),
         "rules": _rules(described),
-        "special": {name: getattr(tokenizer, f"{name}_token_id", None) for name in special},
+        "special": special,
         "alone": [tokenizer(text, verbose=False)["input_ids"] for text in _PROBES],
         "pairs": [tokenizer(text, "b", verbose=False)["input_ids"] for text in _PROBES],
         "plain": [

@@ -27,7 +27,7 @@ from forgetfree.models.loading import LoadedModel, dtype_of, load_bound, load_mo
 from forgetfree.serve.classification import Answer, text_rows
 from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, check_texts, served
 from forgetfree.serve.source import Source, check_run_binding
-from forgetfree.serve.weights import LedgerWeights, TaskWeights, weights_of
+from forgetfree.serve.weights import LedgerWeights, TaskWeights, unsaid, weights_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, chosen_version
 from forgetfree.training.loop import predict
 from forgetfree.training.task_features import TaskFeatures, share_of_entropy
@@ -159,10 +159,13 @@ class Predictor:
 
         Raises:
             TaskError: the task is not among those that were learned.
+            LedgerError: the ledger does not say what it is.
         """
         task = chosen_version(task, self.tasks)
         if task not in self.tasks:
             known = list(self.tasks)
+            if self.ledger and task in self.ledger.tasks:
+                raise LedgerError(unsaid(task))
             raise TaskError(
                 f"There is no task {brief(task)} to answer.{nearest(task, known)} "
                 f"The run learned: {', '.join(known) or 'none'}."

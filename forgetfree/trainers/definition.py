@@ -75,6 +75,12 @@ def meaning_of(
     form = _FORMS.get(kind or "classification", kind)
     if form not in KIND_OF_FORM:
         raise UnknownNameError("kind of task", str(kind), {*KIND_OF_FORM, *_FORMS})
+    known = _OF_TEXTS if KIND_OF_FORM[form] == "generation" else _OF_LABELS
+    if unknown := [name for name in settings if name not in known]:
+        raise UsageError(
+            f"learning has no argument {unknown[0]!r} for a task of kind {form!r}.{nearest(unknown[0], known)} Its settings "
+            f"are {', '.join(known)}."
+        )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise UsageError(
             "labels= and kind= say what a task is only together with the tokenizer that texts are read by, got tokenizer="
@@ -99,9 +105,13 @@ def meaning_of(
         _check_head(model, body, head, len(definition.labels), tokenizer)
     digest = tokenizer_digest(tokenizer, chats=readout == "generate")
     now = Binding(network_of(body), digest, readout, length, bound.precision if bound else "fp32", name)
-    differ = bound.differences(now) if bound else []
-    if bound and readout == "classifier" and bound.architecture not in ("", name):
-        differ.append(f"the model's class (expected {bound.architecture}, got {name})")
+    differ = []
+    if bound and bound.readout != readout:
+        differ = [f"by the readout {bound.readout}, and not {readout}"]
+    elif bound and readout == "classifier" and bound.architecture != name:
+        differ = [f"by heads of {bound.architecture}, and not of {name}"]
+    elif bound:
+        differ = bound.differences(now)
     if differ:
         raise LedgerError(
             f"Task {task!r} cannot be answered beside the ledger's other tasks, which are read otherwise: {'; '.join(differ)}. "
@@ -112,19 +122,17 @@ def meaning_of(
 
 def _definition(task: str, form: str, labels: Sequence[str] | None, settings: Mapping[str, Any]) -> TaskDefinition:
     """Return the definition that labels and settings are of."""
-    kind = registry.kind(form)
-    known = _OF_TEXTS if KIND_OF_FORM[form] == "generation" else _OF_LABELS
-    if unknown := [name for name in settings if name not in known]:
-        raise UsageError(
-            f"learning has no argument {unknown[0]!r} for a task of kind {form!r}.{nearest(unknown[0], known)} Its settings "
-            f"are {', '.join(known)}."
-        )
-    fields = {name: [value] if name == "stop" and isinstance(value, str) else value for name, value in settings.items()}
-    fields = {"metric": kind.metrics[0]} | {name: value for name, value in fields.items() if name != "max_length"}
+    fields = {"name": task, "kind": form, "labels": labels or (), "metric": registry.kind(form).metrics[0]}
+    fields |= {name: value for name, value in settings.items() if name != "max_length"}
+    if isinstance(stop := settings.get("stop"), str):
+        fields["stop"] = [stop]
     try:
-        return TaskDefinition.of_fields({"name": task, "kind": form, "labels": list(labels or ())} | fields)
+        definition = TaskDefinition.of_fields(fields)
+        if faults := registry.unknown_names(definition):
+            raise ValueError(faults[0])
     except (ValueError, TypeError) as error:
         raise UsageError(f"Task {task!r} cannot be answered as it is described: {error}.") from error
+    return definition
 
 
 def _head_of(model: Any, definition: TaskDefinition) -> tuple[ReadoutKind, dict[str, str]]:
