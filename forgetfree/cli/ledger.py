@@ -122,18 +122,12 @@ def _verify_run(ledger: Ledger, path: Path) -> Path | None:
 def _verify_model(ledger: Ledger, name: str, path: Path) -> None:
     """Raise ``LedgerError`` unless the ledger belongs to the model, and would answer with it as it did."""
     from forgetfree.ledger import check_binding, check_weights
-    from forgetfree.models.loading import dtype_of, load_model
+    from forgetfree.models.loading import load_bound
 
-    dtype = dtype_of(ledger.space)
+    loaded = load_bound(name, ledger.binding, ledger.space)
+    check_weights(ledger, loaded.model.backbone, loaded.fingerprint)
     if binding := ledger.binding:
-        loaded = load_model(name, binding.readout, max_length=binding.max_length, dtype=dtype)
-        check_weights(ledger, loaded.model.backbone, loaded.fingerprint)
         check_binding(ledger, loaded.binding(binding.precision), str(path))
-        return
-    try:
-        check_weights(ledger, load_model(name, dtype=dtype).model.backbone)
-    except LedgerError:
-        check_weights(ledger, load_model(name, "linear", dtype=dtype).model.backbone)
 
 
 # -- Tables ----------------------------------------------------------------------------------------------

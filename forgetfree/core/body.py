@@ -28,9 +28,16 @@ def body_of(model: nn.Module) -> nn.Module:
     return body if isinstance(body, nn.Module) else backbone
 
 
-def body_prefix(backbone: nn.Module) -> str:
+def part_named(model: nn.Module, space: ParameterSpace) -> nn.Module:
+    """Return the part of a model whose tensors have a space's names: its body, or else the model with its head."""
+    backbone = model.backbone if isinstance(model, ReadoutModel) else model
+    body, name = body_of(model), space.tensors[0].name
+    return body if name in dict(body.named_parameters(remove_duplicate=False)) else backbone
+
+
+def body_prefix(backbone: nn.Module, body: nn.Module | None = None) -> str:
     """Return the prefix of the body's tensor names in ``backbone``, such as ``bert.``; empty if there is none."""
-    body = body_of(backbone)
+    body = body_of(backbone) if body is None else body
     name = next(name for name, module in backbone.named_modules() if module is body)
     return f"{name}." if name else ""
 

@@ -226,7 +226,7 @@ class ReadoutModel(nn.Module):
         if len(tasks) == 1:
             return self.read(features, tasks[0])
         width = max(self._head(task).n_labels for task in tasks)
-        logits = features.new_full((len(features), width), LOWEST, dtype=torch.float32)
+        logits = task_labels.new_full((len(features), width), LOWEST, dtype=torch.float32)
         for task in tasks:
             rows = task_labels == task
             read = self.read(features[rows], task)

@@ -20,6 +20,9 @@ DTYPES = {
     )
 }
 
+#: Tensors begin at a multiple of this many bytes, as those that PyTorch allocates do: kernels may round otherwise elsewhere.
+ALIGNMENT = 64
+
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Return copies of a module's parameters and persistent buffers, on the CPU."""
@@ -31,6 +34,14 @@ def load_tensors_(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors with these names into ``module``, bit for bit."""
     for name, tensor in module.state_dict(keep_vars=True).items():
         tensor.copy_(tensors[name])
+
+
+@torch.no_grad()
+def align_(module: nn.Module) -> None:
+    """Let each parameter on the CPU begin at a multiple of `ALIGNMENT`, as those of a file may not."""
+    for parameter in module.parameters():
+        if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
+            parameter.data = parameter.data.clone()
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:

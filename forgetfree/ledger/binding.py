@@ -69,9 +69,11 @@ class Binding:
     Attributes:
         network: what decides answers in the configuration, as JSON (see `network_of`).
         tokenizer: the SHA-256 of what the tokenizer does (see `tokenizer_digest`); empty for models that read no texts.
-        readout: how logits are read: ``linear``, ``prompt``, ``causal``.
+        readout: how logits are read: ``linear``, ``prompt``, ``causal``; ``classifier``: by heads of `architecture`.
         max_length: the longest row that is read, in tokens.
         precision: the precision of forward passes: ``fp32``, ``bf16`` or ``fp16``.
+        architecture: the Hugging Face class that another trainer trained, see `forgetfree.learning`; of its body the ledger's
+            tensors are named. Empty for a run.
     """
 
     network: Network
@@ -79,6 +81,7 @@ class Binding:
     readout: ReadoutKind = "linear"
     max_length: Annotated[int, Field(ge=0)] = 0
     precision: Precision = "fp32"
+    architecture: str = ""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
 
@@ -162,14 +165,19 @@ def tokenizer_digest(tokenizer: Any, *, chats: bool = False) -> str:
     That is its vocabulary, its merges or scores, its special tokens, the rules that change and split texts, and the
     ids of texts that show how they work. Its files do not count: another version of a library may write them in another way.
     """
-    special = ("bos", "eos", "pad", "sep", "cls", "mask", "unk")
+    names = ("bos", "eos", "pad", "sep", "cls", "mask", "unk")
+    special = {name: getattr(tokenizer, f"{name}_token_id", None) for name in names}
+    if (
+        special["pad"] == special["eos"]
+    ):  # which fills rows where there is no other, whether somebody has said so or not
+        special["pad"] = None
     backend = getattr(tokenizer, "backend_tokenizer", None)
     described = {} if backend is None else json.loads(backend.to_str())  # a fast tokenizer describes itself
     content = {
         "vocabulary": sorted(tokenizer.get_vocab().items()),
         "pieces": _pieces(described),
         "rules": _rules(described),
-        "special": {name: getattr(tokenizer, f"{name}_token_id", None) for name in special},
+        "special": special,
         "alone": [tokenizer(text, verbose=False)["input_ids"] for text in _PROBES],
         "pairs": [tokenizer(text, "b", verbose=False)["input_ids"] for text in _PROBES],
         "plain": [

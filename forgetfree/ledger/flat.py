@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.tensors import ALIGNMENT
 
-#: Tensors begin at a multiple of this many bytes, as those that PyTorch allocates do: kernels may round otherwise elsewhere.
-_ALIGNMENT = 64
 _dtype = attrgetter("dtype")
 
 
@@ -97,7 +96,7 @@ class FlatTensors:
         self._tensors, self._flat = tensors, None
         if any(tensor.dtype != space.dtype or tensor.layout is not torch.strided for tensor in tensors):
             return
-        width = _ALIGNMENT // space.dtype.itemsize
+        width = ALIGNMENT // space.dtype.itemsize
         ends = torch.tensor([-(-spec.size // width) * width for spec in space.tensors], device="cpu").cumsum(0)
         starts = torch.cat([torch.tensor([0], device="cpu"), ends[:-1]])
         self._shifts = starts - space.boundaries[:-1]

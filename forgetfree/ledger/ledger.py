@@ -181,18 +181,21 @@ class Ledger:
         if binding is None or record.definition is None or not binding.tokenizer:
             return {}
         first = {spec.name.partition(".")[0] for spec in space.tensors}
-        # A language model, whose body is one of its attributes; but T5's is its own body.
-        if binding.readout in BY_WORDS and not first <= {"encoder", "decoder"}:
+        # A run's language model, whose body is one of its attributes; but T5's is its own body.
+        if binding.readout in BY_WORDS and not binding.architecture and not first <= {"encoder", "decoder"}:
             cut = len(min(first)) + 1
             if len(first) > 1:
                 return {}
             space = ParameterSpace(tuple(replace(spec, name=spec.name[cut:]) for spec in space.tensors))
+        headed = binding.readout == "classifier"
         origin = GraftOrigin(
             record.definition,
             binding.readout,
             "",
             self.fingerprint,
             entries / len(space),
+            architecture=binding.architecture if headed else "",
+            classes=tuple(range(len(record.definition.labels))) if headed else (),
             max_length=binding.max_length,
             network=binding.network,
             tokenizer=binding.tokenizer,
@@ -259,10 +262,11 @@ class Ledger:
                 f"{tuple(record.owned.values.shape)}."
             )
         defined = record.definition
-        if defined is not None and (defined.name != record.task or len(defined.labels) != len(record.classes)):
+        classes = len(record.classes)
+        if defined is not None and (defined.name != record.task or classes not in (0, len(defined.labels))):
             raise LedgerError(
-                f"{where} needs its own definition, and a class for each label: expected {record.task!r} with "
-                f"{len(record.classes)} labels, got {defined.name!r} with {len(defined.labels)}."
+                f"{where} needs its own definition, and a class for each label or none: expected {record.task!r} with "
+                f"{classes} labels, got {defined.name!r} with {len(defined.labels)}."
             )
         if damaged := not_finite({"values": record.owned.values, **record.readout, **record.buffers}):
             raise LedgerError(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from forgetfree.core.body import part_named
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import Precision, ReadoutModel, autocast
 from forgetfree.display import counted
@@ -207,11 +208,12 @@ class MixedBatchModel:
         device = next(self._model.parameters()).device
         answers: dict[int, Tensor] = {}
         with autocast(self._precision, device.type):
-            sizes = [len(numbers) for numbers in groups.values()]
-            features = torch.split(self._model.features(x.to(device)), sizes)
-            for (task, numbers), own in zip(groups.items(), features, strict=True):
+            features, start = self._model.features(x.to(device)), 0
+            for task, numbers in groups.items():
+                own = features[start : start + len(numbers)]
                 logits = self._model.read(own, self._labels[task]).float().cpu()
                 answers |= zip(numbers, logits, strict=True)
+                start += len(numbers)
         return answers
 
 
@@ -279,7 +281,7 @@ class Corrections:
     """
 
     def __init__(self, space: ParameterSpace, backbone: nn.Module) -> None:
-        self._space, self._backbone = space, backbone
+        self._space, self._backbone = space, (backbone := part_named(backbone, space))
         parameters = space.parameters(backbone)
         numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._sites: list[_Site] = []

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.body import POOLER, body_prefix, fingerprint_of
+from forgetfree.core.body import POOLER, fingerprint_of, part_named
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import check_buffers, digest_of, persistent_buffers
 from forgetfree.errors import LedgerError, RegionError
@@ -30,7 +30,7 @@ class LedgerSwitch:
 
     Args:
         ledger: the records.
-        backbone: the base model; it must hold θ_pre now.
+        model: the base model, or any with its body where the ledger is of that; it must hold θ_pre now.
         check: first compare layout, configuration and fingerprint with the ledger's (reads the whole model once).
         fingerprint: the model's, if it is known already.
 
@@ -38,11 +38,9 @@ class LedgerSwitch:
         LedgerError: the ledger belongs to another model.
     """
 
-    def __init__(
-        self, ledger: Ledger, backbone: nn.Module, *, check: bool = True, fingerprint: str | None = None
-    ) -> None:
+    def __init__(self, ledger: Ledger, model: nn.Module, *, check: bool = True, fingerprint: str | None = None) -> None:
         self.ledger = ledger
-        self._backbone = backbone
+        self._backbone = backbone = part_named(model, ledger.space)
         self._entries = FlatTensors(backbone, ledger.space)
         #: Of each part (see `Ledger.parts`) that was ever written: its entries and values, and θ_pre there.
         self._written: dict[int, tuple[Graft, Tensor]] = {}
@@ -53,7 +51,7 @@ class LedgerSwitch:
         self._begun = False
         self._stage = 0
         if check:
-            check_weights(ledger, backbone, fingerprint)
+            check_weights(ledger, model, fingerprint)
 
     @property
     def stage(self) -> int:
@@ -197,14 +195,16 @@ def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[s
 # -- Checks that a ledger belongs to a model. Each raises ``LedgerError`` and says what differs. ----------
 
 
-def check_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None = None) -> None:
-    """Check that ``backbone`` has the layout, the configuration and the weights of the ledger's base model.
+def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = None) -> None:
+    """Check that ``model`` has the layout, the configuration and the weights of the ledger's base model.
 
     Args:
         ledger: the ledger to check.
-        backbone: the base model. It may have a pooler that the ledger's model lacks, because no pooler is grafted.
+        model: the base model, or any with its body where the ledger is of that. It may have a pooler that the ledger's model
+            lacks, because no pooler is grafted.
         fingerprint: the model's, if it is known already.
     """
+    backbone = part_named(model, ledger.space)
     _check_names(ledger, backbone)
     try:
         ledger.space.check_dtypes(backbone)
@@ -220,7 +220,7 @@ def check_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None =
             f"The ledger belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json that "
             "the stream was trained with."
         )
-    actual = fingerprint or fingerprint_of(backbone)
+    actual = fingerprint if fingerprint and backbone is model else fingerprint_of(backbone)
     if actual != ledger.fingerprint and fingerprint_of(backbone, without=POOLER) != ledger.fingerprint:
         raise LedgerError(
             f"The ledger belongs to other weights: expected fingerprint {ledger.fingerprint[:12]}, the model's is "
@@ -229,16 +229,11 @@ def check_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None =
 
 
 def _check_names(ledger: Ledger, backbone: nn.Module) -> None:
-    """Raise ``LedgerError`` where one is of a model with a head and the other of its body, which names tensors otherwise."""
+    """Raise ``LedgerError`` where the ledger is of a model with a head, and this is a body, which names tensors otherwise."""
     own = {name for name, _ in backbone.named_parameters(remove_duplicate=False)}
     names = [spec.name for spec in ledger.space.tensors]
     if names[0] in own:
         return
-    if (prefix := body_prefix(backbone)) and own.issuperset(prefix + name for name in names):
-        raise LedgerError(
-            f"The ledger is of the body of a model, and the {type(backbone).__name__} has that below {prefix!r}. Give its "
-            "base_model."
-        )
     prefix = names[0].partition(".")[0] + "."
     if all(name.startswith(prefix) and name.removeprefix(prefix) in own for name in names):
         raise LedgerError(

@@ -34,6 +34,7 @@ from forgetfree.models.checkpoint import (
     read_weights,
 )
 from forgetfree.models.generation import plain_generation
+from forgetfree.models.heads import HeadModel, classifier_class
 from forgetfree.models.location import locate
 from forgetfree.models.task_model import TaskModel, TokenLayout, positions_of
 from forgetfree.recipes import ModelDtype
@@ -125,6 +126,7 @@ def load_model(
     max_length: int | None = None,
     dtype: ModelDtype = "float32",
     tasks: Iterable[TaskDefinition] = (),
+    architecture: str = "",
 ) -> LoadedModel:
     """Load a pre-trained model.
 
@@ -139,13 +141,15 @@ def load_model(
             ``tasks``.
         dtype: to hold the backbone's weights in, whatever its files have; readouts are in float32.
         tasks: that it is to learn; ``auto`` looks at their label words.
+        architecture: for the readout ``classifier``, the class that its heads are of.
 
     Raises:
         UsageError: the name is not known anywhere, or the readout is none of the five.
         ModelError: the model is damaged, or has no head for the readout; or a part of one in memory is frozen, and
             ``graftable`` does not say what to train.
     """
-    if readout not in ("auto", *READOUTS):
+    headed = readout == "classifier" and bool(architecture)
+    if readout not in ("auto", *READOUTS) and not headed:
         raise UsageError(f"Unknown readout {readout!r}. Known: auto, {', '.join(READOUTS)}.")
     tasks = list(tasks)
     if max_length is None:
@@ -154,7 +158,7 @@ def load_model(
         with deferred("scipy.optimize"):  # for losses of object detection alone
             from transformers import PreTrainedModel  # noqa: F401
         config = read_config(path, called)
-        kind = choose_readout(config, readout, called)
+        kind = choose_readout(config, "linear" if headed else readout, called)
         tokenizer = read_tokenizer(path, called)
         if note := _words_note(tokenizer, readout, kind, tasks):
             kind = "linear"
@@ -170,10 +174,30 @@ def load_model(
     if kind == "generate":
         _check_start(backbone, called)
         backbone.generation_config = plain_generation(tokenizer, tokens.pad, backbone.config)
-    model = TaskModel(
-        backbone, tokens, kind, read_last=reads_last(config), dropout=head_dropout(config), graftable=graftable
-    )
+    if headed:
+        classifier_class(architecture, backbone.config)
+        model: TaskModel = HeadModel(backbone, tokens, architecture)
+        kind = "classifier"
+    else:
+        model = TaskModel(
+            backbone, tokens, kind, read_last=reads_last(config), dropout=head_dropout(config), graftable=graftable
+        )
     return LoadedModel(called, model, tokenizer, kind, fingerprint, min(max_length, positions_of(backbone)), note)
+
+
+def load_bound(name: str, binding: Binding | None, space: ParameterSpace) -> LoadedModel:
+    """Return the model of a ledger, as its binding says that it is read; without one, as any model is.
+
+    Args:
+        name: see `load_model`.
+        binding: the ledger's.
+        space: its parameter space, which says in which dtype.
+    """
+    dtype = dtype_of(space)
+    if binding is None:
+        return load_model(name, dtype=dtype)
+    architecture, max_length = binding.architecture, binding.max_length
+    return load_model(name, binding.readout, max_length=max_length, dtype=dtype, architecture=architecture)
 
 
 @contextmanager

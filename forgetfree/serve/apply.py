@@ -18,6 +18,7 @@ from forgetfree.files import StrPath, new_directory, write_atomically
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.models.checkpoint import quiet, read_config, read_weights
 from forgetfree.models.fine_tuned_directory import READOUT, write_readout
+from forgetfree.models.heads import HeadModel
 from forgetfree.models.loading import LoadedModel, body_loader, dtype_of, load_model, loader_of
 from forgetfree.models.location import locate
 from forgetfree.output import check_empty
@@ -101,6 +102,9 @@ def export_task(predictor: Predictor, task: str, out: StrPath, strategy: str = "
     definition, loaded = predictor.definition(task), predictor.loaded
     check_empty(Path(out))
     origin = GraftOrigin(definition, loaded.readout, loaded.name, "", 0.0, max_length=loaded.max_length)
+    if isinstance(loaded.model, HeadModel):
+        classes = tuple(range(len(definition.labels)))
+        origin = replace(origin, architecture=loaded.model.architecture, classes=classes)
     with predictor.weights.merged(definition.name):
         return write_model(loaded, origin, predictor.readout(task), out, Change("export", strategy))
 

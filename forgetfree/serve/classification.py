@@ -18,6 +18,7 @@ from forgetfree.display import brief, escaped, is_text
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.ledger.binding import set_network_
 from forgetfree.ledger.graft import GraftOrigin
+from forgetfree.models.heads import classifier_class
 from forgetfree.models.loading import LoadedModel, body_loader, reads_last
 from forgetfree.models.sequence_classifier import sequence_classifier
 from forgetfree.serve.network import Parts, Reading, TaskNetwork, check_linear, name_labels_, tokenizer_of
@@ -210,19 +211,7 @@ def _reads_alike(tokenizer: Any, rows: Rows, inputs: Sequence[Mapping[str, Tenso
 
 def _classifier(config: Any, body: Mapping[str, Tensor], readout: Mapping[str, Tensor], origin: GraftOrigin) -> Any:
     """Return the sequence classifier whose head is the readout, with the base model's body."""
-    import transformers
-
-    kind = getattr(transformers, origin.architecture, None)
-    if not origin.architecture.endswith("ForSequenceClassification") or not isinstance(kind, type):
-        raise GraftError(
-            f"The graft's readout is the head of {origin.architecture!r}, which this version of transformers does not have. "
-            "Expected a …ForSequenceClassification."
-        )
-    if getattr(kind, "config_class", None) is not type(config):
-        raise GraftError(
-            f"The graft's readout is the head of a {origin.architecture}, and the model is of type {config.model_type!r}. "
-            "Give the model that the graft was made from."
-        )
+    kind = classifier_class(origin.architecture, config)
     if origin.network:  # what the head computes is not in the base model's
         set_network_(config, origin.network)
     network = kind(config).float().eval()

@@ -23,11 +23,11 @@ from forgetfree.errors import DataError, LedgerError, ModelError, RunError, Task
 from forgetfree.files import StrPath
 from forgetfree.kinds.kind import kind_of
 from forgetfree.ledger import Ledger, MixedBatchModel
-from forgetfree.models.loading import LoadedModel, dtype_of, load_model
+from forgetfree.models.loading import LoadedModel, dtype_of, load_bound, load_model
 from forgetfree.serve.classification import Answer, text_rows
 from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, check_texts, served
 from forgetfree.serve.source import Source, check_run_binding
-from forgetfree.serve.weights import LedgerWeights, TaskWeights, weights_of
+from forgetfree.serve.weights import LedgerWeights, TaskWeights, unsaid, weights_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 from forgetfree.training.loop import predict
 from forgetfree.training.task_features import TaskFeatures, share_of_entropy
@@ -105,9 +105,7 @@ class Predictor:
     @classmethod
     def of_ledger(cls, ledger: Ledger, model: str, device: str = "auto") -> Predictor:
         """Return the predictor of a ledger, for its base model; ``device`` as for `of_run`."""
-        binding, dtype = ledger.binding, dtype_of(ledger.space)
-        arguments: dict[str, Any] = {"readout": binding.readout, "max_length": binding.max_length} if binding else {}
-        loaded = load_model(model, dtype=dtype, **arguments)
+        loaded = load_bound(model, ledger.binding, ledger.space)
         loaded.model.to(find_device(device))
         return cls(loaded, ledger)
 
@@ -116,11 +114,14 @@ class Predictor:
         """Return the predictor of a file that a strategy saved: see `of_run`."""
         try:
             ledger = Ledger.load(source.file) if source.is_ledger else None
-            readout, max_length = source.base.get("readout", "linear"), source.base.get("max_length", MAX_LENGTH)
             if ledger is not None and ledger.binding:
-                readout, max_length = ledger.binding.readout, ledger.binding.max_length
-            graftable, dtype = (source.graftable, source.dtype) if ledger is None else (None, dtype_of(ledger.space))
-            loaded = load_model(source.model, readout, graftable=graftable, max_length=max_length, dtype=dtype)
+                loaded = load_bound(source.model, ledger.binding, ledger.space)
+            else:
+                readout, max_length = source.base.get("readout", "linear"), source.base.get("max_length", MAX_LENGTH)
+                graftable, dtype = (
+                    (source.graftable, source.dtype) if ledger is None else (None, dtype_of(ledger.space))
+                )
+                loaded = load_model(source.model, readout, graftable=graftable, max_length=max_length, dtype=dtype)
             loaded.model.to(find_device(device))
             features = None
             if source.task_inference == "lda":  # the model holds θ_pre now
@@ -158,9 +159,12 @@ class Predictor:
 
         Raises:
             TaskError: the task is not among those that were learned.
+            LedgerError: the ledger does not say what it is.
         """
         if task not in self.tasks:
             known = list(self.tasks)
+            if self.ledger and task in self.ledger.tasks:
+                raise LedgerError(unsaid(task))
             raise TaskError(
                 f"There is no task {brief(task)} to answer.{nearest(task, known)} "
                 f"The run learned: {', '.join(known) or 'none'}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,25 +11,31 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.body import body_of
-from forgetfree.core.readout_model import LINEAR
+from forgetfree.core.readout_model import BY_WORDS, LINEAR
 from forgetfree.core.tensors import load_tensors_
-from forgetfree.errors import RunError, UsageError
+from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.ledger.records import Record
+from forgetfree.models.heads import HiddenRows, make_head, read_head
 from forgetfree.models.loading import reads_last
 from forgetfree.models.task_model import mean_of_tokens
 from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.served_task import served
 from forgetfree.serve.source import LEDGER, saved_file
+from forgetfree.serve.weights import unsaid
+
+#: From hidden states ``(B, L, H)``, token ids and attention mask to logits.
+Logits = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 
 
 class TaskSwitch:
     """Switches a transformers model between its own weights and the tasks of a ledger.
 
     While a task is in place, the model has the task's weights, its ``config`` names the task's labels, and the ``logits`` of
-    its output are those of the task's linear readout, whatever head the model has or lacks: they are computed from the body's
-    hidden states as in the run. They are ``(B, n)``, or ``(B, L, n)`` for a task that labels words: a word's are those at its
-    first token. A readout by label words adds no layer, so such a model keeps its own logits,
+    its output are those of the task's linear readout, or of its head in another trainer, whatever head the model has or lacks:
+    they are computed from the body's hidden states as in training. They are ``(B, n)``, or ``(B, L, n)`` for a task that labels
+    words: a word's are those at its first token. A readout by label words adds no layer, so such a model keeps its own logits,
     and the words' logits are among them. `to` with ``None`` gives back weights, output and configuration as they were.
 
     Args:
@@ -63,24 +69,20 @@ class TaskSwitch:
             TaskError: the ledger does not hold the task.
         """
         position = None if task is None else self.ledger.position(task)
+        record = None if position is None else self.ledger.records[position]
+        reader = None if record is None or self._readout in BY_WORDS else self._reader(record)
         while self._hooks:
             self._hooks.pop().remove()
         self._switch.to(0 if position is None else position + 1)
         config = self._model.config
         config.id2label, config.label2id = map(dict, self._labels)
-        if position is None:
-            return
-        record = self.ledger.records[position]
-        if record.definition is not None:
+        if record is not None and record.definition is not None:
             config.id2label = dict(enumerate(record.definition.labels))
             config.label2id = {label: number for number, label in config.id2label.items()}
-        if self._readout in LINEAR:
-            of_words = record.definition is not None and served(record.definition).of_words
+        if reader is not None:
             self._hooks = [
                 self._body.register_forward_hook(self._note),
-                self._model.register_forward_hook(
-                    self._reader(record.own_readout, of_words=of_words), with_kwargs=True
-                ),
+                self._model.register_forward_hook(reader, with_kwargs=True),
             ]
 
     @contextmanager
@@ -95,12 +97,9 @@ class TaskSwitch:
     def _note(self, body: nn.Module, inputs: Any, output: Any) -> None:
         self._hidden = getattr(output, "last_hidden_state", None)
 
-    def _reader(self, tensors: dict[str, Tensor], *, of_words: bool) -> Any:
-        """Return a hook that puts the logits of a readout into the model's output: of the row, or at all its positions."""
-        labels, width = tensors["weight"].shape
-        readout = nn.Linear(width, labels, device=next(self._body.parameters()).device)
-        load_tensors_(readout, tensors)
-        last = reads_last(self._model.config)
+    def _reader(self, record: Record) -> Any:
+        """Return a hook that puts the logits of a task into the model's output: of the row, or at all its positions."""
+        logits = self._head(record) if self._readout == "classifier" else self._linear(record)
 
         def read(model: nn.Module, args: Any, inputs: dict[str, Any], output: Any) -> Any:
             hidden, self._hidden = self._hidden, None
@@ -108,18 +107,48 @@ class TaskSwitch:
                 raise UsageError(
                     "The model returned a tuple, expected an output with names. Leave out return_dict=False."
                 )
-            if self._readout == "mean":
-                mask = inputs.get("attention_mask")
-                hidden = mean_of_tokens(
-                    hidden, torch.ones(hidden.shape[:2], device=hidden.device) if mask is None else mask
-                )
-            elif not of_words:
-                rows = torch.arange(len(hidden), device=hidden.device)
-                hidden = hidden[rows, _last(inputs.get("attention_mask"), hidden) if last else torch.zeros_like(rows)]
-            output["logits"] = readout.to(hidden.device)(hidden.to(readout.weight.dtype))
+            ids, mask = args[0] if args else inputs.get("input_ids"), inputs.get("attention_mask")
+            output["logits"] = logits(hidden, ids, mask)
             return output
 
         return read
+
+    def _head(self, record: Record) -> Logits:
+        """Return what reads hidden states by a head of transformers' own."""
+        binding, config = self.ledger.binding, self._model.config
+        if binding is None or (definition := record.definition) is None:
+            raise LedgerError(unsaid(record.task))
+        head = make_head(binding.architecture, config, len(definition.labels), config.pad_token_id)
+        load_tensors_(head, record.own_readout)
+
+        def logits(hidden: Tensor, ids: Tensor | None, mask: Tensor | None) -> Tensor:
+            if ids is None:
+                raise UsageError("The head reads input_ids, too, and the model was called without. Give them.")
+            return read_head(head.to(hidden.device, hidden.dtype), HiddenRows(hidden, ids, mask))
+
+        return logits
+
+    def _linear(self, record: Record) -> Logits:
+        """Return what reads hidden states by a linear readout."""
+        if "weight" not in (tensors := record.own_readout):
+            raise LedgerError(unsaid(record.task))
+        labels, width = tensors["weight"].shape
+        readout = nn.Linear(width, labels, device=next(self._body.parameters()).device)
+        load_tensors_(readout, tensors)
+        last = reads_last(self._model.config)
+        of_words = record.definition is not None and served(record.definition).of_words
+
+        def logits(hidden: Tensor, ids: Tensor | None, mask: Tensor | None) -> Tensor:
+            if self._readout == "mean":
+                ones = torch.ones(hidden.shape[:2], device=hidden.device)
+                hidden = mean_of_tokens(hidden, ones if mask is None else mask)
+            elif not of_words:
+                rows = torch.arange(len(hidden), device=hidden.device)
+                hidden = hidden[rows, _last(mask, hidden) if last else torch.zeros_like(rows)]
+            read: Tensor = readout.to(hidden.device)(hidden.to(readout.weight.dtype))
+            return read
+
+        return logits
 
 
 def _file_of(place: Path) -> Path:

@@ -102,7 +102,7 @@ class RunWeights(TaskWeights):
 
 
 class LedgerWeights(TaskWeights):
-    """Answers with the records of a ledger.
+    """Answers with the records of a ledger that say what their tasks are.
 
     Args:
         loaded: the base model.
@@ -110,19 +110,14 @@ class LedgerWeights(TaskWeights):
         source: where the ledger is from, if it is from a run.
 
     Raises:
-        LedgerError: the ledger belongs to another model or run, or is of rows that are no texts; the message says which.
+        LedgerError: the ledger belongs to another model or run, or says of no task what it is; the message says which.
     """
 
     def __init__(self, loaded: LoadedModel, ledger: Ledger, source: Source | None = None) -> None:
         self.ledger = ledger
-        self.definitions: dict[str, TaskDefinition] = {}
-        for record in ledger.records:
-            if record.definition is None:
-                raise LedgerError(
-                    f"The ledger does not say what task {record.task!r} asks for: it was learned in another trainer, or its "
-                    "rows are no texts. Answer by forgetfree.answering(model, ledger, task), LedgerSwitch or MixedBatchModel."
-                )
-            self.definitions[record.task] = record.definition
+        self.definitions = {each.task: each.definition for each in ledger.records if each.definition is not None}
+        if ledger.tasks and not self.definitions:
+            raise LedgerError(unsaid(ledger.tasks[0]))
         self.binding = loaded.binding(ledger.binding.precision if ledger.binding else "fp32")
         self.switch = LedgerSwitch(ledger, loaded.model.backbone, fingerprint=loaded.fingerprint)
         check_binding(ledger, self.binding, "The ledger")
@@ -145,6 +140,14 @@ class LedgerWeights(TaskWeights):
         with self.switch.task(task):
             self.switch.release()
             yield
+
+
+def unsaid(task: str) -> str:
+    """Return the sentence on a task whose record does not say what it is."""
+    return (
+        f"The ledger does not say what task {task!r} asks for: it was learned without labels= and tokenizer=, or its rows are "
+        "no texts. Learn it with them, or answer by forgetfree.answering(model, ledger, task)."
+    )
 
 
 class SharedWeights(RunWeights):

@@ -148,7 +148,7 @@ def _theta(model: Any, body: nn.Module, space: ParameterSpace, fine_tuned: Mappi
             fine_tuned, dtype=model.dtype, use_safetensors=True, trust_remote_code=False
         )
         state = tuned.state_dict()
-    prefix = body_prefix(model)
+    prefix = body_prefix(model, body)
     pieces = []
     for spec in space.tensors:
         tensor = state.get(prefix + spec.name, state.get(spec.name))

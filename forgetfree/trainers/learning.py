@@ -10,15 +10,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.body import body_fingerprint, body_of
+from forgetfree.core.body import POOLER, fingerprint_of, part_named
 from forgetfree.core.graft import grafted
 from forgetfree.core.regions import Region
-from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
+from forgetfree.core.tensors import align_, persistent_buffers
 from forgetfree.errors import LedgerError, ModelError, UnknownNameError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger, Record, changed_buffers
+from forgetfree.ledger.binding import network_differences, network_of
 from forgetfree.ledger.graft import Graft
 from forgetfree.trainers.choice import Loss, Source, choose_region, loss_of_model
+from forgetfree.trainers.definition import meaning_of, word_head
 from forgetfree.trainers.vector import NAME, RegionVector
 
 
@@ -57,6 +59,10 @@ def learning(
     composition: Literal["union", "alone"] = "union",
     heads: Sequence[str] | None = None,
     seed: int = 0,
+    labels: Sequence[str] | None = None,
+    kind: str | None = None,
+    tokenizer: Any = None,
+    **settings: Any,
 ) -> Iterator[Skill]:
     """Let any trainer train a task inside, within its region alone; at the end the ledger has the task, and the model θ_pre.
 
@@ -80,16 +86,27 @@ def learning(
         heads: names of modules that the task trains whole and keeps in the ledger, such as ``["score"]``. Default: all that
             lies outside of the model's body, apart from an LM head.
         seed: of ``region_from="random"``.
+        labels: the names of the head's outputs, in order. With ``tokenizer``, all of forgetfree answers the task from the
+            ledger; so it does with ``kind`` where the model writes texts. Default: `answering` alone does.
+        kind: ``generation``, ``messages`` (chats), ``pair`` (of texts) or ``tagging``; default: ``classification``, of a text.
+        tokenizer: the model's.
+        settings: ``max_length`` in tokens and ``metric``; of texts also ``instruction``, ``template``, ``max_new_tokens``,
+            ``stop`` and ``closed_answers``, see `forgetfree.tasks.TaskDefinition`.
 
     Raises:
         TaskError: the ledger has the task.
-        LedgerError: the model is not the ledger's, or holds something else than θ_pre.
+        LedgerError: the model is not the ledger's, or holds something else than θ_pre; or other tasks are read otherwise.
         UsageError: what is given cannot be trained, or leaves no entry that is free; nothing has changed.
         TrainingError: the loss is not finite, or the trainer takes the model apart.
     """
     ledger.check_new(task)
     body = check_model(model, ledger)
     named = _heads(model, body, heads)
+    meaning = None
+    if labels is not None or kind is not None or tokenizer is not None or settings:
+        meaning = meaning_of(model, body, ledger.binding, task, kind, labels, tokenizer, settings)
+        if named and meaning.definition.writes:
+            raise UsageError(f"Texts are written by the model's own head, got heads={list(named)}. Leave heads= out.")
     alone = _stands_alone(composition, ledger)
     if region is None:
         region = choose_region(
@@ -112,8 +129,12 @@ def learning(
             f"No entry is free for task {task!r}: earlier tasks own all that it may train. Let it stand alone "
             "(composition='alone'), or begin a ledger with a smaller sparsity."
         )
-    carried, before = _carried(ledger, alone), {name: tensors_of(head) for name, head in named.items()}
-    buffers = {name: buffer.clone() for name, buffer in persistent_buffers(body).items()}
+    carried, own = (
+        _carried(ledger, alone),
+        [f"{name}.{key}" for name, head in named.items() for key in head.state_dict()],
+    )
+    kept = meaning.head if meaning else {name: name for name in own}
+    before, buffers = _state(model, {*own, *kept.values()}), _buffers(body)
     try:
         with ExitStack() as stack:
             stack.enter_context(grafted(body, ledger.space, carried.region, carried.values))
@@ -122,19 +143,20 @@ def learning(
             with vector.attached(list(named.values())):
                 yield Skill(task, region, free, vector.values, tuple(named))
             changed = {name: buffer.clone() for name, buffer in changed_buffers(body, buffers).items()}
-            learned = {f"{name}.{key}": each for name, head in named.items() for key, each in tensors_of(head).items()}
+            state = _state(model, kept.values())
             values = vector.values.detach().to("cpu", ledger.space.dtype)
     finally:
-        _restore(body, buffers, named, before)
-    if body_fingerprint(model) != ledger.fingerprint:
+        _restore(model, body, before, buffers)
+    if fingerprint_of(body, without=POOLER) != ledger.fingerprint:
         raise LedgerError(
             f"The trainer changed weights that task {task!r} does not own, so the model no longer holds θ_pre and the task was "
             "not recorded. Load the model again, and let nothing else write into its weights inside learning(…); a checkpoint "
             "must be of the same region."
         )
-    ledger.append(
-        Record(task, region, Graft(free, values), len(region) / len(ledger.space), learned, changed, alone=alone)
-    )
+    learned, definition = {name: state[there] for name, there in kept.items()}, meaning.definition if meaning else None
+    share = len(region) / len(ledger.space)
+    ledger.append(Record(task, region, Graft(free, values), share, learned, changed, definition, alone=alone))
+    ledger.binding = meaning.binding if meaning else ledger.binding
 
 
 @contextmanager
@@ -152,24 +174,19 @@ def answering(model: nn.Module, ledger: Ledger, task: str) -> Iterator[nn.Module
     """
     record = ledger.records[ledger.position(task)]
     body = check_model(model, ledger)
-    heads = {name: tensors for name, tensors in _by_module(model, record.readout).items()}
-    named = {name: model.get_submodule(name) for name in heads}
-    before = {name: tensors_of(head) for name, head in named.items()}
-    buffers = {name: buffer.clone() for name, buffer in persistent_buffers(body).items()}
+    readout = _placed(model, record)
+    before, buffers = _state(model, readout), _buffers(body)
     graft = ledger.graft(task)
     try:
         with grafted(body, ledger.space, graft.region, graft.values):
-            for name, head in named.items():
-                load_tensors_(head, heads[name])
-            for name, buffer in record.buffers.items():
-                body.get_buffer(name).copy_(buffer)
+            _restore(model, body, readout, record.buffers)
             yield model
     finally:
-        _restore(body, buffers, named, before)
+        _restore(model, body, before, buffers)
 
 
 def check_model(model: nn.Module, ledger: Ledger) -> nn.Module:
-    """Return the body of a model that holds the ledger's θ_pre.
+    """Return the part of a model that the ledger is of, its body or itself; it holds θ_pre.
 
     Raises:
         ModelError: a model of this form cannot be grafted.
@@ -181,12 +198,19 @@ def check_model(model: nn.Module, ledger: Ledger) -> nn.Module:
             "A task is being learned on this model. End that block first; one model learns one task at a time."
         )
     check_plain(model)
-    if body_fingerprint(model) != ledger.fingerprint:
+    part = part_named(model, ledger.space)
+    if fingerprint_of(part, without=POOLER) != ledger.fingerprint:
         raise LedgerError(
             "The model does not hold the weights that the ledger belongs to. Load the pre-trained model that Ledger.of_model "
-            "was given, with the same dtype."
+            "was given, or that the run was made with, with the same dtype."
         )
-    return body_of(model)
+    if ledger.binding and (differ := network_differences(ledger.binding.network, network_of(part))):
+        raise LedgerError(
+            f"The ledger belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json that it "
+            "had then."
+        )
+    align_(model)
+    return part
 
 
 def check_plain(model: nn.Module) -> None:
@@ -247,18 +271,32 @@ def _heads(model: nn.Module, body: nn.Module, names: Sequence[str] | None) -> di
     return {name: modules[name] for name in names}
 
 
-def _by_module(model: nn.Module, readout: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Return tensors that are named as in the model, by the module that they belong to and their names there."""
-    modules: dict[str, dict[str, Tensor]] = {}
+def _placed(model: nn.Module, record: Record) -> dict[str, Tensor]:
+    """Return what reads a task out, by names in the model.
+
+    Raises:
+        LedgerError: the model has no place for it.
+    """
+    readout, own = dict(record.own_readout), model.state_dict()
+    if "weight" in readout:  # of words, or of a run
+        if (place := word_head(model)) is None:
+            raise LedgerError(
+                f"Task {record.task!r} is read by a linear layer of its own, which this {type(model).__name__} has no place "
+                "for. Answer by forgetfree.TaskSwitch(ledger, model)."
+            )
+        readout = {f"{place}.{name}": tensor for name, tensor in readout.items()}
     for name, tensor in readout.items():
-        path, _, last = name.rpartition(".")
-        modules.setdefault(path, {})[last] = tensor
-    if lacking := [name for name in modules if name not in dict(model.named_modules())]:
-        raise LedgerError(
-            f"The task was learned with the head {lacking[0]!r}, which this {type(model).__name__} lacks. Load the model with "
-            "the head that the task was learned with."
-        )
-    return modules
+        if name not in own:
+            raise LedgerError(
+                f"The task was learned with the head {name.rpartition('.')[0]!r}, which this {type(model).__name__} lacks. "
+                "Load the model with the head that the task was learned with."
+            )
+        if own[name].shape != tensor.shape:
+            raise LedgerError(
+                f"Task {record.task!r} was learned with a head of another size: expected {name!r} of shape "
+                f"{tuple(tensor.shape)}, got {tuple(own[name].shape)}. Load the model with num_labels={len(tensor)}."
+            )
+    return readout
 
 
 def _carried(ledger: Ledger, alone: bool) -> Graft:
@@ -271,14 +309,21 @@ def _carried(ledger: Ledger, alone: bool) -> Graft:
     )
 
 
+def _state(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
+    """Return copies of tensors of a model, on the CPU."""
+    own = model.state_dict()
+    return {name: own[name].cpu().clone() for name in names}
+
+
+def _buffers(body: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in persistent_buffers(body).items()}
+
+
 @torch.no_grad()
-def _restore(
-    body: nn.Module,
-    buffers: Mapping[str, Tensor],
-    heads: Mapping[str, nn.Module],
-    before: Mapping[str, Mapping[str, Tensor]],
-) -> None:
+def _restore(model: nn.Module, body: nn.Module, head: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+    """Copy tensors of a head and buffers of the body into a model."""
     for name, buffer in buffers.items():
         body.get_buffer(name).copy_(buffer)
-    for name, head in heads.items():
-        load_tensors_(head, before[name])
+    own = model.state_dict()
+    for name, tensor in head.items():
+        own[name].copy_(tensor)

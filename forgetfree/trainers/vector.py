@@ -43,7 +43,7 @@ class RegionVector:
         self._pieces = [(tensors[i], local, where) for i, local, where in space.split(region.indices)]
         self._homes = [_home(body, space.tensors[i].name) for i, _, _ in space.split(region.indices)]
         self._dtypes = [(tensor.dtype, tensor.shape) for tensor, _, _ in self._pieces]
-        self._names = [body_prefix(model) + space.tensors[i].name for i, _, _ in space.split(region.indices)]
+        self._names = [body_prefix(model, body) + space.tensors[i].name for i, _, _ in space.split(region.indices)]
         self._passes = 0  # of the model and its body that have begun and not ended
 
     @contextmanager

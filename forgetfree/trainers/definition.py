@@ -1,0 +1,191 @@
+"""What a task is that is learned in a trainer of others, so that everything else of forgetfree answers it from the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from forgetfree import registry
+from forgetfree.core.readout_model import ReadoutKind
+from forgetfree.core.tensors import load_tensors_
+from forgetfree.core.trained import trainable
+from forgetfree.data.prompts import PromptEncoder
+from forgetfree.errors import LedgerError, UnknownNameError, UsageError, nearest
+from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
+from forgetfree.models.checkpoint import TEXT_ENCODER, check_weights
+from forgetfree.models.heads import HiddenRows, make_head, read_head
+from forgetfree.models.loading import body_loader
+from forgetfree.models.task_model import head_names, positions_of
+from forgetfree.tasks import KIND_OF_FORM, TaskDefinition, usual_max_length
+
+#: The forms of rows that kinds have as a rule.
+_FORMS = {"classification": "single", "tagging": "tokens"}
+#: The settings of tasks that are answered by labels, and those of texts.
+_OF_LABELS = ("metric", "max_length")
+_OF_TEXTS = (*_OF_LABELS, "instruction", "template", "max_new_tokens", "stop", "closed_answers")
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a task is, and what its answers depend on.
+
+    Attributes:
+        definition: the task.
+        binding: of the model.
+        head: the names in the model of the tensors that read it out, by their names in the ledger.
+    """
+
+    definition: TaskDefinition
+    binding: Binding
+    head: Mapping[str, str]
+
+
+def meaning_of(
+    model: Any,
+    body: nn.Module,
+    bound: Binding | None,
+    task: str,
+    kind: str | None,
+    labels: Sequence[str] | None,
+    tokenizer: Any,
+    settings: Mapping[str, Any],
+) -> Meaning:
+    """Return what a task is.
+
+    Args:
+        model: is trained.
+        body: its part that the ledger is of.
+        bound: what the ledger's other tasks depend on, if that is known.
+        task: its name.
+        kind: of tasks, or a form of rows; default: one label a text.
+        labels: the names of the head's outputs, in order; none for texts.
+        tokenizer: the model's.
+        settings: of the kind.
+
+    Raises:
+        UsageError: what is given does not fit the kind or the model; the message says what.
+        ModelError: the tokenizer is not the model's, or the head cannot be read apart from it.
+        LedgerError: the ledger's other tasks are read otherwise.
+    """
+    form = _FORMS.get(kind or "classification", kind)
+    if form not in KIND_OF_FORM:
+        raise UnknownNameError("kind of task", str(kind), {*KIND_OF_FORM, *_FORMS})
+    known = _OF_TEXTS if KIND_OF_FORM[form] == "generation" else _OF_LABELS
+    if unknown := [name for name in settings if name not in known]:
+        raise UsageError(
+            f"learning has no argument {unknown[0]!r} for a task of kind {form!r}.{nearest(unknown[0], known)} Its settings "
+            f"are {', '.join(known)}."
+        )
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise UsageError(
+            "labels= and kind= say what a task is only together with the tokenizer that texts are read by, got tokenizer="
+            f"{type(tokenizer).__name__}. Give the model's own, which is saved with it: tokenizer=…."
+        )
+    name, settings = type(model).__name__, dict(settings)
+    definition = _definition(task, form, labels, settings)
+    length = settings.get("max_length", bound.max_length if bound else usual_max_length([definition]))
+    if not isinstance(length, int) or length < 2:
+        raise UsageError(f"max_length must be a number of tokens from 2 on, got {length!r}.")
+    length = min(length, positions_of(model))
+    readout: ReadoutKind = "generate"
+    head: dict[str, str] = {}
+    if definition.writes:
+        if not hasattr(model, "can_generate") or not model.can_generate():
+            raise UsageError(f"kind={kind!r} needs a model that writes texts, and {name} does not. Give …ForCausalLM.")
+        PromptEncoder(tokenizer, definition, length, closed=bool(model.config.is_encoder_decoder))
+    else:
+        readout, head = _head_of(model, definition)
+    check_weights(model, [], tokenizer, readout, name)
+    if head:
+        _check_head(model, body, head, len(definition.labels), tokenizer)
+    digest = tokenizer_digest(tokenizer, chats=readout == "generate")
+    now = Binding(network_of(body), digest, readout, length, bound.precision if bound else "fp32", name)
+    differ = []
+    if bound and bound.readout != readout:
+        differ = [f"by the readout {bound.readout}, and not {readout}"]
+    elif bound and readout == "classifier" and bound.architecture != name:
+        differ = [f"by heads of {bound.architecture}, and not of {name}"]
+    elif bound:
+        differ = bound.differences(now)
+    if differ:
+        raise LedgerError(
+            f"Task {task!r} cannot be answered beside the ledger's other tasks, which are read otherwise: {'; '.join(differ)}. "
+            "Begin a ledger of its own by Ledger.of_model(model), or learn it without labels=, kind= and tokenizer=."
+        )
+    return Meaning(definition, bound or now, head)
+
+
+def _definition(task: str, form: str, labels: Sequence[str] | None, settings: Mapping[str, Any]) -> TaskDefinition:
+    """Return the definition that labels and settings are of."""
+    fields = {"name": task, "kind": form, "labels": labels or (), "metric": registry.kind(form).metrics[0]}
+    fields |= {name: value for name, value in settings.items() if name != "max_length"}
+    if isinstance(stop := settings.get("stop"), str):
+        fields["stop"] = [stop]
+    try:
+        definition = TaskDefinition.of_fields(fields)
+        if faults := registry.unknown_names(definition):
+            raise ValueError(faults[0])
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"Task {task!r} cannot be answered as it is described: {error}.") from error
+    return definition
+
+
+def _head_of(model: Any, definition: TaskDefinition) -> tuple[ReadoutKind, dict[str, str]]:
+    """Return how labels are read of a classifier of transformers, and the tensors of its head: see `Meaning`."""
+    name, count = type(model).__name__, len(definition.labels)
+    words = definition.form == "tokens"
+    if not name.endswith("ForTokenClassification" if words else "ForSequenceClassification"):
+        raise UsageError(
+            f"labels= of kind {definition.kind!r} are the outputs of a …For{'Token' if words else 'Sequence'}Classification, "
+            f"and the model is {name}. Load it so, or say kind='generation' where it writes texts."
+        )
+    if model.config.num_labels != count:
+        raise UsageError(
+            f"labels= names {count} labels, and the head has {model.config.num_labels} outputs. Name each, or load the model "
+            f"with num_labels={count}."
+        )
+    if body_loader(model.config, name) == TEXT_ENCODER:
+        raise UsageError(
+            f"The head of {name} reads the decoder, and of the type {model.config.model_type!r} the encoder alone is read. "
+            "Leave labels= and tokenizer= out."
+        )
+    if not words:
+        return "classifier", {each: each for each in head_names(model)}
+    if (place := word_head(model)) is None:
+        raise UsageError(f"The head of {name} is not one linear layer. Leave labels= and tokenizer= out.")
+    return "linear", {each: f"{place}.{each}" for each in ("weight", "bias")}
+
+
+def word_head(model: nn.Module) -> str | None:
+    """Return the name of the linear layer that is the head of a token classifier, if it is one."""
+    names = sorted({name.rpartition(".")[0] for name in head_names(model)})
+    head = model.get_submodule(names[0]) if len(names) == 1 else None
+    is_linear = isinstance(head, nn.Linear) and head.bias is not None
+    return names[0] if is_linear and type(model).__name__.endswith("ForTokenClassification") else None
+
+
+@torch.no_grad()
+def _check_head(model: Any, body: Any, head: Mapping[str, str], count: int, tokenizer: Any) -> None:
+    """Raise ``UsageError`` unless the head, apart from the body, computes the model's logits, to the bit."""
+    state, name = model.state_dict(), type(model).__name__
+    tensors = {own: state[there] for own, there in head.items()}
+    row = tokenizer("What is it?", return_tensors="pt").to(body.device)
+    with trainable(model, []):
+        model.eval()
+        hidden, expected = body(**row).last_hidden_state, model(**row).logits
+    if "weight" in tensors:
+        got = nn.functional.linear(hidden, tensors["weight"], tensors["bias"])
+    else:
+        apart = make_head(name, body.config, count, model.config.pad_token_id).to(body.device, body.dtype)
+        load_tensors_(apart, tensors)
+        got = read_head(apart, HiddenRows(hidden, row["input_ids"], row.get("attention_mask")))
+    if not torch.equal(got, expected):
+        raise UsageError(
+            f"The head of {name} computes something else apart from its body, so nothing but the model itself can answer by "
+            "it. Leave labels= and tokenizer= out."
+        )
