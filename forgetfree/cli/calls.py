@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
 from forgetfree import recipes, registry
 from forgetfree.cli.hub import reach_hub
@@ -55,7 +55,7 @@ def run(
     out: Any = None,
     resume: bool = False,
     allow_changed: bool = False,
-    jobs: int = 1,
+    jobs: int | Literal["auto"] = 1,
     cluster: str | None = None,
     progress: bool = True,
     debug: bool = False,
@@ -84,7 +84,7 @@ def run(
         out: directory to write; default: none, and all is kept in memory.
         resume: go on in ``out``; what is finished there is kept.
         allow_changed: resume with other versions or on another device, too.
-        jobs: how many units run at a time, more than one as worker processes: a script then calls this below
+        jobs: how many units run at a time, or ``auto``, more than one as worker processes: a script then calls this below
             ``if __name__ == "__main__":``.
         cluster: run units as tasks of Ray, see docs/scaling.md: ``ray`` or ``ray://HOST:PORT``.
         progress: show on stderr, or in the notebook, what is being done.
@@ -150,7 +150,7 @@ def graft(
     out: Any = None,
     resume: bool = False,
     allow_changed: bool = False,
-    jobs: int = 1,
+    jobs: int | Literal["auto"] = 1,
     cluster: str | None = None,
     progress: bool = True,
     debug: bool = False,
@@ -175,7 +175,7 @@ def graft(
         out: directory to write; default: none, and all is kept in memory.
         resume: go on in ``out``; what is finished there is kept.
         allow_changed: resume with other versions or on another device, too.
-        jobs: how many seeds run at a time, more than one as worker processes: a script then calls this below
+        jobs: how many seeds run at a time, or ``auto``, more than one as worker processes: a script then calls this below
             ``if __name__ == "__main__":``.
         cluster: run seeds as tasks of Ray, see docs/scaling.md: ``ray`` or ``ray://HOST:PORT``.
         progress: show on stderr, or in the notebook, what is being done.

@@ -87,7 +87,7 @@ def arguments_of(config_class: type[JobConfig]) -> Iterator[Argument]:
     config_file, log = own.pop("config"), own.pop("log")
     yield _flag("config", config_file, str)
     for name, field in own.items():
-        yield _flag(name, field, bool if field.default is False else int if "int" in str(field.type) else str)
+        yield _flag(name, field, bool if field.default is False else str)
     yield _flag("log", log, list[str], LOGGERS)
     yield Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug)
 
@@ -164,7 +164,10 @@ def execution_of(flags: Mapping[str, Any]) -> Execution:
         from forgetfree.jobs.running.loggers import check_loggers
 
         check_loggers(flags["log"])
-    return Execution(**of_class(Execution, flags) | {"log": tuple(flags.get("log", ()))})
+    values = of_class(Execution, flags) | {"log": tuple(flags.get("log", ()))}
+    if str(values.get("jobs")).isdigit():
+        values["jobs"] = int(values["jobs"])
+    return Execution(**values)
 
 
 def of_class(cls: type[Any], flags: Mapping[str, Any]) -> Json:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forgetfree.device import spread
+from forgetfree.device import kind_of_device, spread
 from forgetfree.errors import Faults, RunError, UsageError
 from forgetfree.files import sweep, write_json
 from forgetfree.jobs.config import keys_of
@@ -36,7 +36,7 @@ from forgetfree.jobs.running.loggers import check_loggers
 from forgetfree.jobs.running.progress import Progress
 from forgetfree.jobs.running.signals import STOP, terminable
 from forgetfree.jobs.running.unit import Json, Unit, remove_checkpoints
-from forgetfree.jobs.running.workers import Executor, ThisProcess, WorkerProcesses
+from forgetfree.jobs.running.workers import Executor, ThisProcess, WorkerProcesses, units_at_a_time
 from forgetfree.json_file import sign
 from forgetfree.output import LOCK, check_begun, exclusive, is_unused, make_directory, refuse_used
 from forgetfree.results.unit_folder import signatures
@@ -60,7 +60,7 @@ def perform(job: Job[Any], execution: Execution = USUAL) -> Json:
     execution.check(job.objects)
     if execution.resume:
         check_begun(job.out)
-    jobs = execution.jobs or 1
+    jobs, auto = execution.at_a_time, execution.jobs == "auto" and kind_of_device(job.device) == "cpu"
     if jobs == 1 and not job.objects:
         jobs = max(1, len(spread(job.config.device)))  # a unit on each device
     check_loggers(execution.log)
@@ -70,11 +70,13 @@ def perform(job: Job[Any], execution: Execution = USUAL) -> Json:
         if job.cache_is_given or os.path.lexists(job.cache):
             make_directory(job.cache, "--cache" if job.cache_is_given else "--out")
         set_threads(job.threads)
-        config = _config(job, begun, execution.allow_changed, jobs)
+        config = _config(job, begun, execution.allow_changed, 1 if auto else _threads_each(job, jobs))
         remove_checkpoints(units_in(job.out, config["units"]))
         missing = [unit for unit in units_in(job.out, job.keys()) if not unit.is_done()]
         if missing:
             check_space(job.workload(job.config, job.checked, Faults()), job.config.out, config, job.space())
+        if auto and not job.objects:
+            jobs = units_at_a_time(len(missing), len(job.space()))
         for unit in missing:
             make_directory(unit.directory)
             unit.forget()
@@ -99,7 +101,7 @@ def check_resumption(job: Job[Any], execution: Execution) -> None:
     check_begun(job.out)
     if begun := _config_before(job, execution):
         with threads_as_before():
-            _config(job, begun, execution.allow_changed, execution.jobs or 1)
+            _config(job, begun, execution.allow_changed, _threads_each(job, execution.at_a_time))
 
 
 def assemble(job: type[Job[Any]], out: Path, ended: bool = False) -> Json:
@@ -152,14 +154,18 @@ def _config_before(job: Job[Any], execution: Execution) -> Json:
     return config
 
 
-def _config(job: Job[Any], begun: Json, allow_changed: bool, jobs: int) -> Json:
+def _threads_each(job: Job[Any], jobs: int) -> int:
+    return threads_of_each(min(jobs, len(job.keys())))
+
+
+def _config(job: Job[Any], begun: Json, allow_changed: bool, usual_threads: int) -> Json:
     """Return config.json with all that was asked for in this directory, now and before."""
     request, place = as_json(job.request()), job.compared or job.config.command
     if begun:  # before anything is loaded
         request = merged_request(job.out, begun[place], request, job.growing, job.names_all, keys_of(job.config))
     description, threads = job.describe(), begun.get("machine", {}).get("threads")
     # On them depends the order in which numbers are added, so all units of a directory have as many.
-    set_threads(job.threads or (threads if isinstance(threads, int) else threads_of_each(min(jobs, len(job.keys())))))
+    set_threads(job.threads or (threads if isinstance(threads, int) else usual_threads))
     config = {"schema": SCHEMA, place: request, **environment(job.device), **description, "units": job.keys()}
     if job.in_memory.call:
         config["command"] = job.in_memory.call

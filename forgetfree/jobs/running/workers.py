@@ -25,6 +25,8 @@ from forgetfree.jobs.running.unit import Unit
 from forgetfree.terminal import open_closed_streams
 from forgetfree.training.monitor import Monitor
 
+#: Bytes that a process takes for libraries, rows and activations of a small model.
+_LIBRARIES = 2_000_000_000
 #: Small models use two cores badly; more processes than this use much memory.
 _USUAL = 2
 
@@ -154,6 +156,17 @@ def _end(processes: Collection[BaseProcess]) -> None:
         process.join(max(0.0, deadline - time.monotonic()))
         process.kill()
         process.join()
+
+
+def units_at_a_time(units: int, entries: int) -> int:
+    """Return how many units run at a time on the cores and in the memory of this machine: all, if it has enough.
+
+    Args:
+        units: of the job.
+        entries: of the parameter space N: a unit holds θ_pre, θ and what AdamW keeps, 20 N bytes at most, beside libraries.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(units, cores(), memory // (_LIBRARIES + 20 * entries)))
 
 
 def usual_jobs(device: str) -> int:

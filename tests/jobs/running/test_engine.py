@@ -427,7 +427,7 @@ def test_an_executor_may_take_the_place_of_processes(command: Command, tmp_path:
 
 
 def test_jobs_must_be_at_least_one(command: Command, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--jobs must be at least 1, got 0\."):
+    with pytest.raises(UsageError, match=r"--jobs must be auto or at least 1, got 0\."):
         command.perform(command.at(tmp_path / "out"), Execution(jobs=0))
 
 
