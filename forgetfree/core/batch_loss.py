@@ -19,7 +19,13 @@ OnStep = Callable[[int, float], None]
 
 
 class BatchLoss(Protocol):
-    """What a step descends: the mean loss over the rows of a batch; its gradients are left in the model's tensors."""
+    """What a step descends: the mean loss over the rows of a batch; its gradients are left in the model's tensors.
+
+    Attributes:
+        at_once: whether gradients may be taken from a tensor as soon as it has some, and are added up by who does so.
+    """
+
+    at_once: bool
 
     @property
     def scale(self) -> float:
@@ -37,6 +43,8 @@ class CrossEntropy:
         device: where it computes.
         precision: of forward and backward passes.
     """
+
+    at_once = True
 
     def __init__(self, forward: Callable[[Tensor, Tensor], Tensor], device: torch.device, precision: str) -> None:
         self._forward, self._device, self._precision = forward, device, precision

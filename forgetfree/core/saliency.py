@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.base_regions import top
-from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy, check_loss
+from forgetfree.core.batch_loss import Batch, BatchLoss, check_loss
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import trainable
@@ -65,7 +65,7 @@ def is_saliency(source: RegionSource) -> TypeGuard[Saliency]:
 
 
 def mean_gradient(
-    model: nn.Module, space: ParameterSpace, batches: Sequence[Batch], loss: BatchLoss
+    model: nn.Module, space: ParameterSpace, batches: Sequence[Batch], loss: BatchLoss, *, squared: bool = False
 ) -> tuple[Tensor, float]:
     """Return the gradient of the mean loss over all rows, ``(N,)`` in float32 on the model's device, and that loss.
 
@@ -77,6 +77,7 @@ def mean_gradient(
         space: its parameter space of N entries.
         batches: the mini-batches.
         loss: of them all, through ``model``.
+        squared: square what each backward pass leaves, before it is added.
 
     Raises:
         TrainingError: the loss or the gradient is not finite.
@@ -88,11 +89,11 @@ def mean_gradient(
     @torch.no_grad()
     def take(tensor: Tensor) -> None:
         if tensor.grad is not None:
-            views[id(tensor)].add_(tensor.grad)
+            views[id(tensor)].add_(tensor.grad.float().square() if squared else tensor.grad)
             tensor.grad = None
 
     with trainable(model, tensors):
-        at_once = tensors if isinstance(loss, CrossEntropy) else []
+        at_once = tensors if loss.at_once else []
         hooks = [tensor.register_post_accumulate_grad_hook(take) for tensor in at_once]  # type: ignore[no-untyped-call]
         try:
             value = check_loss(loss(batches), 1)

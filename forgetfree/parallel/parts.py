@@ -141,6 +141,8 @@ class NumberedLoss:
         parts: how many parts a batch has.
     """
 
+    at_once = False
+
     def __init__(self, loss: CrossEntropy, parameters: Iterable[nn.Parameter], parts: int) -> None:
         self._loss, self._parts, self._sum = loss, parts, PartSum(parameters, parts)
         self.scale = loss.scale

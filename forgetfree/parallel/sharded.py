@@ -232,6 +232,8 @@ class Shards:
 class _ShardLoss:
     """A `BatchLoss` of a sharded model, whose gradients FSDP2 adds up and hands out: they go to this process's shards."""
 
+    at_once = False
+
     def __init__(self, loss: BatchLoss, shards: Shards) -> None:
         self._loss, self._shards = loss, shards
         self._parameters = shards.space.parameters(shards.module)
