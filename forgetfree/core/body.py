@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.tensors import persistent_buffers
-from forgetfree.errors import RegionError, UsageError
+from forgetfree.errors import ModelError, RegionError, UsageError
 
 #: A part of BERT's body that some of its models are loaded without.
 POOLER = r"(^|\.)pooler\."
@@ -68,11 +69,20 @@ def fingerprint_of(model: nn.Module, *, without: str | None = None) -> str:
     Args:
         model: any module.
         without: regular expression; tensors in whose name it is found do not count.
+
+    Raises:
+        ModelError: a tensor is quantised, sharded or offloaded, and so has no bytes of its own.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         if without and re.search(without, name):
             continue
+        if tensor.is_meta or is_traceable_wrapper_subclass(tensor):
+            got = "is not in memory" if tensor.is_meta else f"is a {type(tensor).__name__}"
+            raise ModelError(
+                f"The tensor {name!r} {got}, expected a plain one: the model is quantised, sharded or offloaded. Load it whole "
+                "and on one device, without quantization."
+            )
         data = tensor.detach().cpu().contiguous()
         digest.update(f"{name}{tuple(data.shape)}{data.dtype}".encode())
         digest.update(data.view(-1).view(torch.uint8).numpy().data if data.numel() else b"")

@@ -65,7 +65,7 @@ def is_saliency(source: RegionSource) -> TypeGuard[Saliency]:
 
 
 def mean_gradient(
-    model: nn.Module, space: ParameterSpace, batches: Sequence[Batch], loss: BatchLoss
+    model: nn.Module, space: ParameterSpace, batches: Sequence[Batch], loss: BatchLoss, *, squared: bool = False
 ) -> tuple[Tensor, float]:
     """Return the gradient of the mean loss over all rows, ``(N,)`` in float32 on the model's device, and that loss.
 
@@ -76,6 +76,7 @@ def mean_gradient(
         space: its parameter space of N entries.
         batches: the mini-batches.
         loss: of them all, through ``model``.
+        squared: square what each backward pass leaves, before it is added.
 
     Raises:
         TrainingError: the loss or the gradient is not finite.
@@ -87,7 +88,7 @@ def mean_gradient(
     @torch.no_grad()
     def take(tensor: Tensor) -> None:
         if tensor.grad is not None:
-            views[id(tensor)].add_(tensor.grad)
+            views[id(tensor)].add_(tensor.grad.float().square() if squared else tensor.grad)
             tensor.grad = None
 
     with trainable(model, tensors):

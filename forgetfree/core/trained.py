@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.regions import Region
+from forgetfree.errors import TrainingError
 
 
 class TrainedParameters(Protocol):
@@ -76,59 +77,77 @@ class RegionParameters:
     def __init__(self, model: nn.Module, space: ParameterSpace, region: Region) -> None:
         tensors = space.parameters(model)
         device = tensors[0].device
-        self._pieces = [(tensors[i], local.to(device), where) for i, local, where in space.split(region.indices)]
+        self._pieces = [(tensors[i], local.to(device)) for i, local, _ in space.split(region.indices)]
         self.values = nn.Parameter(space.gather(model, region.indices).to(at_least_float32(space.dtype)))
         #: What the optimizer updates.
         self.parameters = [self.values]
         #: The model's tensors that hold an entry of the region: the only ones that an update moves.
-        self.touched = [tensor for tensor, _, _ in self._pieces]
+        self.touched = [tensor for tensor, _ in self._pieces]
         self._collected = True
 
     def sampling(self) -> AbstractContextManager[None]:
         """Take the gradients of weight matrices entry by entry inside: there is none of the size of a matrix."""
+        vector = self.values.detach().requires_grad_()
+        vector.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
+        leaves = Leaves.apply(vector, [(None, local) for _, local in self._pieces])
         return sampled(
-            (tensor, self._leaf(where), local, EntriesOfProduct(tensor.shape, local, self.values.dtype))
-            for tensor, local, where in self._pieces
+            (tensor, leaf, local, EntriesOfProduct(tensor.shape, local, self.values.dtype))
+            for (tensor, local), leaf in zip(self._pieces, leaves, strict=True)
             if type(tensor) is nn.Parameter and tensor.dim() == 2
         )
 
-    def _leaf(self, where: slice) -> Tensor:
-        """Return these values as a leaf, whose gradients go on to ``values``."""
-        leaf = self.values.detach()[where].requires_grad_()
+    @torch.no_grad()
+    def _take(self, vector: Tensor) -> None:
+        """Add the gradients ``(s,)`` of sampled entries to those since the last update."""
+        gradient, vector.grad = vector.grad, None
+        assert gradient is not None
+        self._add(gradient.detach())
 
-        @torch.no_grad()
-        def hand_on(leaf: Tensor) -> None:
-            assert leaf.grad is not None
-            self._gradient()[where] += leaf.grad
-            leaf.grad = None
-
-        leaf.register_post_accumulate_grad_hook(hand_on)  # type: ignore[no-untyped-call]
-        return leaf
-
-    def _gradient(self) -> Tensor:
-        """Return the gradient ``(s,)`` that is being added up since the last update."""
+    def _add(self, gradient: Tensor) -> None:
         if self._collected or self.values.grad is None:
-            self.values.grad = torch.zeros_like(self.values)
-            self._collected = False
-        return self.values.grad
+            self.values.grad, self._collected = gradient, False
+        else:
+            self.values.grad += gradient
 
     @torch.no_grad()
     def collect(self) -> None:
         """Take the region's gradients ``(s,)`` from the model's tensors, beside those sampled, and free those."""
-        gradient = self._gradient()
-        for tensor, local, where in self._pieces:
+        pieces = list(torch.split(torch.zeros_like(self.values), [len(local) for _, local in self._pieces]))
+        for number, (tensor, local) in enumerate(self._pieces):
             if tensor.grad is not None:
-                flat, at = entries(tensor.grad, local)
-                gradient[where] += flat[at].to(gradient)
+                pieces[number] = chosen(tensor.grad, local).to(self.values.dtype)
                 tensor.grad = None
+        self._add(torch.cat(pieces) if pieces else torch.zeros_like(self.values))
         self._collected = True
 
     @torch.no_grad()
     def write(self) -> None:
         """Write the region's values into the model's tensors."""
-        for tensor, local, where in self._pieces:
-            flat, at = entries(tensor, local)
-            flat[at] = self.values[where].to(flat)
+        write_(self._pieces, self.values)
+
+
+@torch.no_grad()
+def write_(pieces: Sequence[tuple[Tensor, Tensor]], values: Tensor) -> None:
+    """Write values ``(s,)`` into tensors, each with the numbers of those of its entries that come next."""
+    sizes, parts = [len(local) for _, local in pieces], {}
+    with torch._C.DisableTorchFunctionSubclass():
+        for number, (tensor, local) in enumerate(pieces):
+            dtype = tensor.dtype
+            if dtype not in parts:
+                parts[dtype] = torch.split(values.detach().to(dtype), sizes)
+            if tensor.is_contiguous():
+                tensor.view(-1).index_copy_(0, local, parts[dtype][number])
+            else:
+                flat, at = entries(tensor, local)
+                flat[at] = parts[dtype][number]
+
+
+def chosen(tensor: Tensor, local: Tensor) -> Tensor:
+    """Return the entries ``(s,)`` of a tensor that have these numbers ``(s,)``."""
+    if tensor.is_contiguous():
+        return tensor.view(-1).index_select(0, local.to(tensor.device))
+    flat, at = entries(tensor, local)
+    return flat[at]
 
 
 @contextmanager
@@ -168,6 +187,37 @@ def trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[
 # by.
 
 
+class Leaves(torch.autograd.Function):
+    """A vector of values ``(s,)`` as leaves that hand their gradients on to it: any number of passes may use them.
+
+    Each is given as ``(None, local)``, a leaf of the values of the entries with the numbers ``local``; or as
+    ``(tensor, local)``, a leaf that is this tensor as a whole, and hands on the gradients of these entries.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, pieces: Sequence[tuple[Tensor | None, Tensor]]) -> tuple[Tensor, ...]:
+        """Return the leaves, in the memory of the values or of their tensors."""
+        ctx.set_materialize_grads(False)
+        parts = torch.split(values.data, [len(local) for _, local in pieces])
+        leaves = tuple(
+            (part if tensor is None else tensor).data for part, (tensor, _) in zip(parts, pieces, strict=True)
+        )
+        places, start = [], 0
+        for leaf, (tensor, local) in zip(leaves, pieces, strict=True):
+            places.append(start + (torch.arange(len(local), device=local.device) if tensor is None else local))
+            start += leaf.numel()
+        ctx.at = torch.cat(places) if any(tensor is not None for tensor, _ in pieces) else None
+        ctx.zeros = torch.split(values.new_zeros(start), [leaf.numel() for leaf in leaves])
+        return leaves
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        """Return the gradient ``(s,)`` of the values."""
+        pairs = zip(gradients, ctx.zeros, strict=True)
+        gradient = torch.cat([zeros if each is None else each.reshape(-1) for each, zeros in pairs])
+        return (gradient if ctx.at is None else gradient.index_select(0, ctx.at)).to(ctx.zeros[0].dtype), None
+
+
 class EntriesOfProduct:
     """Some entries of a product ``leftᵀ right``, computed without the others where that is faster.
 
@@ -202,7 +252,7 @@ class EntriesOfProduct:
             block = left.t()[self._rows] @ right.t()[self._columns].t()
         else:
             block = left.index_select(1, self._rows).t() @ right.index_select(1, self._columns)
-        return block.flatten()[self._at]
+        return block.view(-1).index_select(0, self._at)
 
 
 class _Sampled(torch.autograd.Function):
@@ -240,8 +290,7 @@ class _Entries(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return the gradient of the entries."""
         leaf, local = ctx.at
-        flat, at = entries(gradient, local)
-        return None, flat[at].to(leaf.dtype), None
+        return None, chosen(gradient, local).to(leaf.dtype), None
 
 
 #: Where the products have their matrix among their arguments, after x.
@@ -249,7 +298,7 @@ _PLACES = {F.linear: 1, torch.addmm: 2}
 
 
 class SampledWeight(nn.Parameter):
-    """A tensor of which some entries are trained; ``leaf (s,)`` gets their gradients.
+    """A tensor of which some entries are trained; ``leaf (s,)`` gets their gradients, that of a vector is the vector itself.
 
     A matrix ``W`` takes part in ``x Wᵀ`` (`nn.Linear`) and ``x W`` (GPT-2's ``Conv1D``) as a constant, of whose gradient these
     entries alone are computed. In all else it takes part as any parameter, which gets its whole gradient; one that is frozen
@@ -266,7 +315,11 @@ class SampledWeight(nn.Parameter):
         """Call ``func`` on tensors among which is such a tensor."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
-            if not torch.is_grad_enabled() or torch.compiler.is_compiling() or _transformed():
+            if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+                return func(*args, **kwargs)
+            if torch._C._are_functorch_transforms_active():
+                if not _reads_or_sets_itself(func):
+                    tree_map(_refuse_frozen, (args, kwargs))
                 return func(*args, **kwargs)
             at = _PLACES.get(func, len(args))
             weight = args[at] if at < len(args) else None
@@ -274,9 +327,8 @@ class SampledWeight(nn.Parameter):
             if not sampled or (func is torch.addmm and kwargs):  # β, α
                 weight = None
             if not _reads_or_sets_itself(func):
-                args, kwargs = tree_map(
-                    lambda each: each if each is weight else _handing_on(each), (tuple(args), kwargs)
-                )
+                args = [each if each is weight else _handing_on(each) for each in args]
+                kwargs = {name: _handing_on(each) for name, each in kwargs.items()}
             if weight is None:
                 return func(*args, **kwargs)
             y = func(*args[:at], weight.detach(), *args[at + 1 :], **kwargs)
@@ -292,8 +344,13 @@ class SampledWeight(nn.Parameter):
         return nn.Parameter(self.detach(), self.requires_grad)
 
 
-def _transformed() -> bool:
-    return bool(torch._C._are_functorch_transforms_active())
+def _refuse_frozen(value: Any) -> None:
+    """Raise ``TrainingError`` for a frozen tensor, whose entries' gradients a transform does not hand on."""
+    if isinstance(value, SampledWeight) and not value.requires_grad:
+        raise TrainingError(
+            "The trainer computes within a transform of torch.func (vmap, grad, jvp), which hands no gradients on to a region. "
+            "Compute by backward(), or under torch.no_grad() where no gradient of the weights is wanted."
+        )
 
 
 def _reads_or_sets_itself(func: Any) -> bool:
@@ -303,10 +360,10 @@ def _reads_or_sets_itself(func: Any) -> bool:
 
 
 def _handing_on(value: Any) -> Any:
-    """Return a frozen tensor as one that hands its entries' gradients on to their leaf; anything else as it is."""
+    """Return a frozen tensor as one that hands its entries' gradients on, also within a list; anything else as it is."""
     if isinstance(value, SampledWeight) and not value.requires_grad:
-        return _Entries.apply(value.detach(), value.leaf, value.local)
-    return value
+        return value.leaf if value.dim() == 1 else _Entries.apply(value.detach(), value.leaf, value.local)
+    return tree_map(_handing_on, value) if type(value) in (list, tuple, dict) else value
 
 
 @contextmanager

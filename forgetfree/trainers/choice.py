@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,7 +15,7 @@ from forgetfree.core.base_regions import budget, most_moved
 from forgetfree.core.body import body_prefix
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.core.saliency import most_salient, saliency
+from forgetfree.core.saliency import mean_gradient, most_salient, saliency
 from forgetfree.core.trained import trainable
 from forgetfree.errors import TrainingError, UnknownNameError, UsageError
 from forgetfree.files import StrPath
@@ -92,48 +93,58 @@ def choose_region(
                 f"region_from={source!r} reads the gradients of some batches, and none are given. Give batches=…, such as "
                 "trainer.get_train_dataloader(), or region=… itself."
             )
-        score = _mean_gradient(model, space.parameters(body), batches, rows, loss, squared=source == "fisher")
+        with trainable(model, []):
+            model.eval()
+            read = _Rows(model, loss, rows, apart=source == "fisher")
+            score, _ = mean_gradient(body, space, batches, read, squared=source == "fisher")  # type: ignore[arg-type]
+        if _several():
+            counted = torch.tensor(read.scale, device=score.device)
+            score *= read.scale
+            dist.all_reduce(counted)
+            dist.all_reduce(score)
+            score /= counted
         theta = space.flatten(body)
         region = most_salient(saliency(source, score, theta, theta), count, taken)
     return _same_in_all(region)
 
 
-def _mean_gradient(
-    model: nn.Module, tensors: list[nn.Parameter], batches: Iterable[Any], rows: int, loss: Loss, *, squared: bool
-) -> Tensor:
-    """Return the mean over rows of the gradients ``(N,)`` in float32, or of their squares, in evaluation mode."""
-    sizes = [tensor.numel() for tensor in tensors]
-    total = torch.zeros(sum(sizes), device=tensors[0].device)
-    read = 0
-    with trainable(model, tensors):
-        model.eval()
+class _Rows:
+    """The mean loss over rows of a trainer's batches, see `forgetfree.core.batch_loss.BatchLoss`.
+
+    Args:
+        model: computes it.
+        loss: the mean loss of a batch.
+        rows: how many are read, at least.
+        apart: take each row as a batch.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, rows: int, *, apart: bool) -> None:
+        self._model, self._loss, self._rows, self._apart = model, loss, rows, apart
+        self._device = next(model.parameters()).device
+        self.scale = 0.0  # the rows so far: gradients are those of a sum
+
+    def __call__(self, batches: Iterable[Any]) -> float:
+        """Return the mean loss."""
+        total = 0.0
         for batch in batches:
-            for part in _rows_of(batch) if squared else [batch]:
-                value, count = loss(model, _on(part, total.device)), _size_of(part)
-                if not bool(torch.isfinite(value.detach()).all()):
+            for part in _rows_of(batch) if self._apart else [batch]:
+                count = _size_of(part)
+                loss = self._loss(self._model, _on(part, self._device)) * count
+                total += (value := float(loss.detach()))
+                if not math.isfinite(value):
                     raise TrainingError(
-                        f"The loss of a batch by which the region is chosen is {float(value.detach())}, expected a finite one. "
-                        "Look for rows without labels, or choose the region in float32."
+                        f"The loss of a batch by which the region is chosen is {value}, expected a finite one. Look for rows "
+                        "without labels, or choose the region in float32."
                     )
-                value.backward()  # type: ignore[no-untyped-call]
-                for tensor, view in zip(tensors, torch.split(total, sizes), strict=True):
-                    if tensor.grad is not None:
-                        gradient = tensor.grad.reshape(-1).float()
-                        view.add_(gradient.square() if squared else gradient, alpha=count)
-                        tensor.grad = None
-                read += count
-            if read >= rows:
+                loss.backward()  # type: ignore[no-untyped-call]
+                self.scale += count
+            if self.scale >= self._rows:
                 break
-    if not read:
-        raise UsageError(
-            "The batches hold no row, expected some by which to choose the region. Give others as batches=…."
-        )
-    if _several():
-        counted = torch.tensor(float(read), device=total.device)
-        dist.all_reduce(counted)
-        dist.all_reduce(total)
-        read = int(counted)
-    return total / read
+        if not self.scale:
+            raise UsageError(
+                "The batches hold no row, expected some by which to choose the region. Give others as batches=…."
+            )
+        return total / self.scale
 
 
 def _theta(model: Any, body: nn.Module, space: ParameterSpace, fine_tuned: Mapping[str, Tensor] | StrPath) -> Tensor:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from forgetfree.core.body import body_prefix
-from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
+from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import EntriesOfProduct, SampledWeight, sampled, trainable
+from forgetfree.core.trained import EntriesOfProduct, Leaves, SampledWeight, chosen, sampled, trainable, write_
 from forgetfree.errors import TrainingError
 
 #: The name of the vector among the model's parameters.
@@ -40,10 +40,12 @@ class RegionVector:
         self.values = nn.Parameter(space.gather(body, region.indices).to(at_least_float32(space.dtype)))
         self._model, self._body = model, body
         tensors = space.parameters(body)
-        self._pieces = [(tensors[i], local, where) for i, local, where in space.split(region.indices)]
+        self._pieces = [(tensors[i], local) for i, local, _ in space.split(region.indices)]
         self._homes = [_home(body, space.tensors[i].name) for i, _, _ in space.split(region.indices)]
-        self._dtypes = [(tensor.dtype, tensor.shape) for tensor, _, _ in self._pieces]
+        self._dtypes = [(tensor.dtype, tensor.shape) for tensor, _ in self._pieces]
         self._names = [body_prefix(model, body) + space.tensors[i].name for i, _, _ in space.split(region.indices)]
+        self._places: list[Any] = []  # where the tensors lay when leaves were made
+        self._apart = False  # whether the trainer took tensors out of the model
         self._passes = 0  # of the model and its body that have begun and not ended
 
     @contextmanager
@@ -51,6 +53,7 @@ class RegionVector:
         """Let the model have this vector as its trainable parameter inside, with the parameters of ``heads``, and no other."""
         model: Any = self._model
         with ExitStack() as stack:
+            stack.callback(self._put_back)
             stack.enter_context(trainable(model, [each for head in heads for each in head.parameters()]))
             stack.enter_context(sampled(self._sampled()))
             model.register_parameter(NAME, self.values)
@@ -65,39 +68,64 @@ class RegionVector:
             if embeddings is not None:
                 stack.callback(embeddings.register_forward_hook(_Hook(self._reach_embeddings)).remove)
             # So that the tensors are as trained whenever somebody reads them; fused optimisers tell nobody that they wrote.
-            stack.callback(register_optimizer_step_post_hook(lambda *_: self.write()).remove)
+            stack.callback(register_optimizer_step_post_hook(self._after_step).remove)
             stack.callback(model.register_state_dict_pre_hook(_Hook(lambda *_: self.write())).remove)
             stack.callback(model.register_state_dict_post_hook(_Hook(self._leave_out)).remove)
             stack.callback(model.register_load_state_dict_pre_hook(_Hook(self._take_in)).remove)
             yield
 
-    @torch.no_grad()
     def write(self) -> None:
         """Write the values into the model's tensors, of which a graph may still hold earlier ones."""
-        for tensor, local, where in self._pieces:
-            flat, at = entries(tensor.data, local)
-            flat[at] = self.values.data[where].to(flat)
+        self._follow()
+        with torch._C.DisableTorchFunctionSubclass():
+            write_([(tensor.data, local) for tensor, local in self._pieces], self.values.data)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if any(each is self.values for group in optimizer.param_groups for each in group["params"]):
+            self.write()
 
     def _sampled(self) -> Iterator[tuple[nn.Parameter, Tensor, Tensor, EntriesOfProduct | None]]:
         """Yield each tensor with the leaf that gets the gradients of its entries, all on the device of the values."""
-        device = self.values.device
-        self._pieces = [(tensor, local.to(device), where) for tensor, local, where in self._pieces]
-        leaves = _Leaves.apply(self.values, [where.stop - where.start for _, _, where in self._pieces])
-        self._placed = device
-        for (tensor, local, _), leaf in zip(self._pieces, leaves, strict=True):
-            matrix = tensor.dim() == 2
-            yield tensor, leaf, local, EntriesOfProduct(tensor.shape, local, leaf.dtype) if matrix else None
+        self._places = self._memory()
+        homes = [module._parameters for module in self._model.modules()]
+        self._whole = [
+            (home, name, each, each.data)
+            for home in homes
+            for name, each in home.items()
+            if each is not None and each is not self.values
+        ]
+        self._pieces = [(tensor, local.to(self.values.device)) for tensor, local in self._pieces]
+        pieces = [(tensor.data if tensor.dim() == 1 else None, local) for tensor, local in self._pieces]
+        for (tensor, local), leaf in zip(self._pieces, Leaves.apply(self.values, pieces), strict=True):
+            products = EntriesOfProduct(tensor.shape, local, self.values.dtype) if tensor.dim() == 2 else None
+            yield tensor, leaf, local, products
+
+    def _memory(self) -> list[Any]:
+        """Return where the values and the tensors lie."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return [self.values.device, *(tensor.data_ptr() for tensor, _ in self._pieces)]
+
+    def _follow(self) -> None:
+        """Make the leaves anew where the trainer moved the model."""
+        if self._memory() != self._places:
+            with torch.inference_mode(False), torch.enable_grad():
+                for tensor, leaf, local, products in self._sampled():
+                    weight: Any = tensor
+                    weight.leaf, weight.local, weight.entries = leaf, local, products
+
+    def _put_back(self) -> None:
+        """Give the model the parameters back that a trainer replaced, which it did before they could be trained."""
+        if self._apart:
+            for home, name, tensor, data in self._whole:
+                home[name], tensor.data = tensor, data
 
     # -- Before and after a forward pass ------------------------------------------------------------------
 
     def _begin(self, module: nn.Module, inputs: Any) -> None:
         self._passes += 1
         if self._passes == 1:
-            self._check()
-            if self.values.device != self._placed:  # the trainer moved the model
-                for tensor, leaf, local, products in self._sampled():
-                    weight: Any = tensor
-                    weight.leaf, weight.local, weight.entries = leaf, local, products
+            with torch._C.DisableTorchFunctionSubclass():
+                self._check()
             self.write()
 
     def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -110,18 +138,19 @@ class RegionVector:
             reason = "compiles the model, and a compiled model does not see which entries are trained. Leave torch_compile out."
         elif self._model._parameters.get(NAME) is not self.values or any(
             type(tensor) is not SampledWeight or home.get(name) is not tensor or tensor.shape != shape
-            for (tensor, _, _), (home, name), (_, shape) in zip(self._pieces, self._homes, self._dtypes, strict=True)
+            for (tensor, _), (home, name), (_, shape) in zip(self._pieces, self._homes, self._dtypes, strict=True)
         ):
+            self._apart = True
             reason = (
-                "shards the model's parameters, as FSDP and DeepSpeed's ZeRO-3 do, and a region needs them whole. Train with "
-                "DistributedDataParallel (accelerate's MULTI_GPU), or on one device."
+                "replaced the model's parameters, as FSDP, DeepSpeed's ZeRO-3 and torchao do, and a region needs them whole. "
+                "Train with DistributedDataParallel (accelerate's MULTI_GPU), or on one device, and quantise no weights."
             )
-        elif any(tensor.dtype != dtype for (tensor, _, _), (dtype, _) in zip(self._pieces, self._dtypes, strict=True)):
+        elif any(tensor.dtype != dtype for (tensor, _), (dtype, _) in zip(self._pieces, self._dtypes, strict=True)):
             reason = (
                 "changed the dtype of the weights, which the ledger's values belong to. Load the model with the dtype wanted "
                 "(dtype=torch.bfloat16) before Ledger.of_model, or use mixed precision (bf16=True)."
             )
-        elif len(devices := {tensor.device for tensor, _, _ in self._pieces} | {self.values.device}) > 1:
+        elif len(devices := {tensor.device for tensor, _ in self._pieces} | {self.values.device}) > 1:
             reason = f"spread the model over {', '.join(sorted(map(str, devices)))}. Put it on one device."
         if reason:
             raise TrainingError(f"Inside learning(…), the trainer {reason}")
@@ -151,26 +180,10 @@ class RegionVector:
         """Take the values from the tensors of a state that lacks them."""
         if prefix + NAME in state or not all(prefix + name in state for name in self._names):
             return
-        values = self.values.detach().clone()
-        for name, (_, local, where) in zip(self._names, self._pieces, strict=True):
-            flat, at = entries(state[prefix + name], local)
-            values[where] = flat[at].to(values)
-        state[prefix + NAME] = values
-
-
-class _Leaves(torch.autograd.Function):
-    """The values of each tensor, as leaves that hand their gradients on to the vector: any number of passes use them."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        ctx.sizes, ctx.like = sizes, values.data
-        return tuple(piece.data for piece in torch.split(values.data, sizes))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        pieces = zip(gradients, ctx.sizes, strict=True)
-        return torch.cat([ctx.like.new_zeros(size) if each is None else each for each, size in pieces]), None
+        pairs = zip(self._names, self._pieces, strict=True)
+        state[prefix + NAME] = torch.cat(
+            [chosen(state[prefix + name], local).to(self.values) for name, (_, local) in pairs]
+        )
 
 
 class _Hook:

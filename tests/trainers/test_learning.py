@@ -160,6 +160,26 @@ def test_the_bits_are_those_of_our_own_loop(dtype: torch.dtype) -> None:
     assert torch.equal(ledger.records[0].owned.values, ledger.space.gather(own.base_model, region.indices))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_model_whose_memory_moves_trains_on(mode: Any) -> None:
+    """As `Module.to` moves it, also where the next pass is an evaluation."""
+    values = []
+    for moves in (False, True):
+        model = language_model()
+        ledger = Ledger.of_model(model)
+        with learning(model, ledger, "one", batches=texts(1), sparsity=0.05):
+            torch.manual_seed(5)
+            train(model, texts(2))
+            if moves:
+                for each in model.parameters():
+                    each.data = each.data.clone()
+                with mode():
+                    model.eval()(**texts(9)[0])
+            train(model, texts(3))
+        values.append(ledger.records[0].owned.values)
+    assert torch.equal(*values)
+
+
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpoints_change_rounding_alone(reentrant: bool) -> None:
@@ -376,6 +396,7 @@ def test_what_cannot_be_learned() -> None:
         (learn(batches=[]), UsageError, ("hold no row",)),
         (learn(batches=[{"input_ids": texts(1)[0]["input_ids"]}]), UsageError, ("give no loss",)),
         (learn(loss=lambda m, b: m(**b).loss * torch.nan), TrainingError, ("expected a finite one",)),
+        (learn(loss=lambda m, b: (m(**b).loss * 0).sqrt()), TrainingError, ("expected finite ones",)),
         (learn(sparsity=0.0), ForgetfreeError, ("sparsity must be above 0",)),
         (learn(region=Region.of([entries])), ForgetfreeError, ("do not fit a parameter space",)),
         (learn(region=ledger.owned()), UsageError, ("No entry is free", "composition='alone'")),
@@ -408,6 +429,10 @@ def test_a_trainer_that_changes_the_model() -> None:
         learning(model, ledger, "one", batches=texts(1)),
     ):
         torch.compile(model, backend="eager")(**texts(2)[0])
+    region = Region.of(torch.arange(0, len(ledger.space), 7))
+    for transformed in (torch.func.vmap, lambda layer: torch.func.grad(lambda x: layer(x).sum())):
+        with pytest.raises(TrainingError, match=r"torch\.func"), learning(model, ledger, "one", region=region):
+            transformed(model.transformer.h[0].mlp)(torch.randn(3, model.config.n_embd))
     with pytest.raises(LedgerError, match="does not own"), learning(model, ledger, "one", batches=texts(1)):
         model.transformer.h[0].mlp.c_fc.bias.data += 1
     assert ledger.tasks == []

@@ -15,13 +15,17 @@ from datasets import Dataset
 from torch import Tensor, nn
 from transformers import (
     BertForSequenceClassification,
+    BitsAndBytesConfig,
     DataCollatorWithPadding,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     Trainer,
     TrainingArguments,
 )
 
 from forgetfree import Ledger
+from forgetfree.errors import ModelError, TrainingError
 from forgetfree.testing.tiny import bert_config, pre_trained, wordpiece
 from forgetfree.trainers.learning import answering, learning
 
@@ -235,6 +239,120 @@ def test_lightning(tmp_path: Path) -> None:
     with answering(model, ledger, "colour"):
         assert float(model(**next(iter(loader))).loss.detach()) < module.losses[0]
 
+
+# -- Weights that are taken apart -------------------------------------------------------------------------
+
+APART = """
+import sys
+sys.path.insert(0, "tests/trainers"); sys.path.insert(0, "tests")
+import torch, test_libraries
+from torch import distributed
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from forgetfree import Ledger, learning
+from forgetfree.errors import ForgetfreeError
+
+def sharded(model):
+    for layer in model.transformer.h:
+        fully_shard(layer)
+    return fully_shard(model)
+
+def attempt(name, before, between, inside):
+    model, _ = test_libraries.writer()
+    ids = torch.randint(0, 60, (2, 8))
+    try:
+        before(model)
+        ledger = Ledger.of_model(model)
+        between(model)
+        with learning(model, ledger, "task", region_from="random", sparsity=0.05):
+            inside(model)(input_ids=ids, labels=ids).loss.backward()
+            raise AssertionError("it trained")
+    except ForgetfreeError as error:
+        if distributed.get_rank() == 0:
+            print(name, "refused:", error)
+
+distributed.init_process_group("gloo")
+nothing = lambda model: model
+attempt("before", sharded, nothing, nothing)
+attempt("between", nothing, sharded, nothing)
+attempt("inside", nothing, nothing, sharded)
+attempt("FSDP1", nothing, nothing, lambda model: FullyShardedDataParallel(
+    model, device_id=torch.device("cpu"), use_orig_params=True
+))
+distributed.destroy_process_group()
+"""
+
+
+def test_sharded_weights_are_refused_by_a_sentence(tmp_path: Path) -> None:
+    script = tmp_path / "apart.py"
+    script.write_text(APART)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = dict(line.split(" refused: ") for line in done.stdout.splitlines() if " refused: " in line)
+    assert said.keys() == {"before", "between", "inside", "FSDP1"}
+    assert all("is a DTensor, expected a plain one" in said[when] for when in ("before", "between"))
+    assert all("a region needs them whole" in said[when] for when in ("inside", "FSDP1"))
+
+
+def test_an_offloaded_model_is_refused_by_a_sentence(tmp_path: Path) -> None:
+    model, _ = writer()
+    ledger = Ledger.of_model(model)
+    model.save_pretrained(tmp_path)
+    places = {"transformer.wte": "cpu", "transformer.wpe": "cpu", "transformer.h": "cpu", "transformer.ln_f": "disk"}
+    apart = GPT2LMHeadModel.from_pretrained(
+        tmp_path, device_map=places | {"lm_head": "cpu"}, offload_folder=tmp_path / "offloaded"
+    )
+    with pytest.raises(ModelError, match="is not in memory"):
+        Ledger.of_model(apart)
+    with pytest.raises(ModelError, match="lies on cpu, meta"), learning(apart, ledger, "task", region_from="random"):
+        pass
+
+
+def llama() -> Any:
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2
+    )
+    return pre_trained(lambda: LlamaForCausalLM(config))
+
+
+def test_what_torchao_quantises_is_refused_by_a_sentence() -> None:
+    quantization: Any = pytest.importorskip("torchao.quantization")
+    model = llama()
+    ledger, ids = Ledger.of_model(model), torch.arange(8)[None]
+
+    def quantise() -> None:
+        quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+
+    with (
+        pytest.raises(TrainingError, match="torchao do"),
+        learning(model, ledger, "task", region_from="random", sparsity=0.05),
+    ):
+        quantise()
+        model(input_ids=ids)
+    assert_same(model, llama().state_dict())
+    quantise()
+    with pytest.raises(ModelError, match="is a Int8Tensor"):
+        Ledger.of_model(model)
+    with pytest.raises(ModelError, match="is a Int8Tensor"), learning(model, ledger, "task", region_from="random"):
+        pass
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_bitsandbytes_quantises_is_refused_by_a_sentence(bits: int, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    model = llama()
+    ledger = Ledger.of_model(model)
+    model.save_pretrained(tmp_path)
+    how = BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8)
+    quantised = LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=how, device_map="cpu")
+    with (
+        pytest.raises(ModelError, match="its weights are quantised"),
+        learning(quantised, ledger, "task", region_from="random"),
+    ):
+        pass
+
+
+# -- Two processes -----------------------------------------------------------------------------------------
 
 TWO = """
 import sys, torch
