@@ -43,14 +43,15 @@ def main(name: str | None = None) -> None:
                 bf16=torch.cuda.is_available(),
             )
             trainer = SFTTrainer(model, args, train_dataset=Dataset.from_list(texts), processing_class=tokenizer)
-            with learning(model, ledger, task, sparsity=0.1, batches=trainer.get_train_dataloader()):
+            said = {"kind": "generation", "template": "Q: {prompt} A:", "tokenizer": tokenizer}
+            with learning(model, ledger, task, sparsity=0.1, batches=trainer.get_train_dataloader(), **said):
                 trainer.train()
             for known in ledger.tasks:
                 with answering(model, ledger, known):
                     model.eval()
-                    said = model.generate(**question.to(model.device), max_new_tokens=12, do_sample=False)
-                print(f"after {task}, {known} says: {tokenizer.decode(said[0])!r}")
-    ledger.save("skills.safetensors")
+                    ids = model.generate(**question.to(model.device), max_new_tokens=12, do_sample=False)[0]
+                print(f"after {task}, {known} says: {tokenizer.decode(ids)!r}")
+    ledger.save("skills.safetensors")  # forgetfree predict skills.safetensors --model MODEL --task rivers France
     print(ledger)
 
 
