@@ -658,11 +658,13 @@ def test_seconds_of_models_that_others_made_stand_beside_ones_own() -> None:
 
 
 def test_the_strategies_that_stand_on_fine_tuned_models_are_those_that_say_so() -> None:
-    from forgetfree.jobs.run_config import fine_tunes
     from forgetfree.results.configurations import NEED_FINE_TUNED, STAND_ON_FINE_TUNED
+    from forgetfree.training.cost import TaskSize, cost_of
     from forgetfree.training.localization import LocalizationOptions
 
-    assert {name for name in registry.STRATEGIES if fine_tunes(registry.strategy(name))} == {*STAND_ON_FINE_TUNED}
+    ours = {name: registry.strategy(name) for name in registry.STRATEGIES}
+    tuned = {name for name, each in ours.items() if cost_of(each, each.Options(), [TaskSize()]).fine_tunes}
+    assert tuned == {*STAND_ON_FINE_TUNED}
     declared = typing.get_args(typing.get_type_hints(LocalizationOptions)["region_from"])
     kinds = [kind for each in declared for kind in typing.get_args(each)]
     assert {kind for kind in kinds if LocalizationOptions(region_from=kind).needs_fine_tuned} == {*NEED_FINE_TUNED}
