@@ -50,7 +50,8 @@ def found_region(space: ParameterSpace) -> Region:
             torch.rand(size, generator=generator) < part for size, part in zip(block.shape, (0.16, 0.04), strict=False)
         ]
         block.copy_(torch.outer(*(line.float() for line in lines)) if len(lines) == 2 else lines[0])
-    return Region.of(torch.multinomial(eligible, int(SPARSITY * len(space)), generator=generator))
+    entries = eligible.nonzero().squeeze(1)
+    return Region.of(entries[torch.randperm(len(entries), generator=generator)[: int(SPARSITY * len(space))]])
 
 
 def loss_of(model: Any, batch: Batch, precision: str = "fp32") -> Tensor:
