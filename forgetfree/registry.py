@@ -204,19 +204,13 @@ JOBS: dict[str, JobEntry] = {
         Entry("forgetfree.jobs.graft:GraftJob"),
         "grafts",
         Entry("forgetfree.results.stored:load_graft_results"),
-        Entry("forgetfree.results.report.graft_and_sweep:lay_out_graft"),
+        Entry("forgetfree.results.report.graft_report:lay_out_graft"),
     ),
     "experiment": JobEntry(
         Entry("forgetfree.jobs.experiments.job:ExperimentJob"),
         "experiment",
         Entry("forgetfree.jobs.experiments.experiment:load_experiment_results"),
         Entry("forgetfree.jobs.experiments.experiment:outcome"),
-    ),
-    "sweep": JobEntry(
-        Entry("forgetfree.jobs.sweep:SweepJob"),
-        "trials",
-        Entry("forgetfree.results.stored:load_sweep_results"),
-        Entry("forgetfree.results.report.graft_and_sweep:lay_out_sweep"),
     ),
 }
 

@@ -39,10 +39,6 @@ _COMMANDS = {
         *("Learn", "STREAM [OPTIONS]", "Train strategies on a stream of tasks."),
         "run qnli,sst2 --data demo --shots 100 --seed 0 --seed 1",
     ),
-    "sweep": (
-        *("Learn", "STREAM [OPTIONS]", "Try options on validation rows, and run the best once on test rows."),
-        "sweep qnli,sst2 --data demo --shots 100 --set sparsity=1e-4,1e-3 --set learning_rate=1e-3,1e-2",
-    ),
     "graft": (
         *("Learn", "TASK [OPTIONS]", "Find a task's region, and write it as one small file."),
         "graft sst2 --data demo --shots 64 --steps 200 --sparsity 1e-3",
@@ -97,7 +93,7 @@ _COMMANDS |= {
 }
 #: Files with several commands, which are found there by their names; each other command has a file of its own.
 _SHARED = {
-    **dict.fromkeys(("run", "sweep", "graft", "experiment"), "jobs"),
+    **dict.fromkeys(("run", "graft", "experiment"), "jobs"),
     **dict.fromkeys(("export", "apply"), "export"),
     **dict.fromkeys(("merge", "convert"), "grafts"),
     **dict.fromkeys(("fetch", "push", "pull"), "hub"),

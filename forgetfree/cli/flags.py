@@ -1,4 +1,4 @@
-"""The flags of run, sweep, graft and experiment, made from the fields of their configurations, and read back into these."""
+"""The flags of run, graft and experiment, made from the fields of their configurations, and read back into these."""
 
 from __future__ import annotations
 

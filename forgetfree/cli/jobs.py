@@ -1,4 +1,4 @@
-"""``forgetfree run``, ``sweep``, ``graft`` and ``experiment``: how each job begins, and what is printed when it has ended."""
+"""``forgetfree run``, ``graft`` and ``experiment``: how each job begins, and what is printed when it has ended."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from forgetfree.cli.flags import arguments_of, read_flags
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import fail, recipe_of, silence
 from forgetfree.data.sources import check_data, check_headers, check_one, check_stream
-from forgetfree.display import counted, escaped
+from forgetfree.display import escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import JobConfig
 from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.graft_config import GraftConfig
-from forgetfree.jobs.run_config import RunConfig, StreamConfig, starts_of
+from forgetfree.jobs.run_config import RunConfig, starts_of
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.jobs.running.execution import Execution
-from forgetfree.jobs.sweep_config import SweepConfig
 from forgetfree.output import check_alone, check_out, no_empty_directories
 from forgetfree.terminal import stderr, tell
 
@@ -129,10 +128,10 @@ def _perform(job: ReadyJob, config: JobConfig, execution: Execution, quiet: bool
     return fail(f"{messages[-1]} {holdings(job_class, out)}", 1) if messages else 0
 
 
-# -- Run and sweep ---------------------------------------------------------------------------------------
+# -- Run -------------------------------------------------------------------------------------------------
 
 
-def _check_stream(config: StreamConfig) -> None:
+def _check_stream(config: RunConfig) -> None:
     """Raise unless the data hold the tasks of a stream, and its adapters can be read; no rows are read."""
     check_stream(config.stream, config.data, config.read_options)
     starts_of(config.starts, config.model, None)
@@ -165,28 +164,6 @@ def _show_run(results: Json, out: Path, verbose: bool) -> None:
         print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (all tables)"))
 
 
-def _prepare_sweep(config: SweepConfig) -> ReadyJob:
-    from forgetfree.jobs.sweep import Sweep
-
-    sweep = Sweep(config)
-    _check_stream(config)
-    settings = counted(sweep.settings, "setting")
-    tell(f"Trying {settings} of {config.strategy_name} on validation rows of {config.stream} into {config.out}")
-    tell(recipe_of(config))
-    return ReadyJob(sweep.perform, _show_sweep, config.model, config.settings.get("cache"))
-
-
-def _show_sweep(results: Json, out: Path, verbose: bool) -> None:
-    """Print the trials, and the report of the chosen run."""
-    from forgetfree.results.records import SweepResults
-    from forgetfree.results.report.graft_and_sweep import lay_out_sweep
-    from forgetfree.results.report.page import render_page
-
-    print(render_page(lay_out_sweep(SweepResults.of(results)), "rich"))
-    _show_run(results["run"], out / "chosen", verbose)
-    print(escaped(f"Trials: {out / 'report.md'}"))
-
-
 # -- Graft -----------------------------------------------------------------------------------------------
 
 
@@ -204,7 +181,7 @@ def _prepare_graft(config: GraftConfig) -> ReadyJob:
 def _show_graft(results: Json, out: Path, verbose: bool) -> None:
     """Print the report, or its first table, and the files."""
     from forgetfree.results.records import GraftResults
-    from forgetfree.results.report.graft_and_sweep import lay_out_graft
+    from forgetfree.results.report.graft_report import lay_out_graft
     from forgetfree.results.report.page import brief_page, render_page
 
     if results["rows"]:
@@ -250,6 +227,5 @@ def _show_experiment(results: Json, out: Path, verbose: bool) -> None:
 
 
 run = job_command(RunConfig, _prepare_run)
-sweep = job_command(SweepConfig, _prepare_sweep)
 graft = job_command(GraftConfig, _prepare_graft)
 experiment = job_command(ExperimentConfig, _prepare_experiment)

@@ -44,7 +44,8 @@ def _plan(config: JobConfig, in_memory: InMemory | None, execution: Execution) -
         from forgetfree.jobs.running.engine import check_resumption
 
         with silence(True):  # the plan has the same notes
-            check_resumption(registry.JOBS[config.command].job.load().first(config, in_memory), execution)
+            job_class = registry.JOBS[config.command].job.load()
+            check_resumption(job_class(config, *filter(None, [in_memory])), execution)
     return plan_of(config, in_memory, resume=execution.resume)
 
 

@@ -19,7 +19,7 @@ Format = Literal["rich", "markdown", "json", "html", "latex", "csv"]
 
 
 def command(
-    *paths: Annotated[Path, Parameter(name="DIR", help="what run, sweep, graft or experiment wrote")],
+    *paths: Annotated[Path, Parameter(name="DIR", help="what run, graft or experiment wrote")],
     draw: Annotated[
         Path | None, Parameter(metavar="DIR", help="of experiments: also draw their figures into DIR")
     ] = None,
@@ -49,10 +49,6 @@ def command(
         return
     if output_format == "csv" and len(paths) > 1:
         raise UsageError(f"--format csv writes one {kind} into one file. Give one directory.")
-    if output_format == "csv" and kind == "sweep":
-        raise UsageError(
-            "--format csv is for scores, and a sweep's trials are a table of settings. Give --format json."
-        )
     from forgetfree.results.report.page import render_page
 
     job = registry.JOBS[kind]

@@ -68,12 +68,6 @@ class Job(ABC, Generic[Config]):
     # -- Plan ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def first(cls, config: Config, in_memory: InMemory | None = None) -> Job[Config]:
-        """Return the job that a configuration begins with; a sweep may go on with others."""
-        make: Any = cls
-        return make(config) if in_memory is None else make(config, in_memory)  # type: ignore[no-any-return]
-
-    @classmethod
     @abstractmethod
     def workload(cls, config: Config, checked: Any, faults: Faults) -> Workload:
         """Return what a configuration asks for, as far as it costs.

@@ -19,7 +19,7 @@ from forgetfree.results.comparison import Comparison, merge, with_files
 from forgetfree.results.evidence import Evidence
 from forgetfree.results.label_scores import LabelScores
 from forgetfree.results.records import ExperimentResults, GraftResults
-from forgetfree.results.report.graft_and_sweep import lay_out_graft
+from forgetfree.results.report.graft_report import lay_out_graft
 from forgetfree.results.report.page import Page, notebook_html, render_page
 from forgetfree.results.report.run_report import lay_out
 from forgetfree.results.run_results import RunResults

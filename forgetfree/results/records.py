@@ -1,4 +1,4 @@
-"""Results as typed records: what a graft, a sweep or an experiment wrote, checked once, when it is read.
+"""Results as typed records: what a graft or an experiment wrote, checked once, when it is read.
 
 `run_results` has those of a run. Everything that reports, compares or draws reads these. Keys that no report reads are left
 alone; they stay in `Record.content`.
@@ -220,45 +220,6 @@ class GraftResults(Record):
         scores = scores_of_rows(({**known, **row.content} for row in self.rows), ("score", "ece", "agreement"))
         names = {"score": self.metric}
         return [replace(score, metric=names.get(score.metric, score.metric)) for score in scores]
-
-
-# -- A sweep ---------------------------------------------------------------------------------------------
-
-
-class Trial(Record):
-    """One setting of a sweep, and what it scored on validation rows."""
-
-    trial: int
-    setting: str
-    scores: list[Any]
-    mean: float | None = None
-    std: float | None = None
-    rows: int | float | None = None
-    errors: list[Any]
-
-
-#: In the directory of a sweep: the run with the chosen setting.
-CHOSEN = "chosen"
-
-
-class SweepResults(Record):
-    """What ``forgetfree sweep`` writes."""
-
-    stream: str
-    metric: list[str] = []
-    strategy: str
-    trials: list[Trial]
-    chosen: int | None = None
-
-    @classmethod
-    def of(cls, content: Any, source: str = "") -> SweepResults:
-        """Read the content of results.json, see `RunResults.of`."""
-        results = cls._read(content, source=source)
-        for number, trial in enumerate(results.trials):
-            check(f"trials[{number}].trial", trial.trial, trial.trial == number, "its place in the list")
-        chosen = results.chosen
-        check("chosen", chosen, chosen is None or 0 <= chosen < len(results.trials), "the number of a trial or null")
-        return results
 
 
 # -- An experiment ---------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ USUAL = {
     "merge": "--out out",
     "pull": "--out out",
     "serve": "--port 0",
-    "sweep": "--data data --model model --shots 4 --steps 1 --set sparsity=0.01,0.02 --out out",
 }
 WORDS = {"experiment": ["--set", "steps=1", "--set", "mask_steps=1"]}
 
@@ -277,7 +276,7 @@ CASES = [
     ),
     *(
         Case(f"{job} --skip-bad-rows --data nosuch", "The data directory 'nosuch' does not exist.")
-        for job in ("run sst2", "sweep sst2", "graft sst2", "experiment where")
+        for job in ("run sst2", "graft sst2", "experiment where")
     ),
     Case(
         "run sst2 --data data/sst2/train.jsonl --data nosuch.csv",
@@ -598,7 +597,6 @@ CASES = [
     Case("experiment where --resume", "There is nothing to resume in 'out'."),
     Case("experiment where --device tpu", "Unknown --device 'tpu'."),
     Case("experiment where --metric acuracy", "Unknown metric 'acuracy'. Did you mean 'accuracy'?"),
-    Case("sweep sst2 --set l1=0,1 --metric acuracy", "Unknown metric 'acuracy'. Did you mean 'accuracy'?"),
     Case("predict run --task sst2 --device tpu great", "Unknown --device 'tpu'. Did you mean 'cpu'?"),
     Case("serve run --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'?"),
     *(
@@ -607,7 +605,7 @@ CASES = [
     ),
     *(
         case
-        for job in ("run sst2", "graft sst2", "experiment where", "sweep sst2")
+        for job in ("run sst2", "graft sst2", "experiment where")
         for case in (
             Case(f"{job} --json", "--json prints the plan of --check. Give --check, too"),
             Case(f"{job} --check --model nowhere/at/all", "The model directory 'nowhere/at/all' does not exist."),
@@ -615,30 +613,12 @@ CASES = [
     ),
     Case("predict nowhere --deterministic text", "nowhere", 1),
     Case("serve nowhere --deterministic", "nowhere", 1),
-    Case("sweep sst2 --text-column phrase", "no column 'phrase', which is named as text_column", 1),
-    Case("sweep sst2 --kind nosuch", "Unknown kind of task 'nosuch'."),
-    Case("sweep sst2 --label-column class", "no column 'class', which is named as label_column", 1),
-    Case("sweep sst2 --text-column text --label-column text", "Name each column once."),
-    Case("sweep sst2 --start sst3=a", "Unknown task in --start 'sst3'. Did you mean 'sst2'?"),
-    Case("sweep sst2 --start sst2=model", "--start 'model' is no adapter of PEFT. Expected a directory with"),
-    Case("sweep sst2 --log x", "Unknown --log 'x'."),
-    Case("sweep sst2 --resume --quiet --verbose", "--resume needs --out DIR.", bare=True),
-    Case("sweep sst2 --config nowhere.toml", "nowhere.toml cannot be read"),
-    Case("sweep sst2 --jobs 0", "--jobs must be at least 1, got 0."),
-    Case(
-        "sweep sst2 --model model --data data --readout linear --steps 0 --seed 0 --set l1=0,1 --device cpu --out o "
-        "--strategy grafting-continual --trials 2 --shots 4 --sparsity 0.1 --learning-rate 0.1 --batch-size 2 "
-        "--precision fp32 --test-limit 2 --cache c --threads 1",
-        "--steps must be at least 1, got 0.",
-        bare=True,
-    ),
     Case("list nothing --json", "Unknown argument 'nothing'."),
     Case("ledger show nowhere --json", "There is no ledger at nowhere.", 1),
     Case("ledger verify nowhere --json", "There is no ledger at nowhere.", 1),
     Case("experiment where --readout magic", "Unknown --readout 'magic'."),
     Case("experiment where --model nosuch/", "The model directory 'nosuch/' does not exist."),
     Case("experiment where --data nosuch", "The data directory 'nosuch' does not exist."),
-    Case("sweep sst2 --data nosuch", "The data directory 'nosuch' does not exist."),
     # -- What run, graft and experiment have alike -----------------------------------------------------------
     *(
         Case(f"{command} {flags}", message)
@@ -970,9 +950,6 @@ CASES = [
     Case(
         "experiment localization --processes 3", "--processes 3 cannot share parts=4 evenly. Give 1, 2 or 4 processes"
     ),
-    Case("sweep sst2 --allow-changed", "--allow-changed is about what is resumed. Add --resume"),
-    Case("sweep sst2 --cluster slurm", "--cluster must be ray or ray://HOST:PORT, got 'slurm'."),
-    Case("sweep sst2 --processes 3", "--processes 3 cannot share parts=4 evenly. Give 1, 2 or 4 processes"),
     Case(
         "ledger merge run nosuch --out C --as-versions --data data --model model --json",
         "There is no ledger at nosuch.",

@@ -68,7 +68,7 @@ def rare(here: Path) -> str:
 
 
 @pytest.mark.sampled("graft")
-@pytest.mark.parametrize("command", ["run", "sweep", "graft"])
+@pytest.mark.parametrize("command", ["run", "graft"])
 def test_labels_with_fewer_rows_than_shots_keep_all_where_that_is_asked_for(
     rare: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -81,11 +81,7 @@ def test_labels_with_fewer_rows_than_shots_keep_all_where_that_is_asked_for(
 
     monkeypatch.setattr(EncodedRows, "of", classmethod(noted))
     words = [command, "rare", "--data", rare, *COMMON[:-1], "12", "--out", "out"]
-    words += {
-        "run": ["--strategy", "fine-tune"],
-        "sweep": ["--strategy", "fine-tune", "--set", "learning_rate=0.1,0.2"],
-        "graft": ["--sparsity", "0.1"],
-    }[command]
+    words += {"run": ["--strategy", "fine-tune"], "graft": ["--sparsity", "0.1"]}[command]
     for check in ([], ["--check"]):
         assert call(*words, *check) != 0
         assert (

@@ -34,7 +34,7 @@ from forgetfree.models.state import ModelState
 from forgetfree.results.comparison import merge
 from forgetfree.results.config_file import load_run
 from forgetfree.results.records import Record
-from forgetfree.results.report.graft_and_sweep import lay_out_graft
+from forgetfree.results.report.graft_report import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.report.run_report import render
 from forgetfree.results.scores import read_scores, write_scores

@@ -128,35 +128,6 @@ def test_a_run_is_known_by_its_adapters(
         assert "which adapters tasks start from (--start), or what these hold, changed" in capsys.readouterr().err
 
 
-@pytest.mark.sampled(share=0.2)
-def test_a_sweep_starts_there_in_all_trials_and_in_the_chosen_run(
-    model_directory: ModelDirectory,
-    data_directory: Path,
-    lora: tuple[Path, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The chosen run ends as ``run`` does with that setting and start, and ``--resume`` refuses another start."""
-    words = command(model_directory("bert-pooler"), data_directory, "--start", f"sst2={lora[0]}", "--out")
-    sweep = ["sweep", *words[1:], str(tmp_path / "sweep"), "--set", "mask_steps=1,2"]
-    assert cli.main(sweep) == 0
-    results = json.loads((tmp_path / "sweep" / "results.json").read_text())
-    assert results["starts"] == {"sst2": sha256(lora[0])}
-    best = results["trials"][results["chosen"]]["setting"]
-    assert cli.main([*words, str(tmp_path / "run"), "--set", best]) == 0
-    assert (tmp_path / "run" / LEDGER).read_bytes() == (tmp_path / "sweep" / "chosen" / LEDGER).read_bytes()
-    run = losses(tmp_path / "run" / "grafting-continual" / "seed-0")
-    units = [tmp_path / "sweep" / name / "seed-0" for name in ("chosen/grafting-continual", "trials/0", "trials/1")]
-    assert [found for found in map(losses, units) if found] == [run] * 2  # for all trials, and for the chosen run
-    without = [word for word in sweep if word != "--start" and not word.startswith("sst2=")]
-    capsys.readouterr()
-    assert cli.main([*without, "--resume"]) == 1
-    assert "which adapters tasks start from (--start), or what these hold, changed" in capsys.readouterr().err
-    assert cli.main([*sweep, "--resume"]) == 0
-    assert cli.main([*without[:-3], str(tmp_path / "other"), *without[-2:]]) == 0
-    assert losses(tmp_path / "other" / "trials" / "0" / "seed-0") != run
-
-
 def losses(unit: Path) -> list[float]:
     """The losses of fine-tuning SST-2 in a unit."""
     steps = [json.loads(line) for line in (unit / "history.jsonl").read_text().splitlines()]

@@ -274,7 +274,6 @@ DAMAGE: dict[str, tuple[Callable[[dict], Any], str]] = {
         of_task(metric="bleu"),
         "tasks[0]: metric must be one of accuracy, f1, macro_f1, got 'bleu'",
     ),
-    "a sweep": (lambda config: config.update(sweep={}), "it is that of a sweep, whose run is the folder chosen in it"),
     "no run": (lambda config: config.pop("run"), "run is missing, it must be an object"),
     "a run without a stream": (lambda config: config["run"].pop("stream"), "run.stream is missing"),
     "a run of a model of nothing": (of_run(model=None), "model must be a text, got None"),

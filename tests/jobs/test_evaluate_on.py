@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import forgetfree
 from forgetfree import cli
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.sources import load_task
@@ -205,6 +207,32 @@ def test_a_fine_tuned_model_is_shared_with_the_run_that_reports(
     assert cli.main([*given, "--out", str(tmp_path / "chosen"), *CHOOSE]) == 0
     assert cli.main([*given, "--out", str(tmp_path / "reported")]) == 0
     assert len(list((tmp_path / "cache").glob("*.safetensors"))) == 1
+
+
+def test_the_recipe_of_the_documents_tries_on_validation_rows_and_ends_on_test_rows(
+    data_directory: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/watching.md has it, with Optuna, on a tiny model: the best trial's options are those of the run at the end."""
+    optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install optuna")
+    page = (Path(__file__).parents[2] / "docs" / "watching.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)
+    run, tiny = forgetfree.run, {"data": str(data_directory), "model": str(model_directory("bert")), "shots": 4}
+    monkeypatch.setattr(forgetfree, "run", lambda **how: run(**how | tiny | {"steps": 3, "progress": False}))
+    monkeypatch.chdir(tmp_path)
+    optuna.logging.disable_default_handler()
+    namespace: dict[str, Any] = {}
+    exec(compile(recipe, "docs/watching.md", "exec"), namespace)
+    study = namespace["study"]
+    assert len(study.trials) == 3 and all(1e-4 <= each.params["learning_rate"] <= 1e-1 for each in study.trials)
+    assert study.best_value == max(each.value for each in study.trials)
+    best = {key: json.loads((tmp_path / "runs/best" / f"{key}.json").read_text()) for key in ("config", "results")}
+    assert best["results"]["evaluated_on"] == "test"
+    assert {key: best["results"]["runs"][0]["options"][key] for key in study.best_params} == study.best_params
+    tiny["data"] = str(shutil.copytree(data_directory, tmp_path / "turned"))
+    for path in (tmp_path / "turned").glob("*/test.jsonl"):  # the other label is right: what was best is worst
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(row | {"label": (row["label"] + 1) % 2}) + "\n" for row in rows))
+    assert namespace["average"](optuna.trial.FixedTrial(study.best_params)) == study.best_value  # no test row
 
 
 def opposite(rows: Rows) -> Rows:

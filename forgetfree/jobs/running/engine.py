@@ -1,4 +1,4 @@
-"""The one engine of run, graft, experiment and sweep: units in an order, a directory, and what is made of them."""
+"""The one engine of run, graft and experiment: units in an order, a directory, and what is made of them."""
 
 from __future__ import annotations
 

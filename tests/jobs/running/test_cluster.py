@@ -83,7 +83,7 @@ def test_addresses_are_taken_as_ray_writes_them(monkeypatch: pytest.MonkeyPatch)
         check_cluster(address)
 
 
-@pytest.mark.parametrize("command", ["run", "experiment", "sweep", "graft"])
+@pytest.mark.parametrize("command", ["run", "experiment", "graft"])
 def test_without_ray_every_command_says_how_to_get_it(
     command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

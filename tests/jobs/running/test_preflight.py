@@ -179,9 +179,7 @@ def test_steps_follow_a_rule_by_its_name(plan: Plan) -> None:
     } and "steps" not in named.recipe()
 
 
-def test_a_sweep_a_graft_and_an_experiment_have_plans(plan: Plan) -> None:
-    sweep = plan("sweep", "sst2", "--steps", "2", "--set", "sparsity=0.01,0.02,0.03")
-    assert len(sweep["units"]) == 4  # three trials, and the chosen run
+def test_a_graft_and_an_experiment_have_plans(plan: Plan) -> None:
     graft = plan("graft", "sst2", "--steps", "2", "--sparsity", "0.01", "--sparsity", "0.1", "--set", "mask_steps=3")
     assert [(phase["phase"], phase["steps"]) for phase in graft["units"][0]["phases"]][:2] == [
         ("fine_tune", 2),
@@ -354,7 +352,6 @@ def test_what_keeps_a_run_from_beginning(usual: list[str], more: list[str], mess
     "words",
     [
         ("run", "sst2", "--strategy", "fine-tune"),
-        ("sweep", "sst2,qnli", "--strategy", "fine-tune", "--set", "learning_rate=0.1,0.2"),
         ("graft", "sst2", "--sparsity", "0.1"),
         ("experiment", "calibration", "--task", "sst2"),
     ],
