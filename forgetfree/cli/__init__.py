@@ -43,12 +43,8 @@ _COMMANDS = {
         *("Learn", "TASK [OPTIONS]", "Find a task's region, and write it as one small file."),
         "graft sst2 --data demo --shots 64 --steps 200 --sparsity 1e-3",
     ),
-    "experiment": (
-        *("Learn", "NAME [OPTIONS]", "Repeat an experiment of the paper: see 'forgetfree list experiments'."),
-        "experiment calibration --data DIR --seed 0",
-    ),
     "report": (
-        *("Look", "DIR... [OPTIONS]", "Print the tables over what run, graft or experiment wrote."),
+        *("Look", "DIR... [OPTIONS]", "Print the tables over what run or graft wrote."),
         "report runs/first runs/second --format markdown",
     ),
     "list": (*("Look", "WHAT [OPTIONS]", "Print what there is by name."), "list strategies --verbose"),
@@ -93,7 +89,7 @@ _COMMANDS |= {
 }
 #: Files with several commands, which are found there by their names; each other command has a file of its own.
 _SHARED = {
-    **dict.fromkeys(("run", "graft", "experiment"), "jobs"),
+    **dict.fromkeys(("run", "graft"), "jobs"),
     **dict.fromkeys(("export", "apply"), "export"),
     **dict.fromkeys(("merge", "convert"), "grafts"),
     **dict.fromkeys(("fetch", "push", "pull"), "hub"),

@@ -1,4 +1,4 @@
-"""``forgetfree run``, ``graft`` and ``experiment``: how each job begins, and what is printed when it has ended."""
+"""``forgetfree run`` and ``graft``: how each job begins, and what is printed when it has ended."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from forgetfree import registry
 from forgetfree.cli.flags import arguments_of, read_flags
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import fail, recipe_of, silence
-from forgetfree.data.sources import check_data, check_headers, check_one, check_stream
+from forgetfree.data.sources import check_headers, check_one, check_stream
 from forgetfree.display import escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import JobConfig
-from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.run_config import RunConfig, starts_of
 from forgetfree.jobs.running.environment import quiet_libraries
@@ -192,40 +191,5 @@ def _show_graft(results: Json, out: Path, verbose: bool) -> None:
         print(escaped(f"Report: {out / 'report.md'} (all tables)"))
 
 
-# -- Experiment ------------------------------------------------------------------------------------------
-
-
-def _prepare_experiment(config: ExperimentConfig) -> ReadyJob:
-    from forgetfree.jobs.experiments.job import ExperimentJob
-    from forgetfree.jobs.running.engine import perform
-    from forgetfree.jobs.running.workers import usual_jobs
-
-    job = ExperimentJob(config)
-    check_data(config.data, config.read_options)
-    for task in config.tasks:
-        check_one(task, config.data, config.read_options)
-    tell(f"Measuring {config.name} ({job.experiment.paper}) into {config.out}; fine-tuned models: {job.cache}")
-
-    def measure(execution: Execution) -> Json:
-        if execution.jobs is None and execution.cluster is None:
-            execution = replace(execution, jobs=usual_jobs(job.device))
-        return perform(job, execution)
-
-    return ReadyJob(measure, _show_experiment, job.preset.model, job.cache)
-
-
-def _show_experiment(results: Json, out: Path, verbose: bool) -> None:
-    """Print the report, or its first table."""
-    from forgetfree.jobs.experiments import outcome
-    from forgetfree.results.records import ExperimentResults
-    from forgetfree.results.report.page import brief_page, render_page
-
-    if results["units"]:
-        page = outcome(ExperimentResults.of(results))
-        print(render_page(page if verbose else brief_page(page), "rich"))
-        print(escaped(f"Report: {out / 'report.md'} (all tables)  Figure: {out / results['experiment']}.png"))
-
-
 run = job_command(RunConfig, _prepare_run)
 graft = job_command(GraftConfig, _prepare_graft)
-experiment = job_command(ExperimentConfig, _prepare_experiment)

@@ -10,7 +10,6 @@ from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import recipe_of, silence
 from forgetfree.display import counted, escaped
 from forgetfree.jobs.config import InMemory, JobConfig
-from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.results.report.page import size
 
@@ -80,7 +79,7 @@ def show_plan(config: JobConfig, execution: Execution, as_json: bool) -> None:
             f"Disk: about {size(total['disk_bytes'])} of {size(total['disk_free_bytes'])} free at {job_plan['out']}"
         )
     )
-    if not isinstance(config, ExperimentConfig) and (recipe := recipe_of(config)):
+    if recipe := recipe_of(config):
         print(escaped(recipe))
     for note in job_plan["notes"]:
         print(escaped(f"Note: {note}"))

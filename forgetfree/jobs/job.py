@@ -43,12 +43,8 @@ class Job(ABC, Generic[Config]):
         in_memory: objects in the place of names.
     """
 
-    #: Where in config.json that stands which must be the same when the job is resumed; default: what was asked for.
-    compared: ClassVar[str] = ""
-    #: Lists in it that may grow.
+    #: Lists that may be longer when the job is resumed.
     growing: Collection[str] = ("seed",)
-    #: Whether those lists must name what is there already, too.
-    names_all: ClassVar[bool] = False
     #: Whether each unit learns all tasks of a stream, one after the other; else it is about one task.
     learns_stream: ClassVar[bool] = False
 

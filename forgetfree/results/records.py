@@ -1,4 +1,4 @@
-"""Results as typed records: what a graft or an experiment wrote, checked once, when it is read.
+"""Results as typed records: what a graft wrote, checked once, when it is read.
 
 `run_results` has those of a run. Everything that reports, compares or draws reads these. Keys that no report reads are left
 alone; they stay in `Record.content`.
@@ -220,70 +220,3 @@ class GraftResults(Record):
         scores = scores_of_rows(({**known, **row.content} for row in self.rows), ("score", "ece", "agreement"))
         names = {"score": self.metric}
         return [replace(score, metric=names.get(score.metric, score.metric)) for score in scores]
-
-
-# -- An experiment ---------------------------------------------------------------------------------------
-
-
-class ExperimentSetting(Record):
-    """What an experiment was run with."""
-
-    model: str
-    readout: str
-    tasks: list[Any]
-    shots: list[Any]
-    seeds: list[Any]
-    fixed: Json = {}
-    evaluate_on: Any = "test"
-
-
-class ExperimentRow(Record):
-    """What was measured of a task with a seed: numbers that only the experiment knows."""
-
-    task: str
-    seed: int
-
-
-class ExperimentUnit(Record):
-    """A unit of an experiment, with its rows."""
-
-    unit: Json
-    rows: list[ExperimentRow]
-
-
-class ExperimentResults(Record):
-    """What ``forgetfree experiment`` writes; what its rows hold is only the experiment's to check."""
-
-    experiment: str
-    preset: str
-    model: str
-    device: str
-    setting: ExperimentSetting
-    versions: Json
-    data: Json
-    skipped: Json
-    units: list[ExperimentUnit]
-    seconds: Amount
-    complete: Any = None
-
-    @classmethod
-    def of(cls, content: Any, source: str = "") -> ExperimentResults:
-        """Read the content of results.json, see `RunResults.of`."""
-        check_version(content)
-        results = cls._read(content, source=source)
-        name = results.experiment
-        check("experiment", name, name in registry.EXPERIMENTS, f"one of {', '.join(sorted(registry.EXPERIMENTS))}")
-        return results
-
-    @property
-    def rows(self) -> list[Json]:
-        """All rows, unit after unit."""
-        return [row.content for unit in self.units for row in unit.rows]
-
-    def scores(self) -> list[Score]:
-        """Return all scores.
-
-        Raises:
-            TypeError, ValueError: a row holds no number where one was measured.
-        """
-        return scores_of_rows(self.rows, registry.EXPERIMENTS[self.experiment].load().measured)

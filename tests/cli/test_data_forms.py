@@ -156,7 +156,6 @@ def test_a_file_is_a_task_of_its_own_name_for_run_and_graft(here: Path, capsys: 
         ("run mood,other --data mood.csv", "holds the rows of one task, and 2 are named: mood, other", 2),
         ("run mood --data moood.csv", "The data directory 'moood.csv' does not exist", 2),
         ("run sst2 --data demo --text-column text", "The columns of the tasks of 'demo' are known", 2),
-        ("experiment localization --data mood.csv", "holds the rows of one task", 2),
         ("graft a,b --data mood.csv", "Expected one task, got the 2", 2),
         ("run --data hub", "No stream is given", 2),
     ],
@@ -165,8 +164,7 @@ def test_wrong_data_are_refused(
     here: Path, capsys: pytest.CaptureFixture[str], arguments: str, fault: str, code: int
 ) -> None:
     (here / "four.csv").write_text("text,label\na,x\nb,y\nc,x\nd,y\n")
-    others = ("--model", "model", "--set", "sparsity=0.05") if "experiment" not in arguments else ()
-    assert call(*arguments.split(), *others) == code
+    assert call(*arguments.split(), "--model", "model", "--set", "sparsity=0.05") == code
     *_, error = capsys.readouterr().err.partition("forgetfree: error: ")
     assert fault in error
     assert not (here / "runs").exists()

@@ -167,10 +167,6 @@ def test_the_absolute_places_of_older_files_are_still_read(project: Path, tmp_pa
 JOBS = {
     "run": ["sst2", *QUICK],
     "graft": ["sst2", "--shots", "4", "--steps", "1", "--sparsity", "0.01", "--base", "empty"],
-    "experiment": [
-        *("where", "--task", "sst2", "--shots", "4", "--seed", "0", "--sparsity", "0.1", "--readout", "linear"),
-        *("--steps", "1", "--set", "mask_steps=1", "--jobs", "1"),
-    ],
 }
 
 

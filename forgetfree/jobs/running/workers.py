@@ -25,9 +25,6 @@ from forgetfree.jobs.running.unit import Unit
 from forgetfree.terminal import open_closed_streams
 from forgetfree.training.monitor import Monitor
 
-#: Small models use two cores badly; more processes than this use much memory.
-_USUAL = 2
-
 
 class Work(Protocol):
     """What is done to each unit. It can be pickled, and leaves all that it makes in the unit's folder."""
@@ -154,11 +151,6 @@ def _end(processes: Collection[BaseProcess]) -> None:
         process.join(max(0.0, deadline - time.monotonic()))
         process.kill()
         process.join()
-
-
-def usual_jobs(device: str) -> int:
-    """Return how many units of an experiment run at a time by default: two where there are two cores, one on a GPU."""
-    return min(_USUAL, cores()) if device == "cpu" else 1
 
 
 #: What this process does to units, if it is a worker, and where it tells of it.
