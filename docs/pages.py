@@ -55,7 +55,7 @@ API = {
     "testing": ("Checks for a strategy or a kind of your own.", ["forgetfree.testing"]),
 }
 #: What `forgetfree list` prints, in the order of the page.
-LISTS = ("strategies", "streams", "tasks", "kinds", "metrics", "models", "experiments")
+LISTS = ("strategies", "streams", "tasks", "kinds", "metrics", "models")
 
 
 def write(pages: Path) -> None:

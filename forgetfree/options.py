@@ -89,7 +89,7 @@ def option(
         flag: its name on the command line and in files, where that is another: ``seed`` of ``seeds``.
         group: where the help of a command has it.
         placeholder: what stands for its value in the help.
-        completion: what the shell completes: ``strategies``, ``tasks``, ``streams``, ``experiments`` or ``models``.
+        completion: what the shell completes: ``strategies``, ``tasks``, ``streams`` or ``models``.
     """
     bounds = {"gt": above, "ge": at_least, "le": at_most}
     metadata: dict[str, Any] = {

@@ -126,8 +126,8 @@ def recipe_of(
     """Return a model's recipe, for the options that are not set otherwise.
 
     Nothing is left of it where ``optimizer`` is set to another of ours, such as the paper's SGD: its rates and its way to find
-    regions belong together. With an optimizer of the user's own, all else stays. This decides for run, graft, experiments and
-    strategies that are made by hand.
+    regions belong together. With an optimizer of the user's own, all else stays. This decides for run, graft and strategies
+    that are made by hand.
 
     The options of the region belong together as well: nothing is left of them where ``region_from`` is set otherwise, or an
     option of the search for a mask is, which wants that search. Where only some strategies set it so, the others keep theirs,

@@ -132,47 +132,6 @@ SOURCES: dict[str, Entry] = {
 }
 
 
-EXPERIMENTS: dict[str, Entry] = {
-    "continual": Entry("forgetfree.benchmarks.paper.continual:Continual", "table 4: a stream of three tasks"),
-    "localization": Entry(
-        "forgetfree.benchmarks.paper.localization:Localization", "table 2, fig. 3: is a tiny region enough?"
-    ),
-    "sparsity-curve": Entry(
-        "forgetfree.benchmarks.paper.sparsity_curve:SparsityCurve", "fig. 2: learned, most moved and random regions"
-    ),
-    "what-fails": Entry(
-        "forgetfree.benchmarks.paper.what_fails:WhatFails", "fig. 4: biases alone, and lottery tickets"
-    ),
-    "optimizers": Entry("forgetfree.benchmarks.paper.optimizers:Optimizers", "fig. 5: SGD, AdamW, AdamW with ℓ1"),
-    "calibration": Entry(
-        "forgetfree.benchmarks.paper.calibration:Calibration", "table 1, fig. 6: what is a confidence worth?"
-    ),
-    "ood": Entry("forgetfree.benchmarks.paper.ood:OutOfDistribution", "table 3, fig. 7: other data sets; WiSE-FT"),
-    "where": Entry("forgetfree.benchmarks.paper.where:Where", "figs. 9, 10: layers and kinds of parameters"),
-    "multi-task": Entry(
-        "forgetfree.benchmarks.paper.multi_task:MultiTask",
-        "fig. 8: the regions of tasks that one model learned together",
-    ),
-    "bound": Entry(
-        "forgetfree.benchmarks.paper.bound:Bound", "§4.3, app. D: train–test gaps, and certificates of the error"
-    ),
-    "adapters": Entry(
-        "forgetfree.benchmarks.paper.adapters:Adapters", "tables 6, 7: grafts against LoRA and bottlenecks"
-    ),
-    "fish": Entry("forgetfree.benchmarks.paper.fish:Fish", "table 8: learned regions against FISH masks"),
-    "causal": Entry("forgetfree.benchmarks.paper.causal:Causal", "table 9: a causal language model"),
-    "full-data": Entry("forgetfree.benchmarks.paper.full_data:FullData", "table 5: all rows at hand"),
-    "model-labels": Entry(
-        "forgetfree.benchmarks.paper.model_labels:ModelLabels",
-        "fig. 15: regions that give the model's own answers back",
-    ),
-    "prompt-against-linear": Entry(
-        "forgetfree.benchmarks.paper.prompt_against_linear:PromptAgainstLinear",
-        "fig. 3: label words against a linear readout",
-    ),
-}
-
-
 #: What answers from the file that a strategy without a ledger saves, by the file's name; the first that is there counts.
 WEIGHTS: dict[str, Entry] = {
     "adapters.safetensors": Entry("forgetfree.strategies.lora.weights:AdapterWeights"),
@@ -204,19 +163,7 @@ JOBS: dict[str, JobEntry] = {
         Entry("forgetfree.jobs.graft:GraftJob"),
         "grafts",
         Entry("forgetfree.results.stored:load_graft_results"),
-        Entry("forgetfree.results.report.graft_and_sweep:lay_out_graft"),
-    ),
-    "experiment": JobEntry(
-        Entry("forgetfree.jobs.experiments.job:ExperimentJob"),
-        "experiment",
-        Entry("forgetfree.jobs.experiments.experiment:load_experiment_results"),
-        Entry("forgetfree.jobs.experiments.experiment:outcome"),
-    ),
-    "sweep": JobEntry(
-        Entry("forgetfree.jobs.sweep:SweepJob"),
-        "trials",
-        Entry("forgetfree.results.stored:load_sweep_results"),
-        Entry("forgetfree.results.report.graft_and_sweep:lay_out_sweep"),
+        Entry("forgetfree.results.report.graft_report:lay_out_graft"),
     ),
 }
 
@@ -287,15 +234,6 @@ def name_of(strategy: type) -> str | None:
     """Return the name that a strategy class is registered by, if it is."""
     target = f"{strategy.__module__}:{strategy.__qualname__}"
     return next((name for name, entry in strategies().items() if entry.target == target), None)
-
-
-def experiment(name: str) -> Any:
-    """Return the class of an experiment.
-
-    Raises:
-        UnknownNameError: no such experiment.
-    """
-    return _entry("experiment", name, EXPERIMENTS).load()
 
 
 def kinds() -> dict[str, Entry]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forgetfree import cli, registry
+from forgetfree import cli
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -162,43 +162,38 @@ def test_the_digits_are_those_of_the_committed_run() -> None:
 
 
 def test_the_runs_of_experiments_are_complete_and_drawn() -> None:
-    """Those on test rows have a figure each; those that chose the presets' options differ from them as their setting says."""
+    """Those on test rows have a figure each; those that chose options were scored on validation rows."""
     from forgetfree.benchmarks.paper import overview
-    from forgetfree.jobs.experiments import load_experiment, load_experiment_results
+    from forgetfree.benchmarks.paper.experiment import read_rows
 
-    tried = [load_experiment_results(file) for file in (overview.RESULTS / "choices").glob("*.csv")]
-    assert tried and all(run.complete and run.setting.evaluate_on == "validation" for run in tried)
-    named = ("model", "readout", "tasks", "shots", "seeds", "sparsities", "fixed", "test_limit", "evaluate_on")
-    preset = json.loads(json.dumps(asdict(load_experiment("localization").presets["small"])))
-    assert [
-        run for run in tried if preset | {key: run.setting.content[key] for key in named} != run.setting.content
-    ] == []
+    tried = [read_rows(file)[0] for file in (overview.RESULTS / "choices").glob("*.csv")]
+    assert tried and all(header["setting"]["evaluate_on"] == "validation" for header in tried)
     held = {path.stem for path in overview.RESULTS.glob("*.csv")}
     assert {file.stem for file in overview.run_files()} == held
-    assert all(load_experiment_results(file).complete for file in overview.run_files())
     for file in overview.RESULTS.rglob("*.csv"):  # no places of the machine they were made on
         assert re.findall(r"(?<![\w.])/(?:home|root|tmp|work|Users|mnt)/\S*", file.read_text(encoding="utf-8")) == []
     assert {path.stem for path in (ROOT / "docs" / "figures").glob("*.png")} == held
 
 
-#: Those that were run: some need a model or hours that a release does not have.
-RUN = [name for name in registry.EXPERIMENTS if (ROOT / "benchmarks" / "paper" / "results" / f"{name}.csv").is_file()]
-
-
-@pytest.mark.parametrize("name", RUN)
-def test_the_committed_run_of_an_experiment_is_whole_and_of_the_preset(name: str) -> None:
+def test_the_committed_run_of_an_experiment_is_whole_and_of_its_setting() -> None:
     from forgetfree.benchmarks.paper import overview
-    from forgetfree.jobs.experiments import load_experiment, load_experiment_results
+    from forgetfree.benchmarks.paper.experiment import read_rows
 
-    results = load_experiment_results(overview.RESULTS / f"{name}.csv")
-    preset = load_experiment(name).presets["small"]
-    seeds = tuple(results.setting.seeds)
-    assert set(seeds) >= set(preset.seeds)  # there may be more
-    preset = replace(preset, seeds=seeds)
-    assert results.complete and set(results.skipped) <= {"trec", "subj", "rte"}
-    assert results.setting.content == json.loads(json.dumps(asdict(preset)))
-    planned = [unit for unit in load_experiment(name).units(preset) if unit.get("task") not in results.skipped]
-    assert [unit.unit for unit in results.units] == planned
+    for name, experiment in overview.EXPERIMENTS.items():
+        header, rows = read_rows(overview.RESULTS / f"{name}.csv")
+        measured, usual = header["setting"], experiment.setting
+        assert set(measured["seeds"]) >= set(usual.seeds), name  # there may be more
+        setting = json.loads(json.dumps(asdict(replace(usual, seeds=tuple(measured["seeds"])))))
+        (optimizer,) = measured["grid"]
+        arms = {arm: options for arm, (options,) in measured["arms"].items()}
+        assert {**setting, "optimizer": optimizer, "arms": arms} == setting, name
+        assert {key: measured[key] for key in setting.keys() & measured.keys() - {"arms"}} == {
+            key: setting[key] for key in setting.keys() & measured.keys() - {"arms"}
+        }, name
+        assert set(header["skipped"]) <= {"trec", "subj", "rte"}
+        units = [unit for unit in experiment.units(replace(usual, seeds=tuple(measured["seeds"])))]
+        planned = {tuple(unit.items()) for unit in units if unit.get("task") not in header["skipped"]}
+        assert {tuple((key, row[key]) for key in units[0]) for row in rows} == planned, name
 
 
 def test_the_committed_runs_are_short() -> None:

@@ -1,27 +1,37 @@
-"""Draw the figures of docs/results/paper.md, one for each run of an experiment: ``python -m forgetfree.benchmarks.paper``.
+"""Print the report of runs of experiments, or draw their figures anew.
+
+    python -m forgetfree.benchmarks.paper FILE.csv …     # claims and tables
+    python -m forgetfree.benchmarks.paper                # the figures of docs/results/paper.md, of the runs that are committed
 
 A run file is called by its experiment; of a further run, with another model or readout, the name goes on after a dash. Those in
-``choices`` were scored on validation rows, to choose the presets' options.
+``choices`` were scored on validation rows, to choose options.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from forgetfree.benchmarks.paper.overview import run_files
-from forgetfree.jobs.experiments import draw_outcome, load_experiment_results
+from forgetfree.benchmarks.paper.experiment import read_rows
+from forgetfree.benchmarks.paper.overview import EXPERIMENTS, run_files
+from forgetfree.results.report.figures import save_figure
+from forgetfree.results.report.page import render_page
 
 
-def main() -> None:
-    """Put the figures where they belong, in the checkout this file is part of."""
+def main(files: Sequence[str]) -> None:
+    """Print the report of each file; without files, put the figures where they belong, in the checkout this file is part of."""
+    for file in files:
+        header, rows = read_rows(Path(file))
+        print(render_page(EXPERIMENTS[header["experiment"]].page(header, rows), "rich"))
     figures = Path(__file__).resolve().parents[2] / "docs" / "figures"
-    for file in run_files():
-        run = load_experiment_results(file)
+    for path in () if files else run_files():
+        header, rows = read_rows(path)
         with tempfile.TemporaryDirectory() as drawn:
-            draw_outcome(run, Path(drawn))
-            (figures / f"{file.stem}.png").write_bytes((Path(drawn) / f"{run.experiment}.png").read_bytes())
+            save_figure(EXPERIMENTS[header["experiment"]].draw(rows), Path(drawn) / "figure")
+            (figures / f"{path.stem}.png").write_bytes((Path(drawn) / "figure.png").read_bytes())
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

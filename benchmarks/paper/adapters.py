@@ -12,34 +12,19 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from forgetfree.benchmarks.paper.bottlenecks import bottlenecks
+from forgetfree.benchmarks.paper.context import Context, TunedTask
+from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
 from forgetfree.benchmarks.paper.ood import TARGETS, target_rows
-from forgetfree.benchmarks.paper.presets import ADAMW, PAPER, SMALL
 from forgetfree.benchmarks.paper.published import TABLE_6, TABLE_7
+from forgetfree.benchmarks.paper.rows import SCORE, Row, Unit, distinct, mean, pivot, select, share_of, verdict
+from forgetfree.benchmarks.paper.setting import ADAMW, SMALL, Setting
 from forgetfree.core.trained import WholeTensors
 from forgetfree.data.examples import Examples
-from forgetfree.errors import TrainingError
-from forgetfree.jobs.experiments import (
-    SCORE,
-    Claim,
-    Experiment,
-    ExperimentContext,
-    Preset,
-    Row,
-    TunedTask,
-    Unit,
-    distinct,
-    mean,
-    percent,
-    pivot,
-    select,
-    share_of,
-    verdict,
-)
 from forgetfree.models.lora_adapters import LoraAdapters, lora_config, targets
 from forgetfree.results.answers import LabelAnswers, label_answers
 from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.figures import legend, look, panels
-from forgetfree.results.report.page import Table
+from forgetfree.results.report.page import Table, percent
 from forgetfree.seeds import derive_seed
 from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.loop import answers_of, fine_tune
@@ -54,28 +39,21 @@ RATE = {**ADAMW, "learning_rate": 1e-3}
 class Adapters(Experiment):
     """Train adapters of several sizes, and graft regions of several sizes; answer the task, and other data sets of its kind."""
 
-    paper: ClassVar[str] = "tables 6 and 7"
-    question: ClassVar[str] = (
+    name: ClassVar = "adapters"
+    paper: ClassVar = "tables 6 and 7"
+    question: ClassVar = (
         "At each size, are adapters as accurate, as well calibrated and as good on other data as grafts?"
     )
-    presets: ClassVar = {
-        "small": replace(SMALL, tasks=("mpqa", "sst2"), seeds=(0,), arms={"adapters": (RATE,)}),
-        "paper": replace(
-            PAPER,
-            tasks=("sst2", "ag_news", "qnli", "qqp", "mpqa"),
-            sparsities=(1e-4, 5e-4, 1e-3, 1e-2),
-            arms={"adapters": tuple({**RATE, "learning_rate": rate} for rate in (1e-4, 5e-4, 1e-3))},
-        ),
-    }
+    setting: ClassVar = replace(SMALL, tasks=("mpqa", "sst2"), seeds=(0,), arms={"adapters": RATE})
 
-    def tasks(self, preset: Preset) -> list[tuple[str, ...]]:
+    def tasks(self, setting: Setting) -> list[tuple[str, ...]]:
         """Tasks and the targets of those that have some."""
-        wanted = [target for task in preset.tasks for target in TARGETS.get(task, ())]
-        return list(dict.fromkeys([*((task,) for task in preset.tasks), *wanted]))
+        wanted = [target for task in setting.tasks for target in TARGETS.get(task, ())]
+        return list(dict.fromkeys([*((task,) for task in setting.tasks), *wanted]))
 
-    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+    def measure(self, context: Context, unit: Unit) -> list[Row]:
         """Every method at every size, on the task and its targets."""
-        tuned, sparsities = context.tuned(unit), context.preset.sparsities
+        tuned, sparsities = context.tuned(unit), context.setting.sparsities
         tests: dict[str, Examples] = {unit["task"]: tuned.bench.task.test}
         for names in TARGETS.get(unit["task"], ()):
             if not context.missing(names):
@@ -89,10 +67,10 @@ class Adapters(Experiment):
                 name: label_answers(tuned.bench.answers(state, test, tuned.options)) for name, test in tests.items()
             }
             rows += self._rows(tuned, answers, "graft", share)
-        choices = [context.options(**choice) for choice in context.preset.arms["adapters"]]
+        options = context.options(**context.setting.arms["adapters"])
         for method, sizes in SIZES.items():
             for size in sizes:
-                rows += self._rows(tuned, adapted(tuned.bench, method, size, choices, tests), method, str(size))
+                rows += self._rows(tuned, adapted(tuned.bench, method, size, options, tests), method, str(size))
         return rows
 
     @staticmethod
@@ -161,39 +139,23 @@ class Adapters(Experiment):
 
 
 def adapted(
-    bench: SingleTask, method: str, size: int, choices: Sequence[LocalizationOptions], tests: Mapping[str, Examples]
+    bench: SingleTask, method: str, size: int, options: LocalizationOptions, tests: Mapping[str, Examples]
 ) -> dict[str, LabelAnswers]:
-    """The answers on each set of rows after training adapters and readout; of several options validation rows decide."""
-    best, kept = -1.0, dict[str, LabelAnswers]()
-    for options in choices:
-        seed = derive_seed(bench.seed, "adapters", bench.task.name)
-        steps, trained = bench.task.full_steps(options), replace(options, l1=0.0)
-        with bench.holding(bench.pre), _adapters(bench, method, size, seed) as parameters:
-            with bench.monitor.phase(bench.task.name, "train", steps) as on_step:
-                try:
-                    fine_tune(
-                        bench.model,
-                        bench.task.train,
-                        trained,
-                        steps=steps,
-                        seed=seed,
-                        on_step=on_step,
-                        trained=WholeTensors(parameters),
-                    )
-                except TrainingError:
-                    if len(choices) == 1:
-                        raise
-                    continue
-
-            def answers(rows: Examples, options: LocalizationOptions = options) -> LabelAnswers:
-                return label_answers(answers_of(bench.model, bench.task, rows, options))
-
-            score = 0.0 if len(choices) == 1 else answers(bench.task.validation).score(bench.task.definition.metric)
-            if score > best:
-                best, kept = score, {name: answers(rows) for name, rows in tests.items()}
-    if not kept:
-        raise TrainingError(f"Training adapters on {bench.task.name!r} diverged under each choice. Set lower rates.")
-    return kept
+    """The answers on each set of rows after training adapters and readout."""
+    seed = derive_seed(bench.seed, "adapters", bench.task.name)
+    steps = bench.task.full_steps(options)
+    with bench.holding(bench.pre), _adapters(bench, method, size, seed) as parameters:
+        with bench.monitor.phase(bench.task.name, "train", steps) as on_step:
+            fine_tune(
+                bench.model,
+                bench.task.train,
+                replace(options, l1=0.0),
+                steps=steps,
+                seed=seed,
+                on_step=on_step,
+                trained=WholeTensors(parameters),
+            )
+        return {name: label_answers(answers_of(bench.model, bench.task, rows, options)) for name, rows in tests.items()}
 
 
 @contextmanager
@@ -212,3 +174,7 @@ def _adapters(bench: SingleTask, method: str, size: int, seed: int) -> Iterator[
         yield lora.parameters("task")
     finally:
         model.backbone = backbone
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Adapters()))

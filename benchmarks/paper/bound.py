@@ -33,31 +33,19 @@ from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp
 from torch import Tensor
 
-from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.benchmarks.paper.context import Context, TunedTask
+from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
+from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, select, sparsities_of, verdict
+from forgetfree.benchmarks.paper.setting import SMALL
 from forgetfree.core.base_regions import budget
 from forgetfree.core.regions import Region
 from forgetfree.data.sampling import representative
-from forgetfree.jobs.experiments import (
-    Claim,
-    Experiment,
-    ExperimentContext,
-    Row,
-    TunedTask,
-    Unit,
-    distinct,
-    mean,
-    percent,
-    pivot,
-    select,
-    sparsities_of,
-    verdict,
-)
 from forgetfree.models.state import ModelState
 from forgetfree.recipes import recipe_of
 from forgetfree.results.answers import Answers, label_answers
 from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.figures import legend, look, panels
-from forgetfree.results.report.page import Table
+from forgetfree.results.report.page import Table, percent
 
 #: The probability that a bound fails, for each task and seed.
 DELTA = 0.05
@@ -78,27 +66,24 @@ _RECIPE = {
 class Bound(Experiment):
     """Train–test gaps, the paper's bound, and certificates of models with a short description (docs/experiments.md)."""
 
-    paper: ClassVar[str] = "section 4.3, appendix D"
+    name: ClassVar = "bound"
+    paper: ClassVar = "section 4.3, appendix D"
     single: ClassVar = ("shots",)
-    measured: ClassVar = ("train_error", "test_error", "constant", "printed", "certificate")
-    question: ClassVar[str] = "Do few trained entries bound the error on new rows by that on training rows?"
-    presets: ClassVar = {
-        "small": replace(
-            SMALL,
-            tasks=("ag_news", "mpqa"),
-            seeds=(0,),
-            sparsities=(3e-6, 1e-5, 1e-4),
-            # Few entries must go far: AdamW's steps are as long for all of them.
-            options={**_RECIPE, "steps": 200, "precision": "bf16"},
-            grid=({},),
-            test_limit=1000,
-        ),
-        "paper": replace(PAPER, sparsities=(3e-6, 1e-5, 1e-4), options={**PAPER.options, "base": "empty"}),
-    }
+    question: ClassVar = "Do few trained entries bound the error on new rows by that on training rows?"
+    setting: ClassVar = replace(
+        SMALL,
+        tasks=("ag_news", "mpqa"),
+        seeds=(0,),
+        sparsities=(3e-6, 1e-5, 1e-4),
+        # Few entries must go far: AdamW's steps are as long for all of them.
+        options={**_RECIPE, "steps": 200, "precision": "bf16"},
+        optimizer={},
+        test_limit=1000,
+    )
 
-    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+    def measure(self, context: Context, unit: Unit) -> list[Row]:
         """The fine-tuned model, re-trained regions, and the same rounded to few values."""
-        tuned, sparsities = context.tuned(unit), context.preset.sparsities
+        tuned, sparsities = context.tuned(unit), context.setting.sparsities
         rows = [self._row(tuned, tuned.fine_tuned, len(tuned.bench.space), model="fine-tuned", sparsity=1.0)]
         for sparsity, region in zip(sparsities, tuned.learned(*sparsities), strict=True):
             state = tuned.bench.retrained(tuned.pre, region, tuned.options)
@@ -350,3 +335,7 @@ def on_grid(values: Tensor, levels: int) -> Tensor:
             if (rounded - values).square().sum() < (best - values).square().sum():
                 best = rounded
     return best
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Bound()))

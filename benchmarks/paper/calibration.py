@@ -9,28 +9,25 @@ from typing import Any, ClassVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.presets import PAPER, SMALL
-from forgetfree.jobs.experiments import (
+from forgetfree.benchmarks.paper.context import Context, TunedTask
+from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
+from forgetfree.benchmarks.paper.rows import (
     SCORE,
-    Claim,
-    Experiment,
-    ExperimentContext,
     Row,
-    TunedTask,
     Unit,
     distinct,
     mean,
-    percent,
     pivot,
     ratio,
     select,
     verdict,
     with_constant,
 )
+from forgetfree.benchmarks.paper.setting import SMALL
 from forgetfree.models.state import ModelState
 from forgetfree.results.calibration import reliability
 from forgetfree.results.report.figures import look, panels
-from forgetfree.results.report.page import Table
+from forgetfree.results.report.page import Table, percent
 
 MODELS = {"fine-tuned": "fine-tuned", "grafted": "graft", "retrained": "region re-trained", "bitfit": "BitFit"}
 
@@ -38,21 +35,18 @@ MODELS = {"fine-tuned": "fine-tuned", "grafted": "graft", "retrained": "region r
 class Calibration(Experiment):
     """Four ways to learn a task, and how well each knows what it knows."""
 
-    paper: ClassVar[str] = "table 1, figure 6"
+    name: ClassVar = "calibration"
+    paper: ClassVar = "table 1, figure 6"
     single: ClassVar = ("shots", "sparsities")
-    measured: ClassVar = (*Experiment.measured, "counts", "right", "confidence")
-    question: ClassVar[str] = (
+    question: ClassVar = (
         "Are grafts better calibrated than the fine-tuned model, and as good as training the region again?"
     )
-    presets: ClassVar = {
-        "small": replace(SMALL, sparsities=(1e-3,)),
-        "paper": replace(PAPER, tasks=("sst2", "ag_news", "qnli", "qqp")),
-    }
+    setting: ClassVar = replace(SMALL, sparsities=(1e-3,))
 
-    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+    def measure(self, context: Context, unit: Unit) -> list[Row]:
         """Accuracy, ECE and the reliability diagram of each."""
         tuned = context.tuned(unit)
-        (region,) = tuned.learned(context.preset.sparsity)
+        (region,) = tuned.learned(context.setting.sparsity)
         models = {"fine-tuned": tuned.fine_tuned, "grafted": tuned.graft(region)}
         for name, trained in [("retrained", region), *(("bitfit", each) for each in tuned.biases())]:
             models[name] = tuned.bench.retrained(tuned.pre, trained, tuned.options)  # from an untrained readout, too
@@ -131,3 +125,7 @@ class Calibration(Experiment):
 
 def _total(rows: Sequence[Row], model: str, key: str) -> Any:
     return np.sum([row[key] for row in select(rows, model=model)], axis=0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Calibration()))

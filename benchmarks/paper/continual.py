@@ -6,31 +6,21 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+import forgetfree
+from forgetfree.benchmarks.paper.context import Context
+from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
+from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, select, verdict
+from forgetfree.benchmarks.paper.setting import SMALL, Setting
 from forgetfree.display import NULL
-from forgetfree.jobs.experiments import (
-    Claim,
-    Experiment,
-    ExperimentContext,
-    Preset,
-    Row,
-    Unit,
-    distinct,
-    mean,
-    pivot,
-    select,
-    verdict,
-)
-from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.figures import legend, look, panels
 from forgetfree.results.report.page import Table, percent
+from forgetfree.results.stored import load_run_results
 
 STREAM = ("qnli", "ag_news", "sst2")
 #: Table 4: after the last task, RoBERTa-base, 4096-shot.
@@ -44,78 +34,68 @@ PAPER_ACCURACY = {
 class Continual(Experiment):
     """The main job, one seed a unit."""
 
-    paper: ClassVar[str] = "table 4"
+    name: ClassVar = "continual"
+    paper: ClassVar = "table 4"
     single: ClassVar = ("shots", "sparsities")
-    measured: ClassVar = ("score", "constant", "ece", "learned", "kept_bytes")
-    question: ClassVar[str] = "Does grafting keep what naive continual fine-tuning forgets?"
-    presets: ClassVar = {
-        # The model's own recipe; 16·n·k steps would take a night.
-        "small": replace(
-            SMALL,
-            tasks=STREAM,
-            shots=(512,),
-            seeds=(0,),
-            sparsities=(1e-3,),
-            options={"steps": 200, "precision": "bf16"},
-            grid=({},),
-            test_limit=400,
-        ),
-        "paper": replace(PAPER, tasks=STREAM, options={**PAPER.options, "learning_rate": 5e-3}, grid=({},)),
-    }
+    question: ClassVar = "Does grafting keep what naive continual fine-tuning forgets?"
+    setting: ClassVar = replace(
+        SMALL,
+        tasks=STREAM,
+        shots=(512,),
+        seeds=(0,),
+        sparsities=(1e-3,),
+        options={"steps": 200, "precision": "bf16"},
+        optimizer={},
+        test_limit=400,
+    )
 
-    def units(self, preset: Preset) -> list[Unit]:
+    def units(self, setting: Setting) -> list[Unit]:
         """The whole stream with every seed."""
-        return [{"shots": shots, "seed": seed} for shots in preset.shots for seed in preset.seeds]
+        return [{"shots": shots, "seed": seed} for shots in setting.shots for seed in setting.seeds]
 
-    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+    def measure(self, context: Context, unit: Unit) -> list[Row]:
         """The last row of each strategy's matrix, and what was forgotten."""
-        preset = context.preset
-        settings: dict[str, Any] = {"sparsity": preset.sparsity, **preset.options, **preset.fixed}
-        settings |= {"cache": str(context.cache), "max_length": preset.max_length, "evaluate_on": preset.evaluate_on}
-        if preset.test_limit is not None:
-            settings["test_limit"] = preset.test_limit
-        if preset.graftable is not None:
-            settings["graftable"] = preset.graftable
-        shots = min([unit["shots"], *(min(Counter(context.rows(task).train.labels).values()) for task in preset.tasks)])
-        config = RunConfig(
-            stream=",".join(preset.tasks),
-            model=preset.model,
-            data=context.data if isinstance(context.data, str) else tuple(context.data),
-            text_columns=context.read_options.texts,
-            label_columns=context.read_options.labels,
-            kinds=context.read_options.kinds,
-            skip_bad_rows=context.read_options.skip_bad_rows,
-            metrics=context.read_options.metrics,
-            readout=preset.readout,
-            shots=shots,
-            seeds=(unit["seed"],),
-            settings=settings,
-            device=context.device,
+        setting, out = context.setting, context.out / "streams" / f"seed-{unit['seed']}-shots-{unit['shots']}"
+        shots = min(
+            [unit["shots"], *(min(Counter(context.rows(task).train.labels).values()) for task in setting.tasks)]
         )
-        learner = RunJob(config).learner
-        tasks = learner.stream(unit["seed"]).tasks
-        constant = [task.unanswered.constant_score(task.definition.metric) for task in tasks]
-        rows = []
-        for strategy in config.strategies:
-            learned = learner.learn(strategy, unit["seed"], context.monitor)
-            for i, task in enumerate(tasks):
-                last = learned.rows[-1][task.name]
-                rows.append(
-                    {
-                        "strategy": strategy,
-                        "task": task.name,
-                        "after": len(tasks),
-                        "test_rows": len(task.test),
-                        "score": last.score(task.definition.metric),
-                        "constant": constant[i],
-                        "ece": last.ece,
-                        "learned": learned.rows[i + 1][task.name].score(task.definition.metric),
-                        "train_shots": shots,
-                        "kept_bytes": learned.kept_bytes[-1],
-                        "steps": learned.strategy.options.steps,
-                    }
-                )
-        return rows
+        more = {key: getattr(setting, key) for key in ("max_length", "evaluate_on", "test_limit", "graftable")}
+        forgetfree.run(
+            setting.tasks,
+            data=context.data,
+            model=setting.model,
+            readout=setting.readout,
+            strategies=DEFAULT_STRATEGIES,
+            sparsity=setting.sparsity,
+            shots=shots,
+            seeds=unit["seed"],
+            device=context.device,
+            cache=str(context.cache),
+            out=out,
+            resume=(out / "config.json").exists(),
+            floors="constant",
+            **{key: value for key, value in more.items() if value is not None},
+            **{**setting.options, **setting.fixed},
+        )
+        results = load_run_results(out)
+        assert results.floors is not None
+        return [
+            {
+                "strategy": run.strategy,
+                "task": task,
+                "after": len(results.tasks),
+                "test_rows": results.data["test_rows"][task],
+                "score": run.matrix[-1][i],
+                "constant": results.floors.constant[i],
+                "ece": run.ece[-1][i],
+                "learned": run.matrix[i + 1][i],
+                "train_shots": shots,
+                "kept_bytes": run.memory[-1],
+                "steps": run.options["steps"],
+            }
+            for run in results.runs
+            for i, task in enumerate(results.tasks)
+        ]
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Accuracy after the last task, the paper's and ours."""
@@ -187,3 +167,7 @@ class Continual(Experiment):
         axes[0].set_ylabel("accuracy after the last task (%)")
         legend(figure, axes)
         return figure
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Continual()))

@@ -8,17 +8,14 @@ from typing import ClassVar
 
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.benchmarks.paper.context import Context
+from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
 from forgetfree.benchmarks.paper.published import TABLE_8
-from forgetfree.jobs.experiments import (
+from forgetfree.benchmarks.paper.rows import (
     SCORE,
-    Claim,
-    Experiment,
-    ExperimentContext,
     Row,
     Unit,
     mean,
-    percent,
     pivot,
     scores_over_sparsity,
     share_of,
@@ -26,7 +23,8 @@ from forgetfree.jobs.experiments import (
     verdict,
     with_constant,
 )
-from forgetfree.results.report.page import Table
+from forgetfree.benchmarks.paper.setting import SMALL
+from forgetfree.results.report.page import Table, percent
 
 REGIONS = ("learned", "fisher", "random")
 
@@ -34,17 +32,14 @@ REGIONS = ("learned", "fisher", "random")
 class Fish(Experiment):
     """Graft the learned region, the entries of largest Fisher information at θ_pre (Sung et al., 2021), and random ones."""
 
-    paper: ClassVar[str] = "table 8"
-    measured: ClassVar = (*Experiment.measured, "overlap")
-    question: ClassVar[str] = "Does the Fisher information of the pre-trained model tell where a skill will lie?"
-    presets: ClassVar = {
-        "small": replace(SMALL, seeds=(0,)),
-        "paper": replace(PAPER, tasks=("sst2", "ag_news", "qnli", "qqp"), sparsities=(1e-4, 1e-3, 1e-2)),
-    }
+    name: ClassVar = "fish"
+    paper: ClassVar = "table 8"
+    question: ClassVar = "Does the Fisher information of the pre-trained model tell where a skill will lie?"
+    setting: ClassVar = replace(SMALL, seeds=(0,))
 
-    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+    def measure(self, context: Context, unit: Unit) -> list[Row]:
         """Each kind of region at each sparsity, and how much of both the learned one and it share."""
-        tuned, sparsities = context.tuned(unit), context.preset.sparsities
+        tuned, sparsities = context.tuned(unit), context.setting.sparsities
         rows = [tuned.row(tuned.fine_tuned, region="fine-tuned", sparsity=1.0)]
         for sparsity, learned in zip(sparsities, tuned.learned(*sparsities), strict=True):
             regions = {"learned": learned, **{kind: tuned.base(kind, sparsity) for kind in ("fisher", "random")}}
@@ -94,3 +89,7 @@ class Fish(Experiment):
         return scores_over_sparsity(
             rows, "region", REGIONS, dashed={"fine-tuned": {"region": "fine-tuned"}}, share="region"
         )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Fish()))

@@ -8,18 +8,15 @@ from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.presets import PAPER, SMALL
-from forgetfree.jobs.experiments import (
+from forgetfree.benchmarks.paper.context import Context
+from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
+from forgetfree.benchmarks.paper.rows import (
     SCORE,
-    Claim,
-    Experiment,
-    ExperimentContext,
     Row,
     Unit,
     distinct,
     kept,
     mean,
-    percent,
     pivot,
     select,
     share_of,
@@ -28,24 +25,25 @@ from forgetfree.jobs.experiments import (
     verdict,
     with_constant,
 )
+from forgetfree.benchmarks.paper.setting import SMALL
 from forgetfree.results.report.figures import legend, look, panels
-from forgetfree.results.report.page import Table
+from forgetfree.results.report.page import Table, percent
+
+TASKS = ("sst2", "cr", "mr", "mpqa", "trec", "subj", "ag_news", "qnli", "snli", "mnli", "rte", "mrpc", "qqp")
 
 
 class Localization(Experiment):
     """Fine-tune, localize, graft: with few shots and with many."""
 
-    paper: ClassVar[str] = "table 2, figure 3"
-    single: ClassVar[tuple[str, ...]] = ()
-    question: ClassVar[str] = "Do the fine-tuned values of a tiny region bring back what fine-tuning learned?"
-    presets: ClassVar = {
-        "small": replace(SMALL, tasks=PAPER.tasks, shots=(64, 4096), seeds=(0,)),
-        "paper": replace(PAPER, shots=(64, 4096)),
-    }
+    name: ClassVar = "localization"
+    paper: ClassVar = "table 2, figure 3"
+    single: ClassVar = ()
+    question: ClassVar = "Do the fine-tuned values of a tiny region bring back what fine-tuning learned?"
+    setting: ClassVar = replace(SMALL, tasks=TASKS, shots=(64, 4096), seeds=(0,))
 
-    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+    def measure(self, context: Context, unit: Unit) -> list[Row]:
         """θ_pre, θ_ft, and the graft at every sparsity."""
-        tuned, sparsities = context.tuned(unit), context.preset.sparsities
+        tuned, sparsities = context.tuned(unit), context.setting.sparsities
         rows = [tuned.row(tuned.pre, model="pre-trained", sparsity=0.0)]
         if tuned.fine_tuned.readouts[unit["task"]]:  # label words have no readout of their own
             rows.append(tuned.row(tuned.readout_alone, model="readout alone", sparsity=0.0))
@@ -124,3 +122,7 @@ def _learned(rows: Sequence[Row], shots: int) -> list[Row]:
         if mean(those, "score", task=row["task"], model="fine-tuned")
         >= 0.05 + mean(those, "score", task=row["task"], model="pre-trained")
     ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Localization()))

@@ -9,19 +9,13 @@ from typing import Any, ClassVar
 import torch
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.presets import PAPER, SMALL
-from forgetfree.core.regions import Region
-from forgetfree.data.examples import EncodedRows, Examples
-from forgetfree.jobs.experiments import (
+from forgetfree.benchmarks.paper.context import Context, TunedTask
+from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
+from forgetfree.benchmarks.paper.rows import (
     SCORE,
-    Claim,
-    Experiment,
-    ExperimentContext,
     Row,
-    TunedTask,
     Unit,
     mean,
-    percent,
     pivot,
     scores_over_sparsity,
     share_of,
@@ -29,8 +23,11 @@ from forgetfree.jobs.experiments import (
     verdict,
     with_constant,
 )
+from forgetfree.benchmarks.paper.setting import SMALL
+from forgetfree.core.regions import Region
+from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.results.answers import label_answers
-from forgetfree.results.report.page import Table
+from forgetfree.results.report.page import Table, percent
 
 LABELS = ("true labels", "own labels")
 
@@ -38,28 +35,20 @@ LABELS = ("true labels", "own labels")
 class ModelLabels(Experiment):
     """Localize a model before it has learned its task to the end, by the true labels and by its own."""
 
-    paper: ClassVar[str] = "figure 15"
-    question: ClassVar[str] = "Does a region that is learned from the model's own answers follow the model?"
-    presets: ClassVar = {
-        "small": replace(
-            SMALL,
-            tasks=("sst2", "ag_news"),
-            seeds=(0,),
-            sparsities=(1e-4, 1e-3, 1e-2),
-            options={**SMALL.options, "steps": 100},
-        ),
-        # The paper's checkpoints: SST-2 after 500 steps, QNLI and MNLI after 2,000, SNLI after 3,000.
-        "paper": replace(
-            PAPER,
-            tasks=("sst2", "qnli", "snli", "mnli"),
-            sparsities=(1e-5, 1e-4, 1e-3, 1e-2),
-            options={**PAPER.options, "steps": 2000},
-        ),
-    }
+    name: ClassVar = "model-labels"
+    paper: ClassVar = "figure 15"
+    question: ClassVar = "Does a region that is learned from the model's own answers follow the model?"
+    setting: ClassVar = replace(
+        SMALL,
+        tasks=("sst2", "ag_news"),
+        seeds=(0,),
+        sparsities=(1e-4, 1e-3, 1e-2),
+        options={**SMALL.options, "steps": 100},
+    )
 
-    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+    def measure(self, context: Context, unit: Unit) -> list[Row]:
         """Grafts of regions by either kind of label, at every sparsity."""
-        tuned, sparsities = context.tuned(unit), context.preset.sparsities
+        tuned, sparsities = context.tuned(unit), context.setting.sparsities
         rows = [tuned.row(tuned.fine_tuned, labels="fine-tuned", sparsity=1.0)]
         for labels, regions in zip(LABELS, (tuned.learned(*sparsities), own_labels(tuned, sparsities)), strict=True):
             for sparsity, region in zip(sparsities, regions, strict=True):
@@ -123,3 +112,7 @@ def own_labels(tuned: TunedTask, sparsities: Sequence[float]) -> list[Region]:
         return tuned.learned(*sparsities)
     finally:
         bench.task = task
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(ModelLabels()))

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import reduce
 from operator import or_
 from random import Random
-from statistics import fmean
 from typing import ClassVar
 
 import numpy as np
@@ -17,33 +16,19 @@ import torch
 from matplotlib.figure import Figure
 from torch.nn import functional as F
 
-from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.benchmarks.paper.context import Context, TunedTask
+from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
+from forgetfree.benchmarks.paper.rows import SCORE, Row, Unit, distinct, mean, pivot, select, verdict, with_constant
+from forgetfree.benchmarks.paper.setting import SMALL, Setting
 from forgetfree.core.batch_loss import Batch, check_loss
 from forgetfree.core.mask import learn_regions
 from forgetfree.core.readout_model import autocast
 from forgetfree.core.regions import Region, overlap
 from forgetfree.core.trained import WholeTensors, in_training
 from forgetfree.errors import UsageError
-from forgetfree.jobs.experiments import (
-    SCORE,
-    Claim,
-    Experiment,
-    ExperimentContext,
-    Preset,
-    Row,
-    TunedTask,
-    Unit,
-    distinct,
-    mean,
-    percent,
-    pivot,
-    select,
-    verdict,
-    with_constant,
-)
 from forgetfree.models.state import ModelState
 from forgetfree.results.report.figures import panels
-from forgetfree.results.report.page import Table
+from forgetfree.results.report.page import Table, percent
 from forgetfree.seeds import derive_seed
 from forgetfree.training.localization import LocalizationOptions, mask_batches, mask_loss, mask_options
 from forgetfree.training.loop import Update, plan, training_mode
@@ -67,42 +52,43 @@ LEARNED = 0.05
 class MultiTask(Experiment):
     """Fine-tune one model on all tasks, find each task's region, and graft regions and their unions."""
 
-    paper: ClassVar[str] = "figure 8"
+    name: ClassVar = "multi-task"
+    paper: ClassVar = "figure 8"
     single: ClassVar = ("shots", "sparsities")
-    measured: ClassVar = (*Experiment.measured, "overlap", "of_union")
-    question: ClassVar[str] = (
-        "Do the skills of one model that learned several tasks lie apart, and do regions of several tasks work together?"
+    question: ClassVar = (
+        "Do the skills of one model that learned several tasks lie apart, and do their regions work together?"
     )
-    presets: ClassVar = {
-        "small": replace(  # two kinds with two tasks, and a stranger
-            SMALL,
-            tasks=("snli", "mnli", "sst2", "cr", "ag_news"),
-            seeds=(0,),
-            sparsities=(1e-3,),
-            options={**SMALL.options, "base": "empty", "steps": 200, "mask_steps": 8},
-            test_limit=200,
-        ),
-        "paper": replace(PAPER, tasks=TASKS, options={**PAPER.options, "base": "empty"}),
-    }
+    setting: ClassVar = replace(
+        SMALL,
+        tasks=("snli", "mnli", "sst2", "cr", "ag_news"),
+        seeds=(0,),
+        sparsities=(1e-3,),
+        options={**SMALL.options, "base": "empty", "steps": 200, "mask_steps": 8},
+        test_limit=200,
+    )
 
-    def units(self, preset: Preset) -> list[Unit]:
+    def units(self, setting: Setting) -> list[Unit]:
         """All tasks with every seed."""
-        if len(preset.tasks) < 2:
-            raise UsageError(f"multi-task needs two tasks or more, got {', '.join(preset.tasks)}. Give another --task.")
-        return [{"shots": shots, "seed": seed} for shots in preset.shots for seed in preset.seeds]
+        if len(setting.tasks) < 2:
+            raise UsageError(
+                f"multi-task needs two tasks or more, got {', '.join(setting.tasks)}. Give another --task."
+            )
+        return [{"shots": shots, "seed": seed} for shots in setting.shots for seed in setting.seeds]
 
-    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+    def measure(self, context: Context, unit: Unit) -> list[Row]:
         """All models on all tasks; of the grafts of one task, the overlaps too."""
-        loaded, tasks = context.model(), context.preset.tasks
+        loaded, tasks = context.model(), context.setting.tasks
         benches = {task: context.bench({**unit, "task": task}, loaded) for task in tasks}
-        tuned = self._tuned(context, list(benches.values()))
+        options = context.options(**context.setting.optimizer)
+        together = train_together(list(benches.values()), options)
+        tuned = {task: TunedTask(bench, together, options) for task, bench in benches.items()}
         first = tuned[tasks[0]]
         rows = [
             tuned[task].row(state, region=name, model=name, task=task)
             for name, state in (("no graft", first.readout_alone), ("whole model", first.fine_tuned))
             for task in tasks
         ]
-        regions = {task: each.learned(context.preset.sparsity)[0] for task, each in tuned.items()}
+        regions = {task: each.learned(context.setting.sparsity)[0] for task, each in tuned.items()}
         for source, region in regions.items():
             graft = first.graft(region)
             for task in tasks:
@@ -116,25 +102,6 @@ class MultiTask(Experiment):
                 for task in members:
                     rows.append({**tuned[task].row(graft, region=name, model=model, task=task), "of_union": of_union})
         return rows
-
-    @staticmethod
-    def _tuned(context: ExperimentContext, benches: Sequence[SingleTask]) -> dict[str, TunedTask]:
-        """Every task with the model that learned all; of a grid of options, mean scores on validation rows decide."""
-        choices = [context.options(**choice) for choice in context.preset.grid]
-
-        def made(options: LocalizationOptions) -> tuple[float, ModelState]:
-            state = train_together(benches, options)
-            if len(choices) == 1:
-                return 0.0, state
-            answers = [(bench, bench.answers(state, bench.task.validation, options)) for bench in benches]
-            return fmean(each.score(bench.task.definition.metric) for bench, each in answers), state
-
-        best, state, options = -1.0, benches[0].pre, choices[0]
-        for choice in choices:  # no more than two models at a time
-            score, trained = made(choice)
-            if score > best:
-                best, state, options = score, trained, choice
-        return {bench.task.name: TunedTask(bench, state, options) for bench in benches}
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Scores, overlaps, and what grafts and unions keep of the gain."""
@@ -364,3 +331,7 @@ def purified(
             on_step=on_step,
         )
     return found.region
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(MultiTask()))

@@ -9,32 +9,19 @@ from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.benchmarks.paper.context import Context, TunedTask
+from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
 from forgetfree.benchmarks.paper.published import TABLE_7, cell
+from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, values, verdict, with_constant
+from forgetfree.benchmarks.paper.setting import SMALL, Setting
 from forgetfree.core.graft import interpolate
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.sampling import representative
 from forgetfree.display import NULL
 from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.jobs.experiments import (
-    Claim,
-    Experiment,
-    ExperimentContext,
-    Preset,
-    Row,
-    TunedTask,
-    Unit,
-    distinct,
-    mean,
-    percent,
-    pivot,
-    values,
-    verdict,
-    with_constant,
-)
 from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.figures import legend, look, panels
-from forgetfree.results.report.page import Table
+from forgetfree.results.report.page import Table, percent
 
 #: Source to targets; of a target's names the first whose data is there.
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -52,22 +39,20 @@ class OutOfDistribution(Experiment):
     Of MNLI and SNLI, the rows of contradiction and entailment alone are answered by QNLI's model (table 3, "0/1").
     """
 
-    paper: ClassVar[str] = "table 3, figure 7"
+    name: ClassVar = "ood"
+    paper: ClassVar = "table 3, figure 7"
     single: ClassVar = ("shots", "sparsities")
-    question: ClassVar[str] = "Does a graft answer data of another source better than the fine-tuned model?"
-    presets: ClassVar = {
-        "small": replace(SMALL, tasks=tuple(TARGETS), sparsities=(1e-3,), seeds=(0,), test_limit=200),
-        "paper": replace(PAPER, tasks=tuple(TARGETS)),
-    }
+    question: ClassVar = "Does a graft answer data of another source better than the fine-tuned model?"
+    setting: ClassVar = replace(SMALL, tasks=tuple(TARGETS), sparsities=(1e-3,), seeds=(0,), test_limit=200)
 
-    def tasks(self, preset: Preset) -> list[tuple[str, ...]]:
+    def tasks(self, setting: Setting) -> list[tuple[str, ...]]:
         """Sources and their targets."""
-        for source in preset.tasks:
+        for source in setting.tasks:
             if source not in TARGETS:
                 raise UnknownNameError("source for ood", source, TARGETS)
-        return list(dict.fromkeys([(s,) for s in preset.tasks] + [t for s in preset.tasks for t in TARGETS[s]]))
+        return list(dict.fromkeys([(s,) for s in setting.tasks] + [t for s in setting.tasks for t in TARGETS[s]]))
 
-    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+    def measure(self, context: Context, unit: Unit) -> list[Row]:
         """Both models at every α, on the source and its targets."""
         tuned = context.tuned(unit)
         tests = {unit["task"]: tuned.bench.task.test}
@@ -75,7 +60,7 @@ class OutOfDistribution(Experiment):
             if not context.missing(names):
                 name = context.first_available(names)
                 tests[name] = target_rows(context, tuned, name)
-        (region,) = tuned.learned(context.preset.sparsity)
+        (region,) = tuned.learned(context.setting.sparsity)
         models = {"fine-tuned": tuned.fine_tuned, "grafted": tuned.graft(region)}
         rows = []
         for target, test in tests.items():
@@ -171,12 +156,12 @@ def _published(pair: str) -> str:
     return f"{cell(TABLE_7, 'graft 0.01 %', pair)} against {cell(TABLE_7, 'graft 100 %', pair)}"
 
 
-def target_rows(context: ExperimentContext, tuned: TunedTask, name: str) -> EncodedRows:
+def target_rows(context: Context, tuned: TunedTask, name: str) -> EncodedRows:
     """Test rows of another task, read as the source's, labels matched by name; those without a match are left out."""
     target = context.rows(name)
     new = matched(target.task.labels, tuned.bench.task.definition.labels, name)
     test = target.test.take([i for i, label in enumerate(target.test.labels) if label in new])
-    test = test.take(representative(test.labels, context.preset.test_limit))
+    test = test.take(representative(test.labels, context.setting.test_limit))
     return tuned.bench.encode(replace(test, labels=tuple(new[label] for label in test.labels)))
 
 
@@ -196,3 +181,7 @@ def matched(labels: Sequence[str], sources: Sequence[str], name: str) -> dict[in
             f"{', '.join(lacking)}. Set label_names in the source.json of either."
         )
     return {i: known[label.lower()] for i, label in wanted.items()}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(OutOfDistribution()))

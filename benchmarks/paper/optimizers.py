@@ -8,17 +8,13 @@ from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.presets import ADAMW, ADAMW_L1, PAPER, PAPER_ADAMW, PAPER_ADAMW_L1, SGD, SMALL
-from forgetfree.jobs.experiments import (
+from forgetfree.benchmarks.paper.context import Context
+from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
+from forgetfree.benchmarks.paper.rows import (
     SCORE,
-    Claim,
-    Experiment,
-    ExperimentContext,
-    Preset,
     Row,
     Unit,
     kept,
-    percent,
     pivot,
     scores_over_sparsity,
     share_of,
@@ -26,7 +22,8 @@ from forgetfree.jobs.experiments import (
     verdict,
     with_constant,
 )
-from forgetfree.results.report.page import Table
+from forgetfree.benchmarks.paper.setting import ADAMW, ADAMW_L1, SGD, SMALL, Setting
+from forgetfree.results.report.page import Table, percent
 
 OPTIMIZERS = ("sgd", "adamw", "adamw + ℓ1")
 
@@ -34,27 +31,20 @@ OPTIMIZERS = ("sgd", "adamw", "adamw + ℓ1")
 class Optimizers(Experiment):
     """Fine-tune by each optimiser, graft at several sparsities."""
 
-    paper: ClassVar[str] = "figure 5"
-    question: ClassVar[str] = "Does the optimiser of fine-tuning decide whether a tiny graft is enough?"
-    presets: ClassVar = {
-        "small": replace(SMALL, seeds=(0,), arms=dict(zip(OPTIMIZERS, ((SGD,), (ADAMW,), (ADAMW_L1,)), strict=True))),
-        "paper": replace(
-            PAPER,
-            tasks=("sst2", "ag_news", "qnli"),
-            sparsities=(1e-5, 1e-4, 1e-3),
-            arms=dict(zip(OPTIMIZERS, (PAPER.grid, PAPER_ADAMW, PAPER_ADAMW_L1), strict=True)),
-        ),
-    }
+    name: ClassVar = "optimizers"
+    paper: ClassVar = "figure 5"
+    question: ClassVar = "Does the optimiser of fine-tuning decide whether a tiny graft is enough?"
+    setting: ClassVar = replace(SMALL, seeds=(0,), arms=dict(zip(OPTIMIZERS, (SGD, ADAMW, ADAMW_L1), strict=True)))
 
-    def units(self, preset: Preset) -> list[Unit]:
+    def units(self, setting: Setting) -> list[Unit]:
         """By optimiser, too."""
-        return [{**unit, "optimizer": name} for unit in super().units(preset) for name in preset.arms]
+        return [{**unit, "optimizer": name} for unit in super().units(setting) for name in setting.arms]
 
-    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+    def measure(self, context: Context, unit: Unit) -> list[Row]:
         """The fine-tuned model and its grafts."""
-        tuned = context.tuned(unit, context.preset.arms[unit["optimizer"]])
+        tuned = context.tuned(unit, context.setting.arms[unit["optimizer"]])
         rows = [tuned.row(tuned.fine_tuned, model="fine-tuned", sparsity=1.0)]
-        sparsities = context.preset.sparsities
+        sparsities = context.setting.sparsities
         for sparsity, region in zip(sparsities, tuned.learned(*sparsities), strict=True):
             rows.append(tuned.row(tuned.graft(region), model="grafted", sparsity=sparsity))
         return rows
@@ -93,3 +83,7 @@ class Optimizers(Experiment):
         """Accuracy of grafts over sparsity; dashed: the fine-tuned models."""
         whole = {name: {"optimizer": name, "model": "fine-tuned"} for name in OPTIMIZERS}
         return scores_over_sparsity(rows, "optimizer", OPTIMIZERS, dashed=whole)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Optimizers()))

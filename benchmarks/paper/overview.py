@@ -5,13 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forgetfree import registry
+from forgetfree.benchmarks.paper.adapters import Adapters
+from forgetfree.benchmarks.paper.bound import Bound
+from forgetfree.benchmarks.paper.calibration import Calibration
+from forgetfree.benchmarks.paper.continual import Continual
+from forgetfree.benchmarks.paper.experiment import Experiment, read_rows
+from forgetfree.benchmarks.paper.fish import Fish
+from forgetfree.benchmarks.paper.localization import Localization
+from forgetfree.benchmarks.paper.model_labels import ModelLabels
+from forgetfree.benchmarks.paper.multi_task import MultiTask
+from forgetfree.benchmarks.paper.ood import OutOfDistribution
+from forgetfree.benchmarks.paper.optimizers import Optimizers
 from forgetfree.benchmarks.paper.published import TABLE_1, TABLE_6, TABLE_8, cell
+from forgetfree.benchmarks.paper.rows import distinct, mean
+from forgetfree.benchmarks.paper.sparsity_curve import SparsityCurve
+from forgetfree.benchmarks.paper.what_fails import WhatFails
+from forgetfree.benchmarks.paper.where import Where
 from forgetfree.display import NULL
-from forgetfree.jobs.experiments import distinct, load_experiment_results, mean, outcome, percent
 from forgetfree.results.records import CONSTANT
-from forgetfree.results.report.page import Table
+from forgetfree.results.report.page import Table, percent
 
+#: All, in the order of the page.
+EXPERIMENTS: dict[str, Experiment] = {
+    each.name: each
+    for each in (
+        *(Continual(), Localization(), SparsityCurve(), WhatFails(), Optimizers(), Calibration(), OutOfDistribution()),
+        *(Where(), MultiTask(), Bound(), Adapters(), Fish(), ModelLabels()),
+    )
+}
 RESULTS = Path(__file__).resolve().parent / "results"
 #: Runs of version 0.2.0.
 OLD = ("localization", "localization-prompt")
@@ -34,8 +55,8 @@ LINES: tuple[tuple[str, tuple[Table, str, str], tuple[str, dict[str, Any]]], ...
 
 
 def run_files() -> list[Path]:
-    """Return those at hand, in the registry's order."""
-    files = [RESULTS / f"{name}.csv" for name in registry.EXPERIMENTS]
+    """Return those at hand, in the order of the page."""
+    files = [RESULTS / f"{name}.csv" for name in EXPERIMENTS]
     return [each for file in files for each in (file, *sorted(RESULTS.glob(f"{file.stem}-*.csv"))) if each.is_file()]
 
 
@@ -44,9 +65,9 @@ def claims() -> Table:
     rows: list[tuple[str, ...]] = []
     headings = []
     for file in run_files():
-        results = load_experiment_results(file)
-        page = outcome(results)
-        seeds = len(distinct(results.rows, "seed"))
+        header, measured = read_rows(file)
+        page = EXPERIMENTS[header["experiment"]].page(header, measured)
+        seeds = len(distinct(measured, "seed"))
         where = page.title.partition(": ")[2]
         headings.append((len(rows), 0))
         name = f"{file.stem}{' †' if file.stem in OLD else ''}, {where}, {seeds} {'seed' if seeds == 1 else 'seeds'}"
@@ -59,15 +80,13 @@ def scores() -> Table:
     header = [f"{task}, {where}" for task in TASKS for where in ("paper", "here")]
     rows = []
     for name, (table, row, column), (file, wanted) in LINES:
-        measured, cells = load_experiment_results(RESULTS / f"{file}.csv").rows, []
+        measured, cells = read_rows(RESULTS / f"{file}.csv")[1], []
         for task in TASKS:
             theirs = (cell(table, row.format(task=task), column.format(task=task), after) for after in (0, 1))
             at = wanted | {"task": task} | ({"target": task} if file == "adapters" else {})
             ours = (percent(mean(measured, key, **at)) for key in ("score", "ece"))
             cells += [" / ".join(each).replace(f"{NULL} / {NULL}", NULL) for each in (theirs, ours)]
         rows.append((name, str(len(distinct(measured, "seed"))), *cells))
-    floors = [
-        percent(mean(load_experiment_results(RESULTS / "fish.csv").rows, "constant", task=task)) for task in TASKS
-    ]
+    floors = [percent(mean(read_rows(RESULTS / "fish.csv")[1], "constant", task=task)) for task in TASKS]
     rows.append((CONSTANT, NULL, *(each for floor in floors for each in (NULL, floor))))
     return Table("Score / ECE, 4096 shots", ("trained", "seeds here", *header), tuple(rows))

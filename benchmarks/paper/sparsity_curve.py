@@ -8,23 +8,21 @@ from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.presets import PAPER, SMALL
-from forgetfree.jobs.experiments import (
+from forgetfree.benchmarks.paper.context import Context
+from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
+from forgetfree.benchmarks.paper.rows import (
     SCORE,
-    Claim,
-    Experiment,
-    ExperimentContext,
     Row,
     Unit,
     mean,
-    percent,
     pivot,
     scores_over_sparsity,
     share_of,
     verdict,
     with_constant,
 )
-from forgetfree.results.report.page import Table
+from forgetfree.benchmarks.paper.setting import SMALL
+from forgetfree.results.report.page import Table, percent
 
 REGIONS = ("learned", "movement", "random")
 
@@ -32,21 +30,19 @@ REGIONS = ("learned", "movement", "random")
 class SparsityCurve(Experiment):
     """Graft regions of three kinds, ever larger."""
 
-    paper: ClassVar[str] = "figure 2"
-    question: ClassVar[str] = "Must the region be learned, or will the most moved entries do, or any?"
-    presets: ClassVar = {
-        "small": replace(SMALL, sparsities=(1e-4, 1e-3, 1e-2, 1e-1)),
-        "paper": replace(PAPER, tasks=("sst2", "ag_news", "qnli", "qqp"), sparsities=(1e-5, 1e-4, 1e-3, 1e-2, 1e-1)),
-    }
+    name: ClassVar = "sparsity-curve"
+    paper: ClassVar = "figure 2"
+    question: ClassVar = "Must the region be learned, or will the most moved entries do, or any?"
+    setting: ClassVar = replace(SMALL, sparsities=(1e-4, 1e-3, 1e-2, 1e-1))
 
-    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+    def measure(self, context: Context, unit: Unit) -> list[Row]:
         """Each kind of region at each sparsity."""
         tuned = context.tuned(unit)
         rows = [
             tuned.row(tuned.fine_tuned, region="fine-tuned", sparsity=1.0),
             tuned.row(tuned.readout_alone, region="none", sparsity=0.0),
         ]
-        sparsities = context.preset.sparsities
+        sparsities = context.setting.sparsities
         for sparsity, learned in zip(sparsities, tuned.learned(*sparsities), strict=True):
             rows += [
                 tuned.row(tuned.graft(learned), region="learned", sparsity=sparsity),
@@ -95,3 +91,7 @@ class SparsityCurve(Experiment):
 
 def _sparsities(rows: Sequence[Row]) -> list[float]:
     return sorted({row["sparsity"] for row in rows if row["region"] in REGIONS})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(SparsityCurve()))

@@ -8,20 +8,13 @@ from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.presets import PAPER, SMALL
-from forgetfree.core.base_regions import budget, top
-from forgetfree.core.graft import pruned_theta
-from forgetfree.core.regions import Region
-from forgetfree.jobs.experiments import (
+from forgetfree.benchmarks.paper.context import Context, TunedTask
+from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
+from forgetfree.benchmarks.paper.rows import (
     SCORE,
-    Claim,
-    Experiment,
-    ExperimentContext,
     Row,
-    TunedTask,
     Unit,
     mean,
-    percent,
     pivot,
     scores_over_sparsity,
     share_of,
@@ -29,39 +22,39 @@ from forgetfree.jobs.experiments import (
     verdict,
     with_constant,
 )
+from forgetfree.benchmarks.paper.setting import SMALL
+from forgetfree.core.base_regions import budget, top
+from forgetfree.core.graft import pruned_theta
+from forgetfree.core.regions import Region
 from forgetfree.models.state import ModelState
-from forgetfree.results.report.page import Table
+from forgetfree.results.report.page import Table, percent
 
 
 class WhatFails(Experiment):
     """Graft the biases alone; set everything outside a region to 0."""
 
-    paper: ClassVar[str] = "figure 4"
-    question: ClassVar[str] = (
-        "Are all biases together a skill? Does a region work without the pre-trained values around it?"
-    )
-    presets: ClassVar = {
-        "small": replace(SMALL, sparsities=(1e-3, 1e-2, 1e-1, 0.5, 0.9)),
-        "paper": replace(PAPER, tasks=("sst2", "ag_news", "qnli", "qqp"), sparsities=(1e-4, 1e-2, 1e-1, 0.5, 0.9)),
-    }
+    name: ClassVar = "what-fails"
+    paper: ClassVar = "figure 4"
+    question: ClassVar = "Are all biases together a skill? Does a region work without the pre-trained values around it?"
+    setting: ClassVar = replace(SMALL, sparsities=(1e-3, 1e-2, 1e-1, 0.5, 0.9))
 
-    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+    def measure(self, context: Context, unit: Unit) -> list[Row]:
         """The learned graft, all biases, and tickets of the largest weights and of the learned region."""
         tuned = context.tuned(unit)
-        (tiny,) = tuned.learned(context.preset.sparsity)
+        (tiny,) = tuned.learned(context.setting.sparsity)
         rows = [
             tuned.row(tuned.fine_tuned, model="fine-tuned", sparsity=1.0),
             tuned.row(tuned.readout_alone, model="no graft", sparsity=0.0),
-            tuned.row(tuned.graft(tiny), model="grafted", sparsity=context.preset.sparsity),
+            tuned.row(tuned.graft(tiny), model="grafted", sparsity=context.setting.sparsity),
             *(
                 tuned.row(tuned.graft(each), model="biases", sparsity=len(each) / len(tuned.bench.space))
                 for each in tuned.biases()
             ),
             tuned.row(
-                self._ticket(tuned, tiny), model="pruned to the graft's region", sparsity=context.preset.sparsity
+                self._ticket(tuned, tiny), model="pruned to the graft's region", sparsity=context.setting.sparsity
             ),
         ]
-        for sparsity in context.preset.sparsities:
+        for sparsity in context.setting.sparsities:
             largest = top(tuned.fine_tuned.theta.abs(), budget(len(tuned.bench.space), sparsity))
             rows.append(tuned.row(self._ticket(tuned, largest), model="pruned", sparsity=sparsity))
         return rows
@@ -132,3 +125,7 @@ class WhatFails(Experiment):
             dotted={"no graft": {"model": "no graft"}},
             share="ticket or graft",
         )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(WhatFails()))

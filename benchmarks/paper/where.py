@@ -11,23 +11,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.benchmarks.paper.context import Context
+from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
+from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, ratio, verdict
+from forgetfree.benchmarks.paper.setting import SMALL
 from forgetfree.core.regions import Region, distribution, kind_of, layer_of
-from forgetfree.jobs.experiments import (
-    Claim,
-    Experiment,
-    ExperimentContext,
-    Row,
-    Unit,
-    distinct,
-    mean,
-    percent,
-    pivot,
-    ratio,
-    verdict,
-)
 from forgetfree.results.report.figures import legend, panels, styles
-from forgetfree.results.report.page import Table
+from forgetfree.results.report.page import Table, percent
 
 BY = {"layer": layer_of, "kind": kind_of}
 #: What figure 10 finds most of.
@@ -37,19 +27,16 @@ KINDS_OF_CLAIM = ("value", "first feed-forward", "LayerNorm")
 class Where(Experiment):
     """Count a region's entries by layer and by kind of parameter."""
 
-    paper: ClassVar[str] = "figures 9 and 10"
+    name: ClassVar = "where"
+    paper: ClassVar = "figures 9 and 10"
     single: ClassVar = ("shots", "sparsities")
-    measured: ClassVar = ("share", "of_model")
-    question: ClassVar[str] = "In which layers, and in which kinds of parameters, do the regions lie?"
-    presets: ClassVar = {
-        "small": replace(SMALL, sparsities=(1e-3,)),
-        "paper": PAPER,
-    }
+    question: ClassVar = "In which layers, and in which kinds of parameters, do the regions lie?"
+    setting: ClassVar = replace(SMALL, sparsities=(1e-3,))
 
-    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+    def measure(self, context: Context, unit: Unit) -> list[Row]:
         """Shares of the learned region, beside those of the whole parameter space."""
         tuned = context.tuned(unit)
-        (region,), space = tuned.learned(context.preset.sparsity), tuned.bench.space
+        (region,), space = tuned.learned(context.setting.sparsity), tuned.bench.space
         whole = Region(torch.arange(len(space)))
         rows = []
         for by, group_of in BY.items():
@@ -133,3 +120,7 @@ class Where(Experiment):
                 ax.set(xlabel="share of the region (%)")
         legend(figure, axes)
         return figure
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Where()))

@@ -38,20 +38,12 @@ _COMMANDS = {
         *("Learn", "STREAM [OPTIONS]", "Train strategies on a stream of tasks."),
         "run qnli,sst2 --data demo --shots 100 --seed 0 --seed 1",
     ),
-    "sweep": (
-        *("Learn", "STREAM [OPTIONS]", "Try options on validation rows, and run the best once on test rows."),
-        "sweep qnli,sst2 --data demo --shots 100 --set sparsity=1e-4,1e-3 --set learning_rate=1e-3,1e-2",
-    ),
     "graft": (
         *("Learn", "TASK [OPTIONS]", "Find a task's region, and write it as one small file."),
         "graft sst2 --data demo --shots 64 --steps 200 --sparsity 1e-3",
     ),
-    "experiment": (
-        *("Learn", "NAME [OPTIONS]", "Repeat an experiment of the paper: see 'forgetfree list experiments'."),
-        "experiment calibration --data DIR --seed 0",
-    ),
     "report": (
-        *("Look", "DIR... [OPTIONS]", "Print the tables over what run, graft or experiment wrote."),
+        *("Look", "DIR... [OPTIONS]", "Print the tables over what run or graft wrote."),
         "report runs/first runs/second --format markdown",
     ),
     "list": (*("Look", "WHAT [OPTIONS]", "Print what there is by name."), "list strategies --verbose"),
@@ -92,7 +84,7 @@ _COMMANDS |= {
 }
 #: Files with several commands, which are found there by their names; each other command has a file of its own.
 _SHARED = {
-    **dict.fromkeys(("run", "sweep", "graft", "experiment"), "jobs"),
+    **dict.fromkeys(("run", "graft"), "jobs"),
     **dict.fromkeys(("export", "apply"), "export"),
     "merge": "grafts",
     **dict.fromkeys(("fetch", "push", "pull"), "hub"),

@@ -1,4 +1,4 @@
-"""The flags of run, sweep, graft and experiment, made from the fields of their configurations, and read back into these."""
+"""The flags of run and graft, made from the fields of their configurations, and read back into these."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _GROUPS = {name: Group.create_ordered(name) for name in get_args(HelpGroup)}
 #: What the shell completes.
 _COMPLETED: Mapping[str, Callable[[], Any]] = {
     **{"strategies": registry.strategies, "tasks": registry.tasks, "streams": registry.streams},
-    **{"experiments": lambda: registry.EXPERIMENTS, "models": lambda: recipes.MODELS},
+    **{"models": lambda: recipes.MODELS},
 }
 
 

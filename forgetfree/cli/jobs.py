@@ -1,4 +1,4 @@
-"""``forgetfree run``, ``sweep``, ``graft`` and ``experiment``: how each job begins, and what is printed when it has ended."""
+"""``forgetfree run`` and ``graft``: how each job begins, and what is printed when it has ended."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from forgetfree.cli.flags import CommandFlags, arguments_of, execution_of, of_cl
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import fail, recipe_of, silence
 from forgetfree.data.places import tasks_of_files
-from forgetfree.data.sources import check_data, check_headers, check_one, check_stream
-from forgetfree.display import counted, escaped
+from forgetfree.data.sources import check_headers, check_one, check_stream
+from forgetfree.display import escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import JobConfig
-from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.graft_config import GraftConfig
-from forgetfree.jobs.run_config import RunConfig, StreamConfig
+from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.jobs.running.execution import Execution
-from forgetfree.jobs.sweep_config import SweepConfig
 from forgetfree.output import check_alone, check_out, free_directory, no_empty_directories
 from forgetfree.terminal import stderr, tell
 
@@ -151,10 +149,10 @@ def _perform(job: ReadyJob, config: JobConfig, execution: Execution, quiet: bool
     return fail(f"{messages[-1]} {holdings(job_class, out)}", 1) if messages else 0
 
 
-# -- Run and sweep ---------------------------------------------------------------------------------------
+# -- Run -------------------------------------------------------------------------------------------------
 
 
-def _check_stream(config: StreamConfig) -> None:
+def _check_stream(config: RunConfig) -> None:
     """Raise unless the data hold the tasks of a stream; no rows are read."""
     check_stream(config.stream, config.data, config.read_options)
 
@@ -186,28 +184,6 @@ def _show_run(results: Json, out: Path, verbose: bool) -> None:
         print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (all tables)"))
 
 
-def _prepare_sweep(config: SweepConfig) -> ReadyJob:
-    from forgetfree.jobs.sweep import Sweep
-
-    sweep = Sweep(config)
-    _check_stream(config)
-    settings = counted(sweep.settings, "setting")
-    tell(f"Trying {settings} of {config.strategy_name} on validation rows of {config.stream} into {config.out}")
-    tell(recipe_of(config))
-    return ReadyJob(sweep.perform, _show_sweep, config.model, config.settings.get("cache"))
-
-
-def _show_sweep(results: Json, out: Path, verbose: bool) -> None:
-    """Print the trials, and the report of the chosen run."""
-    from forgetfree.results.records import SweepResults
-    from forgetfree.results.report.graft_and_sweep import lay_out_sweep
-    from forgetfree.results.report.page import render_page
-
-    print(render_page(lay_out_sweep(SweepResults.of(results)), "rich"))
-    _show_run(results["run"], out / "chosen", verbose)
-    print(escaped(f"Trials: {out / 'report.md'}"))
-
-
 # -- Graft -----------------------------------------------------------------------------------------------
 
 
@@ -225,7 +201,7 @@ def _prepare_graft(config: GraftConfig) -> ReadyJob:
 def _show_graft(results: Json, out: Path, verbose: bool) -> None:
     """Print the report, or its first table, and the files."""
     from forgetfree.results.records import GraftResults
-    from forgetfree.results.report.graft_and_sweep import lay_out_graft
+    from forgetfree.results.report.graft_report import lay_out_graft
     from forgetfree.results.report.page import brief_page, render_page
 
     if results["rows"]:
@@ -234,40 +210,6 @@ def _show_graft(results: Json, out: Path, verbose: bool) -> None:
         for graft in results["grafts"]:
             print(escaped(f"Graft: {out / graft['file']} ({graft['bytes']:,} bytes)"))
         print(escaped(f"Report: {out / 'report.md'} (all tables)"))
-
-
-# -- Experiment ------------------------------------------------------------------------------------------
-
-
-def _prepare_experiment(config: ExperimentConfig) -> ReadyJob:
-    from forgetfree.jobs.experiments.job import ExperimentJob
-    from forgetfree.jobs.running.engine import perform
-    from forgetfree.jobs.running.workers import usual_jobs
-
-    job = ExperimentJob(config)
-    check_data(config.data, config.read_options)
-    for task in config.tasks:
-        check_one(task, config.data, config.read_options)
-    tell(f"Measuring {config.name} ({job.experiment.paper}) into {config.out}; fine-tuned models: {job.cache}")
-
-    def measure(execution: Execution) -> Json:
-        if execution.jobs is None and execution.cluster is None:
-            execution = replace(execution, jobs=usual_jobs(job.device))
-        return perform(job, execution)
-
-    return ReadyJob(measure, _show_experiment, job.preset.model, job.cache)
-
-
-def _show_experiment(results: Json, out: Path, verbose: bool) -> None:
-    """Print the report, or its first table."""
-    from forgetfree.jobs.experiments import outcome
-    from forgetfree.results.records import ExperimentResults
-    from forgetfree.results.report.page import brief_page, render_page
-
-    if results["units"]:
-        page = outcome(ExperimentResults.of(results))
-        print(render_page(page if verbose else brief_page(page), "rich"))
-        print(escaped(f"Report: {out / 'report.md'} (all tables)  Figure: {out / results['experiment']}.png"))
 
 
 # -- Run on top of another run -----------------------------------------------------------------------------
@@ -339,6 +281,4 @@ def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: 
 
 
 run = _run_command()
-sweep = job_command(SweepConfig, _prepare_sweep)
 graft = job_command(GraftConfig, _prepare_graft)
-experiment = job_command(ExperimentConfig, _prepare_experiment)

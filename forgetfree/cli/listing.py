@@ -21,7 +21,7 @@ from forgetfree.plugins import Group
 if TYPE_CHECKING:
     from forgetfree.results.metrics import Metric
 
-Kind = Literal["strategies", "streams", "tasks", "kinds", "metrics", "models", "experiments"]
+Kind = Literal["strategies", "streams", "tasks", "kinds", "metrics", "models"]
 #: Where plug-ins may add to what is listed; to the rest they add nothing.
 _GROUPS: dict[str, Group] = {
     "strategies": "strategies",
@@ -90,7 +90,7 @@ def _rows(what: str) -> dict[str, str]:
         }
     if what == "models":
         return {name: entry.summary for name, entry in recipes.MODELS.items()}
-    entries = registry.strategies() if what == "strategies" else registry.EXPERIMENTS
+    entries = registry.strategies()
     return {name: entry.summary for name, entry in entries.items()}
 
 
@@ -128,7 +128,7 @@ def _entries(what: str, verbose: bool) -> list[dict[str, Any]]:
     if what == "models":
         models = recipes.MODELS.items()
         return [{"name": name, "summary": model.summary, "recipe": dict(model.recipe)} for name, model in models]
-    entries = registry.strategies() if what == "strategies" else registry.EXPERIMENTS
+    entries = registry.strategies()
     rows: list[dict[str, Any]] = [{"name": name, "summary": entry.summary} for name, entry in entries.items()]
     if verbose:
         from forgetfree.options import describe

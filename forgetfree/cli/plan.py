@@ -10,7 +10,6 @@ from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import recipe_of, silence
 from forgetfree.display import counted, escaped
 from forgetfree.jobs.config import InMemory, JobConfig
-from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.results.report.page import size
 
@@ -44,7 +43,8 @@ def _plan(config: JobConfig, in_memory: InMemory | None, execution: Execution) -
         from forgetfree.jobs.running.engine import check_resumption
 
         with silence(True):  # the plan has the same notes
-            check_resumption(registry.JOBS[config.command].job.load().first(config, in_memory), execution)
+            job_class = registry.JOBS[config.command].job.load()
+            check_resumption(job_class(config, *filter(None, [in_memory])), execution)
     return plan_of(config, in_memory, resume=execution.resume)
 
 
@@ -79,7 +79,7 @@ def show_plan(config: JobConfig, execution: Execution, as_json: bool) -> None:
             f"Disk: about {size(total['disk_bytes'])} of {size(total['disk_free_bytes'])} free at {job_plan['out']}"
         )
     )
-    if not isinstance(config, ExperimentConfig) and (recipe := recipe_of(config)):
+    if recipe := recipe_of(config):
         print(escaped(recipe))
     for note in job_plan["notes"]:
         print(escaped(f"Note: {note}"))

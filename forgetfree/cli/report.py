@@ -13,16 +13,12 @@ from forgetfree import registry
 from forgetfree.cli.usage import AsJson, Debug, lacks
 from forgetfree.display import json_text
 from forgetfree.errors import ReportError, UsageError
-from forgetfree.output import make_directory
 
 Format = Literal["rich", "markdown", "json", "html", "latex", "csv"]
 
 
 def command(
-    *paths: Annotated[Path, Parameter(name="DIR", help="what run, sweep, graft or experiment wrote")],
-    draw: Annotated[
-        Path | None, Parameter(metavar="DIR", help="of experiments: also draw their figures into DIR")
-    ] = None,
+    *paths: Annotated[Path, Parameter(name="DIR", help="what run or graft wrote")],
     format: Annotated[Format | None, Parameter(help="how to write the tables (default: rich)")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -37,44 +33,30 @@ def command(
     output_format: Format = "json" if as_json else format or "rich"
     for path in paths:
         if not path.exists():
-            raise ReportError(f"{path} does not exist. Give what forgetfree run, graft or experiment wrote.")
+            raise ReportError(f"{path} does not exist. Give what forgetfree run or graft wrote.")
     wrote = {command_of(path) for path in paths}
     if len(wrote) > 1:
         raise UsageError(f"Results of {' and '.join(sorted(wrote))} have no table in common. Report them one by one.")
     (kind,) = wrote
-    if draw and kind != "experiment":
-        raise UsageError("--draw is for the results of experiments: others have no figure. Leave it out.")
     if kind == "run":
         _print(_of_runs(paths, output_format), output_format)
         return
     if output_format == "csv" and len(paths) > 1:
         raise UsageError(f"--format csv writes one {kind} into one file. Give one directory.")
-    if output_format == "csv" and kind == "sweep":
-        raise UsageError(
-            "--format csv is for scores, and a sweep's trials are a table of settings. Give --format json."
-        )
     from forgetfree.results.report.page import render_page
 
     job = registry.JOBS[kind]
     assert job.page is not None  # of runs alone
     load, lay_out = job.reader.load(), job.page.load()
     all_results = [load(path) for path in paths]
-    if draw:
-        from forgetfree.jobs.experiments import draw_outcome
-
-        make_directory(draw, "--draw")
     if output_format == "json":
         contents = [{**results.content, "report": asdict(lay_out(results))} for results in all_results]
         _print(json_text(contents[0] if len(contents) == 1 else contents, indent=2), output_format)
-        all_results = all_results if draw else []
+        return
     for results in all_results:
-        if output_format != "json":
-            _print(
-                to_csv(results) if output_format == "csv" else render_page(lay_out(results), output_format),
-                output_format,
-            )
-        if draw:
-            draw_outcome(results, draw)
+        _print(
+            to_csv(results) if output_format == "csv" else render_page(lay_out(results), output_format), output_format
+        )
 
 
 def _of_runs(paths: Sequence[Path], output_format: Format) -> str:

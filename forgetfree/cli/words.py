@@ -44,7 +44,7 @@ def silence(quiet: bool) -> Iterator[None]:
 
 
 def recipe_of(config: Any) -> str:
-    """Say what the model of a run, sweep or graft brings; an empty text where it brings nothing, and the optimizer is set."""
+    """Say what the model of a run or graft brings; an empty text where it brings nothing, and the optimizer is set."""
     if chosen := {key: value for key, value in config.recipe().items() if _is_an_option(key)}:
         options = " ".join(f"{key}={value}" for key, value in chosen.items())
         return f"Recipe of {config.model}: {options} (--set changes any of them)"

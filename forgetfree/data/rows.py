@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any, ClassVar, get_args
 
 from forgetfree import registry
@@ -384,30 +383,3 @@ def tell(tasks: Iterable[TaskRows]) -> None:
     """Say on stderr what is to be known of how tasks were read."""
     for note in (note for rows in tasks for note in rows.notes):
         tell_note(note)
-
-
-def put_together(name: str, tasks: Sequence[TaskRows]) -> TaskRows:
-    """Return one task of the rows of several that have the same labels.
-
-    Raises:
-        UsageError: their labels differ.
-    """
-    first = tasks[0].task
-    if differing := [each.task.name for each in tasks if each.task.labels != first.labels]:
-        raise UsageError(
-            f"The rows of {name!r} need the labels of {first.name!r} ({', '.join(first.labels)}), and {differing[0]!r} has "
-            "others. Set label_names in its source.json."
-        )
-
-    def joined(parts: Sequence[Rows]) -> Rows:
-        texts, others, labels = (
-            tuple(chain(*(getattr(p, key) for p in parts))) for key in ("first", "second", "labels")
-        )
-        return Rows(texts, others, labels)
-
-    return TaskRows(
-        replace(first, name=name, hub=None),
-        train=joined([each.train for each in tasks]),
-        validation=joined([each.validation for each in tasks]),
-        test=joined([each.test for each in tasks]),
-    )

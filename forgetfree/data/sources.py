@@ -179,11 +179,6 @@ def load_task(
     return _scored_by(options.metric(name), source.load(name)).evaluated_on(evaluate_on)
 
 
-def check_data(data: Data, options: ReadOptions) -> None:
-    """Raise ``UsageError`` if ``data`` are not there, or are none whose columns can be named."""
-    _open_source(data, options)
-
-
 def check_headers(names: Sequence[str], data: Data, options: ReadOptions) -> None:
     """Raise ``DataError`` for all that the headers of files say is wrong, quickly; what else is wrong is told later."""
     faults = DataFaults()
@@ -195,11 +190,6 @@ def check_headers(names: Sequence[str], data: Data, options: ReadOptions) -> Non
     except UsageError:
         return
     faults.report()
-
-
-def check_tasks(names: Sequence[str], data: Data) -> None:
-    """Raise ``UsageError`` if several tasks would be read from the rows of one, or ``data`` are not there."""
-    _check_several(names, _open_source(data, READ_DEFAULTS))
 
 
 def check_task(name: str, data: Data, streams: Collection[str] = ()) -> None:

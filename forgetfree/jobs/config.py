@@ -1,4 +1,4 @@
-"""The configuration of a job: the options that run, graft and experiment share, checked as a whole.
+"""The configuration of a job: the options that run and graft share, checked as a whole.
 
 A job's configuration is a frozen dataclass. The command line makes its flags from the fields, and a file of options has
 them under the same names. What a Python program hands over as objects stands beside it, in `InMemory`.
@@ -119,7 +119,7 @@ class SettingFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class JobConfig:
-    """What run, graft and experiment are asked for alike. `checked` of a subclass checks it as a whole."""
+    """What run and graft are asked for alike. `checked` of a subclass checks it as a whole."""
 
     #: Names a section of config.json, and the command.
     command: ClassVar[str]
@@ -217,10 +217,6 @@ class JobConfig:
         """Return the options that the model brings and that are not set otherwise; a job may take none from it."""
         return {}
 
-    def settings_in(self, config: Mapping[str, Any]) -> Any:
-        """Return the settings that the config.json of such a job says; raise ``LookupError`` where it says none."""
-        return config[self.command]["set"]
-
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of the tasks, as far as they are known without data."""
@@ -276,7 +272,7 @@ class JobConfig:
 C = TypeVar("C", bound=JobConfig)
 
 
-def with_precision(config: C, in_memory: InMemory | None = None, model: str = "") -> C:
+def with_precision(config: C, in_memory: InMemory | None = None) -> C:
     """Return the configuration with what a precision ``auto`` means: what it meant when ``out`` was begun, else what is faster.
 
     config.json names what was taken, so that all units, and whoever goes on with it or repeats it, compute alike.
@@ -284,7 +280,6 @@ def with_precision(config: C, in_memory: InMemory | None = None, model: str = ""
     Args:
         config: the configuration; where there is something to measure, all of it is checked first.
         in_memory: objects in the place of names.
-        model: the model's name; default: the configuration's.
     """
     settings = {**config.recipe(), **config.settings}
     keys = [key for key, value in settings.items() if key.endswith("precision") and value == "auto"]
@@ -293,11 +288,11 @@ def with_precision(config: C, in_memory: InMemory | None = None, model: str = ""
     begun = _begun_with(config)
     taken = {key: begun[key] for key in keys if key in begun}
     if left := [key for key in keys if key not in taken]:
-        taken |= dict.fromkeys(left, _measured(config, in_memory or InMemory(), model or config.model))
+        taken |= dict.fromkeys(left, _measured(config, in_memory or InMemory()))
     return replace(config, settings={**config.settings, **taken})
 
 
-def _measured(config: JobConfig, in_memory: InMemory, model: str) -> str:
+def _measured(config: JobConfig, in_memory: InMemory) -> str:
     """Return the faster precision for the model of a job, on its device and with its threads."""
     from forgetfree.core.precision import faster_precision
     from forgetfree.device import find_device
@@ -315,14 +310,14 @@ def _measured(config: JobConfig, in_memory: InMemory, model: str) -> str:
 
             stream = load_stream(config.names, data=in_memory.data, model=in_memory.model, **given)
             return faster_precision(stream.model.to(device), stream.tasks[0].train)
-        loaded = load_model(in_memory.model_or(model), config.readout or "auto", **given, **in_memory.model_arguments)
+        loaded = load_model(in_memory.model_or(config.model), config.readout, **given, **in_memory.model_arguments)
         return faster_precision(loaded.model.to(device))
 
 
 def _begun_with(config: JobConfig) -> Mapping[str, Any]:
     """Return the settings in the config.json of ``out``; nothing where there is none to be read."""
     try:
-        settings = config.settings_in(read_json(Path(config.out) / "config.json", ReportError, "", signed=True))
+        settings = read_json(Path(config.out) / "config.json", ReportError, "", signed=True)[config.command]["set"]
     except (ReportError, LookupError, TypeError):
         return {}
     return settings if isinstance(settings, dict) else {}

@@ -40,7 +40,7 @@ from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers
 from forgetfree.results.records import GraftResults
-from forgetfree.results.report.graft_and_sweep import lay_out_graft
+from forgetfree.results.report.graft_report import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.tasks import TaskDefinition

@@ -43,12 +43,8 @@ class Job(ABC, Generic[Config]):
         in_memory: objects in the place of names.
     """
 
-    #: Where in config.json that stands which must be the same when the job is resumed; default: what was asked for.
-    compared: ClassVar[str] = ""
-    #: Lists in it that may grow.
+    #: Lists that may be longer when the job is resumed.
     growing: Collection[str] = ("seed",)
-    #: Whether those lists must name what is there already, too.
-    names_all: ClassVar[bool] = False
     #: Whether each unit learns all tasks of a stream, one after the other; else it is about one task.
     learns_stream: ClassVar[bool] = False
 
@@ -66,12 +62,6 @@ class Job(ABC, Generic[Config]):
         self.cache, self.cache_is_given = Path(common.cache or self.out / "fine-tuned"), bool(common.cache)
 
     # -- Plan ------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def first(cls, config: Config, in_memory: InMemory | None = None) -> Job[Config]:
-        """Return the job that a configuration begins with; a sweep may go on with others."""
-        make: Any = cls
-        return make(config) if in_memory is None else make(config, in_memory)  # type: ignore[no-any-return]
 
     @classmethod
     @abstractmethod

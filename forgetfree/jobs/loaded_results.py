@@ -12,19 +12,19 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.errors import ReportError, UnknownNameError, UsageError, first_line
+from forgetfree.errors import ReportError, UnknownNameError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.json_file import check_fields, read_json
 from forgetfree.results.comparison import Comparison, merge, with_files
 from forgetfree.results.evidence import Evidence
 from forgetfree.results.label_scores import LabelScores
-from forgetfree.results.records import ExperimentResults, GraftResults
-from forgetfree.results.report.graft_and_sweep import lay_out_graft
+from forgetfree.results.records import GraftResults
+from forgetfree.results.report.graft_report import lay_out_graft
 from forgetfree.results.report.page import Page, notebook_html, render_page
 from forgetfree.results.report.run_report import lay_out
 from forgetfree.results.run_results import RunResults
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores
-from forgetfree.results.stored import command_of, find_results, load_graft_results, load_run_results, read_stored
+from forgetfree.results.stored import command_of, find_results, load_graft_results, load_run_results
 from forgetfree.results.table import SCORE, ScoreTable
 from forgetfree.results.unit_folder import check_own
 
@@ -41,7 +41,7 @@ def load_results(*paths: StrPath) -> Results:
     """Read what was measured.
 
     Args:
-        paths: any of: directories that ``forgetfree run``, ``graft`` or ``experiment`` wrote; a results.json; a
+        paths: any of: directories that ``forgetfree run`` or ``graft`` wrote; a results.json; a
             scores.csv; a CSV file of ``forgetfree report --format csv``. Several are brought together: runs of one strategy
             whose options differ are told apart by them, ``lora (rank=8)``.
 
@@ -51,7 +51,7 @@ def load_results(*paths: StrPath) -> Results:
         UsageError: there is no path, or some lead to runs of strategies and some do not.
     """
     if not paths:
-        raise UsageError("load_results needs at least one path. Give what forgetfree run, graft or experiment wrote.")
+        raise UsageError("load_results needs at least one path. Give what forgetfree run or graft wrote.")
     runs, scores = list[RunResults](), list[Score]()
     artifacts, grafts = _Artifacts(), list[GraftResults]()
     for path in map(Path, paths):
@@ -64,15 +64,13 @@ def load_results(*paths: StrPath) -> Results:
         elif units:  # interrupted before they were put together
             done = [unit for unit in units if read_json(unit, ReportError, _REMEDY, _check_unit)["status"] == "done"]
             scores += [score for unit in done for score in _own_scores(unit.with_name(SCORES_FILE))]
-        elif (command := command_of(path)) == "run":
+        elif command_of(path) == "run":
             runs.append(load_run_results(path))
-        elif command == "graft":
+        else:
             grafts.append(load_graft_results(path))
             scores += grafts[-1].scores()
             for graft in grafts[-1].grafts:
                 artifacts.add(find_results(path).parent / graft.file, graft.seed, graft.sparsity)
-        else:
-            scores += _of_experiment(path)
     comparison = merge(runs) if runs else None
     for entry in comparison.strategies if comparison else ():
         for run in entry.runs:
@@ -97,7 +95,7 @@ def _without_results(path: Path) -> str:
     jobs = {directory for directory in begun if next(directory.rglob("unit.json"), None)}
     jobs |= {file.parent for pattern in ("*/results.json", "*/*/results.json") for file in path.glob(pattern)}
     if not jobs:
-        return f"{path} holds no results of its own. Give a directory that forgetfree run, graft or experiment wrote."
+        return f"{path} holds no results of its own. Give a directory that forgetfree run or graft wrote."
     named = ", ".join(map(str, sorted(jobs)[:3])) + (", …" if len(jobs) > 3 else "")
     return f"{path} holds no results of its own, but directories below it do: {named}. Give them one by one."
 
@@ -111,16 +109,6 @@ def _own_scores(path: Path) -> list[Score]:
     scores = read_scores(path)
     check_own(path, ReportError)
     return scores
-
-
-def _of_experiment(path: Path) -> list[Score]:
-    results = read_stored(find_results(path), ExperimentResults.of, _REMEDY)
-    try:
-        return results.scores()
-    except (TypeError, ValueError) as error:
-        raise ReportError(
-            f"{path}: a row holds no number where one was measured ({first_line(error)}). {_REMEDY}"
-        ) from error
 
 
 class Results(ScoreTable):
@@ -152,7 +140,7 @@ class Results(ScoreTable):
         return render_page(replace(page, tables=page.tables[:1]), "rich").rstrip()
 
     def _repr_html_(self) -> str:
-        """Return the tables of the report for a notebook; of experiments, and of several grafts, the summary."""
+        """Return the tables of the report for a notebook; of several grafts, the summary."""
         return self.summary().to_html() if self._page is None else notebook_html(self._page())
 
     def _evidence(self, metric: str, runs: Mapping[str, Sequence[int]]) -> Evidence:

@@ -182,7 +182,7 @@ def _has_label_words(model: Json) -> bool:
 def _check_same(out: Path, config: Json) -> None:
     """Raise ``UsageError`` unless a directory was begun with this configuration, from a run of the same rows and model."""
     before = read_job_config(out)
-    merged_request(out, before.get("run", {}), config["run"], (), False, keys_of(RunConfig))
+    merged_request(out, before.get("run", {}), config["run"], (), keys_of(RunConfig))
     rows_before = {task: before["data"].get(task) for task in config["data"]}
     if rows_before != config["data"] or before["model"]["fingerprint"] != config["model"]["fingerprint"]:
         raise UsageError(f"{out} was begun from another run. Give that run, or another directory.")

@@ -63,16 +63,15 @@ class RunJob(Job[RunConfig]):
     Args:
         config: what was asked for.
         in_memory: objects in the place of names.
-        checked: what ``config.checked()`` returned, where somebody called it already.
     """
 
     growing = ("strategy", "seed")
     learns_stream = True
 
-    def __init__(self, config: RunConfig, in_memory: InMemory | None = None, checked: CheckedRun | None = None) -> None:
+    def __init__(self, config: RunConfig, in_memory: InMemory | None = None) -> None:
         in_memory = in_memory or InMemory()
-        config, asked = with_precision(config, in_memory), config
-        checked = (checked if config is asked else None) or config.checked(in_memory.strategies)
+        config = with_precision(config, in_memory)
+        checked = config.checked(in_memory.strategies)
         self.common = checked.run
         precisions = [name for each in checked.options.values() for name in each.precisions]
         super().__init__(config, checked, self.common, precisions, in_memory)

@@ -89,26 +89,16 @@ class RunOptions(CommonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamConfig(JobConfig):
-    """What a run and a sweep say about the stream that they learn."""
+class RunConfig(JobConfig):
+    """A run as it was asked for. Checked as a whole by `checked`, all faults together."""
+
+    command: ClassVar[str] = "run"
 
     stream: str = option("", "a registered stream, or task names joined by commas", completion="streams")
     shots: int | None = option(None, "training rows per label (default: all)", at_least=1, group="How to learn")
     sparsity: float | None = option(
         None, "share of the parameters that a region may have", group="How to learn", placeholder="F"
     )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the tasks, as the stream has them."""
-        return registry.streams().get(self.stream) or tuple(filter(None, map(str.strip, self.stream.split(","))))
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig(StreamConfig):
-    """A run as it was asked for. Checked as a whole by `checked`, all faults together."""
-
-    command: ClassVar[str] = "run"
 
     strategies: tuple[str, ...] = option(
         DEFAULT_STRATEGIES,
@@ -129,6 +119,11 @@ class RunConfig(StreamConfig):
     def __post_init__(self) -> None:
         if isinstance(self.strategies, tuple):  # else a fault, which `faults` tells
             object.__setattr__(self, "strategies", strategies_of(self.strategies))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the tasks, as the stream has them."""
+        return registry.streams().get(self.stream) or tuple(filter(None, map(str.strip, self.stream.split(","))))
 
     @property
     def strategy_names(self) -> tuple[str, ...]:

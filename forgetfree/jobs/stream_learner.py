@@ -1,4 +1,4 @@
-"""A stream learned from its first task to its last by one strategy, and answered after each: what a run and a sweep do.
+"""A stream learned from its first task to its last by one strategy, and answered after each: what a run does.
 
 What a unit has learned is kept, task by task, in a folder of its checkpoints: no finished task is learned again.
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from forgetfree.models.loading import LoadedModel
     from forgetfree.tasks import TaskDefinition
     from forgetfree.training.texts_aside import TextsAside
-    from forgetfree.training.training_options import TrainingOptions
 
 
 _FILE, _MEASURED = TensorFile(RunError, "", "forgetfree.answers"), "measured.json"
@@ -160,7 +159,6 @@ class StreamLearner:
         monitor: Monitor,
         directory: Path | None = None,
         on_row: Callable[[Sequence[Row]], None] = lambda rows: None,
-        options: TrainingOptions | None = None,
     ) -> LearnedStream:
         """Let one strategy learn the whole stream.
 
@@ -170,7 +168,6 @@ class StreamLearner:
             monitor: hears of it.
             directory: where it keeps what it needs to answer later; default: nowhere.
             on_row: told of all rows so far, whenever there is one more.
-            options: in place of those that were asked for.
         """
         from forgetfree.continual.evaluation import StreamAnswers
         from forgetfree.models.state import StateStore
@@ -178,7 +175,7 @@ class StreamLearner:
         stream = self.stream(seed)
         strategy = self.checked.classes[name](
             stream=stream,
-            options=options or self.checked.options[name],
+            options=self.checked.options[name],
             seed=seed,
             device=find_device(self.config.device),
             monitor=monitor,

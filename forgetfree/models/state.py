@@ -20,7 +20,7 @@ from forgetfree.files import StrPath, locked, sweep, write_json
 from forgetfree.json_file import check, is_number, parse_json, read_json
 from forgetfree.tensor_file import TensorFile
 
-#: The end of the name of the file that says how long a state took to make. An experiment keeps its own KEY.json there.
+#: The end of the name of the file that says how long a state took to make.
 _SECONDS = ".seconds.json"
 _FILE = TensorFile(ModelError, "Restore it from a copy, or run the stream again.")
 

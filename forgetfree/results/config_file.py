@@ -122,8 +122,6 @@ def check_whole(directory: Path) -> None:
 
 
 def _check_run(config: Any) -> None:
-    if isinstance(config, dict) and "sweep" in config:
-        raise ValueError("it is that of a sweep, whose run is the folder chosen in it")
     check_fields("", config, {"run": dict, "model": dict, "tasks": list})
     check_fields("model", config["model"], {"name": str, "readout": str})
     rows = config.get("data", {})

@@ -140,7 +140,6 @@ class Run(Record):
     union: FinalUnion | None = None
     held_aside: HeldAside | None = None
     broken_claims: list[str] = Field(default_factory=list)
-    trials: int | None = None
     made: Json = Field(default_factory=dict)
 
     @property
@@ -193,7 +192,7 @@ class Run(Record):
 
 
 #: What of a run's content says nothing of its outcome.
-_OF_THE_MACHINE = ("seconds", "seconds_per_task", "made", "trials")
+_OF_THE_MACHINE = ("seconds", "seconds_per_task", "made")
 
 
 class Unfinished(Record):

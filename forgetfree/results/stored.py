@@ -1,4 +1,4 @@
-"""Results as files: a run, a graft or an experiment as results.json, or as one CSV file that says the same in fewer lines.
+"""Results as files: a run or a graft as results.json, or as one CSV file that says the same in fewer lines.
 
 The CSV file begins with lines ``# {…}`` of JSON: what is no score, of a run one further line for each strategy and seed. Below
 stands a row for all that was measured of one thing: `Score` with a column for each metric.
@@ -18,11 +18,10 @@ from forgetfree import registry
 from forgetfree.errors import ReportError, UnknownNameError, first_line
 from forgetfree.files import StrPath
 from forgetfree.json_file import is_number, parse_json, read_bounded, read_json, unsigned
-from forgetfree.results.records import CHOSEN, ExperimentResults, GraftResults, SweepResults, check_version
+from forgetfree.results.records import GraftResults, check_version
 from forgetfree.results.run_results import UNION, RunResults
 from forgetfree.results.scores import Score, rows_of_scores, scores_of_rows, typed
 from forgetfree.results.unit_folder import MADE_OF, SECONDS_PER_TASK, check_made_of, is_own
-from forgetfree.terminal import tell_note
 
 _Results = TypeVar("_Results")
 Json = dict[str, Any]
@@ -100,20 +99,7 @@ def load_run_results(path: StrPath) -> RunResults:
         return results
 
     results = read_stored(file, read, "Restore it from a copy, or run again with another --out.")
-    return with_timings(_with_trials(results, file), file.parent)
-
-
-def _with_trials(results: RunResults, file: Path) -> RunResults:
-    """Return the results of the run that a sweep ends with, with ``trials`` of each run: among how many settings it chose."""
-    sweep = file.parent.parent / "results.json"
-    if file.name != "results.json" or file.parent.name != CHOSEN or not sweep.exists():
-        return results
-    try:
-        trials = len(load_sweep_results(sweep).trials)
-    except ReportError as error:  # what can be said without it is said
-        tell_note(f"Among how many settings {file.parent} was chosen is left out: {error}")
-        return results
-    return results.with_runs([run.with_facts(trials=trials) for run in results.runs])
+    return with_timings(results, file.parent)
 
 
 def with_timings(results: RunResults, directory: Path) -> RunResults:
@@ -144,18 +130,8 @@ def load_graft_results(path: Path) -> GraftResults:
     return read_stored(find_results(path), read, "Restore it from a copy, or graft again with another --out.")
 
 
-def load_sweep_results(path: Path) -> SweepResults:
-    """Read and check the results of a sweep.
-
-    Raises:
-        ReportError: the file is missing or damaged.
-    """
-    read = partial(SweepResults.of, source=str(path))
-    return read_stored(find_results(path), read, "Restore it from a copy, or go on with --resume.")
-
-
 def command_of(path: Path) -> str:
-    """Return the command that wrote results: ``experiment``, ``graft``, ``sweep``, or else ``run``."""
+    """Return the command that wrote results: ``graft``, or else ``run``."""
     file = find_results(path)
     try:  # whether it has changed says the reader of that command
         return _command(read_stored(file, dict, "") if file.suffix == ".csv" else read_json(file, ReportError, ""))
@@ -219,16 +195,12 @@ def run_of_scores(scores: Iterable[Score], tasks: Sequence[str], metrics: Mappin
 # -- One CSV file ----------------------------------------------------------------------------------------
 
 
-def to_csv(results: RunResults | GraftResults | ExperimentResults) -> str:
+def to_csv(results: RunResults | GraftResults) -> str:
     """Return results as the text of a CSV file."""
     if isinstance(results, GraftResults):
         header = {key: value for key, value in results.content.items() if key != "rows"}
         return rows_to_csv([row.content for row in results.rows], [header])
     rows = rows_of_scores(results.scores())
-    if isinstance(results, ExperimentResults):
-        units = results.units
-        header = {key: value for key, value in results.content.items() if key not in ("units", "claims")}
-        return rows_to_csv(rows, [header | {"unit": list(units[0].unit) if units else []}])
     scored = ("metric", "matrix", "ece", "more_scores", "agreement", "union")
     header = {key: value for key, value in results.content.items() if key != "runs"}
     of_runs = [
@@ -262,17 +234,8 @@ def of_csv(text: str) -> Json:
             )
             for fact in facts
         ]
-    elif command == "graft":
-        results["rows"] = [{"sparsity": None, "entries": None, **row} for row in rows]
     else:
-        keys = results.pop("unit")
-        units: list[Json] = []
-        for row in rows:
-            unit = {key: row[key] for key in keys}
-            if not units or units[-1]["unit"] != unit:
-                units.append({"unit": unit, "rows": []})
-            units[-1]["rows"].append(unit | row)
-        results["units"] = units
+        results["rows"] = [{"sparsity": None, "entries": None, **row} for row in rows]
     return results
 
 

@@ -91,7 +91,7 @@ class ScoreTable:
 
         Raises:
             UnknownNameError: no such strategy or metric.
-            UsageError: the results are those of grafts or experiments.
+            UsageError: the results are those of grafts.
             ReportError: there is no such seed, or scores are missing.
         """
         self._require_runs()
@@ -118,7 +118,7 @@ class ScoreTable:
         Returns:
             Of runs, a row for each strategy with ``average``, ``forgetting``, ``bwt``, ``fwt``, ``intransigence`` (against
             `REFERENCE` with the same seed; NaN where there is none, or several that differ in options) and ``ece``, see
-            `forgetfree.results.learning_matrix`. Of grafts and experiments, a row for each task and all else but the seed, and
+            `forgetfree.results.learning_matrix`. Of grafts, a row for each task and all else but the seed, and
             a column for each metric. Fractions, each with ``mean`` and ``std``.
         """
         if not self._are_runs:
@@ -161,7 +161,7 @@ class ScoreTable:
 
         Raises:
             UnknownNameError: no such strategy or metric.
-            UsageError: the results are those of grafts or experiments.
+            UsageError: the results are those of grafts.
             ReportError: the two have no seed in common.
         """
         self._require_runs()
@@ -202,12 +202,12 @@ class ScoreTable:
         is below its best since it was learned. At the end, the mean over tasks is that of `summary`.
 
         Of runs, it is drawn over the number of tasks that were learned, a line for each strategy: mean and range over seeds.
-        Of grafts and experiments, a mark for each seed stands above what was measured.
+        Of grafts, a mark for each seed stands above what was measured.
 
         Raises:
             UnknownNameError: no such metric.
             ReportError: there are no scores, or a run's are not whole.
-            UsageError: forgetting is asked for, and there is none of a single task, or of grafts and experiments.
+            UsageError: forgetting is asked for, and there is none of a single task, or of grafts.
         """
         from forgetfree.results.report.figures import legend, panels, styles
 
@@ -265,7 +265,7 @@ class ScoreTable:
 
     def _require_runs(self) -> None:
         if not self._are_runs and not self.scores.empty:
-            raise UsageError("grafts and experiments have no matrix; use .summary()")
+            raise UsageError("grafts have no matrix; use .summary()")
 
     def _of(self, metric: str, **wanted: Any) -> pd.DataFrame:
         """Return the scores of a metric, for one strategy, seed or task."""

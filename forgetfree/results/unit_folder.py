@@ -301,15 +301,6 @@ def made_of(run: Run) -> Json:
     return {"made": made} if made else {}
 
 
-def made_of_units(directory: Path) -> Json:
-    """Return what the finished units in a directory were computed with, under ``made``: each way once; nothing if untold."""
-    made: list[Json] = []
-    for path in sorted(directory.glob("*/unit.json")):
-        each = _made(path)
-        made += [each] if each and each not in made else []
-    return {"made": made} if made else {}
-
-
 def _made(path: Path) -> Json:
     """Return versions, code, command and machine of a unit.json; nothing where it is missing, damaged or of a failure."""
     try:

@@ -1,8 +1,8 @@
 """The bench of one task on one model: fine-tune, localize, graft, train a region, answer (paper, §2 and §3).
 
-Grafts, experiments and strategies use it alike. Every model that comes of it is a `ModelState`: θ, and the readout it answers
-with. Those made of θ_pre and θ_ft by a formula have their θ from `forgetfree.core.graft` (`graft_theta`, `pruned_theta`,
-`interpolate`).
+Grafts, strategies and the paper's experiments use it alike. Every model that comes of it is a `ModelState`: θ, and the
+readout it answers with. Those made of θ_pre and θ_ft by a formula have their θ from `forgetfree.core.graft`
+(`graft_theta`, `pruned_theta`, `interpolate`).
 """
 
 from __future__ import annotations

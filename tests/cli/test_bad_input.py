@@ -23,16 +23,13 @@ Change = Callable[[Path], Any]
 USUAL = {
     "run": "--data data --model model --shots 4 --steps 1 --sparsity 0.01 --strategy grafting-continual --out out",
     "graft": "--data data --model model --shots 4 --steps 1 --sparsity 0.01 --out out",
-    "experiment": "--data data --model model --task sst2 --shots 4 --seed 0 --sparsity 0.1 --readout linear --jobs 1 --out out",
     "apply": "--model model --out out",
     "predict": "--task sst2",
     "export": "--task sst2 --out out",
     "merge": "--out out",
     "pull": "--out out",
     "serve": "--port 0",
-    "sweep": "--data data --model model --shots 4 --steps 1 --set sparsity=0.01,0.02 --out out",
 }
-WORDS = {"experiment": ["--set", "steps=1", "--set", "mask_steps=1"]}
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,7 @@ class Case:
         more = [part for flag, value in flags.items() if flag not in words for part in (flag, value)]
         if words[0] == "predict":  # texts may follow DIR, but not a flag
             return [words[0], words[1], *more, *words[2:]]
-        sets = [] if "--set" in words else WORDS.get(words[0], [])
-        return [*words, *more, *sets]
+        return [*words, *more]
 
 
 def _split(line: str) -> list[str]:
@@ -166,7 +162,7 @@ NULL = 'stream = "sst2"\n[set]\ncache = "a\\u0000b"'
 CASES = [
     # -- Commands and flags --------------------------------------------------------------------------------
     Case("", "The following arguments are required: COMMAND. See 'forgetfree --help'."),
-    Case("rum sst2", "Unknown command 'rum'. Did you mean 'run'? Known: apply, experiment"),
+    Case("rum sst2", "Unknown command 'rum'. Did you mean 'run'? Known: apply, export"),
     Case("--verison", "Unknown flag of 'forgetfree' '--verison'. Did you mean '--version'?"),
     Case("run sst2 --sparsty 0.1", "Unknown flag of 'forgetfree run' '--sparsty'. Did you mean '--sparsity'?"),
     Case("run sst2 --stratgey=lora", "Unknown flag of 'forgetfree run' '--stratgey'. Did you mean '--strategy'?"),
@@ -190,7 +186,7 @@ CASES = [
     ),
     Case(
         "list planets",
-        "Unknown argument 'planets'. Known: experiments, kinds, metrics, models, strategies, streams, tasks.",
+        "Unknown argument 'planets'. Known: kinds, metrics, models, strategies, streams, tasks.",
     ),
     Case("list stratgies", "Did you mean 'strategies'?"),
     Case("list tasks --verbose", "--verbose goes with 'list strategies', got 'list tasks'. Leave it out."),
@@ -277,7 +273,7 @@ CASES = [
     ),
     *(
         Case(f"{job} --skip-bad-rows --data nosuch", "The data directory 'nosuch' does not exist.")
-        for job in ("run sst2", "sweep sst2", "graft sst2", "experiment where")
+        for job in ("run sst2", "graft sst2")
     ),
     Case(
         "run sst2 --data data/sst2/train.jsonl --data nosuch.csv",
@@ -303,9 +299,6 @@ CASES = [
     ),
     Case("graft sst2 --kind nosuch", "Unknown kind of task 'nosuch'."),
     Case("graft sst2 --label-column class", "no column 'class', which is named as label_column", 1),
-    Case("experiment localization --text-column phrase", "no column 'phrase', which is named as text_column", 1),
-    Case("experiment localization --kind nosuch", "Unknown kind of task 'nosuch'."),
-    Case("experiment localization --label-column class", "no column 'class', which is named as label_column", 1),
     Case("run --data data/sst2/train.jsonl --stream", "Unknown flag of 'forgetfree run' '--stream'."),
     Case(
         "run demo --check",
@@ -567,37 +560,12 @@ CASES = [
     Case("graft sst2 --shots 0 --device cpu --readout linear", "--shots must be at least 1, got 0."),
     Case("graft sst2 --data nosuch", "The data directory 'nosuch' does not exist."),
     Case("graft sst2 --model nosuch/", "The model directory 'nosuch/' does not exist."),
-    # -- experiment ----------------------------------------------------------------------------------------
-    Case("experiment", "The following arguments are required: NAME."),
-    Case("experiment wher", "Unknown experiment 'wher'. Did you mean 'where'?"),
-    Case("experiment where --preset large", "Unknown --preset 'large'. Known: paper, small."),
-    Case("experiment where --preset paper --preset paper", "--preset is given twice"),
-    Case("experiment where --task nosuch", "Unknown task 'nosuch'."),
-    Case("experiment where --shots 4 --shots 8", "where looks at one of shots, got 4, 8. Give one."),
-    Case("experiment where --sparsity 2", "--sparsity must be at most 1, got 2.0."),
-    Case("experiment where --seed -1", "--seed must be at least 0, got -1."),
-    Case("experiment where --jobs 0", "--jobs must be at least 1, got 0."),
-    Case("experiment where --jobs many", "--jobs must be a whole number, got 'many'."),
-    Case("experiment where --set dtype=bfloat16", "Unknown option 'dtype'. Known: accumulation,"),
-    Case("experiment where --set sparsity=1", "--set sparsity has no effect here. Give --sparsity."),
-    Case("experiment where --set steps=many", "steps must be a whole number or none, got 'many'"),
-    Case("experiment where --set precision=fp16", "precision=fp16 is for GPUs"),
-    Case("experiment where --set threads=100000", "threads must be at most "),
-    Case("experiment where --cache model/config.json", "--cache 'model/config.json' cannot be written: File exists."),
-    Case("experiment where --cache new --out data", "--out 'data' is not empty: it holds ag_news"),
-    Case("experiment where --resume", "There is nothing to resume in 'out'."),
-    Case("experiment where --device tpu", "Unknown --device 'tpu'."),
-    Case("experiment where --metric acuracy", "Unknown metric 'acuracy'. Did you mean 'accuracy'?"),
-    Case("sweep sst2 --set l1=0,1 --metric acuracy", "Unknown metric 'acuracy'. Did you mean 'accuracy'?"),
     Case("predict run --task sst2 --device tpu great", "Unknown --device 'tpu'. Did you mean 'cpu'?"),
     Case("serve run --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'?"),
-    *(
-        Case(f"{job} --quiet --verbose --log x", "Unknown --log 'x'.")
-        for job in ("run sst2", "graft sst2", "experiment where")
-    ),
+    *(Case(f"{job} --quiet --verbose --log x", "Unknown --log 'x'.") for job in ("run sst2", "graft sst2")),
     *(
         case
-        for job in ("run sst2", "graft sst2", "experiment where", "sweep sst2")
+        for job in ("run sst2", "graft sst2")
         for case in (
             Case(f"{job} --json", "--json prints the plan of --check. Give --check, too"),
             Case(f"{job} --check --model nowhere/at/all", "The model directory 'nowhere/at/all' does not exist."),
@@ -605,32 +573,13 @@ CASES = [
     ),
     Case("predict nowhere --deterministic text", "nowhere", 1),
     Case("serve nowhere --deterministic", "nowhere", 1),
-    Case("sweep sst2 --text-column phrase", "no column 'phrase', which is named as text_column", 1),
-    Case("sweep sst2 --kind nosuch", "Unknown kind of task 'nosuch'."),
-    Case("sweep sst2 --label-column class", "no column 'class', which is named as label_column", 1),
-    Case("sweep sst2 --text-column text --label-column text", "Name each column once."),
-    Case("sweep sst2 --log x", "Unknown --log 'x'."),
-    Case("sweep sst2 --resume --quiet --verbose", "--resume needs --out DIR.", bare=True),
-    Case("sweep sst2 --config nowhere.toml", "nowhere.toml cannot be read"),
-    Case("sweep sst2 --jobs 0", "--jobs must be at least 1, got 0."),
-    Case(
-        "sweep sst2 --model model --data data --readout linear --steps 0 --seed 0 --set l1=0,1 --device cpu --out o "
-        "--strategy grafting-continual --trials 2 --shots 4 --sparsity 0.1 --learning-rate 0.1 --batch-size 2 "
-        "--precision fp32 --test-limit 2 --cache c --threads 1",
-        "--steps must be at least 1, got 0.",
-        bare=True,
-    ),
     Case("list nothing --json", "Unknown argument 'nothing'."),
     Case("ledger show nowhere --json", "There is no ledger at nowhere.", 1),
     Case("ledger verify nowhere --json", "There is no ledger at nowhere.", 1),
-    Case("experiment where --readout magic", "Unknown --readout 'magic'."),
-    Case("experiment where --model nosuch/", "The model directory 'nosuch/' does not exist."),
-    Case("experiment where --data nosuch", "The data directory 'nosuch' does not exist."),
-    Case("sweep sst2 --data nosuch", "The data directory 'nosuch' does not exist."),
-    # -- What run, graft and experiment have alike -----------------------------------------------------------
+    # -- What run and graft have alike -----------------------------------------------------------
     *(
         Case(f"{command} {flags}", message)
-        for command in ("run sst2", "graft sst2", "experiment where")
+        for command in ("run sst2", "graft sst2")
         for flags, message in (
             ("--learning-rate fast", "learning_rate must be a number, got 'fast'."),
             ("--learning-rate 1 --set learning_rate=2", "--learning-rate and --set learning_rate=2 are both given."),
@@ -639,7 +588,7 @@ CASES = [
             ("--test-limit 0", "test_limit must be at least 1, got 0."),
             ("--threads 0", "threads must be at least 1, got 0."),
             ("--cache model/config.json", "--cache 'model/config.json' cannot be written: File exists."),
-            ("--jobs 0", "--jobs must be at least 1, got 0."),
+            ("--jobs 0", "--jobs must be auto or at least 1, got 0."),
             (
                 "--resume --out nosuch",
                 "There is nothing to resume in 'nosuch'. Give the --out that was begun, or leave",
@@ -653,19 +602,12 @@ CASES = [
         "graft sst2 --config run", "run/config.json is the config.json of a run, expected that of a graft. Give a TOML"
     ),
     Case("run sst2 --config graft/config.json", "is the config.json of a graft, expected that of a run. Give a TOML"),
-    Case(
-        "experiment where --config x.toml",
-        "x.toml: shots must be a whole number, got 'x'. Give a TOML or JSON file",
-        change=write("x.toml", 'shots = ["x"]'),
-    ),
     # -- report --------------------------------------------------------------------------------------------
     Case("report", "The following arguments are required: DIR."),
-    Case("report nosuch", "nosuch does not exist. Give what forgetfree run, graft or experiment wrote.", 1),
+    Case("report nosuch", "nosuch does not exist. Give what forgetfree run or graft wrote.", 1),
     Case("report data", "data/results.json does not exist. A run writes it when its first strategy is done", 1),
     Case("report run --format pdf", "Unknown --format 'pdf'. Known: csv, html, json, latex, markdown, rich."),
     Case("report run graft", "Results of graft and run have no table in common. Report them one by one."),
-    Case("report run --draw out", "--draw is for the results of experiments: others have no figure. Leave it out."),
-    Case("report experiment --draw model/config.json", "--draw 'model/config.json' cannot be written: File exists."),
     Case("report graft --json --format html", "--json and --format html are both given. Give one of them."),
     Case("report model/config.json", "model/config.json: schema must be 1, got None", 1),
     Case("report run", "run/results.json is not valid JSON", 1, cut("run/results.json")),
@@ -688,32 +630,6 @@ CASES = [
         "report graft", "floors.constant must be", 1, edit("graft/results.json", at("floors", "constant", to=10**400))
     ),
     Case("report graft", "model must be an object", 1, edit("graft/results.json", at("model", to=None))),
-    Case(
-        "report experiment",
-        "experiment/results.json: a row lacks 'share', which this experiment measures.",
-        1,
-        edit("experiment/results.json", without("units", 0, "rows", 0, "share")),
-    ),
-    Case(
-        "report experiment",
-        "experiment/results.json: its rows are not those of this experiment (",
-        1,
-        edit("experiment/results.json", at("units", 0, "rows", 0, "share", to=None)),
-    ),
-    Case(
-        "report experiment",
-        "units[0].rows[0].seed is missing",
-        1,
-        edit("experiment/results.json", without("units", 0, "rows", 0, "seed")),
-    ),
-    Case("report experiment", "units[0] must be an object", 1, edit("experiment/results.json", at("units", 0, to=5))),
-    Case("report experiment", "setting must be an object", 1, edit("experiment/results.json", at("setting", to=[]))),
-    Case(
-        "report experiment",
-        "results.json: experiment must be one of adapters, bound, calibration,",
-        1,
-        edit("experiment/results.json", at("experiment", to="x")),
-    ),
     # -- predict -------------------------------------------------------------------------------------------
     Case("predict", "The following arguments are required: DIR.", bare=True),
     Case("predict run x", "The run learned qnli, sst2. Give one of them by --task.", bare=True),
@@ -922,10 +838,6 @@ CASES = [
     Case("run sst2 --cluster slurm", "--cluster must be ray or ray://HOST:PORT, got 'slurm'."),
     Case("graft sst2 --allow-changed", "--allow-changed is about what is resumed. Add --resume"),
     Case("graft sst2 --cluster slurm", "--cluster must be ray or ray://HOST:PORT, got 'slurm'."),
-    Case("experiment localization --allow-changed", "--allow-changed is about what is resumed. Add --resume"),
-    Case("experiment localization --cluster slurm", "--cluster must be ray or ray://HOST:PORT, got 'slurm'."),
-    Case("sweep sst2 --allow-changed", "--allow-changed is about what is resumed. Add --resume"),
-    Case("sweep sst2 --cluster slurm", "--cluster must be ray or ray://HOST:PORT, got 'slurm'."),
     Case(
         "run --on run --without nosuch --out C --resume --data data --model model --quiet",
         "run did not learn a task 'nosuch'.",
@@ -940,7 +852,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, data_directory: Path, model_directory) -> Path:
-    """Models, data, and what a run, a graft and an experiment on them wrote."""
+    """Models, data, and what a run and a graft on them wrote."""
     place = tmp_path_factory.mktemp("world")
     shutil.copytree(data_directory, place / "data")
     for name, kind in (("model", "bert"), ("other", "gpt2"), ("masked", "bert-mlm")):
@@ -952,7 +864,6 @@ def world(tmp_path_factory: pytest.TempPathFactory, data_directory: Path, model_
             "run qnli,sst2 --out run",
             "run qnli --model masked --out prompts",
             "graft sst2 --out graft",
-            "experiment where --out experiment --cache cache",
         ):
             assert cli.main(Case(line, "").arguments) == 0
     finally:

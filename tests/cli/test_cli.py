@@ -383,7 +383,7 @@ def test_labels_that_share_a_readout_under_other_names_are_told(
 
 @pytest.mark.sampled(share=0.4)
 def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    """By run, graft and experiment; and results.json keeps the counts."""
+    """By run and graft; and results.json keeps the counts."""
     data = Path(shutil.copytree(tiny_cli.data, tmp_path / "data"))
     train, test = (data / "sst2" / f"{split}.jsonl" for split in ("train", "test"))
     rows = [json.loads(line) for line in test.read_text().splitlines()]
@@ -404,9 +404,6 @@ def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny
     )
     assert capsys.readouterr().err.count("note: 5 of 16 test rows of task 'sst2' are also training rows") == 1
     assert results_of(tmp_path / "graft")["shared_rows"] == nothing | {"train": 5}
-    how = ["--task", "sst2", "--set", "steps=2", "--jobs", "1", "--out", str(tmp_path / "experiment")]
-    assert cli.main(["experiment", "calibration", *common, *how]) == 0
-    assert capsys.readouterr().err.count("note: 5 of 16 test rows of task 'sst2' are also training rows") == 1
 
 
 def test_resume_adds_seeds_and_strategies(tiny_cli: Tiny, tmp_path: Path) -> None:

@@ -21,8 +21,6 @@ def completed(capsys: pytest.CaptureFixture, *words: str) -> list[str]:
         (["run", "sst2", "--strategy", ""], "grafting-continual"),
         (["graft", ""], "sst2"),
         (["graft", "sst2", "--model", ""], "minilm"),
-        (["experiment", ""], "calibration"),
-        (["experiment", "where", "--task", ""], "ag_news"),
     ],
 )
 def test_names_are_completed(capsys: pytest.CaptureFixture, words: list[str], name: str) -> None:
@@ -36,10 +34,10 @@ def test_the_completion_is_installed_for_a_shell(
     script = tmp_path / "script"
     assert cli.main(["--install-completion", "--shell", "bash", "--output", str(script)]) == 0
     text = script.read_text()
-    assert all(flag in text for flag in ("--learning-rate", "--install-completion", "--verbose", "experiment"))
+    assert all(flag in text for flag in ("--learning-rate", "--install-completion", "--verbose", "graft"))
 
 
-@pytest.mark.parametrize("command", ["run", "graft", "experiment", "report", "list", "predict", "apply", "ledger"])
+@pytest.mark.parametrize("command", ["run", "graft", "report", "list", "predict", "apply", "ledger"])
 def test_help_shows_usage_and_an_example(capsys: pytest.CaptureFixture, command: str) -> None:
     assert cli.main([command, "--help"]) == 0
     page = capsys.readouterr().out
@@ -49,7 +47,7 @@ def test_help_shows_usage_and_an_example(capsys: pytest.CaptureFixture, command:
 
 def test_flags_of_jobs_are_grouped_and_alike(capsys: pytest.CaptureFixture) -> None:
     pages = []
-    for command in ("run", "graft", "experiment"):
+    for command in ("run", "graft"):
         assert cli.main([command, "--help"]) == 0
         pages.append(capsys.readouterr().out)
     alike = ("learning-rate", "batch-size", "precision", "test-limit", "threads", "cache", "jobs", "resume", "config")

@@ -68,7 +68,7 @@ def rare(here: Path) -> str:
 
 
 @pytest.mark.sampled("graft")
-@pytest.mark.parametrize("command", ["run", "sweep", "graft"])
+@pytest.mark.parametrize("command", ["run", "graft"])
 def test_labels_with_fewer_rows_than_shots_keep_all_where_that_is_asked_for(
     rare: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -81,11 +81,7 @@ def test_labels_with_fewer_rows_than_shots_keep_all_where_that_is_asked_for(
 
     monkeypatch.setattr(EncodedRows, "of", classmethod(noted))
     words = [command, "rare", "--data", rare, *COMMON[:-1], "12", "--out", "out"]
-    words += {
-        "run": ["--strategy", "fine-tune"],
-        "sweep": ["--strategy", "fine-tune", "--set", "learning_rate=0.1,0.2"],
-        "graft": ["--sparsity", "0.1"],
-    }[command]
+    words += {"run": ["--strategy", "fine-tune"], "graft": ["--sparsity", "0.1"]}[command]
     for check in ([], ["--check"]):
         assert call(*words, *check) != 0
         assert (
@@ -160,7 +156,6 @@ def test_a_file_is_a_task_of_its_own_name_for_run_and_graft(here: Path, capsys: 
         ("run mood,other --data mood.csv", "holds the rows of one task, and 2 are named: mood, other", 2),
         ("run mood --data moood.csv", "The data directory 'moood.csv' does not exist", 2),
         ("run sst2 --data demo --text-column text", "The columns of the tasks of 'demo' are known", 2),
-        ("experiment localization --data mood.csv", "holds the rows of one task", 2),
         ("graft a,b --data mood.csv", "Expected one task, got the 2", 2),
         ("run --data hub", "No stream is given", 2),
     ],
@@ -169,8 +164,7 @@ def test_wrong_data_are_refused(
     here: Path, capsys: pytest.CaptureFixture[str], arguments: str, fault: str, code: int
 ) -> None:
     (here / "four.csv").write_text("text,label\na,x\nb,y\nc,x\nd,y\n")
-    others = ("--model", "model", "--set", "sparsity=0.05") if "experiment" not in arguments else ()
-    assert call(*arguments.split(), *others) == code
+    assert call(*arguments.split(), "--model", "model", "--set", "sparsity=0.05") == code
     *_, error = capsys.readouterr().err.partition("forgetfree: error: ")
     assert fault in error
     assert not (here / "runs").exists()

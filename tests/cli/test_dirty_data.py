@@ -46,11 +46,10 @@ def call(*arguments: str) -> int:
     return cli.main(list(arguments))
 
 
-@pytest.mark.parametrize("command", ["run", "sweep", "graft"])
+@pytest.mark.parametrize("command", ["run", "graft"])
 @pytest.mark.parametrize("check", [(), ("--check",)])
 def test_every_command_tells_all_bad_rows(here: Path, command: str, check: tuple[str, ...], capsys: Any) -> None:
-    more = {"sweep": ("--set", "sparsity=0.1,0.2")}.get(command, ("--sparsity", "0.1"))
-    assert call(command, "a", "--data", "a.csv", *COMMON, *more, *check) != 0
+    assert call(command, "a", "--data", "a.csv", *COMMON, "--sparsity", "0.1", *check) != 0
     error = capsys.readouterr().err.split("forgetfree: error: ")[1].splitlines()
     assert error[0].startswith("3 bad rows in 1 file: ") and len(error) == 5
     assert [line.split()[:2] for line in error[2:]] == [["a.csv", "31"], ["a.csv", "32"], ["a.csv", "33"]]
@@ -176,15 +175,6 @@ def test_files_that_are_no_stream_are_refused(here: Path) -> None:
 
 
 # -- Before anything is trained --------------------------------------------------------------------------------
-
-
-def test_a_note_is_printed_once_though_a_sweep_reads_the_rows_for_its_run_too(here: Path, capsys: Any) -> None:
-    rows = [f"{text},{('no', 'yes')[i % 2]}" for i, text in enumerate(texts(90))]
-    (here / "a.csv").write_text("\n".join(["review,stars", *rows, "empty,"]))
-    words = ("a", "--data", "a.csv", *COMMON, "--skip-bad-rows", "--set", "sparsity=0.1,0.2", "--set", "mask_steps=1")
-    assert call("sweep", *words, "--out", "swept") == 0
-    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert len(notes) == len(set(notes)) and any("empty text" in note or "no label" in note for note in notes), notes
 
 
 def test_check_prints_the_notes_that_a_run_prints(here: Path, capsys: Any) -> None:

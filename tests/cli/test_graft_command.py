@@ -44,7 +44,7 @@ from forgetfree.recipes import ModelEntry
 from forgetfree.results import calibration, metrics
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.records import GraftResults
-from forgetfree.results.report.graft_and_sweep import lay_out_graft
+from forgetfree.results.report.graft_report import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.stored import load_graft_results
 from forgetfree.tensor_file import TensorFile

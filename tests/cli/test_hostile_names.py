@@ -75,24 +75,6 @@ def test_an_error_shows_hostile_names_escaped(data: Path, capsys: pytest.Capture
     assert "\\x1b[2J" in shown(capsys)
 
 
-def test_an_experiment_draws_hostile_names(
-    data: Path, model_directory, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """matplotlib would read the dollar as a formula, and fail after everything is measured."""
-    model_directory("bert")
-    capsys.readouterr()  # bars of the model that was made
-    quick = ["--shots", "4", "--seed", "0", "--sparsity", "0.1", "--readout", "linear", "--jobs", "1"]
-    given = ["--data", str(data), "--model", str(model_directory("bert")), "--out", str(tmp_path / "out")]
-    few = ["--set", "steps=1", "--set", "mask_steps=1", "--task", HOSTILE.replace("日本", "")]
-    (data / HOSTILE).rename(data / few[-1])
-    try:
-        assert cli.main(["experiment", "where", *given, *quick, *few]) == 0
-    finally:
-        (data / few[-1]).rename(data / HOSTILE)
-    shown(capsys)
-    assert (tmp_path / "out" / "where.png").is_file()
-
-
 @pytest.mark.sampled("name0")
 @pytest.mark.parametrize("name", [LONG, "é" * 120])
 @pytest.mark.figures

@@ -60,7 +60,6 @@ def test_lists(read: Any) -> None:
     f1 = {"higher_is_better": True, "bounds": [0.0, 1.0]}
     assert [each for each in read("list", "metrics", "--json") if each["name"] == "f1" and f1.items() <= each.items()]
     assert [each["name"] for each in read("list", "models", "--json")] == list(recipes.MODELS)
-    assert [each["name"] for each in read("list", "experiments", "--json")] == list(registry.EXPERIMENTS)
 
 
 def test_a_ledger(runs: Path, read: Any) -> None:

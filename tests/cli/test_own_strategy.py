@@ -80,12 +80,6 @@ def test_a_class_of_a_file_runs_is_resumed_and_used(
     assert name in capsys.readouterr().out
 
 
-def test_a_sweep_tries_the_options_of_a_class_of_a_file(here: Path, run: list[str]) -> None:
-    assert cli.main(["sweep", *run, "--strategy", f"mine={CLASS}", "--set", "mine.pull=0.1,0.9", "--out", "swept"]) == 0
-    results = json.loads(Path("swept/results.json").read_text())
-    assert [each["values"] for each in results["trials"]] == [{"mine.pull": "0.1"}, {"mine.pull": "0.9"}]
-
-
 @pytest.mark.sampled(share=0.2)
 @pytest.mark.slow
 def test_workers_find_the_file_too(here: Path, run: list[str]) -> None:
@@ -129,12 +123,10 @@ def test_workers_find_the_file_too(here: Path, run: list[str]) -> None:
         (f"fine-tuned={CLASS}", "'fine-tuned' has another use as a folder"),
     ],
 )
-@pytest.mark.parametrize("command", ["run", "sweep"])
 def test_what_is_no_strategy_is_refused(
-    here: Path, run: list[str], capsys: pytest.CaptureFixture[str], command: str, name: str, told: str
+    here: Path, run: list[str], capsys: pytest.CaptureFixture[str], name: str, told: str
 ) -> None:
-    tried = ["--set", "learning_rate=1e-3,1e-2"] if command == "sweep" else []
-    assert cli.main([command, *run, "--strategy", name, *tried, "--out", "out"]) == 2
+    assert cli.main(["run", *run, "--strategy", name, "--out", "out"]) == 2
     assert told in capsys.readouterr().err
     assert not Path("out").exists()
 

@@ -212,9 +212,6 @@ def test_a_graft_of_a_language_model_labels_words_unless_told_otherwise(
     words = ["--data", str(data), "--model", str(model_directory(kind)), "--steps", "1", "--sparsity", "0.1"]
     assert cli.main(["graft", "people", *words, "--readout", "auto", "--out", str(tmp_path / "graft")]) == 0
     assert json.loads((tmp_path / "graft" / "results.json").read_text())["model"]["readout"] == "linear"
-    few = ["--set", "steps=1", "--shots", "4", "--seed", "0", "--jobs", "1", "--out", str(tmp_path / "looked-at")]
-    words = ["--data", str(data), "--model", str(model_directory(kind)), "--task", "people", "--readout", "auto", *few]
-    assert cli.main(["experiment", "localization", *words]) == 0
 
 
 @pytest.mark.sampled("AutoModelForTokenClassification-bert")

@@ -1,4 +1,4 @@
-"""A model's recipe is the same on the command line, in Python, for a graft on its own and in the experiments."""
+"""A model's recipe is the same on the command line, in Python, for a graft on its own and in the experiments of the paper."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from forgetfree import recipes, registry
+from forgetfree.benchmarks.paper.overview import EXPERIMENTS
 from forgetfree.cli.words import recipe_of as recipe_said
 from forgetfree.continual.construction import _say_once
 from forgetfree.errors import OptionError, UnknownNameError
-from forgetfree.jobs.experiments import load_experiment
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.options import build
@@ -86,19 +86,19 @@ def test_run_graft_and_experiments_agree_on_the_recipe_of_a_model() -> None:
     """For a region that is trained after it was found, and for a graft on its own, wherever either is made."""
     alone = GraftConfig(task="sst2", model="minilm").checked().options[0]
     for name in ("localization", "sparsity-curve", "calibration"):
-        preset = load_experiment(name).presets["small"]
-        chosen = {key: value for key, value in {**preset.options, **preset.grid[0]}.items()}
-        measured = build(LocalizationOptions, {**chosen, "sparsity": preset.sparsities[0]}, name)
+        setting = EXPERIMENTS[name].setting
+        chosen = {**setting.options, **setting.optimizer, "sparsity": setting.sparsity}
+        measured = build(LocalizationOptions, chosen, name)
         differ = {
             key for key in LocalizationOptions.__dataclass_fields__ if getattr(measured, key) != getattr(alone, key)
         }
-        assert differ <= {"steps", "precision", "validation_rows", "sparsity"}, name  # what a preset says of its own
+        assert differ <= {"steps", "precision", "validation_rows", "sparsity"}, name  # what a setting says of its own
     trained = RunConfig(stream="sst2", model="minilm").checked().options
-    preset = load_experiment("continual").presets["small"]
-    assert preset.options.keys() & recipes.recipe_of("minilm").keys() <= {"precision", "steps"} and preset.grid == ({},)
-    config = RunConfig(stream="sst2", model=preset.model, settings=dict(preset.options))
+    setting = EXPERIMENTS["continual"].setting
+    assert setting.options.keys() & recipes.recipe_of("minilm").keys() <= {"precision", "steps"}
+    config = RunConfig(stream="sst2", model=setting.model, settings=dict(setting.options))
     for name, options in config.checked().options.items():
-        for key in set(type(options).__dataclass_fields__) - preset.options.keys():
+        for key in set(type(options).__dataclass_fields__) - setting.options.keys():
             assert getattr(options, key) == getattr(trained[name], key)
 
 

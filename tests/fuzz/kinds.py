@@ -22,8 +22,6 @@ from forgetfree.errors import (
     UsageError,
 )
 from forgetfree.jobs.diagnostics import read_floors
-from forgetfree.jobs.experiments.context import read_score
-from forgetfree.jobs.experiments.experiment import load_experiment_results
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import read_readout
@@ -71,7 +69,7 @@ KINDS: dict[str, Kind] = {
         signed=True,
     ),
     "state": Kind(
-        ("graft/fine-tuned/*.safetensors", "*/fine-tuned/*.safetensors", "experiment-cache/*.safetensors"),
+        ("graft/fine-tuned/*.safetensors", "*/fine-tuned/*.safetensors"),
         lambda path, samples: ModelState.load(path),
         bits,
         reading.sound_state,
@@ -125,21 +123,13 @@ KINDS: dict[str, Kind] = {
     ),
     "config of a run": Kind(("run/config.json",), reading.read_run, bits, reading.sound_config, (RunError, UsageError)),
     "config of a graft": Kind(
-        ("graft/config.json",), reading.read_job("graft", "graft"), bits, reading.sound_job, (RunError, UsageError)
-    ),
-    "config of an experiment": Kind(
-        ("experiment/config.json",),
-        reading.read_job("experiment", "setting"),
-        bits,
-        reading.sound_job,
-        (RunError, UsageError),
+        ("graft/config.json",), reading.read_job("graft"), bits, reading.sound_job, (RunError, UsageError)
     ),
     "record of a unit": Kind(
         (
             "run/packnet/seed-0/unit.json",
             "run/*/seed-0/unit.json",
             "graft/seed-0/unit.json",
-            "experiment/units/*/unit.json",
         ),
         reading.read_record,
         bits,
@@ -151,7 +141,6 @@ KINDS: dict[str, Kind] = {
             "run/packnet/seed-0/scores.csv",
             "run/*/seed-0/scores.csv",
             "graft/seed-0/scores.csv",
-            "experiment/units/*/scores.csv",
             "scores.csv",
         ),
         lambda path, samples: read_scores(path),
@@ -183,13 +172,6 @@ KINDS: dict[str, Kind] = {
         reading.sound_graft_results,
         (ReportError,),
     ),
-    "results of an experiment": Kind(
-        ("experiment/results.json",),
-        lambda path, samples: load_experiment_results(path),
-        bits,
-        reading.sound_experiment,
-        (ReportError, RunError),
-    ),
     "results of a run in one file": Kind(
         ("run.csv",), lambda path, samples: load_run_results(path), bits, reading.sound_results, (ReportError,)
     ),
@@ -200,13 +182,6 @@ KINDS: dict[str, Kind] = {
         reading.sound_graft_results,
         (ReportError,),
     ),
-    "results of an experiment in one file": Kind(
-        ("experiment.csv",),
-        lambda path, samples: load_experiment_results(path),
-        bits,
-        reading.sound_experiment,
-        (ReportError, RunError),
-    ),
     "readout": Kind(
         ("applied/readout.safetensors",),
         lambda path, samples: read_readout(path),
@@ -214,13 +189,6 @@ KINDS: dict[str, Kind] = {
         reading.sound_readout,
         (ModelError,),
         signed=True,
-    ),
-    "score of a fine-tuned model": Kind(
-        ("experiment-cache/key.json",),
-        lambda path, samples: read_score(path, "5d" * 32),
-        bits,
-        reading.sound_score,
-        (),  # a file that is damaged counts as none
     ),
     "notes of a data directory": Kind(
         ("data/sst2/source.json", "data/*/source.json"),

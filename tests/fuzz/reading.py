@@ -22,7 +22,6 @@ from forgetfree.data.reading import read_source
 from forgetfree.errors import (
     ForgetfreeError,
 )
-from forgetfree.jobs.experiments.experiment import outcome
 from forgetfree.jobs.predictions import load_answers
 from forgetfree.jobs.running.directory import merged_config, merged_request, read_job_config
 from forgetfree.jobs.running.unit import Unit
@@ -34,7 +33,7 @@ from forgetfree.models.state import ModelState
 from forgetfree.results.comparison import merge
 from forgetfree.results.config_file import load_run
 from forgetfree.results.records import Record
-from forgetfree.results.report.graft_and_sweep import lay_out_graft
+from forgetfree.results.report.graft_report import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.report.run_report import render
 from forgetfree.results.scores import read_scores, write_scores
@@ -202,19 +201,19 @@ def read_run(path: Path, samples: Samples) -> Any:
     """config.json as ``predict`` reads it, and as ``--resume`` does, which compares it with what is there now."""
     config = load_run(path.parent)
     now = json.loads((samples.root / "run-config.json").read_text())
-    begun = read_job_config(path.parent, "run", "run")
-    merged_request(path.parent, begun["run"], now["run"], ("strategy", "seed"), names_all=False, keys={})
+    begun = read_job_config(path.parent, "run")
+    merged_request(path.parent, begun["run"], now["run"], ("strategy", "seed"), keys={})
     merged_config(path.parent, begun, now)
     return config
 
 
-def read_job(kind: str, place: str) -> Callable[[Path, Samples], Any]:
-    """config.json of a graft or an experiment as ``--resume`` reads it."""
+def read_job(kind: str) -> Callable[[Path, Samples], Any]:
+    """config.json of a graft as ``--resume`` reads it."""
 
     def read(path: Path, samples: Samples) -> Any:
         now = json.loads((samples.root / f"{kind}-config.json").read_text())
-        begun = read_job_config(path.parent, kind, place)
-        asked = merged_request(path.parent, begun[place], now[place], (), names_all=False, keys={})
+        begun = read_job_config(path.parent, kind)
+        asked = merged_request(path.parent, begun[kind], now[kind], (), keys={})
         return [asked, merged_config(path.parent, begun, now)]
 
     return read
@@ -260,11 +259,6 @@ def sound_graft_results(results: Any, path: Path) -> None:
     assert all(0 <= getattr(row, key) <= 1 for row in results.rows for key in ("score", "ece", "agreement"))
 
 
-def sound_experiment(results: Any, path: Path) -> None:
-    assert render_page(outcome(results), "markdown")
-    assert results.units
-
-
 def read_predictions(path: Path, samples: Samples) -> Any:
     tasks = [task.definition for task in samples.stream.tasks]
     found = load_answers(path.parent, tasks, dict.fromkeys(TASKS, tiny.SIZES["test"]))
@@ -295,10 +289,6 @@ def read_task_notes(path: Path, samples: Samples) -> Any:
 def sound_notes(found: Any, path: Path) -> None:
     _, task = found
     assert task.faults() == [] and all(label.strip() for label in task.labels)
-
-
-def sound_score(score: Any, path: Path) -> None:
-    assert score is None or score == -math.inf or 0 <= score <= 1
 
 
 def read_seconds(path: Path, samples: Samples) -> Any:

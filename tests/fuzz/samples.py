@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 from forgetfree import cli, registry
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.streams import Stream, load_stream
-from forgetfree.jobs.experiments import load_experiment_results
 from forgetfree.models.fine_tuned_directory import write_readout
 from forgetfree.models.state import StateStore
 from forgetfree.results.scores import write_scores
@@ -56,24 +54,20 @@ def make_samples(root: Path, data: Path, model: Path) -> Samples:
     of_data = ["--data", str(root / "data")]
     strategies = [word for name in STRATEGIES for word in ("--strategy", name)]
     one = ["--steps", "1", "--sparsity", "0.01"]
-    measured = ["--set", "steps=1", "--readout", "linear", "--seed", "0", "--sparsity", "0.1", "--jobs", "1"]
-    cache = ["--cache", str(root / "experiment-cache")]
     commands = {
         "run": [",".join(TASKS), *common, *of_data, *one, *strategies],
         "graft": ["sst2", *common, *of_data, *one],
-        "experiment": ["localization", "--task", "sst2", *common, *of_data, *measured, *cache],
     }
     for name, arguments in commands.items():
         assert cli.main([name, *arguments, "--out", str(root / name)]) == 0
     readout = {"weight": torch.randn(2, tiny.HIDDEN), "bias": torch.tensor([0.5, -0.0])}
     (root / "applied").mkdir()
     write_readout(root / "applied" / "readout.safetensors", readout, ("negative", "positive"))
-    (root / "experiment-cache" / "key.json").write_text(json.dumps({"rows": "5d" * 32, "validation_score": 0.75}))
     for name in ("config", "results"):  # as they are, to compare with
         for job in commands:
             shutil.copy(root / job / f"{name}.json", root / f"{job}-{name}.json")
     run, graft = load_run_results(root / "run"), load_graft_results(root / "graft")
-    for name, held in {"run": run, "graft": graft, "experiment": load_experiment_results(root / "experiment")}.items():
+    for name, held in {"run": run, "graft": graft}.items():
         (root / f"{name}.csv").write_text(to_csv(held), encoding="utf-8")
     write_scores(root / "scores.csv", run.scores()[:12])
     resume = ["run", *commands["run"], "--resume", "--out"]

@@ -1,4 +1,4 @@
-"""Damaged directories of runs, grafts and sweeps through all that reads them: what is refused, and what is wrongly taken.
+"""Damaged directories of runs and grafts through all that reads them: what is refused, and what is wrongly taken.
 
 One file is damaged at a time. Whoever reads the directory may refuse it in one paragraph, or give what it gave before, or say
 that it leaves something out. It is wrongly taken where anything else is given without a word. A traceback, a long wait and much
@@ -76,7 +76,7 @@ class World:
 
 
 def make_world(root: Path) -> World:
-    """Run tiny models: five strategies with two seeds, again otherwise, without task labels, and cut short; grafts; a sweep."""
+    """Run tiny models: five strategies with two seeds, again otherwise, without task labels, and cut short; grafts."""
     root.mkdir(exist_ok=True)
     world = World(root)
     tiny.write_model("bert", root / "model")
@@ -91,7 +91,6 @@ def make_world(root: Path) -> World:
         "untold": [*stream, *one, "--set", "scenario=class", "--set", "task_inference=lda"],
         "cut": [*stream, *one, "--strategy", "continual-ft"],
         "graft": ["graft", "sst2", *common, "--sparsity", "0.01", *seeds],
-        "sweep": ["sweep", ",".join(TASKS), *common, "--set", "sparsity=0.01,0.1"],
     }
     world.words["other"] = tiny.last_of_each(world.words["other"], "--steps")
     with plain_figures():
@@ -247,13 +246,7 @@ def readers(world: World, file: Path, rng: random.Random) -> dict[str, Reader]:
         }
     if folder == "graft":
         return _of_graft(world, file, seed, out)
-    if folder == "sweep" and within[0] != "chosen":
-        return {
-            **_reports("sweep"),
-            **_reports("sweep/chosen"),
-            "resume sweep": lambda root: _resumed(world.words[folder], root / folder),
-        }
-    found = _of_run("sweep/chosen" if folder == "sweep" else folder, strategy, seed, task, out)
+    found = _of_run(folder, strategy, seed, task, out)
     if folder == "run" and file.name not in _FIGURED:
         del found["page of run"]  # has ten strategies and seeds, and takes as long as all others
     return found
@@ -413,10 +406,10 @@ def _kind(file: Path) -> str:
 
 
 def kinds(world: World) -> dict[str, list[Path]]:
-    """Return the files by what they are; of a run, a graft and a sweep apart where commands read them apart."""
+    """Return the files by what they are; of a run and a graft apart where commands read them apart."""
     found: dict[str, list[Path]] = {}
     for file in world.files:
-        root = {"graft": "graft", "sweep": "sweep", "cut": "cut"}.get(file.parts[0], "run")
+        root = {"graft": "graft", "cut": "cut"}.get(file.parts[0], "run")
         found.setdefault(f"{root}: {_kind(file)}", []).append(file)
     return found
 

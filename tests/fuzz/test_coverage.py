@@ -21,7 +21,6 @@ NOT_READ = (
     "data/*.jsonl",
     "run-*",
     "graft-*",
-    "experiment-*.json",
 )
 #: Modules that call a parser of JSON or of safetensors files, and what they read by it.
 PARSERS = {
@@ -37,6 +36,7 @@ PARSERS = {
     "lora/file": "what was written in the same call",
     "results/unit_folder": "answers for figures, compared with unit.json and their checksum: tests/serve/test_own_files.py",
     "results/comparison": "options that were written in the same call",
+    "paper/experiment": "what was written in the same call",
     "running/directory": "what was written in the same call",
     "running/checkpoints": "headers of checkpoints that `TensorFile.read` has checked",
     "running/loggers": "options that were written in the same call",

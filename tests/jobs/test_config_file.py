@@ -167,10 +167,6 @@ def test_the_absolute_places_of_older_files_are_still_read(project: Path, tmp_pa
 JOBS = {
     "run": ["sst2", *QUICK],
     "graft": ["sst2", "--shots", "4", "--steps", "1", "--sparsity", "0.01", "--base", "empty"],
-    "experiment": [
-        *("where", "--task", "sst2", "--shots", "4", "--seed", "0", "--sparsity", "0.1", "--readout", "linear"),
-        *("--steps", "1", "--set", "mask_steps=1", "--jobs", "1"),
-    ],
 }
 
 
@@ -274,7 +270,6 @@ DAMAGE: dict[str, tuple[Callable[[dict], Any], str]] = {
         of_task(metric="bleu"),
         "tasks[0]: metric must be one of accuracy, f1, macro_f1, got 'bleu'",
     ),
-    "a sweep": (lambda config: config.update(sweep={}), "it is that of a sweep, whose run is the folder chosen in it"),
     "no run": (lambda config: config.pop("run"), "run is missing, it must be an object"),
     "a run without a stream": (lambda config: config["run"].pop("stream"), "run.stream is missing"),
     "a run of a model of nothing": (of_run(model=None), "model must be a text, got None"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import forgetfree
 from forgetfree import cli
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.sources import load_task
@@ -20,8 +22,6 @@ from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.single_task import SingleTask
 
 CHOOSE = ("--set", "evaluate_on=validation")
-#: Starting workers takes longer than the units do.
-ONE_BY_ONE = ("--jobs", "1")
 
 
 def task_of(labels: tuple[int, ...]) -> TaskRows:
@@ -80,66 +80,27 @@ def by_hand(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return root
 
 
-def outcome(out: Path, *apart: str) -> dict[str, Any]:
+def outcome(out: Path) -> dict[str, Any]:
     """results.json without times, and without what says which rows were meant."""
     results = json.loads((out / "results.json").read_text())
     for run in results.get("runs", []):
         del run["seconds"], run["options"]
     return {
-        key: value
-        for key, value in results.items()
-        if key not in ("seconds", "made_of", "checksum", "evaluated_on", *apart)
+        key: value for key, value in results.items() if key not in ("seconds", "made_of", "checksum", "evaluated_on")
     }
 
 
-@pytest.mark.sampled("experiment continual-setting", "experiment ood-setting skipped", "graft sst2-")
+@pytest.mark.sampled("graft sst2")
 @pytest.mark.parametrize(
-    ("command", "apart"),
+    "command",
     [
-        (("run", "qnli,sst2", "--shots", "4", "--steps", "3", "--sparsity", "0.02"), ()),
-        (("graft", "sst2", "--shots", "4", "--steps", "3", "--sparsity", "0.02"), ()),
-        (
-            (
-                "experiment",
-                "where",
-                "--task",
-                "sst2",
-                "--shots",
-                "4",
-                "--set",
-                "steps=3",
-                "--sparsity",
-                "0.02",
-                *ONE_BY_ONE,
-            ),
-            ("setting",),
-        ),
-        (
-            ("experiment", "localization", "--task", "ag_news", "--shots", "4", "--set", "steps=3", *ONE_BY_ONE),
-            ("setting",),
-        ),
-        (
-            (
-                "experiment",
-                "continual",
-                *("--task", "qnli", "--task", "sst2", "--shots", "4", "--set", "steps=3", *ONE_BY_ONE),
-            ),
-            ("setting",),
-        ),
-        (
-            (
-                "experiment",
-                "ood",
-                *("--task", "sst2", "--shots", "4", "--set", "steps=3", "--sparsity", "0.02", *ONE_BY_ONE),
-            ),
-            ("setting", "skipped"),
-        ),
+        ("run", "qnli,sst2", "--shots", "4", "--steps", "3", "--sparsity", "0.02"),
+        ("graft", "sst2", "--shots", "4", "--steps", "3", "--sparsity", "0.02"),
     ],
     ids=lambda value: " ".join(value[:2]),
 )
 def test_the_outcome_is_that_of_files_parted_by_hand(
     command: tuple[str, ...],
-    apart: tuple[str, ...],
     data_directory: Path,
     by_hand: Path,
     model_directory: Any,
@@ -148,13 +109,10 @@ def test_the_outcome_is_that_of_files_parted_by_hand(
     data, hand = tmp_path / "data", tmp_path / "hand"
     for source, root in ((data_directory, data), (by_hand, hand)):
         shutil.copytree(source, root)
-        if command[1] == "ood":  # a target of sst2
-            shutil.copytree(root / "sst2", root / "imdb")
-            (root / "imdb" / "source.json").unlink()
     given = [*command, "--model", str(model_directory("bert"))]
     assert cli.main([*given, "--data", str(data), "--out", str(tmp_path / "chosen"), *CHOOSE]) == 0
     assert cli.main([*given, "--data", str(hand), "--out", str(tmp_path / "expected")]) == 0
-    assert outcome(tmp_path / "chosen", *apart) == outcome(tmp_path / "expected", *apart)
+    assert outcome(tmp_path / "chosen") == outcome(tmp_path / "expected")
 
 
 @pytest.mark.sampled(share=0.3)
@@ -180,21 +138,6 @@ def test_reports_say_it_and_do_not_mix_it_with_test_rows(
         == 0
     )
     assert "On 6 validation rows" in (tmp_path / "graft" / "report.md").read_text()
-    where = [
-        "experiment",
-        "where",
-        "--task",
-        "sst2",
-        "--set",
-        "steps=3",
-        *ONE_BY_ONE,
-        *given,
-        "--out",
-        str(tmp_path / "where"),
-        *CHOOSE,
-    ]
-    assert cli.main(where) == 0
-    assert "scored on validation rows" in (tmp_path / "where" / "report.md").read_text()
 
 
 def test_a_fine_tuned_model_is_shared_with_the_run_that_reports(
@@ -205,6 +148,32 @@ def test_a_fine_tuned_model_is_shared_with_the_run_that_reports(
     assert cli.main([*given, "--out", str(tmp_path / "chosen"), *CHOOSE]) == 0
     assert cli.main([*given, "--out", str(tmp_path / "reported")]) == 0
     assert len(list((tmp_path / "cache").glob("*.safetensors"))) == 1
+
+
+def test_the_recipe_of_the_documents_tries_on_validation_rows_and_ends_on_test_rows(
+    data_directory: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/watching.md has it, with Optuna, on a tiny model: the best trial's options are those of the run at the end."""
+    optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install optuna")
+    page = (Path(__file__).parents[2] / "docs" / "watching.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)
+    run, tiny = forgetfree.run, {"data": str(data_directory), "model": str(model_directory("bert")), "shots": 4}
+    monkeypatch.setattr(forgetfree, "run", lambda **how: run(**how | tiny | {"steps": 3, "progress": False}))
+    monkeypatch.chdir(tmp_path)
+    optuna.logging.disable_default_handler()
+    namespace: dict[str, Any] = {}
+    exec(compile(recipe, "docs/watching.md", "exec"), namespace)
+    study = namespace["study"]
+    assert len(study.trials) == 3 and all(1e-4 <= each.params["learning_rate"] <= 1e-1 for each in study.trials)
+    assert study.best_value == max(each.value for each in study.trials)
+    best = {key: json.loads((tmp_path / "runs/best" / f"{key}.json").read_text()) for key in ("config", "results")}
+    assert best["results"]["evaluated_on"] == "test"
+    assert {key: best["results"]["runs"][0]["options"][key] for key in study.best_params} == study.best_params
+    tiny["data"] = str(shutil.copytree(data_directory, tmp_path / "turned"))
+    for path in (tmp_path / "turned").glob("*/test.jsonl"):  # the other label is right: what was best is worst
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(row | {"label": (row["label"] + 1) % 2}) + "\n" for row in rows))
+    assert namespace["average"](optuna.trial.FixedTrial(study.best_params)) == study.best_value  # no test row
 
 
 def opposite(rows: Rows) -> Rows:
@@ -233,19 +202,3 @@ def test_the_rows_that_are_scored_choose_no_mask(data_directory: Path, model_dir
 
     assert region(replace(rows, test=opposite(rows.test))) == region(rows)
     assert region(replace(rows, validation=opposite(rows.validation))) != region(rows)  # which do
-
-
-def test_an_experiment_says_what_is_wrong_with_data_instead_of_leaving_the_task_out(
-    data_directory: Path, model_directory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = Path(shutil.copytree(data_directory, tmp_path / "data"))
-    lines = (data / "sst2" / "validation.jsonl").read_text().splitlines(keepends=True)
-    (data / "sst2" / "validation.jsonl").write_text("".join(lines[:1]))
-    (data / "mine").mkdir()
-    (data / "mine" / "train.doc").touch()
-    given = ["experiment", "where", "--model", str(model_directory("bert")), "--shots", "4", "--data", str(data)]
-    given += ["--task", "ag_news", "--out", str(tmp_path / "out"), "--set", "steps=3", "--sparsity", "0.02"]
-    assert cli.main([*given, "--task", "sst2", *CHOOSE]) == 1
-    assert "takes two of each label" in capsys.readouterr().err
-    assert cli.main([*given, "--task", "mine"]) == 1
-    assert "'mine' has no train split" in capsys.readouterr().err

@@ -240,16 +240,6 @@ def test_a_metric_that_fails_is_told_by_its_name(
     assert "The metric 'weighted-kappa' fails on answers to" in told and "ValueError: no stars. Mend it" in told
 
 
-def test_in_a_sweep_fewer_stars_off_are_more(ratings: Path, model_directory: Any, tmp_path: Path) -> None:
-    """A sweep chooses the highest average, so a score of which lower is better counts as its negative."""
-    model = str(model_directory("bert"))
-    words = ["sweep", "books", "--strategy", "continual-ft", "--model", model, "--data", str(ratings)]
-    tried = ["--shots", "8", "--steps", "1", "--set", "learning_rate=1e-9,1e-8", "--out", str(tmp_path / "sweep")]
-    assert cli.main([*words, *tried]) == 0
-    results = json.loads((tmp_path / "sweep" / "results.json").read_text())
-    assert all(-2 <= trial["mean"] < 0 for trial in results["trials"])
-
-
 @pytest.mark.parametrize(("metric", "best", "floor"), [("stars-off", "low", 0.2), ("weighted-kappa", "high", 0.4)])
 def test_reports_say_what_is_best(ratings: Path, metric: str, best: str, floor: float) -> None:
     """Fewer stars off are more: in bold cells, floors, the order of a leaderboard and what a headline names."""

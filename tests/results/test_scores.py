@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forgetfree import registry
 from forgetfree.errors import ReportError
-from forgetfree.jobs.experiments import load_experiment
 from forgetfree.results.scores import Score, read_scores, rows_of_scores, scores_of_rows, write_scores
 
 SCORES = [
@@ -58,8 +56,3 @@ def test_rows_with_several_numbers_become_scores_and_come_back() -> None:
     ]
     assert scores[-1] == Score({"seed": 0, "model": "grafted"}, "sst2", 1, "ece", 0.125, 40)
     assert rows_of_scores(scores) == rows
-
-
-@pytest.mark.parametrize("name", registry.EXPERIMENTS)
-def test_an_experiment_says_which_columns_it_measures(name: str) -> None:
-    assert load_experiment(name).measured

@@ -166,21 +166,16 @@ def test_the_table_is_that_of_the_report() -> None:
             assert summary.loc[name, (key, "mean")] == pytest.approx(np.mean([each[key] for each in known]), abs=1e-12)
 
 
-@pytest.mark.sampled("localization-of1")
-@pytest.mark.parametrize(
-    ("name", "of"),
-    [("graft", ["seed", "model"]), ("localization", ["shots", "seed", "model"]), ("continual", ["strategy"])],
-)
-def test_grafts_and_experiments_are_read(name: str, of: list[str]) -> None:
-    results = forgetfree.load_results(GOLDEN / name)
-    assert set(of) <= set(results.units)
+def test_grafts_are_read() -> None:
+    results = forgetfree.load_results(GOLDEN / "graft")
+    assert {"seed", "model"} <= set(results.units)
     assert results.scores["value"].between(0, 1).where(results.scores["metric"] != "kept_bytes", True).all()
     assert ("score", "mean") in results.summary().columns or ("accuracy", "mean") in results.summary().columns
     assert results.plot().axes
 
 
-@pytest.mark.sampled("continual", "graft")
-@pytest.mark.parametrize("name", ["run", "graft", "localization", "continual"])
+@pytest.mark.sampled("graft")
+@pytest.mark.parametrize("name", ["run", "graft"])
 def test_one_csv_file_says_the_same(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,16 +196,6 @@ def test_committed_files_are_read_together() -> None:
     results = forgetfree.load_results(*sorted((ROOT / "benchmarks" / "results" / "recipe").glob("movement*.csv")))
     (slow,) = (name for name in results.strategies if "region_rate_factor=1.0" in name)
     assert len(results.strategies) == 5 and results.matrix(slow, seed=10).shape == (4, 3)
-
-
-def test_two_experiments_stand_in_one_table() -> None:
-    files = [ROOT / "benchmarks" / "paper" / "results" / f"{name}.csv" for name in ("localization", "optimizers")]
-    results = forgetfree.load_results(*files)
-    alone = [len(forgetfree.load_results(file).scores) for file in files]
-    assert (
-        len(results.scores) == sum(alone) and min(alone) > 0 and {"optimizer", "model", "shots"} <= set(results.units)
-    )
-    assert len(results.summary()) == results.scores.drop(columns=["seed", "metric", "value"]).drop_duplicates().shape[0]
 
 
 def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_path: Path) -> None:
@@ -290,11 +275,10 @@ def test_a_metric_that_was_not_measured_is_named(four_runs: Path) -> None:
             read()
 
 
-@pytest.mark.parametrize("name", ["graft", "localization", "continual"])
-def test_grafts_and_experiments_have_no_matrix(name: str) -> None:
-    results = forgetfree.load_results(GOLDEN / name)
+def test_grafts_have_no_matrix() -> None:
+    results = forgetfree.load_results(GOLDEN / "graft")
     for read in (lambda: results.matrix("ewc"), lambda: results.compare("ewc", "fine-tune")):
-        with pytest.raises(UsageError, match=r"^grafts and experiments have no matrix; use \.summary\(\)$"):
+        with pytest.raises(UsageError, match=r"^grafts have no matrix; use \.summary\(\)$"):
             read()
 
 
@@ -320,7 +304,7 @@ def test_a_directory_of_several_jobs_is_refused(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     with pytest.raises(
-        ReportError, match=r"holds no results of its own\. Give a directory that forgetfree run, graft or"
+        ReportError, match=r"holds no results of its own\. Give a directory that forgetfree run or graft"
     ):
         forgetfree.load_results(tmp_path)
     for name in ("c", "d"):
@@ -374,25 +358,13 @@ def test_a_damaged_csv_file_is_refused_in_one_paragraph(change: Any, message: st
     assert str(caught.value).startswith(str(file)) and "\n" not in str(caught.value)
 
 
-def test_a_row_of_an_experiment_without_its_number_is_refused(tmp_path: Path) -> None:
-    held = json.loads((GOLDEN / "localization" / "results.json").read_text())
-    held["units"][0]["rows"][0]["score"] = "high"
-    (tmp_path / "results.json").write_text(json.dumps(held))
-    with pytest.raises(ReportError, match=r"a row holds no number where one was measured \(could not convert"):
-        forgetfree.load_results(tmp_path)
-    held["experiment"] = "nothing"
-    (tmp_path / "results.json").write_text(json.dumps(held))
-    with pytest.raises(ReportError, match=r"experiment must be one of adapters, bound, .*, got 'nothing'"):
-        forgetfree.load_results(tmp_path)
-
-
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path / "nowhere.csv"):
         with pytest.raises(ReportError, match=r"nowhere(\.csv)? (does not exist|cannot be read)"):
             forgetfree.load_results(path)
 
 
-@pytest.mark.parametrize("name", ["run", "localization"])
+@pytest.mark.parametrize("name", ["run", "graft"])
 def test_results_that_have_changed_since_they_were_written_are_refused(name: str, tmp_path: Path, capsys: Any) -> None:
     held = json.loads((GOLDEN / name / "results.json").read_text())
     (tmp_path / "results.json").write_text(json.dumps(sign(held)))

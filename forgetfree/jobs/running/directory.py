@@ -129,13 +129,12 @@ _BESIDE = {
 _REMEDY = "Start again with another --out."
 
 
-def read_job_config(out: Path, kind: str | None = None, *more: str, allow_changed: bool = False) -> Json:
+def read_job_config(out: Path, kind: str | None = None, allow_changed: bool = False) -> Json:
     """Read the config.json of a job, and check it.
 
     Args:
         out: its directory.
         kind: the kind of job that is to go on with it; default: it is only read.
-        more: objects that it must hold for that.
         allow_changed: go on with other versions, too.
 
     Raises:
@@ -147,7 +146,7 @@ def read_job_config(out: Path, kind: str | None = None, *more: str, allow_change
         if kind:
             check_fields("", {"versions": {}} | config, {"versions": dict})
             refuse_changes(out, [], [] if allow_changed else _changed_versions(config))
-        check_fields("", config, _CONFIG | dict.fromkeys(more, dict))
+        check_fields("", config, _CONFIG)
         for key in ("data", "units"):
             right = all(isinstance(value, dict) for value in config[key].values())
             check(key, config[key], right, "an object of objects")
@@ -197,9 +196,7 @@ def as_json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=name_of_function))
 
 
-def merged_request(
-    out: Path, before: Json, now: Json, growing: Collection[str], names_all: bool, keys: Mapping[str, str]
-) -> Json:
+def merged_request(out: Path, before: Json, now: Json, growing: Collection[str], keys: Mapping[str, str]) -> Json:
     """Return what was asked for in a directory, now and before.
 
     Args:
@@ -207,11 +204,10 @@ def merged_request(
         before: what was asked for when it was begun.
         now: what is asked for.
         growing: lists that may be longer now.
-        names_all: whether they must name what there is already, too.
         keys: the names of options as they are typed, by the names of their fields.
 
     Raises:
-        UsageError: something else is asked for, or less.
+        UsageError: something else is asked for.
     """
 
     def name(key: str) -> str:
@@ -225,9 +221,7 @@ def merged_request(
             differ.append(f"--strategy {each} (was {was})")
     for key in growing:
         earlier = before[key] if isinstance(before.get(key), list) else []
-        if names_all and any(each not in now[key] for each in earlier):
-            differ.append(f"{name(key)} (give all there are: {', '.join(map(str, earlier))})")
-        lists[key] = now[key] if names_all else [*earlier, *(each for each in now[key] if each not in earlier)]
+        lists[key] = [*earlier, *(each for each in now[key] if each not in earlier)]
     if differ:
         raise UsageError(
             f"--resume needs the configuration that {out} was begun with; these differ: {', '.join(differ)}. Start again with "

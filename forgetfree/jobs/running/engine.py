@@ -1,4 +1,4 @@
-"""The one engine of run, graft, experiment and sweep: units in an order, a directory, and what is made of them."""
+"""The one engine of run and graft: units in an order, a directory, and what is made of them."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _config_before(job: Job[Any], execution: Execution) -> Json:
     out, command = job.out, job.config.command
     if not execution.resume or not os.path.lexists(out / "config.json"):
         return {}
-    config = read_job_config(out, command, job.compared or command, allow_changed=execution.allow_changed)
+    config = read_job_config(out, command, allow_changed=execution.allow_changed)
     if lacking := [each for each in config.get("objects", ()) if each not in job.objects]:
         raise UsageError(
             f"{out} was begun from Python with {', '.join(lacking)}, which no file can name. Go on by the "
@@ -160,13 +160,13 @@ def _threads_each(job: Job[Any], jobs: int) -> int:
 
 def _config(job: Job[Any], begun: Json, allow_changed: bool, usual_threads: int) -> Json:
     """Return config.json with all that was asked for in this directory, now and before."""
-    request, place = as_json(job.request()), job.compared or job.config.command
+    request, command = as_json(job.request()), job.config.command
     if begun:  # before anything is loaded
-        request = merged_request(job.out, begun[place], request, job.growing, job.names_all, keys_of(job.config))
+        request = merged_request(job.out, begun[command], request, job.growing, keys_of(job.config))
     description, threads = job.describe(), begun.get("machine", {}).get("threads")
     # On them depends the order in which numbers are added, so all units of a directory have as many.
     set_threads(job.threads or (threads if isinstance(threads, int) else usual_threads))
-    config = {"schema": SCHEMA, place: request, **environment(job.device), **description, "units": job.keys()}
+    config = {"schema": SCHEMA, command: request, **environment(job.device), **description, "units": job.keys()}
     if job.in_memory.call:
         config["command"] = job.in_memory.call
     if job.objects:  # it cannot be repeated from this file alone

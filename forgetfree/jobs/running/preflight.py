@@ -47,7 +47,7 @@ from forgetfree.errors import (
 from forgetfree.files import existing, is_place
 from forgetfree.jobs.config import InMemory, JobConfig
 from forgetfree.jobs.job import Job
-from forgetfree.jobs.run_config import RunOptions, StreamConfig
+from forgetfree.jobs.run_config import RunConfig, RunOptions
 from forgetfree.jobs.running import costs
 from forgetfree.jobs.running.costs import PlannedUnit, Workload, check_disk_space, needed_bytes
 from forgetfree.jobs.running.environment import check_precision, set_threads, threads_as_before
@@ -184,13 +184,13 @@ def _rows(
     if in_memory.reads_tensors:
         return {}
     if data == "hub":
-        streams = registry.streams() if isinstance(config, StreamConfig) and len(workload.tasks) == 1 else ()
+        streams = registry.streams() if isinstance(config, RunConfig) and len(workload.tasks) == 1 else ()
         for name in workload.tasks:
             faults.attempt(check_task, name, data, streams)
         notes.append("The rows are read from the hub when the job starts: they are not checked, nor counted, here.")
         return {}
     options = workload.common.evaluate_on, config.read_options
-    if not isinstance(config, StreamConfig):
+    if not isinstance(config, RunConfig):
         learned, rest = {name for unit in workload.units for name in unit.tasks}, list[TaskRows]()
 
         def load(name: str) -> TaskRows | None:

@@ -27,8 +27,6 @@ from forgetfree.training.monitor import Monitor
 
 #: Bytes that a process takes for libraries, rows and activations of a small model.
 _LIBRARIES = 2_000_000_000
-#: Small models use two cores badly; more processes than this use much memory.
-_USUAL = 2
 
 
 class Work(Protocol):
@@ -167,11 +165,6 @@ def units_at_a_time(units: int, entries: int) -> int:
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(1, min(units, cores(), memory // (_LIBRARIES + 20 * entries)))
-
-
-def usual_jobs(device: str) -> int:
-    """Return how many units of an experiment run at a time by default: two where there are two cores, one on a GPU."""
-    return min(_USUAL, cores()) if device == "cpu" else 1
 
 
 #: What this process does to units, if it is a worker, and where it tells of it.

@@ -165,10 +165,6 @@ def notes(comparison: Comparison) -> Iterable[str]:
         yield f"Every strategy: {_count_seeds(seeds[0][1])}."
     elif seeds:
         yield "; ".join(f"{label}: {_count_seeds(numbers)}" for label, numbers in seeds) + "."
-    tuned = [(entry.label, entry.runs[0].trials) for entry in comparison.strategies]
-    if any(trials for _, trials in tuned):
-        chosen = ", ".join(f"{label} {trials or 'not tuned'}" for label, trials in tuned)
-        yield f"Settings that were tried on validation rows: {chosen}."
     for entry in comparison.strategies:
         for run in entry.runs:
             for claim in run.broken_claims:

@@ -83,12 +83,12 @@ def test_addresses_are_taken_as_ray_writes_them(monkeypatch: pytest.MonkeyPatch)
         check_cluster(address)
 
 
-@pytest.mark.parametrize("command", ["run", "experiment", "sweep", "graft"])
+@pytest.mark.parametrize("command", ["run", "graft"])
 def test_without_ray_every_command_says_how_to_get_it(
     command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cluster, "find_spec", lambda name: None)
-    subject = {"experiment": "where", "graft": "sst2"}.get(command, "sst2,qnli")
+    subject = {"graft": "sst2"}.get(command, "sst2,qnli")
     assert cli.main([command, subject, "--data", "demo", "--cluster", "ray", "--out", str(tmp_path / "out")]) == 2
     assert "Ray, which is not installed: pip install 'forgetfree[ray]'." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""What the engine can do, in run, graft and experiment alike: resume, workers, cache, signals, failures, locks, kills."""
+"""What the engine can do, in run and graft alike: resume, workers, cache, signals, failures, locks, kills."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ from forgetfree.errors import (
     first_line,
 )
 from forgetfree.files import locked
-from forgetfree.jobs.experiments import ExperimentConfig
-from forgetfree.jobs.experiments.job import ExperimentJob
 from forgetfree.jobs.graft import GraftJob
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.job import Job
@@ -90,7 +88,6 @@ class Command:
         words = {
             "run": ["run", "sst2", "--strategy", "fine-tune", "--strategy", "grafting-continual"],
             "graft": ["graft", "sst2", "--seed", "0", "--seed", "1"],
-            "experiment": ["experiment", "where", "--task", "sst2", "--seed", "0", "--seed", "1"],
         }[self.name]
         fixed = [
             "--data",
@@ -109,9 +106,9 @@ class Command:
         return last_of_each([*words, *fixed, *sets, *cache, "--jobs", "1", "--out", str(out), *more], "--jobs")
 
 
-@pytest.fixture(scope="module", params=["run", "graft", "experiment"])
+@pytest.fixture(scope="module", params=["run", "graft"])
 def command(request: pytest.FixtureRequest, data_directory: Path, model_directory: Any) -> Command:
-    """Each of the three."""
+    """Both of them."""
     common: Json = {"data": str(data_directory), "model": str(model_directory("bert")), "readout": "linear"}
     common["settings"] = {"steps": 2, "mask_steps": 1, "mask_batch_size": 8, "threads": 1}
     both = ("fine-tune", "grafting-continual")
@@ -119,12 +116,8 @@ def command(request: pytest.FixtureRequest, data_directory: Path, model_director
         config: Any = RunConfig(stream="sst2", strategies=both, shots=4, sparsity=0.05, **common)
         units = tuple(f"{name}/seed-0" for name in both)
         return Command("run", config, RunJob, units)
-    if request.param == "graft":
-        config = GraftConfig(task="sst2", seeds=(0, 1), shots=4, sparsities=(0.05,), **common)
-        return Command("graft", config, GraftJob, ("seed-0", "seed-1"))
-    config = ExperimentConfig(name="where", tasks=("sst2",), seeds=(0, 1), shots=(4,), sparsities=(0.05,), **common)
-    units = tuple(f"units/sst2-shots-4-seed-{seed}" for seed in (0, 1))
-    return Command("experiment", config, ExperimentJob, units)
+    config = GraftConfig(task="sst2", seeds=(0, 1), shots=4, sparsities=(0.05,), **common)
+    return Command("graft", config, GraftJob, ("seed-0", "seed-1"))
 
 
 @pytest.fixture(scope="module")

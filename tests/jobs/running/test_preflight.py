@@ -156,17 +156,12 @@ def test_steps_follow_a_rule_by_its_name(plan: Plan) -> None:
     } and "steps" not in named.recipe()
 
 
-def test_a_sweep_a_graft_and_an_experiment_have_plans(plan: Plan) -> None:
-    sweep = plan("sweep", "sst2", "--steps", "2", "--set", "sparsity=0.01,0.02,0.03")
-    assert len(sweep["units"]) == 4  # three trials, and the chosen run
+def test_a_graft_has_a_plan(plan: Plan) -> None:
     graft = plan("graft", "sst2", "--steps", "2", "--sparsity", "0.01", "--sparsity", "0.1", "--set", "mask_steps=3")
     assert [(phase["phase"], phase["steps"]) for phase in graft["units"][0]["phases"]][:2] == [
         ("fine_tune", 2),
         ("localize", 3),
     ]
-    words = ["--task", "sst2", "--seed", "3", "--sparsity", "0.1", "--readout", "linear", "--steps", "2"]
-    experiment = plan("experiment", "calibration", *words)
-    assert [unit["unit"] for unit in experiment["units"]] == ["units/sst2-4-3"]
 
 
 def test_it_is_printed_for_people(usual: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,15 +320,13 @@ def test_what_keeps_a_run_from_beginning(usual: list[str], more: list[str], mess
         assert message in refused(capsys, "run", "sst2", *words, "--check")
 
 
-@pytest.mark.sampled("experiment-check")
+@pytest.mark.sampled("graft-check")
 @pytest.mark.parametrize("check", [["--check"], []], ids=["check", "job"])
 @pytest.mark.parametrize(
     "words",
     [
         ("run", "sst2", "--strategy", "fine-tune"),
-        ("sweep", "sst2,qnli", "--strategy", "fine-tune", "--set", "learning_rate=0.1,0.2"),
         ("graft", "sst2", "--sparsity", "0.1"),
-        ("experiment", "calibration", "--task", "sst2"),
     ],
     ids=lambda words: words[0],
 )

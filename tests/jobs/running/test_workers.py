@@ -25,8 +25,8 @@ from forgetfree import cli, device, errors
 from forgetfree.device import spread
 from forgetfree.errors import RunError, UnknownNameError
 from forgetfree.files import write_json
-from forgetfree.jobs.experiments import ExperimentConfig, usual_jobs
-from forgetfree.jobs.experiments.job import ExperimentJob
+from forgetfree.jobs.graft import GraftJob
+from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.unit import Unit
@@ -36,12 +36,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def where(data_directory: Path, model_directory: Any) -> list[str]:
-    """The experiment `where` on two seeds and two tasks, tiny."""
-    tasks = ["--task", "sst2", "--task", "qnli", "--seed", "0", "--seed", "1"]
+def grafts(data_directory: Path, model_directory: Any) -> list[str]:
+    """Grafts of four seeds, tiny."""
+    seeds = [part for seed in "0123" for part in ("--seed", seed)]
     quick = ["--shots", "4", "--sparsity", "0.1", "--readout", "linear", "--set", "steps=2", "--set", "mask_steps=1"]
     return [
-        "experiment", "where", "--data", str(data_directory), "--model", str(model_directory("bert")), *tasks, *quick,
+        "graft", "sst2", "--data", str(data_directory), "--model", str(model_directory("bert")), *seeds, *quick,
         "--set", "threads=1",
     ]  # fmt: skip
 
@@ -62,24 +62,24 @@ def none_is_left() -> bool:
 
 @pytest.mark.sampled(share=0.2)
 def test_units_side_by_side_have_the_outcome_of_units_one_by_one(
-    where: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    grafts: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([*where, "--jobs", "1", "--out", str(tmp_path / "one" / "out")]) == 0
+    assert cli.main([*grafts, "--jobs", "1", "--out", str(tmp_path / "one" / "out")]) == 0
     capfd.readouterr()
-    assert cli.main([*where, "--jobs", "2", "--out", str(tmp_path / "two" / "out")]) == 0
+    assert cli.main([*grafts, "--jobs", "2", "--out", str(tmp_path / "two" / "out")]) == 0
     told = capfd.readouterr().err
     assert results_of(tmp_path / "two" / "out") == results_of(tmp_path / "one" / "out")
-    assert len(results_of(tmp_path / "two" / "out")["units"]) == 4
-    assert "100 % (0:00 left) · " in told and "qnli shots 4 seed 1 done" in told
+    assert {row["seed"] for row in results_of(tmp_path / "two" / "out")["rows"]} == {0, 1, 2, 3}
+    assert "100 % (0:00 left) · " in told and "seed 1 done" in told
     assert "Warning" not in told
-    one, two = ({file.name for file in (tmp_path / each / "fine-tuned").iterdir()} for each in ("one", "two"))
+    one, two = ({file.name for file in (tmp_path / each / "out" / "fine-tuned").iterdir()} for each in ("one", "two"))
     assert one == two
 
 
 def test_an_error_of_a_worker_is_told_as_one_paragraph(
-    where: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    grafts: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given = last_of_each([*where, "--set", "learning_rate=1e30", "--set", "optimizer=sgd", "--set", "steps=5"])
+    given = last_of_each([*grafts, "--set", "learning_rate=1e30", "--set", "optimizer=sgd", "--set", "steps=5"])
     assert cli.main([*given, "--jobs", "2", "--out", str(tmp_path / "out")]) == 1
     error = capfd.readouterr().err
     assert "The loss became" in error.strip().splitlines()[-1] and "Traceback" not in error
@@ -87,12 +87,12 @@ def test_an_error_of_a_worker_is_told_as_one_paragraph(
 
 
 def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: Any, tmp_path: Path) -> None:
-    config = ExperimentConfig(
-        name="where",
+    config = GraftConfig(
+        task="sst2",
         model=str(model_directory("bert")),
         data=str(data_directory),
-        tasks=("sst2",),
-        shots=(4,),
+        shots=4,
+        sparsities=(0.1,),
         seeds=(0, 1, 2, 3),
         settings={"steps": 100_000, "mask_steps": 1, "threads": 1},
         out=str(tmp_path / "out"),
@@ -107,14 +107,14 @@ def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: 
     with pytest.raises(
         RunError, match=r"(?s)stopped from outside, .*finished: nothing.* --resume --out .* goes on\. Add --jobs 1"
     ):
-        perform(ExperimentJob(config), Execution(jobs=2))
+        perform(GraftJob(config), Execution(jobs=2))
     assert none_is_left()
 
 
 @pytest.fixture
-def busy(where: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def busy(grafts: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run in a group of its own, both workers at it; killed in the end."""
-    given = last_of_each([*where, "--set", "mask_steps=100000", "--jobs", "2", "--out", str(tmp_path / "out")])
+    given = last_of_each([*grafts, "--set", "mask_steps=100000", "--jobs", "2", "--out", str(tmp_path / "out")])
     running = subprocess.Popen(
         [sys.executable, "-m", "forgetfree", *given],
         stderr=subprocess.PIPE,
@@ -125,7 +125,7 @@ def busy(where: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     )
     try:
         deadline = time.monotonic() + 120
-        while len(list((tmp_path / "fine-tuned").glob("*.safetensors"))) < 2:
+        while len(list((tmp_path / "out" / "fine-tuned").glob("*.safetensors"))) < 2:
             assert time.monotonic() < deadline and running.poll() is None
             time.sleep(0.1)
         yield running
@@ -154,7 +154,7 @@ def test_an_interrupt_stops_all_workers(busy: subprocess.Popen[str]) -> None:
     assert "error: Interrupted." in (last := error.strip().splitlines()[-1])
     assert "finished: nothing; " in last
     for seed in (0, 1):  # in the search for the mask, or a moment before it
-        assert re.search(f"(goes on|will start again): [^;]*sst2 shots 4 seed {seed}", last)
+        assert re.search(f"(goes on|will start again): [^;]*seed {seed}", last)
     assert "Traceback" not in error
     assert group_is_gone(busy)
 
@@ -168,7 +168,7 @@ def test_workers_end_with_their_parent_even_if_it_is_killed(busy: subprocess.Pop
 
 @pytest.mark.sampled(share=0.3)
 def test_an_error_of_the_parent_stops_the_workers(
-    where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    grafts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A full disk, say; the units that are left are not measured for nobody."""
 
@@ -178,12 +178,12 @@ def test_an_error_of_the_parent_stops_the_workers(
         write_json(path, content)
 
     monkeypatch.setattr("forgetfree.jobs.running.engine.write_json", full)
-    many = [part for seed in range(2, 20) for part in ("--seed", str(seed))]
+    many = [part for seed in range(4, 20) for part in ("--seed", str(seed))]
     with pytest.raises(OSError, match="No space left"):
         more = ["--set", "steps=100", "--debug", "--jobs", "2", "--out", str(tmp_path / "out")]
-        cli.main(last_of_each([*where, *many, *more]))
+        cli.main(last_of_each([*grafts, *many, *more]))
     assert none_is_left()
-    assert len(list((tmp_path / "fine-tuned").glob("*.safetensors"))) < 40
+    assert len(list((tmp_path / "out" / "fine-tuned").glob("*.safetensors"))) < 20
 
 
 def test_workers_have_the_environment_and_the_directory_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,13 +220,6 @@ print(len(list(WorkerProcesses(1).run(tell_surroundings, units))))
     assert not (tmp_path / "wrong").exists()
 
 
-def test_how_many_there_are_where_nobody_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, jobs in ((1, 1), (2, 2), (64, 2)):
-        monkeypatch.setattr("forgetfree.jobs.running.workers.cores", lambda cores=cores: cores)
-        assert usual_jobs("cpu") == jobs
-        assert usual_jobs("cuda") == 1
-
-
 def test_workers_are_dealt_out_over_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "devices", lambda: ["cpu", "cuda:0", "cuda:1", "cuda:2"])
     assert spread("cuda:*") == [0, 1, 2]
@@ -235,8 +228,8 @@ def test_workers_are_dealt_out_over_the_devices(monkeypatch: pytest.MonkeyPatch)
     assert devices_of_workers([], 2) == [None, None]
 
 
-def test_jobs_below_one_are_refused(where: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*where, "--jobs", "0"]) == 2
+def test_jobs_below_one_are_refused(grafts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*grafts, "--jobs", "0"]) == 2
     assert "--jobs must be auto or at least 1, got 0." in capsys.readouterr().err
 
 

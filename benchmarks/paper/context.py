@@ -1,0 +1,177 @@
+"""What units are measured with: tasks, models, options, and a task that is fine-tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from forgetfree.benchmarks.paper.rows import Row, Unit
+from forgetfree.benchmarks.paper.setting import Setting
+from forgetfree.core.base_regions import BaseKind, budget
+from forgetfree.core.regions import Region, biases
+from forgetfree.data.rows import TaskRows
+from forgetfree.data.sources import load_task
+from forgetfree.errors import ModelError, NoDataError, UnknownNameError
+from forgetfree.kinds.kind import readout_for
+from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.models.state import ModelState, StateStore
+from forgetfree.options import build, recorded
+from forgetfree.results.answers import LabelAnswers, label_answers
+from forgetfree.tasks import TaskDefinition
+from forgetfree.training.localization import LocalizationOptions, check_localization
+from forgetfree.training.single_task import SingleTask
+
+
+class Context:
+    """Tasks, models and options of a setting, and the fine-tuned models made so far.
+
+    Args:
+        setting: what is asked for.
+        data: as ``--data``.
+        device: where to train.
+        out: the directory of the experiment.
+        cache: of fine-tuned models, which experiments share.
+    """
+
+    def __init__(self, setting: Setting, data: str, device: str, out: Path, cache: Path) -> None:
+        self.setting, self.data, self.device, self.out, self.cache = setting, data, device, out, cache
+        self._store = StateStore(cache)
+        self._tasks: dict[str, TaskRows] = {}
+
+    def rows(self, task: str) -> TaskRows:
+        """Return a task and all its rows."""
+        if task not in self._tasks:
+            self._tasks[task] = load_task(task, self.data, self.setting.evaluate_on)
+        return self._tasks[task]
+
+    @cached_property
+    def definitions(self) -> list[TaskDefinition]:
+        """The tasks of the setting that there are rows of."""
+        return [self.rows(task).task for task in self.setting.tasks if not self.missing([task])]
+
+    def missing(self, names: Sequence[str]) -> str:
+        """Say why a task has no data under any of its names; an empty text where it has some."""
+        reason = ""
+        for i, name in enumerate(names):
+            try:
+                self.rows(name)
+            except UnknownNameError:
+                if i == 0:  # a typo; other names need not be known
+                    raise
+            except NoDataError as error:
+                reason = reason or str(error)
+            else:
+                return ""
+        return reason
+
+    def first_available(self, names: Sequence[str]) -> str:
+        """Return the first of several names of a task under which there is data."""
+        return next(name for name in names if not self.missing([name]))
+
+    def model(self) -> LoadedModel:
+        """Return the model, loaded anew and without tasks."""
+        setting = self.setting
+        readout = readout_for(setting.readout, self.definitions)
+        arguments: dict[str, Any] = {"graftable": setting.graftable, "max_length": setting.max_length}
+        return load_model(setting.model, readout, tasks=self.definitions, **arguments)
+
+    def bench(self, unit: Unit, loaded: LoadedModel | None = None) -> SingleTask:
+        """Return the single task of a unit; of a label with fewer rows than ``shots``, all are taken.
+
+        Args:
+            unit: which task, how many shots, which seed.
+            loaded: the model, where several tasks share one; default: its own.
+        """
+        bench = SingleTask.of(
+            loaded or self.model(),
+            self.rows(unit["task"]),
+            shots=unit["shots"],
+            or_fewer=True,
+            seed=unit["seed"],
+            test_limit=self.setting.test_limit,
+            device=self.device,
+            store=self._store,
+        )
+        for sparsity in self.setting.sparsities:  # before anything is trained
+            check_localization(self.options(sparsity=sparsity), bench.space)
+        return bench
+
+    def options(self, **changes: Any) -> LocalizationOptions:
+        """Return the setting's options, with changes."""
+        values = {"sparsity": self.setting.sparsity, **self.setting.options, **changes, **self.setting.fixed}
+        return build(LocalizationOptions, values, "the experiment")
+
+    def tuned(self, unit: Unit, optimizer: Mapping[str, Any] | None = None) -> TunedTask:
+        """Return the unit's task with its fine-tuned model.
+
+        Args:
+            unit: which task, how many shots, which seed.
+            optimizer: options of fine-tuning; default: the setting's.
+        """
+        bench, options = self.bench(unit), self.options(**(optimizer or self.setting.optimizer))
+        return TunedTask(bench, bench.fine_tuned(options), options)
+
+
+class TunedTask:
+    """One task, fine-tuned: what experiments measure around.
+
+    Args:
+        bench: the task on its model.
+        fine_tuned: θ_ft.
+        options: those it was made with.
+    """
+
+    def __init__(self, bench: SingleTask, fine_tuned: ModelState, options: LocalizationOptions) -> None:
+        self.bench, self.fine_tuned, self.options = bench, fine_tuned, options
+        self.pre = bench.pre
+        #: The model without a graft: θ_pre, under the fine-tuned readout where that was trained.
+        self.readout_alone = replace(fine_tuned, theta=bench.pre.theta)
+
+    @cached_property
+    def answers(self) -> LabelAnswers:
+        """Return the fine-tuned model's answers on the test rows."""
+        return label_answers(self.bench.answers(self.fine_tuned, options=self.options))
+
+    def answers_of(self, state: ModelState) -> LabelAnswers:
+        """Return a model's answers on the test rows."""
+        if state is self.fine_tuned:
+            return self.answers
+        return label_answers(self.bench.answers(state, options=self.options))
+
+    def row(self, state: ModelState, **what: Any) -> Row:
+        """Return ``what`` was measured with its score, ECE, and agreement with the fine-tuned model, on the test rows."""
+        return {**what, **self.measures(self.answers_of(state))}
+
+    def measures(self, answers: LabelAnswers) -> Row:
+        """Score, that of a constant answer, ECE and agreement, in [0, 1]; and what the fine-tuned model was made with."""
+        return {
+            "train_rows": len(self.bench.task.train),
+            "test_rows": len(self.bench.task.test),
+            "optimizer_used": f"{recorded(self.options)['optimizer']} {self.options.learning_rate:g}",
+            "score": answers.score(self.bench.task.definition.metric),
+            "constant": answers.constant_score(self.bench.task.definition.metric),
+            "ece": answers.ece,
+            "agreement": answers.agreement(self.answers),
+        }
+
+    def learned(self, *sparsities: float) -> list[Region]:
+        """Return γ by eqs. 3 and 4, or as ``region_from`` says, one for each sparsity."""
+        return self.bench.regions(self.fine_tuned, self.options, sparsities)
+
+    def base(self, kind: BaseKind, sparsity: float) -> Region:
+        """Return a region that is not learned."""
+        return self.bench.base(kind, self.fine_tuned, budget(len(self.bench.space), sparsity), self.options.fisher_rows)
+
+    def biases(self) -> list[Region]:
+        """Return all biases as one region, in a list; an empty list where the model has none."""
+        try:
+            return [biases(self.bench.space)]
+        except ModelError:
+            return []
+
+    def graft(self, region: Region) -> ModelState:
+        """Return θ(γ) of eq. 1."""
+        return self.bench.grafted(self.fine_tuned, region)

@@ -1,0 +1,269 @@
+"""An experiment of the paper as a script: units that are measured one by one, and what follows from all their rows.
+
+    python -m forgetfree.benchmarks.paper.calibration --data DIR --out runs/calibration
+
+OUT/setting.json         what is measured with what; it must be the same when the command is given again
+OUT/units/NAME.json      the rows of a unit that has ended: they are not measured again
+OUT/calibration.csv      all rows, below a line that says what they were measured with
+OUT/report.md            the paper's claims beside ours, and tables
+OUT/calibration.png      the paper's figure
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from forgetfree.benchmarks.paper.context import Context
+from forgetfree.benchmarks.paper.rows import Row, Unit
+from forgetfree.benchmarks.paper.setting import Setting
+from forgetfree.data.sources import default_data
+from forgetfree.device import find_device
+from forgetfree.errors import DataError, ForgetfreeError, RunError, UsageError
+from forgetfree.files import write_atomically, write_json
+from forgetfree.jobs.running.environment import check_precision, quiet_libraries, set_threads, versions
+from forgetfree.json_file import read_json
+from forgetfree.output import make_directory
+from forgetfree.results.report.page import Page, Table, render_page
+from forgetfree.results.stored import rows_of_csv, rows_to_csv
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says, what it measured, what we measure, and whether the claim holds here.
+
+    Attributes:
+        text: the claim.
+        paper: its number there; a dash where only the claim is at hand.
+        ours: ours.
+        holds: ``None`` where the rows do not tell.
+    """
+
+    text: str
+    paper: str
+    ours: str
+    holds: bool | None
+
+
+class Experiment(ABC):
+    """Base of all experiments. Subclasses say what they measure and what follows."""
+
+    name: ClassVar[str]
+    #: What of the paper it repeats.
+    paper: ClassVar[str]
+    #: What it asks, in one sentence.
+    question: ClassVar[str]
+    setting: ClassVar[Setting]
+    #: What it looks at one of: several numbers of shots, or sparsities, would be taken for seeds.
+    single: ClassVar[tuple[str, ...]] = ("shots",)
+
+    def tasks(self, setting: Setting) -> list[tuple[str, ...]]:
+        """Return the tasks whose data it needs, each under one name or several; the first name that has data counts."""
+        return [(task,) for task in setting.tasks]
+
+    def units(self, setting: Setting) -> list[Unit]:
+        """Return what is measured one by one: by default every task, number of shots, and seed."""
+        return [
+            {"task": task, "shots": shots, "seed": seed}
+            for task, shots, seed in product(setting.tasks, setting.shots, setting.seeds)
+        ]
+
+    @abstractmethod
+    def measure(self, context: Context, unit: Unit) -> list[Row]:
+        """Measure one unit, and return tidy rows; what names the unit is added to them."""
+
+    @abstractmethod
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Return the tables of the report."""
+
+    @abstractmethod
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """Return the paper's claims, each beside what was measured here."""
+
+    @abstractmethod
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """Draw the paper's figure from rows that were measured here."""
+
+    def page(self, header: Mapping[str, Any], rows: Sequence[Row]) -> Page:
+        """Return the report: claims, then tables.
+
+        Args:
+            header: what the rows were measured with, as the first line of their file says.
+            rows: all.
+        """
+        setting, seeds = header["setting"], len({row["seed"] for row in rows})
+        notes = [
+            self.question,
+            f"{setting['model']}, readout {setting['readout']}, {' and '.join(map(str, setting['shots']))} shots, "
+            f"{seeds} {'seed' if seeds == 1 else 'seeds: mean (std)'}; all in %",
+        ]
+        if setting.get("evaluate_on", "test") != "test":
+            notes.append(f"scored on {setting['evaluate_on']} rows: to choose options by, not to report")
+        if header["skipped"]:
+            notes.append(f"no data at hand for: {', '.join(header['skipped'])}")
+        verdicts = {True: "yes", False: "no", None: "undecided"}
+        claims = Table(
+            "What the paper claims",
+            ("claim", "paper", "here", "holds here"),
+            tuple((c.text, c.paper, c.ours, verdicts[c.holds]) for c in self.claims(rows)),
+        )
+        return Page(f"{self.name}: {self.paper}", tuple(notes), (claims, *self.tables(rows)))
+
+
+def read_rows(file: Path) -> tuple[dict[str, Any], list[Row]]:
+    """Return what the rows of a CSV file were measured with, and the rows."""
+    (header,), rows = rows_of_csv(file.read_text(encoding="utf-8"))
+    return header, rows
+
+
+# -- As a script -----------------------------------------------------------------------------------------
+
+
+def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> int:
+    """Measure what is asked for and not there yet, write files and print the report; return the exit code."""
+    asked = _parser(experiment).parse_args(arguments)
+    out = Path(asked.out)
+    quiet_libraries()
+    try:
+        setting = setting_of(experiment, asked)
+        context = Context(setting, asked.data, find_device(asked.device), out, asked.cache or out.parent / "fine-tuned")
+        options = context.options(**setting.optimizer)
+        check_precision(options.precisions, context.device)
+        set_threads(asked.threads)
+        page = measure(experiment, context)
+    except ForgetfreeError as error:
+        print(f"{experiment.name}: error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(render_page(page, "rich"))
+    return 0
+
+
+def _parser(experiment: Experiment) -> argparse.ArgumentParser:
+    usual = experiment.setting
+    parser = argparse.ArgumentParser(
+        prog=f"python -m forgetfree.benchmarks.paper.{experiment.name.replace('-', '_')}",
+        description=f"{experiment.question} ({experiment.paper})",
+    )
+    parser.add_argument("--data", default=default_data(), help="as that of forgetfree run")
+    parser.add_argument("--out", default=f"runs/{experiment.name}", help="directory to write, or to go on in")
+    parser.add_argument("--cache", type=Path, help="of fine-tuned models, which experiments share; default: beside OUT")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int)
+    lists: dict[str, Callable[[str], Any]] = {"tasks": str, "shots": int, "seeds": int, "sparsities": float}
+    for name, kind in lists.items():
+        flag = {"sparsities": "sparsity"}.get(name, name if name == "shots" else name[:-1])
+        told = " ".join(map(str, getattr(usual, name)))
+        parser.add_argument(f"--{flag}", dest=name, action="append", type=kind, help=f"several times; default: {told}")
+    for name in ("model", "readout", "evaluate_on", "graftable"):
+        parser.add_argument(f"--{name.replace('_', '-')}", default=getattr(usual, name), help="default: %(default)s")
+    parser.add_argument("--test-limit", type=int, default=usual.test_limit, help="default: %(default)s")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an option of training")
+    return parser
+
+
+def setting_of(experiment: Experiment, asked: argparse.Namespace) -> Setting:
+    """Return the experiment's setting with what is asked for instead.
+
+    Raises:
+        UsageError: the experiment does not look at it.
+    """
+    changes: dict[str, Any] = {
+        name: tuple(given) for name in ("tasks", "shots", "seeds", "sparsities") if (given := vars(asked)[name])
+    }
+    changes |= {name: vars(asked)[name] for name in ("model", "readout", "evaluate_on", "graftable", "test_limit")}
+    for name in changes.keys() & {*experiment.single}:
+        if len(changes[name]) > 1:
+            several = ", ".join(map(str, changes[name]))
+            raise UsageError(f"{experiment.name} looks at one of {name}, got {several}. Give one.")
+    fixed = dict[str, str]()
+    for each in asked.set:
+        key, equals, value = each.partition("=")
+        if not equals:
+            raise UsageError(f"--set takes KEY=VALUE, got {each!r}. Write, say, --set steps=100.")
+        if key == "sparsity" or any(key in arm for arm in experiment.setting.arms.values()):
+            raise UsageError(f"--set {key} is what this experiment looks at. Leave it out, or give --sparsity.")
+        fixed[key] = value
+    return replace(experiment.setting, **changes, fixed=fixed)
+
+
+def measure(experiment: Experiment, context: Context) -> Page:
+    """Measure the units whose rows are not in ``context.out`` yet, write what is made of all rows, and return the report.
+
+    Raises:
+        DataError: there are no data.
+        RunError: the directory was begun with another setting, model or data.
+    """
+    from forgetfree.results.report.figures import save_figure
+
+    setting, out = context.setting, context.out
+    needed = experiment.tasks(setting)
+    skipped = {names[0]: reason for names in needed if (reason := context.missing(names))}
+    units = [unit for unit in experiment.units(setting) if unit.get("task") not in skipped]
+    if not units or (skipped and "task" not in units[0]):
+        raise DataError(next(iter(skipped.values())))
+    data: dict[str, str | None] = {name: None for name in skipped if name not in setting.tasks}
+    there = [context.first_available(names) for names in needed if names[0] not in skipped]
+    data |= {name: context.rows(name).fingerprint() for name in there}
+    header = {
+        "experiment": experiment.name,
+        "paper": experiment.paper,
+        "setting": asdict(setting),
+        "model": context.model().fingerprint,
+        "data": data,
+        "skipped": skipped,
+        "versions": {package: versions()[package] for package in ("forgetfree", "torch", "transformers")},
+        "device": context.device,
+    }
+    make_directory(out / "units")
+    check_setting(out / "setting.json", header, units[0])
+    rows = list[Row]()
+    for unit in units:
+        file = out / "units" / f"{'-'.join(map(str, unit.values())).replace('/', '_')}.json"
+        if not file.exists():
+            print(f"{experiment.name}: {', '.join(f'{key} {value}' for key, value in unit.items())}", file=sys.stderr)
+            write_json(file, [{**unit, **row} for row in experiment.measure(context, unit)])
+        rows += read_json(file, RunError, "Remove it, and it is measured again.")
+    write_atomically(out / f"{experiment.name}.csv", rows_to_csv(rows, [header]))
+    page = experiment.page(json.loads(json.dumps(header)), rows)
+    write_atomically(out / "report.md", render_page(page, "markdown"))
+    save_figure(experiment.draw(rows), out / experiment.name)
+    return page
+
+
+def check_setting(file: Path, header: Mapping[str, Any], unit: Unit) -> None:
+    """Write what is measured with what; raise ``RunError`` where the file says something else.
+
+    Args:
+        file: setting.json of the directory.
+        header: what is asked for now.
+        unit: the first one: what names it may be given further values.
+    """
+    lists = {"tasks": "task", "shots": "shots", "seeds": "seed"}
+    growing = {name for name, part in lists.items() if part in unit}
+    now: dict[str, Any] = json.loads(json.dumps({key: each for key, each in header.items() if key != "skipped"}))
+    if file.exists():
+        before = read_json(file, RunError, "Give another --out.")
+        pairs = {
+            f"setting.{key}": (before["setting"].get(key), now["setting"][key])
+            for key in now["setting"].keys() - growing
+        }
+        pairs |= {
+            f"data of {key}": (before["data"][key], now["data"][key]) for key in before["data"].keys() & now["data"]
+        }
+        pairs |= {key: (before[key], now[key]) for key in ("experiment", "model", "versions", "device")}
+        if differing := [name for name, (was, becomes) in pairs.items() if was != becomes]:
+            raise RunError(
+                f"{file.parent} was begun otherwise: these differ: {', '.join(sorted(differing))}. Give another --out."
+            )
+        now["data"] = before["data"] | now["data"]
+    write_json(file, now)
