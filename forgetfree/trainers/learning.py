@@ -51,7 +51,7 @@ def learning(
     *,
     batches: Iterable[Any] | None = None,
     sparsity: float = 1e-3,
-    region_from: Source = "gradient",
+    region_from: Source = "snip",
     region: Region | None = None,
     fine_tuned: Mapping[str, Tensor] | StrPath | None = None,
     loss: Loss = loss_of_model,
@@ -75,7 +75,7 @@ def learning(
         task: its name.
         batches: by whose gradients γ is chosen, such as ``trainer.get_train_dataloader()``.
         sparsity: the share of the graftable entries that γ may have; the paper: 1e-4.
-        region_from: ``gradient`` |g| (default), ``snip`` |g·θ|, ``gallop`` |g|/(|θ| + 0.001), ``fisher`` (the mean of g² over
+        region_from: ``snip`` |g·θ| (default), ``gradient`` |g|, ``gallop`` |g|/(|θ| + 0.001), ``fisher`` (the mean of g² over
             rows), all at θ_pre; ``movement`` |θ_ft − θ_pre|; or ``random``. See `forgetfree.core.saliency`.
         region: γ itself, in place of a choice.
         fine_tuned: for ``movement``, the fine-tuned model: its state dict, or its directory.

@@ -269,7 +269,7 @@ def test_the_gradient_of_the_mean_loss_chooses() -> None:
     g = torch.cat([tensor.grad.view(-1) for tensor in ledger.space.parameters(model.transformer)])
     model.zero_grad()
     count = int(0.01 * len(g))
-    with learning(model, ledger, "one", batches=batches, sparsity=0.01) as skill:
+    with learning(model, ledger, "one", batches=batches, region_from="gradient", sparsity=0.01) as skill:
         pass
     chosen = g.abs().topk(count).indices
     assert len(skill.region & Region.of(chosen)) >= 0.99 * count  # but for ties of rounding
@@ -300,7 +300,8 @@ def test_the_other_choices(source: Any) -> None:
         ) as skill:
             chosen.append(skill.region)
     assert chosen[0] == chosen[1]
-    with learning(model, Ledger.of_model(model), "one", batches=texts(1), sparsity=0.01) as skill:
+    by_gradient: Any = {"batches": texts(1), "region_from": "gradient", "sparsity": 0.01}
+    with learning(model, Ledger.of_model(model), "one", **by_gradient) as skill:
         assert skill.region != chosen[0]
 
 
