@@ -42,7 +42,7 @@ def commands(document: Path) -> list[str]:
 
 
 @pytest.mark.sampled(
-    "README.md", "avalanche.md", "data.md", "exchange.md", "grafts.md", "plug-in.md", "results-format.md", share=0.2
+    "README.md", "avalanche.md", "data.md", "grafts.md", "plug-in.md", "results-format.md", share=0.2
 )
 @pytest.mark.slow
 @needs_minilm

