@@ -306,9 +306,11 @@ def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> N
 
 def fine_tunes(strategy: Any) -> bool:
     """Return whether a strategy's class fine-tunes each task on its own, from where `SingleTask.start` says."""
-    from forgetfree.training.cost import TaskSize, cost_of
+    from forgetfree.training.localization import LocalizationOptions
+    from forgetfree.training.training_options import TrainingOptions
 
-    return cost_of(strategy, strategy.Options(), [TaskSize()]).fine_tunes
+    plain = strategy.Options is TrainingOptions and strategy.forget_free
+    return plain or issubclass(strategy.Options, LocalizationOptions)
 
 
 def check_start(task: str, tasks: Iterable[str]) -> None:
