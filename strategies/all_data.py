@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import Any, ClassVar, cast
 
 from avalanche.training import supervised
@@ -14,7 +13,6 @@ from forgetfree.continual.adapter import TemplateStrategy
 from forgetfree.continual.strategy import Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask
 from forgetfree.options import option
-from forgetfree.training.cost import Cost, TaskSize, model_bytes, training_phase
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -52,18 +50,6 @@ class Joint(TemplateStrategy, supervised.JointTraining):
     """
 
     Options: ClassVar[type[TrainingOptions]] = JointOptions
-
-    @classmethod
-    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
-        """The share of each task in the steps, all taken with the first; the model."""
-        if any(task.steps is None for task in tasks):
-            return Cost([[training_phase(options, replace(task, steps=None))] for task in tasks], model_bytes)
-        ends = [max(1, round(options.steps_factor * steps)) for steps in accumulate(task.steps or 0 for task in tasks)]
-        steps = [end - before for before, end in pairwise([0, *ends])]
-        return Cost(
-            [[training_phase(options, task, each)] for task, each in zip(tasks, steps, strict=True)],
-            model_bytes,
-        )
 
     def setup(self) -> None:
         """Keep all rows."""

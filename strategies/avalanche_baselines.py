@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -26,7 +25,6 @@ from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.options import option
-from forgetfree.training.cost import Cost, TaskSize, model_bytes, training_phase
 from forgetfree.training.training_options import TrainingOptions
 
 # -- Rehearsal -------------------------------------------------------------------------------------------
@@ -66,7 +64,6 @@ class Replay(
     PluginStrategy,
     plugin=_ReplayPlugin,
     requires=_a_row_a_task,
-    rehearsed=lambda options, _: min(options.batch_size_mem, options.mem_size),
     mem_size=option(200, "rows remembered, of all tasks together", at_least=1),
     batch_size_mem=option(8, "remembered rows beside those of each batch", at_least=1),
 ):
@@ -150,18 +147,6 @@ class GDumb(
 
     Options: ClassVar[type[TrainingOptions]] = GDumbOptions
 
-    @classmethod
-    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
-        """A training a task, of as many passes over the memory as are asked for; the model and the memory."""
-        seen = accumulate(task.rows or options.mem_size for task in tasks)
-        return Cost(
-            [
-                [training_phase(options, task, _steps_of_passes(options, rows))]
-                for task, rows in zip(tasks, seen, strict=True)
-            ],
-            model_bytes,
-        )
-
 
 def _remembered(rows: Sequence[int], most: int) -> int:
     """Return how many rows a memory balanced over labels holds, of which each has so many: no label takes another's place."""
@@ -201,7 +186,6 @@ class DER(
     TemplateStrategy,
     supervised.DER,
     requires=_der_fits,
-    rehearsed=lambda options, _: min(options.batch_size_mem, options.mem_size),
     mem_size=option(200, "rows remembered, with their logits", at_least=1),
     batch_size_mem=option(8, "remembered rows beside those of each batch", at_least=1),
     alpha=option(0.1, "weight of the distance to the remembered logits", at_least=0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -11,7 +10,6 @@ from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import Skill
 from forgetfree.core.regions import biases
-from forgetfree.training.cost import Cost, TaskSize, ledger_bytes, training_phase
 
 
 class BitFit(RegionStrategy):
@@ -29,14 +27,6 @@ class BitFit(RegionStrategy):
         """Refuse a model without a bias."""
         check_region_rate(options)
         biases(stream.model.space())
-
-    @classmethod
-    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
-        """A training a task, which keeps its biases."""
-        return Cost(
-            [[training_phase(options, task, options.region_steps)] for task in tasks],
-            lambda space: ledger_bytes(space, *[len(biases(space))] * len(tasks)),
-        )
 
     def setup(self) -> None:
         """Make an empty ledger, in which each task stands alone."""

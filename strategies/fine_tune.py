@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,6 @@ from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, read_json
 from forgetfree.models.state import ModelState, StateStore
-from forgetfree.training.cost import Cost, TaskSize, fine_tuning_phase
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -30,11 +29,6 @@ class FineTune(ContinualStrategy):
     Options: ClassVar[type[TrainingOptions]] = TaskwiseOptions
     forget_free: ClassVar[bool] = True
     resumable: ClassVar[bool] = True
-
-    @classmethod
-    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
-        """A model a task, which is shared."""
-        return Cost([[fine_tuning_phase(options, task)] for task in tasks], lambda space: 0)
 
     def setup(self) -> None:
         """Keep a model per task."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,7 +14,6 @@ from forgetfree.continual.adapter import PluginStrategy, one_label_a_row
 from forgetfree.continual.streams import Stream
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.options import option
-from forgetfree.training.cost import TaskSize
 
 
 class _ProjectedUpdate:
@@ -102,7 +101,6 @@ class AGEM(
     PluginStrategy,
     plugin=_AGEMPlugin,
     requires=_a_sample_a_task,
-    rehearsed=lambda options, earlier: options.sample_size // len(earlier) * len(earlier),
     patterns_per_experience=option(64, "rows remembered per task", at_least=1),
     sample_size=option(16, "remembered rows the reference gradient is of, in equal parts per task", at_least=1),
 ):
@@ -121,16 +119,10 @@ def _quadprog(options: Any, stream: Stream) -> None:
         )
 
 
-def _all_patterns(options: Any, earlier: Sequence[TaskSize]) -> int:
-    most: int = options.patterns_per_experience
-    return sum(min(most, task.rows or most) for task in earlier)
-
-
 class GEM(
     PluginStrategy,
     plugin=_GEMPlugin,
     requires=_quadprog,
-    rehearsed=_all_patterns,
     patterns_per_experience=option(16, "rows remembered per task", at_least=1),
     memory_strength=option(0.5, "γ: how far the projected gradient leans towards earlier tasks", at_least=0),
 ):

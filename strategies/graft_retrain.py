@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from forgetfree.continual.grafting import RegionTrainer, SkillOptions, TaskBenches, check_grafting, region_cost, tuned
+from forgetfree.continual.grafting import RegionTrainer, SkillOptions, TaskBenches, check_grafting, tuned
 from forgetfree.continual.regions import RegionStrategy, TaskRegions
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.options import option
-from forgetfree.training.cost import Cost, TaskSize
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -41,11 +39,6 @@ class GraftRetrain(RegionStrategy):
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
         check_grafting(options, stream)
-
-    @classmethod
-    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
-        """Fine-tuning, the search for γ, its training; a region a task."""
-        return region_cost(options, tasks)
 
     def setup(self) -> None:
         """Make an empty ledger, in which each task stands alone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -13,9 +12,7 @@ from forgetfree.continual.grafting import (
     RegionTrainer,
     SkillOptions,
     TaskBenches,
-    auto_cost,
     check_grafting,
-    region_cost,
     tuned,
 )
 from forgetfree.continual.regions import RegionStrategy, TaskRegions, scores_of_union
@@ -26,7 +23,6 @@ from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError
 from forgetfree.ledger import Ledger
 from forgetfree.options import option
-from forgetfree.training.cost import Cost, TaskSize
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -80,12 +76,6 @@ class GraftingContinual(RegionStrategy):
             raise OptionError(
                 "composition=alone makes no union, and final_union answers with one. Leave one of them out."
             )
-
-    @classmethod
-    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
-        """Fine-tuning, the search for γ_n, its training, both ways where that is asked for; a region a task."""
-        cost = region_cost(options, tasks)
-        return auto_cost(cost, options.localize_at) if options.composition == "auto" else cost
 
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with the union of all regions up to its own, or with its own."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,6 @@ from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters, WholeTensors
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.training.cost import Cost, PhaseCost, TaskSize, model_bytes, training_phase
 from forgetfree.training.training_options import TrainingOptions, region_rate
 
 
@@ -51,20 +49,6 @@ class LoTTO(ContinualStrategy):
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse a sparsity that leaves no entry."""
         budget(len(stream.model.space()), options.sparsity)
-
-    @classmethod
-    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
-        """Two trainings a task; one model."""
-        return Cost(
-            [
-                [
-                    PhaseCost("fine_tune", task.steps, options.batch_size),
-                    training_phase(options, task, options.region_steps),
-                ]
-                for task in tasks
-            ],
-            model_bytes,
-        )
 
     def begin(self, task: EncodedTask) -> Training:
         """Calibrate the mask on the free entries, put the model back, and train the mask."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,11 @@ from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import Skill
 from forgetfree.core.base_regions import budget, most_moved
 from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule
-from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.ledger import Ledger, merged_graft, merged_ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.training.cost import Cost, TaskSize, fine_tuning_phase, ledger_bytes, search_phase
 from forgetfree.training.localization import LocalizationOptions, check_localization
 from forgetfree.training.training_options import TrainingOptions
 
@@ -56,18 +54,6 @@ class Merging(ContinualStrategy):
 
     resumable: ClassVar[bool] = True
     rule: ClassVar[MergeRule]
-
-    @classmethod
-    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
-        """θ_ft of each task, which is shared; its graft, and the merged model."""
-        searches = isinstance(options, StitchOptions)
-        return Cost(
-            [
-                [fine_tuning_phase(options, task), *([search_phase(options, task)] if searches else [])]
-                for task in tasks
-            ],
-            lambda space: ledger_bytes(space, *_entries(options, space, len(tasks))),
-        )
 
     def setup(self) -> None:
         """Make an empty ledger of grafts, in which each task stands alone."""
@@ -110,13 +96,6 @@ class Merging(ContinualStrategy):
         """Return the merged model as a ledger, which answers as this strategy does."""
         grafts = self.regions.ledger
         return merged_ledger(grafts.space, grafts.fingerprint, grafts.binding, self.merged(), grafts.records)
-
-
-def _entries(options: Any, space: ParameterSpace, tasks: int) -> list[int]:
-    """Return the most entries that the graft of each task has, and the merged one."""
-    share = options.sparsity if isinstance(options, StitchOptions) else getattr(options, "density", 1.0)
-    each = int(share * len(space))
-    return [*[each] * tasks, min(len(space), each * tasks)]
 
 
 class _GraftFiles:

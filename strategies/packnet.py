@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,13 +14,12 @@ from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import Skill
 from forgetfree.core.base_regions import top
-from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries, weight_matrices
+from forgetfree.core.parameters import at_least_float32, entries, weight_matrices
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import WholeTensors
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.training.cost import Cost, PhaseCost, TaskSize, ledger_bytes, training_phase
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -62,26 +60,6 @@ class PackNet(RegionStrategy):
         """Refuse a model without a weight matrix."""
         check_region_rate(options)
         weight_matrices(stream.model.space())
-
-    @classmethod
-    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
-        """Training of all that is free, which no other strategy shares, and retraining of what is kept of it."""
-
-        def ledger_size(space: ParameterSpace) -> int:
-            matrices = sum(space.tensors[i].size for i in weight_matrices(space))
-            shares = (options.keep * (1 - options.keep) ** number for number in range(len(tasks)))
-            return ledger_bytes(space, *(int(matrices * each) for each in shares))
-
-        return Cost(
-            [
-                [
-                    PhaseCost("fine_tune", task.steps, options.batch_size),
-                    training_phase(options, task, retraining_steps(options, task.steps)),
-                ]
-                for task in tasks
-            ],
-            ledger_size,
-        )
 
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with the union of all regions up to its own."""
@@ -138,9 +116,9 @@ class PackNet(RegionStrategy):
             return ModelState.of(model, [task.name])
 
 
-def retraining_steps(options: PackNetOptions, steps: int | None) -> int | None:
+def retraining_steps(options: PackNetOptions, steps: int) -> int:
     """Return the updates of retraining after so many of training: half as many, unless the options say how many."""
-    return options.region_steps if options.region_steps is not None or steps is None else -(-steps // 2)
+    return -(-steps // 2) if options.region_steps is None else options.region_steps
 
 
 def share(count: int, keep: float) -> int:

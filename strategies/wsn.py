@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +20,6 @@ from forgetfree.core.regions import Region
 from forgetfree.ledger.graft import Graft
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
-from forgetfree.training.cost import Cost, TaskSize, ledger_bytes, training_phase
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -67,16 +65,6 @@ class WSN(RegionStrategy):
         """Refuse a model without a weight matrix."""
         check_region_rate(options)
         weight_matrices(stream.model.space())
-
-    @classmethod
-    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
-        """A training a task, which keeps its mask and the values that no earlier task owns: at most a share of each matrix."""
-
-        def ledger_size(space: ParameterSpace) -> int:
-            matrices = sum(space.tensors[i].size for i in weight_matrices(space))
-            return ledger_bytes(space, *[int(options.capacity * matrices)] * len(tasks))
-
-        return Cost([[training_phase(options, task, options.region_steps)] for task in tasks], ledger_size)
 
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with its mask alone, which may hold entries of earlier tasks."""

@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 import simulated_gpu
-import torch
 
 import forgetfree
 from forgetfree import Ledger, Predictor, cli
 from forgetfree.data.sources import load_tasks
-from forgetfree.jobs.running import costs
 
 ROOT = Path(__file__).parents[1]
 
@@ -105,12 +103,6 @@ def test_predict_answers_there_by_default(
 def test_a_device_that_is_not_here_is_refused_before_anything_is_read(command: str, capsys: Any) -> None:
     assert cli.main([command, "nowhere", "--device", "xpu:7"]) == 2
     assert "--device xpu:7 is asked for, and torch finds here: cpu" in capsys.readouterr().err
-
-
-def test_what_others_hold_of_a_gpu_is_not_there_for_a_job(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = {"cuda:0": 10, "cuda:1": 20}
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 80))
-    assert [costs.device_memory(each) for each in (*free, "xpu")] == [10, 20, None]
 
 
 #: A share of the suite that reaches most of what computes, in half a minute.

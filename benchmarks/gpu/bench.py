@@ -21,7 +21,6 @@ from forgetfree import __version__, load_model
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import DTYPES
 from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.jobs.running.costs import device_memory
 from forgetfree.models.generation import plain_generation
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.task_model import TaskModel, TokenLayout
@@ -147,8 +146,10 @@ class Bench:
 
     @property
     def memory(self) -> float:
-        """The bytes that a job may take on the device; no limit where that is not known."""
-        return device_memory(str(self.device)) or math.inf
+        """The bytes that are free on a GPU, or held by this process, which begins without; no limit elsewhere."""
+        if self.device.type != "cuda":
+            return math.inf
+        return float(torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device))
 
     def clear(self) -> None:
         """Give memory of the GPU back that nothing holds any more."""

@@ -1,22 +1,18 @@
-"""Memory: what each phase takes at most, beside what ``--check`` predicts and docs/scaling.md says."""
+"""Memory: what each phase takes at most."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 from forgetfree.benchmarks.gpu.bench import Bench
 from forgetfree.benchmarks.gpu.results import Measurement, SectionResults, Value
-from forgetfree.benchmarks.memory import LARGER, PHASES, peaks_of, ways
-from forgetfree.core.tensors import DTYPES
-from forgetfree.jobs.running.costs import ModelSize, memory_of_phases
+from forgetfree.benchmarks.memory import peaks_of, ways
 from forgetfree.recipes import ModelDtype
 from forgetfree.training.localization import LocalizationOptions
-from forgetfree.training.monitor import Phase
 from forgetfree.training.single_task import SingleTask
 
-#: Tokens of a row, as in docs/scaling.md.
+#: Tokens of a row.
 LENGTH = 512
 
 
@@ -29,21 +25,9 @@ def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]
 
 
 def peaks(bench: Bench, size: str, dtype: ModelDtype, options: LocalizationOptions) -> Iterator[Value]:
-    """Measure the peaks of the phases, unless more is predicted than the card has."""
-
-    def predicted(known: ModelSize) -> dict[Phase, int]:
-        return memory_of_phases(known, options, LENGTH, PHASES, bench.device.type)
-
-    published = predicted(replace(LARGER[size], width=DTYPES[dtype].itemsize))
-    if not bench.tiny and (most := max(published.values())) > bench.memory:
-        yield Value("peak", f"left out: {most / 1e9:.0f} GB are predicted, more than the card has", shown=True)
-        return
+    """Measure the peaks of the phases."""
     loaded = bench.llama(size, "linear", dtype)
-    rows = bench.rows("alpha", LENGTH - 2, 32)
-    single = SingleTask.of(loaded, rows, device=bench.device)
-    found, backbone = peaks_of(single, options), loaded.model.backbone
-    parameters = sum(each.numel() for each in loaded.model.parameters())
-    expected = predicted(ModelSize.of(backbone.config, parameters, len(single.space), dtype))
+    single = SingleTask.of(loaded, bench.rows("alpha", LENGTH - 2, 32), device=bench.device)
+    found = peaks_of(single, options)
     for phase, peak in found.items():
-        what = phase.replace("_", "-")
-        yield Value(what, peak / 1e9, "GB", f"{expected[phase] / 1e9:.1f}", shown=peak == max(found.values()))
+        yield Value(phase.replace("_", "-"), peak / 1e9, "GB", shown=peak == max(found.values()))

@@ -1,4 +1,4 @@
-"""``--check``: what a job would do and cost, printed; and the same as a function."""
+"""``--check``: what a job would do, printed; and the same as a function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN = 12
 def plan(
     config: JobConfig, in_memory: InMemory | None = None, *, resume: bool = False, allow_changed: bool = False
 ) -> dict[str, Any]:
-    """Return what a job would do and cost, as `forgetfree.jobs.running.preflight` says; nothing is written or trained.
+    """Return what a job would do, as `forgetfree.jobs.running.preflight` says; nothing is written.
 
     Args:
         config: of the job.
@@ -63,36 +63,28 @@ def show_plan(config: JobConfig, execution: Execution, as_json: bool) -> None:
     )
     for task in job_plan["tasks"]:
         rows = f"{task['train']:,} training, {task['validation']:,} validation, {task['test']:,} test rows"
-        print(escaped(f"Task: {task['task']}, {rows}, about {task['tokens_a_row']} tokens a row"))
+        labels = f", labels {', '.join(task['labels'])}" if task["labels"] else ""
+        print(escaped(f"Task: {task['task']}, {rows}{labels}"))
     for unit in job_plan["units"][:_SHOWN]:
-        print(escaped(f"Unit: {unit['unit']}"))
-        for phase in unit["phases"]:
-            print(escaped(f"  {phase['task']}: {phase['phase'].replace('_', '-')}, {_amount(phase)}"))
+        known = [each for each in unit["updates"].values() if each is not None]
+        updates = f"{sum(known):,} updates" if len(known) == len(unit["updates"]) else "an unknown number of updates"
+        print(escaped(f"Unit: {unit['unit']}, {updates}" + _about(unit["seconds"], ", ")))
     if len(job_plan["units"]) > _SHOWN:
         print(f"… and {counted(len(job_plan['units']) - _SHOWN, 'more unit')}")
-    seconds = "unknown" if total["seconds"] is None else f"about {_time(total['seconds'])}"
-    print(f"Time: {seconds}, one unit at a time; an estimate {job_plan['estimated']}")
-    phases = [f"{name.replace('_', '-')} {size(each)}" for name, each in total["memory_bytes_by_phase"].items()]
-    print(f"Memory: about {size(total['memory_bytes'])}, an estimate by sizes ({', '.join(phases)})")
-    print(
-        escaped(
-            f"Disk: about {size(total['disk_bytes'])} of {size(total['disk_free_bytes'])} free at {job_plan['out']}"
-        )
-    )
+    training = _about(total["seconds"]) or "for an unknown time"
+    print(f"Training: {training}, one unit at a time, by a few steps of each; answers come on top")
+    if total["memory_bytes"] is not None:
+        print(f"Memory: {size(total['memory_bytes'])} at most in these steps")
     if recipe := recipe_of(config):
         print(escaped(recipe))
     for note in job_plan["notes"]:
         print(escaped(f"Note: {note}"))
-    print("Nothing was written, downloaded or trained.")
+    print("Nothing was written or downloaded.")
 
 
-def _amount(phase: dict[str, Any]) -> str:
-    """Return how much work a phase is, or which unit does it already."""
-    if "shared" in phase:
-        return f"shared with {phase['shared'].partition('/seed-')[0]}"  # of the same seed
-    what = "rows" if phase["phase"] == "evaluate" else "steps"
-    many = "an unknown number of" if phase["steps"] is None else f"{phase['steps']:,}"
-    return f"{many} {what}" + ("" if phase["seconds"] is None else f", {_time(phase['seconds'])}")
+def _about(seconds: float | None, before: str = "") -> str:
+    """Return how long something takes, if that is known."""
+    return "" if seconds is None else f"{before}about {_time(seconds)}"
 
 
 def _time(seconds: float) -> str:

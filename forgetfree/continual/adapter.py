@@ -14,9 +14,8 @@ import copy
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
 from random import Random
 from typing import Any, ClassVar
 
@@ -31,7 +30,6 @@ from forgetfree.errors import OptionError, UsageError
 from forgetfree.models.task_model import TokenLayout
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
-from forgetfree.training.cost import Cost, TaskSize, model_bytes, training_phase
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import TrainingOptions
 
@@ -41,9 +39,8 @@ class AvalancheStrategy(ContinualStrategy):
 
     A readout that takes no part in a step, nor in a penalty, has no gradient and stays as it is.
 
-    A class statement may name, beside options: ``fixed``, arguments that are no options; ``requires``, a function of
-    options and stream that raises where they do not go together; and ``rehearsed``, one of options and the sizes of the
-    earlier tasks, at least one, that says how many remembered rows each step reads.
+    A class statement may name, beside options: ``fixed``, arguments that are no options; and ``requires``, a function of
+    options and stream that raises where they do not go together.
     """
 
     _own_options: ClassVar[tuple[str, ...]] = ()
@@ -55,7 +52,6 @@ class AvalancheStrategy(ContinualStrategy):
         *,
         fixed: Mapping[str, Any] | None = None,
         requires: Callable[[Any, Stream], None] | None = None,
-        rehearsed: Callable[[Any, Sequence[TaskSize]], int] | None = None,
         **options: Any,
     ) -> None:
         super().__init_subclass__()
@@ -71,8 +67,6 @@ class AvalancheStrategy(ContinualStrategy):
         cls._own_options = tuple(options)
         cls._fixed = dict(fixed or {})
         cls._requires = staticmethod(requires) if requires else None  # no method, though it stands in the class
-        if rehearsed is not None:  # here and not in this base class, whose other subclasses say their own costs
-            cls.cost = staticmethod(partial(_cost_with, rehearsed))  # type: ignore[method-assign]
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
@@ -131,16 +125,6 @@ class AvalancheStrategy(ContinualStrategy):
         if self.model is not model:  # GDumb's fresh start is a copy; the stream's own model is to be the one trained
             model.load_state_dict(self.model.state_dict())
             self.model = model
-
-
-def _cost_with(rehearsed: Callable[[Any, Sequence[TaskSize]], int], options: Any, tasks: Sequence[TaskSize]) -> Cost:
-    """Return the cost of a training a task, whose steps read remembered rows of earlier tasks, too; and of one model."""
-    phases = [training_phase(options, task) for task in tasks]
-    remembered = [0, *(rehearsed(options, tasks[:number]) for number in range(1, len(tasks)))]
-    return Cost(
-        [[dataclasses.replace(phase, rows=phase.rows + more)] for phase, more in zip(phases, remembered, strict=True)],
-        model_bytes,
-    )
 
 
 class PluginStrategy(AvalancheStrategy):

@@ -8,7 +8,7 @@ such as with ``region_from=gradient``, there is no θ_ft: the region is trained 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,15 +23,6 @@ from forgetfree.data.sampling import representative
 from forgetfree.ledger import Record
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.training.cost import (
-    Cost,
-    PhaseCost,
-    TaskSize,
-    fine_tuning_phase,
-    ledger_bytes,
-    search_phase,
-    training_phase,
-)
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.localization import check_localization
 from forgetfree.training.loop import loss_of
@@ -65,30 +56,6 @@ def check_grafting(options: SkillOptions, stream: Stream) -> None:
     """Raise ``OptionError`` unless the sparsity leaves an entry, something chooses the region, and its rate is its own."""
     check_region_rate(options)
     check_localization(options, stream.model.space())
-
-
-def region_cost(options: SkillOptions, tasks: Sequence[TaskSize]) -> Cost:
-    """Return what localizing and training a region a task takes.
-
-    Args:
-        options: how.
-        tasks: of what sizes.
-    """
-
-    def tuning(task: TaskSize) -> list[PhaseCost]:
-        if options.needs_fine_tuned:
-            return [fine_tuning_phase(options, task)]
-        if task.trains_readout and options.readout_steps:
-            return [PhaseCost("fine_tune", options.readout_steps, options.batch_size)]
-        return []
-
-    return Cost(
-        [
-            [*tuning(task), search_phase(options, task), training_phase(options, task, options.region_steps)]
-            for task in tasks
-        ],
-        lambda space: ledger_bytes(space, *[int(options.sparsity * len(space))] * len(tasks)),
-    )
 
 
 # -- What a task is built on ----------------------------------------------------------------------------
@@ -190,18 +157,6 @@ class AloneResult:
     record: Record
     skill: Skill
     loss: float
-
-
-def auto_cost(one_way: Cost, localize_at: LocalizeAt) -> Cost:
-    """Return what it takes, where one way takes that: what goes both ways is trained twice, and sought where it stands."""
-    twice = {"train"} | ({"localize"} if localize_at == "union" else set())
-    phases = [
-        [replace(phase, steps=2 * phase.steps) if phase.steps and phase.phase in twice else phase for phase in each]
-        if number
-        else each
-        for number, each in enumerate(one_way.phases)
-    ]
-    return replace(one_way, phases=phases)
 
 
 class AutoComposition:

@@ -31,7 +31,6 @@ from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
-from forgetfree.training.cost import Cost, TaskSize
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Monitor, Phase, Stopwatch
 from forgetfree.training.single_task import SingleTask
@@ -70,10 +69,6 @@ class ContinualStrategy(StrategyTemplate):
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Raise where options and stream do not go together; asked before anything is trained."""
-
-    @classmethod
-    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost | None:
-        """Return what a stream takes, before anything is trained; ``None``: a training a task, and one model that is kept."""
 
     def setup(self) -> None:
         """Make what the strategy needs; called once, at the end of the constructor. The model holds θ_pre."""

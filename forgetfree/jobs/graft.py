@@ -28,10 +28,10 @@ from forgetfree.files import link_or_copy, sha256, write_atomically
 from forgetfree.jobs.config import CommonOptions, InMemory, with_precision
 from forgetfree.jobs.graft_config import CheckedGraft, GraftConfig
 from forgetfree.jobs.job import Job
-from forgetfree.jobs.running.costs import PlannedUnit, Workload, grafts_cost
 from forgetfree.jobs.running.directory import model_and_data
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
 from forgetfree.jobs.running.unit import Json, Unit
+from forgetfree.jobs.running.workload import PlannedUnit, Workload
 from forgetfree.kinds.kind import readout_for
 from forgetfree.ledger.graft import Graft, find_graft
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
@@ -108,18 +108,11 @@ class GraftJob(Job[GraftConfig]):
             return Workload(config.model, config.readout, tasks, CommonOptions())
         workload = Workload(config.model, config.readout, tasks, checked.common)
         sparsities = tuple(options.sparsity for options in checked.options)
-        tuned = config.fine_tuned is not None
-        cost = partial(grafts_cost, checked.options[0], sparsities, tuned=tuned)
+        learn = partial(_graft_first, sparsities, config.fine_tuned is not None, config.shots, checked.common.or_fewer)
         for seed in config.seeds:
             workload.units.append(
                 PlannedUnit(
-                    f"seed-{seed}",
-                    tasks,
-                    checked.options[0],
-                    cost,
-                    config.shots,
-                    seed,
-                    evaluations=3.0 + len(sparsities),
+                    *(f"seed-{seed}", config.task, tasks, checked.options[0], learn, config.shots, seed),
                     sparsities=sparsities,
                 )
             )
@@ -355,3 +348,19 @@ def _check_readout(readout: str, directory: str) -> None:
         raise UsageError(
             f"--readout {readout} does not suit {directory!r}, which is read by {reader}. Leave --readout out."
         )
+
+
+def _graft_first(
+    sparsities: Sequence[float],
+    tuned: bool,
+    shots: int | None,
+    or_fewer: bool,
+    loaded: LoadedModel,
+    rows: TaskRows,
+    options: LocalizationOptions,
+    device: str,
+    monitor: Monitor,
+) -> None:
+    """Fine-tune a task, unless that is done already, find its regions, and keep nothing."""
+    bench = SingleTask.of(loaded, rows, shots=shots, or_fewer=or_fewer, test_limit=1, device=device, monitor=monitor)
+    bench.regions(bench.pre if tuned else bench.fine_tuned(options), options, sparsities)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from forgetfree.device import find_device
 from forgetfree.errors import Faults
 from forgetfree.jobs.config import CommonOptions, InMemory, JobConfig
-from forgetfree.jobs.running.costs import Workload
 from forgetfree.jobs.running.environment import check_precision
 from forgetfree.jobs.running.loggers import Subject, logged
 from forgetfree.jobs.running.unit import Json, Unit
+from forgetfree.jobs.running.workload import Workload
 from forgetfree.training.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Job(ABC, Generic[Config]):
     @classmethod
     @abstractmethod
     def workload(cls, config: Config, checked: Any, faults: Faults) -> Workload:
-        """Return what a configuration asks for, as far as it costs.
+        """Return what a configuration asks for.
 
         Args:
             config: what was asked for.

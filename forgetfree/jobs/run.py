@@ -23,10 +23,10 @@ from forgetfree.jobs.diagnostics import read_floors, write_floors
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.predictions import agreement, save_predictions
 from forgetfree.jobs.run_config import CheckedRun, RunConfig, RunOptions
-from forgetfree.jobs.running.costs import PlannedUnit, Workload
 from forgetfree.jobs.running.directory import model_and_data
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_labels, tell_shared_rows
 from forgetfree.jobs.running.unit import Json, Unit
+from forgetfree.jobs.running.workload import PlannedUnit, Workload
 from forgetfree.jobs.stream_learner import Row, StreamLearner
 from forgetfree.json_file import read_json
 from forgetfree.options import recorded
@@ -41,13 +41,15 @@ from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK, size_and_sh
 from forgetfree.serve.source import run_binding
 from forgetfree.tasks import GREEDY, TaskDefinition, seeded
 from forgetfree.terminal import tell_note
-from forgetfree.training.cost import cost_of
 from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.monitor import Monitor, told_seconds
 
 if TYPE_CHECKING:
+    from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.core.parameters import ParameterSpace
+    from forgetfree.data.rows import TaskRows
     from forgetfree.ledger import Ledger
+    from forgetfree.models.loading import LoadedModel
     from forgetfree.results.answers import Answers
 
 #: Settings that say nothing of the outcome, or that results.json says elsewhere.
@@ -249,23 +251,39 @@ class RunJob(Job[RunConfig]):
 
 
 def _planned(name: str, tasks: tuple[str, ...], checked: CheckedRun, shots: int | None, seed: int) -> PlannedUnit:
-    """Return the unit of a strategy and a seed, as far as it costs."""
-    strategy, options, count = checked.classes[name], checked.options[name], len(tasks)
-    # When it is learned, and after each later task, if that may change it; before the first task and until it is learned.
-    evaluations = 1 + (0 if strategy.forget_free else (count - 1) / 2)
-    before, upper = 1 + (count - 1) / 2, checked.run.upper_triangle
+    """Return the unit of a strategy and a seed, before it begins."""
+    strategy, options = checked.classes[name], checked.options[name]
     return PlannedUnit(
         f"{name}/seed-{seed}",
+        name,
         tasks,
         options,
-        partial(cost_of, strategy, options),
+        partial(_learn_first, strategy, checked.run, shots, seed),
         shots,
         seed,
-        evaluations + (before if upper else 0),
-        before_learning=before if upper is None else 0,
         sparsities=(options.sparsity,) if isinstance(options, LocalizationOptions) else (),
         check=strategy.check,
     )
+
+
+def _learn_first(
+    strategy: type[ContinualStrategy],
+    run: RunOptions,
+    shots: int | None,
+    seed: int,
+    loaded: LoadedModel,
+    rows: TaskRows,
+    options: Any,
+    device: str,
+    monitor: Monitor,
+) -> None:
+    """Let a strategy learn one task, and keep nothing."""
+    from forgetfree.continual.streams import make_stream
+
+    drawn: Json = {"shots": shots, "or_fewer": run.or_fewer, "seed": seed, "test_limit": 1}
+    stream = make_stream(rows.task.name, [rows], loaded, **drawn)
+    learner = strategy(stream=stream, options=options, seed=seed, device=device, monitor=monitor)
+    learner.train(stream.benchmark.train_stream[0])
 
 
 def shared_value(values: Iterable[Any]) -> Any:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.core.trained import WholeTensors
 from forgetfree.display import brief
@@ -24,7 +23,6 @@ from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_l
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
 from forgetfree.strategies.lora.file import LoraRecord, config_of, load_records, save_records
-from forgetfree.training.cost import Cost, TaskSize, training_phase
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -57,21 +55,6 @@ def adapter_training(options: AdapterOptions) -> TrainingOptions:
     )
 
 
-def adapters_cost(options: AdapterOptions, tasks: Sequence[TaskSize]) -> Cost:
-    """Return what adapters take: a training a task, and at most A and B of every weight matrix whose layer is wanted."""
-
-    def adapter_bytes(space: ParameterSpace) -> int:
-        try:
-            pattern = re.compile("." if options.target_modules is None else options.target_modules)
-        except re.error:  # which `AdapterStrategy.check` tells
-            return 0
-        layers = {each.name.removesuffix(".weight"): each.shape for each in space.tensors if len(each.shape) == 2}
-        wanted = [shape for name, shape in layers.items() if pattern.search(name)]
-        return 4 * len(tasks) * options.rank * sum(map(sum, wanted))
-
-    return Cost([[training_phase(options, task)] for task in tasks], adapter_bytes)
-
-
 class AdapterStrategy(ContinualStrategy):
     """Base of strategies by adapters: what they all do alike. Each makes its `adapters` in `setup`."""
 
@@ -96,11 +79,6 @@ class AdapterStrategy(ContinualStrategy):
                 + f". Its linear layers that may be trained: {', '.join(layers) or 'none'}. "
                 + ("Name some of them." if layers else "Use another strategy for this model.")
             )
-
-    @classmethod
-    def cost(cls, options: Any, tasks: Sequence[TaskSize]) -> Cost:
-        """A training a task, which keeps its adapters."""
-        return adapters_cost(options, tasks)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Keep the adapters for good."""

@@ -39,7 +39,6 @@ MORE = {
         "setup",
         "kept",
         "forget_free",
-        "cost",
         "resumable",
         "online",
         "changed_by",

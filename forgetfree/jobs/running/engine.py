@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forgetfree.core.base_regions import tiny_region_note
 from forgetfree.device import kind_of_device, spread
 from forgetfree.errors import Faults, RunError, UsageError
 from forgetfree.files import sweep, write_json
 from forgetfree.jobs.config import keys_of
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.cluster import Place, RayTasks
-from forgetfree.jobs.running.costs import check_space
 from forgetfree.jobs.running.directory import (
     as_json,
     holdings,
@@ -40,6 +40,7 @@ from forgetfree.jobs.running.workers import Executor, ThisProcess, WorkerProcess
 from forgetfree.json_file import sign
 from forgetfree.output import LOCK, check_begun, exclusive, is_unused, make_directory, refuse_used
 from forgetfree.results.unit_folder import signatures
+from forgetfree.terminal import tell_note
 
 SCHEMA = 1
 
@@ -74,7 +75,7 @@ def perform(job: Job[Any], execution: Execution = USUAL) -> Json:
         remove_checkpoints(units_in(job.out, config["units"]))
         missing = [unit for unit in units_in(job.out, job.keys()) if not unit.is_done()]
         if missing:
-            check_space(job.workload(job.config, job.checked, Faults()), job.config.out, config, job.space())
+            tell_note(tiny_region_note(len(job.space()), job.workload(job.config, job.checked, Faults()).sparsities))
         if auto and not job.objects:
             jobs = units_at_a_time(len(missing), len(job.space()))
         for unit in missing:
