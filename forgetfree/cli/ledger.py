@@ -43,7 +43,7 @@ Model = Annotated[
 command = App(
     name="ledger",
     usage="Usage: forgetfree ledger ACTION FILE|DIR [OPTIONS]",
-    help="Look into ledgers, check, change or merge them.",
+    help="Look into ledgers, check or change them.",
     help_epilogue="Example: forgetfree ledger show runs/first",
 )
 command.command(
@@ -57,13 +57,6 @@ command.command(
     name="update",
     help="Learn a task again, as its next version, on top of all that was learned since.",
     help_epilogue="Example: forgetfree ledger update runs/first --task sst2 --out runs/again",
-)
-command.command(
-    "forgetfree.cli.ledger_change:merge",
-    name="merge",
-    usage="Usage: forgetfree ledger merge FILE|DIR FILE|DIR... --out FILE [OPTIONS]",
-    help="Make one ledger of several of one base model, and say what it costs.",
-    help_epilogue="Example: forgetfree ledger merge runs/a runs/b --out both.safetensors --data demo",
 )
 
 

@@ -6,7 +6,7 @@ other compositions use fewer of these records, and never later ones.
 """
 
 from forgetfree.ledger.ledger import Ledger
-from forgetfree.ledger.merging import JoinedTask, joined_ledger, merged_graft, merged_ledger
+from forgetfree.ledger.merging import merged_graft, merged_ledger
 from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.ledger.records import Composition, Record
 from forgetfree.ledger.switch import (
@@ -19,7 +19,6 @@ from forgetfree.ledger.switch import (
 
 __all__ = [
     "Composition",
-    "JoinedTask",
     "Ledger",
     "LedgerSwitch",
     "MixedBatchModel",
@@ -28,7 +27,6 @@ __all__ = [
     "check_binding",
     "check_definitions",
     "check_weights",
-    "joined_ledger",
     "merged_graft",
     "merged_ledger",
 ]

@@ -26,7 +26,6 @@ USUAL = {
     "apply": "--model model --out out",
     "predict": "--task sst2",
     "export": "--task sst2 --out out",
-    "merge": "--out out",
     "pull": "--out out",
     "serve": "--port 0",
 }
@@ -825,30 +824,7 @@ CASES = [
         "'model' is a LORA adapter, which changes whole matrices.",
         change=write("model/adapter_config.json", '{"peft_type": "LORA"}'),
     ),
-    # -- merge ---------------------------------------------------------------------------------------------
-    Case("merge", "The following arguments are required: --out.", bare=True),
-    Case("merge graft graft", "Merging takes two different grafts or more, got 1. Give one a task."),
-    Case(f"merge graft {GRAFT}", "are both of task 'sst2'. Give one graft a task."),
-    Case("merge run/results.json", "run/results.json is neither a graft nor a ledger. Give"),
     Case("convert run/results.json --to shira --out out", "run/results.json is neither a graft nor a ledger. Give"),
-    Case("merge graft nosuch", "There is no graft at nosuch. Give the path of a graft.safetensors.", 1),
-    Case(f"merge graft {LEDGER}", "are both of task 'sst2'. Give one graft a task."),
-    Case("merge run --task nosuch --out out", "There is no task nosuch. Give one of these: qnli, sst2."),
-    Case("merge graft graft --strategy lora --out out", "--seed and --strategy are for the directory of a run."),
-    Case(f"merge {STRATEGY} graft", INSIDE, 1),
-    Case("merge run --seed 7 --out out", "run holds nothing of seed 7 to answer from.", 1),
-    Case("merge graft other.safetensors --by tie", "Unknown --by 'tie'. Did you mean 'ties'?"),
-    Case(
-        f"merge graft {GRAFT} --weight 0.5", "The weight is of task-arithmetic and ties: stitch has none. Leave it out."
-    ),
-    Case(f"merge graft {GRAFT} --by ties --weight 0", "The weight must be above 0, got 0.0. 1"),
-    Case(
-        f"merge graft {GRAFT} --by ties --density 2",
-        "The density must be above 0 and at most 1, got 2.0. 0.2 is usual.",
-    ),
-    Case(f"merge graft {GRAFT} --density half", "--density must be a number, got 'half'."),
-    Case(f"merge graft {GRAFT} --model ''", "--model needs a value, got an empty text."),
-    Case(f"merge graft {GRAFT} --out run", "--out 'run' exists. Give a new name."),
     # -- push, pull and fetch ------------------------------------------------------------------------------
     Case("push graft", "The following arguments are required: OWNER/NAME."),
     Case("push graft mine --private", "A repository on the hub is named OWNER/NAME, got 'mine'. Give one so."),
@@ -879,13 +855,7 @@ CASES = [
     Case("graft sst2 --allow-changed", "--allow-changed is about what is resumed. Add --resume"),
     Case("graft sst2 --cluster slurm", "--cluster must be ray or ray://HOST:PORT, got 'slurm'."),
     Case("graft sst2 --processes 3", "--processes 3 cannot share parts=4 evenly. Give 1, 2 or 4 processes"),
-    Case(
-        "ledger merge run nosuch --out C --as-versions --data data --model model --json",
-        "There is no ledger at nosuch.",
-        1,
-    ),
     Case(f"ledger remove {STRATEGY} --task qnli --out C", INSIDE, 1),
-    Case(f"ledger merge {STRATEGY} run --out C", INSIDE, 1),
     Case(
         "ledger remove run --task nosuch --out C --resume --data data --model model --json --quiet",
         "run did not learn a task 'nosuch'.",

@@ -1,4 +1,4 @@
-"""`forgetfree merge` and `convert` take the tasks of a run as they take the files of grafts."""
+"""`forgetfree convert` takes the tasks of a run as it takes the files of grafts."""
 
 from __future__ import annotations
 
@@ -33,27 +33,6 @@ def files(run: Path, tmp_path: Path) -> dict[str, str]:
     return {task: str(tmp_path / f"{task}.safetensors") for task in ledger.tasks}
 
 
-@pytest.mark.sampled(share=0.4)
-def test_tasks_of_a_run_are_merged_as_their_grafts_are(
-    run: Path, files: dict[str, str], model_directory: Callable[[str], Path], tmp_path: Path
-) -> None:
-    model = ["--model", str(model_directory("bert"))]
-    by, out = ["--by", "ties", "--density", "0.04"], tmp_path / "of-run.safetensors"
-    chosen = ["--task", "qnli", "--task", "sst2"]
-    assert cli.main(["merge", str(run), "--strategy", RUN, *chosen, *by, "--out", str(out)]) == 0
-    assert cli.main(["merge", files["qnli"], files["sst2"], *model, *by, "--out", str(tmp_path / "of-files")]) == 0
-    assert out.read_bytes() == (tmp_path / "of-files").read_bytes()
-    assert Ledger.load(out).tasks == ["qnli", "sst2"]
-
-    ledger = str(run / RUN / "seed-0" / "ledger.safetensors")
-    every = tmp_path / "every.safetensors"
-    assert cli.main(["merge", ledger, *model, "--out", str(every)]) == 0
-    assert Ledger.load(every).tasks == ["qnli", "ag_news", "sst2"]
-    mixed = ["merge", str(run), files["ag_news"], "--strategy", RUN, "--task", "qnli"]
-    assert cli.main([*mixed, "--out", str(tmp_path / "mixed.safetensors")]) == 0
-    assert Ledger.load(tmp_path / "mixed.safetensors").tasks == ["qnli", "ag_news"]
-
-
 def test_a_task_of_a_run_is_converted_as_its_graft_is(
     run: Path, files: dict[str, str], model_directory: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -65,34 +44,11 @@ def test_a_task_of_a_run_is_converted_as_its_graft_is(
         assert (of_run / name).read_bytes() == (of_file / name).read_bytes(), name
 
 
-def test_the_union_is_merged_and_what_that_means_is_said(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "merged.safetensors"
-    assert cli.main(["merge", str(run), "--by", "union", "--out", str(out)]) == 0
-    said = capsys.readouterr().err
-    assert "Taking the grafts from" in said and "grafting-continual/seed-0" in said
-    assert "each task has the entries of the tasks before it, too" in said
-    kept = Ledger.load(run / "grafting-continual" / "seed-0" / "ledger.safetensors")
-    assert Ledger.load(out).owned() == kept.owned()
-
-
 def test_what_does_not_go_together_is_refused(
     run: Path, files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = [str(run), "--strategy", RUN]
     for words, code, told in (
-        (
-            ["merge", *own, "--task", "qnli", "--task", "nli"],
-            2,
-            "There is no task nli. Give one of these: qnli, ag_news",
-        ),
-        (["merge", *own, "--task", "qnli"], 2, "Merging takes two different grafts or more, got 1"),
-        (["merge", *own, files["sst2"]], 2, "are both of task 'sst2'"),
-        (["merge", str(run), "--strategy", "continual-ft"], 2, "continual-ft kept no ledger"),
-        (["merge", str(run), "--seed", "7"], 1, "holds nothing of seed 7"),
-        (["merge", files["qnli"], files["sst2"], "--task", "qnli"], 2, "a graft is of one task. Leave it out"),
-        (["merge", files["qnli"], files["sst2"], "--seed", "0"], 2, "are for the directory of a run"),
         (["convert", *own, "--to", "shira"], 2, "holds qnli, ag_news, sst2. Give one of them by --task"),
         (["convert", *own, "--to", "shira", "--task", "x"], 2, "There is no task x"),
         (["convert", *own, "--to", "graft"], 2, "are for --to shira"),

@@ -56,23 +56,6 @@ def test_other_answers_than_the_run_s_are_noticed(
     assert "does not answer first bit for bit" in capsys.readouterr().err
 
 
-def test_ledgers_of_texts_are_merged_with_their_scores(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = str(tmp_path / "both.safetensors")
-    ledger = str(run / STRATEGY / "seed-0" / "ledger.safetensors")
-    words = ["ledger", "merge", str(run), ledger, "--as-versions", "--out", out, "--data", str(run.parent / "data")]
-    assert cli.main(words) == 0
-    said = capsys.readouterr().out
-    score = prompted.answers_of_run(run, STRATEGY)["last"].score("rouge_l")
-    assert f"last@2 (was last) of {ledger}" in said and f"score {100 * score:.1f} % before" in said
-    model = str(run.parent / "model")
-    assert cli.main(["ledger", "verify", out, "--model", model]) == 0
-    both, one = Predictor.of_run(out, model=model), Predictor.of_run(run)
-    (written,) = both.answer("last@2", ["great film"])
-    assert written.text == one.answer("last", ["great film"])[0].text
-
-
 def test_losses_on_texts_that_no_task_trains_are_carried_or_measured_again(run: Path, tmp_path: Path) -> None:
     """With the last task taken back nothing is trained; with the first taken back, the others are."""
     lines = tmp_path / "texts.txt"

@@ -57,9 +57,7 @@ def test_a_ledger_of_another_seed_is_refused_wherever_it_is_read(
     for command in (
         ("ledger", "show", str(path)),
         ("ledger", "verify", str(path)),
-        ("ledger", "merge", str(path), alone, "--as-versions", "--out", str(tmp_path / "merged.safetensors")),
         ("predict", str(path), "--model", other, "--task", "sst2", "a film"),
-        ("merge", str(run), "--task", "sst2", "--task", "qnli", "--out", str(tmp_path / "merged")),
     ):
         assert cli.main(list(command)) == 1, command
         assert "is not the file that its unit made" in capsys.readouterr().err

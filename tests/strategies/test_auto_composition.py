@@ -162,7 +162,7 @@ def call(*words: object) -> str:
 def test_it_goes_the_users_way(
     model_directory: Callable[[str], Path], data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run, show, predict, export, merge, and take a task back that stands alone: nothing is trained again."""
+    """Run, show, predict, export, and take a task back that stands alone: nothing is trained again."""
     prefer(monkeypatch, {"ag_news"})
     model = model_directory("bert")
 
@@ -183,19 +183,15 @@ def test_it_goes_the_users_way(
 
     stored = load_file(whole / unit / "predictions.safetensors")
     rows = {each.task.name: each.test for each in load_tasks(",".join(TASKS), str(data_directory))}
-    merged = tmp_path / "merged.safetensors"
     expected = run(tmp_path / "expected", "qnli", "sst2")
-    ledgers = [each / unit / "ledger.safetensors" for each in (whole, expected)]
-    call("ledger", "merge", *ledgers, "--as-versions", "--out", merged)
-    for ledger in (whole, merged):
-        predictor = Predictor.of_run(ledger, model=str(model))
-        for task in TASKS:
-            (name,) = (name for name in stored if "logits" in name and task in name)
-            assert torch.equal(predictor.logits(f"{task}@1", rows[task]), stored[name])
+    predictor = Predictor.of_run(whole, model=str(model))
+    for task in TASKS:
+        (name,) = (name for name in stored if "logits" in name and task in name)
+        assert torch.equal(predictor.logits(task, rows[task]), stored[name])
     exported = call("export", whole, "--task", "ag_news", "--out", tmp_path / "exported")
     assert "BertForSequenceClassification" in exported
     network = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported")
-    record = Ledger.load(ledgers[0]).records[1]
+    record = Ledger.load(whole / unit / "ledger.safetensors").records[1]
     theta = ParameterSpace.of(network.bert).flatten(network.bert)
     assert torch.equal(theta[record.owned.region.indices], record.owned.values)
 
