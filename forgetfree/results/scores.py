@@ -120,7 +120,7 @@ def typed(cells: Sequence[str]) -> list[Cell]:
 
 
 def scores_of_rows(rows: Iterable[Mapping[str, Any]], measured: Collection[str]) -> list[Score]:
-    """Take rows apart that hold several numbers each, as an experiment measures them: one score for each number.
+    """Take rows apart that hold several numbers each, as a graft's do: one score for each number.
 
     Args:
         rows: dicts with ``task``, what was measured (any other columns) and the numbers; ``test_rows`` and ``after`` where they
