@@ -15,7 +15,7 @@ demo: $(BIN)/.installed
 		$(BIN)/forgetfree report $(DEMO_OUT); \
 	else \
 		rm -rf $(DEMO_OUT) && \
-		$(BIN)/forgetfree run --config benchmarks/demo/demo.toml --out $(DEMO_OUT) && touch $(DEMO_OUT)/.complete; \
+		$(BIN)/forgetfree run --config benchmarks/demo/demo.toml --jobs auto --out $(DEMO_OUT) && touch $(DEMO_OUT)/.complete; \
 	fi
 	@echo "The report: $(DEMO_OUT)/report.html. A new run: make demo DEMO_OUT=runs/another"
 

@@ -7,7 +7,7 @@ STREAMS: dict[str, tuple[str, ...]] = {
     "qnli-agnews-sst2": ("qnli", "ag_news", "sst2"),
     # Ours, of the embedded data: a task at which θ_pre stands at chance, then unlike texts, then sentences like the first
     # with another question: what is lost shows.
-    "demo": ("who_did_it", "ag_news", "sst2", "was_it_kind"),
+    "demo": ("who_did_it", "ag_news", "was_it_kind"),
     # De Masson d'Autume et al., "Episodic Memory in Lifelong Language Learning", 2019: text classification,
     # orders (i) to (iv). Its authors use 115,000 training rows per task.
     "standard-1": ("yelp", "ag_news", "dbpedia", "amazon", "yahoo"),

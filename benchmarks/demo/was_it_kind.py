@@ -13,9 +13,15 @@ from forgetfree.benchmarks.demo.who_did_it import deeds
 VERBS = {
     "train": {
         "cruel": """blamed|ignored|mocked|robbed|kicked|hated|bullied|slapped|deceived|scolded|threatened|insulted
-            |abused|punished|poisoned|shot|tortured|kidnapped""",
+            |abused|punished|poisoned|shot|tortured|kidnapped|stabbed|murdered|choked|punched|smacked|scorned|despised
+            |detested|tormented|terrorized|intimidated|bit|crippled|starved|jailed|enslaved|exploited|swindled|framed
+            |slandered|shamed|belittled|taunted|provoked|abandoned|deserted|rejected|snubbed|evicted|banished|oppressed
+            |persecuted|assaulted|ambushed|trapped|drowned|burned|cursed|whipped|silenced""",
         "kind": """thanked|helped|praised|rescued|trusted|saved|greeted|invited|comforted|encouraged|rewarded|protected
-            |fed|healed|applauded|kissed|guided|forgave""",
+            |fed|healed|applauded|kissed|guided|forgave|cherished|adored|nurtured|pampered|soothed|calmed|reassured
+            |inspired|mentored|taught|advised|sheltered|hosted|served|treated|revived|spared|pardoned|excused|blessed
+            |celebrated|commended|complimented|toasted|saluted|appreciated|valued|backed|championed|promoted|sponsored
+            |funded|repaid|cradled|caressed|delighted|amused|charmed|thrilled|accompanied""",
     },
     "validation": {
         "cruel": "pushed|tricked|harmed|offended|injured|beat",

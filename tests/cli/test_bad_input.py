@@ -302,7 +302,7 @@ CASES = [
     Case("run --data data/sst2/train.jsonl --stream", "Unknown flag of 'forgetfree run' '--stream'."),
     Case(
         "run demo --check",
-        "'demo' is both a task of the data and a registered stream: who_did_it, ag_news, sst2, was_it_kind. Write 'demo,'",
+        "'demo' is both a task of the data and a registered stream: who_did_it, ag_news, was_it_kind. Write 'demo,'",
         change=lambda place: (place / "data" / "sst2").rename(place / "data" / "demo"),
     ),
     Case("run sst2,other --data data/sst2/train.jsonl", "holds the rows of one task, and 2 are named: sst2, other"),
