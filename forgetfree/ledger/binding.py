@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field
 from torch import nn
 
 from forgetfree.core.readout_model import Precision, ReadoutKind
+from forgetfree.core.tensors import digest_of
 from forgetfree.json_file import checked, parse_json
 
 #: Keys of a Hugging Face configuration that decide no answer: names, training, outputs, generation.
@@ -74,6 +75,7 @@ class Binding:
         precision: the precision of forward passes: ``fp32``, ``bf16`` or ``fp16``.
         architecture: the Hugging Face class that another trainer trained, see `forgetfree.learning`; of its body the ledger's
             tensors are named. Empty for a run.
+        head: of a language model that such a trainer trained, see `head_digest`.
     """
 
     network: Network
@@ -82,6 +84,7 @@ class Binding:
     max_length: Annotated[int, Field(ge=0)] = 0
     precision: Precision = "fp32"
     architecture: str = ""
+    head: str = ""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
 
@@ -114,6 +117,15 @@ class Binding:
             if expected != got:
                 phrases.append(f"{name} (expected {expected}, got {got})")
         return phrases
+
+
+def head_digest(model: Any) -> str:
+    """Return the SHA-256 of a language model's head; empty where there is none, or where it is the input embeddings."""
+    head, embeddings = (getattr(model, f"get_{side}_embeddings", lambda: None)() for side in ("output", "input"))
+    if head is None or (embeddings is not None and head.weight is embeddings.weight):
+        return ""
+    digests = [f"{name} {digest_of(tensor)}" for name, tensor in sorted(head.state_dict().items())]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def network_of(model: nn.Module) -> str:

@@ -12,7 +12,7 @@ from forgetfree.core.body import POOLER, fingerprint_of, part_named
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import check_buffers, digest_of, persistent_buffers
 from forgetfree.errors import LedgerError, RegionError
-from forgetfree.ledger.binding import Binding, network_differences, network_of
+from forgetfree.ledger.binding import Binding, head_digest, network_differences, network_of
 from forgetfree.ledger.flat import FlatTensors
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Ledger
@@ -220,11 +220,21 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
             f"The ledger belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json that "
             "the stream was trained with."
         )
+    check_head(ledger, model)
     actual = fingerprint if fingerprint and backbone is model else fingerprint_of(backbone)
     if actual != ledger.fingerprint and fingerprint_of(backbone, without=POOLER) != ledger.fingerprint:
         raise LedgerError(
             f"The ledger belongs to other weights: expected fingerprint {ledger.fingerprint[:12]}, the model's is "
             f"{actual[:12]}. Load the very weights the stream was trained from."
+        )
+
+
+def check_head(ledger: Ledger, model: nn.Module) -> None:
+    """Check that a language model has the head that it had when another trainer trained its body."""
+    if ledger.binding and ledger.binding.head and ledger.binding.head != head_digest(model):
+        raise LedgerError(
+            "The ledger belongs to a language model with another head: its body's weights are the same, and those of the head "
+            "are not. Load the very weights the tasks were learned from."
         )
 
 

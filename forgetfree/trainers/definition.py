@@ -16,7 +16,7 @@ from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import trainable
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.errors import LedgerError, UnknownNameError, UsageError, nearest
-from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
+from forgetfree.ledger.binding import Binding, head_digest, network_of, tokenizer_digest
 from forgetfree.models.checkpoint import TEXT_ENCODER, check_weights
 from forgetfree.models.heads import HiddenRows, make_head, read_head
 from forgetfree.models.loading import body_loader
@@ -104,7 +104,9 @@ def meaning_of(
     if head:
         _check_head(model, body, head, len(definition.labels), tokenizer)
     digest = tokenizer_digest(tokenizer, chats=readout == "generate")
-    now = Binding(network_of(body), digest, readout, length, bound.precision if bound else "fp32", name)
+    now = Binding(
+        network_of(body), digest, readout, length, bound.precision if bound else "fp32", name, head_digest(model)
+    )
     differ = []
     if bound and bound.readout != readout:
         differ = [f"by the readout {bound.readout}, and not {readout}"]

@@ -19,6 +19,7 @@ from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger, Record, changed_buffers
 from forgetfree.ledger.binding import network_differences, network_of
 from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.switch import check_head
 from forgetfree.trainers.choice import Loss, Source, choose_region, loss_of_model
 from forgetfree.trainers.definition import meaning_of, word_head
 from forgetfree.trainers.vector import NAME, RegionVector
@@ -209,6 +210,7 @@ def check_model(model: nn.Module, ledger: Ledger) -> nn.Module:
             f"The ledger belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json that it "
             "had then."
         )
+    check_head(ledger, model)
     align_(model)
     return part
 

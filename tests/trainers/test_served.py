@@ -160,6 +160,31 @@ def test_texts_are_written_from_the_file(tmp_path: Path) -> None:
         assert written_by(AutoModelForCausalLM.from_pretrained(tmp_path / task), tokenizer, "say:", len(ids)) == ids
 
 
+def test_another_head_of_a_language_model_is_refused(tmp_path: Path) -> None:
+    """Its weights are none of the body's, of which the ledger has the fingerprint."""
+    model_directory, tokenizer = base("gpt2-lm", tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(model_directory, tie_word_embeddings=False)
+    tokenizer.pad_token = tokenizer.eos_token
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 0.5)
+    ledger = Ledger.of_model(model)
+    learn(model, ledger, "say", texts_of(tokenizer), kind="generation", tokenizer=tokenizer, template="{prompt}")
+    ids = tokenizer("say:", return_tensors="pt")
+    with answering(model, ledger, "say"):
+        model(**ids)
+    for place, factor in (("same", 1.0), ("other", 2.0)):
+        with torch.no_grad():
+            model.lm_head.weight.mul_(factor)
+        model.save_pretrained(tmp_path / place)
+        tokenizer.save_pretrained(tmp_path / place)
+    assert Predictor.of_ledger(ledger, str(tmp_path / "same")).answer("say", ["say:"])
+    for use in (
+        lambda: Predictor.of_ledger(ledger, str(tmp_path / "other")),
+        lambda: answering(model, ledger, "say").__enter__(),
+    ):
+        with pytest.raises(LedgerError, match="language model with another head"):
+            use()
+
+
 def test_words_are_labelled_from_the_file(tmp_path: Path) -> None:
     place, tokenizer = base("bert", tmp_path)
     model = AutoModelForTokenClassification.from_pretrained(place, num_labels=3)
