@@ -69,7 +69,9 @@ class Task:
         """Return minilm with a new head, the same for all picks."""
         torch.manual_seed(self.seed)
         place = locate("minilm")
-        return AutoModelForSequenceClassification.from_pretrained(place, num_labels=len(self.labels))
+        return AutoModelForSequenceClassification.from_pretrained(
+            place, num_labels=len(self.labels), use_safetensors=True, trust_remote_code=False
+        )
 
 
 def train(model: nn.Module, batches: Iterable[Batch], rate: float) -> None:
@@ -149,7 +151,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "picks" / "minilm.csv")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tokenizer = AutoTokenizer.from_pretrained(locate("minilm"))
+    tokenizer = AutoTokenizer.from_pretrained(locate("minilm"), trust_remote_code=False)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if not options.out.exists():
         options.out.write_text(",".join(FIELDS) + "\n", encoding="utf-8")

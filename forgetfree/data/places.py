@@ -90,10 +90,11 @@ def split_of(name: str) -> str | None:
 
 def tasks_of_files(data: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
-    files = [data] if isinstance(data, str) else data
-    if isinstance(data, str) and Path(data).is_dir():
-        return ()
-    return tuple(stem for stem, format in (format_of(Path(file).name) for file in files) if format)
+    files = [Path(data)] if isinstance(data, str) else [Path(each) for each in data]
+    names = [format_of(file.name) for file in files]
+    return (
+        tuple(stem for stem, _ in names) if all(form for _, form in names) and not any(map(Path.is_dir, files)) else ()
+    )
 
 
 def files_by_name(paths: Sequence[str]) -> dict[str, str]:

@@ -216,16 +216,18 @@ def read_unit_files(run: Run, tasks: Sequence[str]) -> UnitFiles:
         except ReportError as error:
             faults[what] = str(error)
     losses = [] if "Losses" in faults else _losses(run.folder / HISTORY)
-    return UnitFiles(answers, losses, faults, texts, _labels(run.folder.parents[1] / CONFIG))
+    labels, config = dict[str, dict[int, str]](), run.folder.parents[1] / CONFIG
+    try:
+        labels = _labels(config) if config.exists() else {}
+    except (RunError, LookupError, TypeError, AttributeError) as error:
+        faults["Names of labels"] = f"{config} does not say them: {type(error).__name__}, {first_line(error)}."
+    return UnitFiles(answers, losses, faults, texts, labels)
 
 
 def _labels(path: Path) -> dict[str, dict[int, str]]:
     """Return the names of the labels of each task whose rows have one, as its answers number them."""
-    try:
-        config = read_json(path, RunError, "", signed=True)
-        tasks = [(each["name"], each["kind"], each.get("closed_answers") or each["labels"]) for each in config["tasks"]]
-    except (RunError, LookupError, TypeError, AttributeError):
-        return {}
+    config = read_json(path, RunError, "", signed=True)
+    tasks = [(each["name"], each["kind"], each.get("closed_answers") or each["labels"]) for each in config["tasks"]]
     named, first = dict[str, dict[int, str]](), 0
     for name, kind, labels in tasks:
         if KIND_OF_FORM.get(kind, kind) != "tagging" and labels:

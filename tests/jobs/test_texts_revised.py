@@ -53,7 +53,7 @@ def test_other_answers_than_the_run_s_are_noticed(
 
     write = generation.write
     monkeypatch.setattr(generation, "write", lambda *args, **how: [ids[:1] for ids in write(*args, **how)])
-    assert cli.main(["run", "--on", str(run), "--without", "last", "--out", str(tmp_path / "less")]) == 1
+    assert cli.main(["run", "--on", str(run), "--without", "chat", "--out", str(tmp_path / "less")]) == 1
     assert "does not answer first bit for bit" in capsys.readouterr().err
 
 

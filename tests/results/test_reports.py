@@ -657,16 +657,10 @@ def test_seconds_of_models_that_others_made_stand_beside_ones_own() -> None:
     assert table_of(page_of(unknown), "Time per phase").rows[0][-1] == "—"
 
 
-def test_the_strategies_that_stand_on_fine_tuned_models_are_those_that_say_so() -> None:
-    from forgetfree.results.configurations import NEED_FINE_TUNED, STAND_ON_FINE_TUNED
+def test_the_picks_that_need_a_fine_tuned_model_are_those_that_say_so() -> None:
+    from forgetfree.results.configurations import NEED_FINE_TUNED
     from forgetfree.training.localization import LocalizationOptions
-    from forgetfree.training.training_options import TrainingOptions
 
-    ours = {name: registry.strategy(name) for name in registry.STRATEGIES}
-    plain = {name for name, each in ours.items() if each.Options is TrainingOptions and each.forget_free}
-    assert {*STAND_ON_FINE_TUNED} == plain | {
-        n for n, each in ours.items() if issubclass(each.Options, LocalizationOptions)
-    }
     declared = typing.get_args(typing.get_type_hints(LocalizationOptions)["region_from"])
     kinds = [kind for each in declared for kind in typing.get_args(each)]
     assert {kind for kind in kinds if LocalizationOptions(region_from=kind).needs_fine_tuned} == {*NEED_FINE_TUNED}
@@ -966,7 +960,6 @@ def test_options_of_plug_ins_have_bounds_of_their_own(tmp_path: Path) -> None:
 def test_the_bounds_of_options_are_those_that_strategies_declare() -> None:
     from annotated_types import Ge, Gt, Le
 
-    from forgetfree import registry
     from forgetfree.results.run_results import MASOptions, OwnOptions, RunOptions
     from forgetfree.training.training_options import TrainingOptions
 

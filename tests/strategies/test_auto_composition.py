@@ -238,28 +238,3 @@ def test_the_final_union_leaves_out_what_stands_alone(tiny_stream: MakeStream, m
     union = learn(tiny_stream(stream="qnli,ag_news"), composition="union", final_union=True)
     found, expected = (each.extra_results()["union"]["accuracy"] for each in (strategy, union))
     assert found[:2] == expected
-
-
-def test_an_error_in_a_version_that_stands_alone_changes_no_later_one(
-    tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prefer(monkeypatch, {"ag_news"})
-    cls = registry.strategy("grafting-continual")
-
-    def made() -> tuple[Any, list[Any]]:
-        stream = tiny_stream(stream="qnli,ag_news,ag_news,qnli")
-        strategy = cls(stream=stream, options=cls.Options(**OPTIONS, composition="auto"), device="cpu")
-        return strategy, list(stream.benchmark.train_stream)
-
-    broken, tasks = made()
-    for task in tasks[:2]:
-        broken.train(task)
-    with monkeypatch.context() as patch:
-        patch.setattr(cls, "optimizer_step", lambda self: (_ for _ in ()).throw(RuntimeError("x")))
-        with pytest.raises(RuntimeError):
-            broken.train(tasks[2])
-    broken.train(tasks[3])
-    whole, tasks = made()
-    for number in (0, 1, 3):
-        whole.train(tasks[number])
-    assert_same(broken.ledger.records[-1], whole.ledger.records[-1])
