@@ -23,7 +23,7 @@ from rich.style import Style
 
 ROOT = Path(__file__).parents[2]
 COLUMNS, ROWS = 108, 28
-COMMAND = "forgetfree run --config benchmarks/demo/demo.toml --out runs/demo"
+COMMAND = "forgetfree run --config benchmarks/demo/demo.toml --jobs auto --out runs/demo"
 #: Pictures that are shown, and seconds that one is shown, the last one longer.
 FRAMES, SECONDS, LAST = 14, 0.9, 8.0
 #: What rich fills for one frame; its own form loads a font from a server.
