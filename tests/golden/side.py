@@ -22,8 +22,8 @@ from forgetfree import Ledger, cli
 
 #: Options that both commits know, by configuration; ``{folder}`` has the models and the data.
 CONFIGURATIONS = {
-    "main job": "demo --data demo --model {folder}/bert --readout linear --strategy fine-tune --strategy continual-ft "
-    "--strategy grafting-continual --sparsity 0.05 --set mask_steps=4 --set mask_batch_size=8",
+    "main job": "qnli-agnews-sst2 --data demo --model {folder}/bert --readout linear --strategy fine-tune "
+    "--strategy continual-ft --strategy grafting-continual --sparsity 0.05 --set mask_steps=4 --set mask_batch_size=8",
     "alone": "sst2,qnli --data {folder}/labels --model {folder}/bert --strategy grafting-continual --sparsity 0.05 "
     "--readout prompt --set composition=alone --set region_from=movement --set optimizer=adamw",
     "packnet": "sst2,qnli --data {folder}/labels --model {folder}/bert --strategy packnet --readout linear",
