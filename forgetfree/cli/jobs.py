@@ -242,6 +242,10 @@ def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: 
     if run is None:
         raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
     debug, output = flags.pop("debug", False), CommandFlags(**of_class(CommandFlags, flags))
+    if output.check or output.json:
+        raise UsageError(
+            "--check is of a whole run. Leave it out: beside --on all is checked before anything is written."
+        )
     how = {field.name for field in (*fields(Execution), *fields(CommandFlags))} - {"config", "check", "json"}
     if wrong := [name for name in flags if name not in _BESIDE_ON | how | {"out"}]:
         raise UsageError(
