@@ -284,8 +284,11 @@ class RevisedRun(RunJob):
 
     def __init__(self, run: _Run, tasks: Sequence[str], out: Path, options: Json) -> None:
         super().__init__(run.config_of(tasks, out, options))
-        self._of, self._tasks = run, tasks
+        self._of, self._tasks, self._given = run, tasks, options
         self.learner = self.revised = _RevisedLearner(self, run, tasks)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._of, self._tasks, self.out, self._given)
 
     def write(self, execution: Execution = USUAL) -> Json:
         """Write the directory, and return the content of results.json.

@@ -313,7 +313,7 @@ def test_further_tasks_are_learned_as_if_they_had_been_in_the_stream(
     again = {name for name, task in learned if task == "qnli"}
     assert len(again) == 1  # EWC keeps nothing to go on from
     monkeypatch.undo()
-    assert extend(run("qnli", "ag_news", **GROWN), "sst2", tmp_path / "again") == 0
+    assert extend(run("qnli", "ag_news", **GROWN), "sst2", tmp_path / "again", "--jobs", "2") == 0
     assert hashes(tmp_path / "again") == hashes(three)
 
 
