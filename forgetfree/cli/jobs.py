@@ -253,9 +253,9 @@ def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: 
             "one that had all tasks from the start. Leave it out, or run the whole stream."
         )
     execution = replace(execution_of(flags), debug=debug)
-    given = {name: flags[name] for name in _BESIDE_ON if name in flags}
-    if len(given.get("data", ())) == 1:
-        (given["data"],) = given["data"]
+    options = {name: flags[name] for name in _BESIDE_ON if name in flags}
+    if len(options.get("data", ())) == 1:
+        (options["data"],) = options["data"]
     quiet_libraries()
     from forgetfree.jobs import revision
 
@@ -264,22 +264,21 @@ def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: 
         raise UsageError(
             f"--without {task} takes a task away, and {', '.join(tasks)} would be learned. Do one after the other."
         )
-    tasks = tasks or ([] if task else [*tasks_of_files(given.get("data", ()))])
+    tasks = tasks or ([] if task else [*tasks_of_files(options.get("data", ()))])
     if task is None and not tasks:
         raise UsageError(f"Nothing says what to learn on top of {run}. Name a task, or give its file by --data.")
     out = Path(flags.get("out") or free_directory(run.resolve().name))
     with silence(output.quiet):
-        change = revision.extended(run, tasks, out, given) if task is None else revision.without(run, task, out, given)
-        tell(
-            f"Learning {', '.join(tasks)} on top of {run}, into {out}"
-            if tasks
-            else f"Writing {run} without {task} into {out}"
-        )
-        ready = ReadyJob(change.write, _show_run, change.config.model, change.config.settings.get("cache"))
-        code = _perform(ready, change.config, execution, output.quiet, output.verbose)
+        if task is None:
+            job, what = revision.extension(run, tasks, out, options), f"Learning {', '.join(tasks)} on top of {run}"
+        else:
+            job, what = revision.removal(run, task, out, options), f"Writing {run} without {task}"
+        tell(f"{what}, into {out}")
+        ready = ReadyJob(job.write, _show_run, job.config.model, job.config.settings.get("cache"))
+        code = _perform(ready, job.config, execution, output.quiet, output.verbose)
     if task is not None:
         print(escaped(f"{run} still holds {task}. Delete that directory to have it gone."))
-        if cache := change.config.settings.get("cache"):
+        if cache := job.config.settings.get("cache"):
             print(escaped(f"The shared cache {cache} may hold its fine-tuned models. Delete them, too."))
     return code
 

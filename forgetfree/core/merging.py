@@ -15,17 +15,11 @@ from torch import Tensor
 from forgetfree.errors import OptionError
 
 #: How grafts are merged, see the functions of these names.
-MergeRule = Literal["union", "task-arithmetic", "ties", "stitch"]
+MergeRule = Literal["task-arithmetic", "ties", "stitch"]
 #: λ where no validation rows choose it (Yadav et al., 2023, §4.2); the other rules have none.
 WEIGHTS = {"task-arithmetic": 0.4, "ties": 1.0}
 #: The share of all entries that TIES keeps of each task vector (Yadav et al., 2023, §4.2).
 DENSITY = 0.2
-
-
-def union(theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
-    """Return the values of the first graft that holds an entry, as in GraftingContinual's union (paper, §5.2)."""
-    first = gamma.int().argmax(0, keepdim=True)
-    return theta.gather(0, first)[0]
 
 
 def task_arithmetic(theta: Tensor, gamma: Tensor, pre: Tensor, weight: float) -> Tensor:
@@ -56,8 +50,6 @@ def stitch(theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
 def merged_values(rule: MergeRule, theta: Tensor, gamma: Tensor, pre: Tensor, weight: float | None = None) -> Tensor:
     """Return the merged values by a rule; ``weight`` is λ, by default that of `WEIGHTS`."""
     match rule:
-        case "union":
-            return union(theta, gamma, pre)
         case "task-arithmetic":
             return task_arithmetic(theta, gamma, pre, WEIGHTS[rule] if weight is None else weight)
         case "ties":

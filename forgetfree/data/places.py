@@ -91,10 +91,9 @@ def split_of(name: str) -> str | None:
 def tasks_of_files(data: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
     files = [Path(data)] if isinstance(data, str) else [Path(each) for each in data]
-    names = [format_of(file.name) for file in files]
-    return (
-        tuple(stem for stem, _ in names) if all(form for _, form in names) and not any(map(Path.is_dir, files)) else ()
-    )
+    names = [format_of(file.name) for file in files if not file.is_dir()]
+    holds_rows = len(names) == len(files) and all(form for _, form in names)
+    return tuple(stem for stem, _ in names) if holds_rows else ()
 
 
 def files_by_name(paths: Sequence[str]) -> dict[str, str]:

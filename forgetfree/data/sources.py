@@ -357,13 +357,11 @@ class _Several:
     def __init__(self, places: Sequence[str], options: ReadOptions) -> None:
         self._sources: list[_Source] = []
         for place in places:
-            known = place == "hub" or place in registry.SOURCES  # whose columns are
-            is_file = bool(format_of(Path(place).name)[1]) and not Path(place).is_dir()
-            self._sources.append(
-                _Named(files_by_name([place]), options)
-                if is_file
-                else _open_source(place, READ_DEFAULTS if known else options)
-            )
+            if tasks_of_files(place):
+                self._sources.append(_Named(files_by_name([place]), options))
+            else:
+                known = place == "hub" or place in registry.SOURCES  # whose columns are
+                self._sources.append(_open_source(place, READ_DEFAULTS if known else options))
         self.hint: str = " ".join(source.hint for source in self._sources)
 
     def names(self) -> list[str]:
@@ -468,8 +466,7 @@ def _open_source(data: Any, options: ReadOptions) -> _Source:
         return _Named(data, options)
     if isinstance(data, list | tuple):
         places = [os.fspath(path) for path in data]
-        are_files = [bool(format_of(Path(place).name)[1]) and not Path(place).is_dir() for place in places]
-        return _Named(files_by_name(places), options) if all(are_files) else _Several(places, options)
+        return _Named(files_by_name(places), options) if tasks_of_files(places) else _Several(places, options)
     path = Path(data)
     names = tasks_at(path)
     if names is not None:

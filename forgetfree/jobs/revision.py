@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
 
 
-def extended(
+def extension(
     run: Path,
     tasks: Sequence[str],
     out: Path,
-    given: Mapping[str, Any] = MappingProxyType({}),
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> RevisedRun:
     """Return the run of further tasks on top of a finished one.
 
@@ -61,7 +61,7 @@ def extended(
         run: what ``forgetfree run`` wrote; it does not change.
         tasks: what is learned after its tasks.
         out: the new directory.
-        given: options in the place of those of the run, by their names in a file: ``data``, where the further tasks are;
+        options: in the place of those of the run, by their names in a file: ``data``, where the further tasks are;
             ``model``, if it lies elsewhere now; ``strategy`` and ``seed``; and what says how rows are read.
 
     Raises:
@@ -74,10 +74,10 @@ def extended(
             f"{run} has learned {known[0]!r}. New rows of it are a task of another name: call the file or folder "
             f"{known[0]}-2, say."
         )
-    return RevisedRun(finished, [*finished.tasks, *tasks], out, finished.given(given))
+    return RevisedRun(finished, [*finished.tasks, *tasks], out, finished.options(options))
 
 
-def without(run: Path, task: str, out: Path, given: Mapping[str, Any] = MappingProxyType({})) -> RevisedRun:
+def removal(run: Path, task: str, out: Path, options: Mapping[str, Any] = MappingProxyType({})) -> RevisedRun:
     """Return a run as it would be, had one of its tasks never been learned.
 
     Where tasks stand alone, or nothing comes after, neither data nor model are needed.
@@ -86,11 +86,11 @@ def without(run: Path, task: str, out: Path, given: Mapping[str, Any] = MappingP
         run: what ``forgetfree run`` wrote; it does not change.
         task: the task.
         out: the new directory.
-        given: as of `extended`; ``data`` is where the other tasks are, if they lie elsewhere now.
+        options: as of `extension`; ``data`` is where the other tasks are, if they lie elsewhere now.
 
     Raises:
         TaskError: the run did not learn the task, or learned nothing else.
-        RunError: as `extended`.
+        RunError: as `extension`.
     """
     finished = _Run(run)
     if task not in finished.tasks:
@@ -99,7 +99,7 @@ def without(run: Path, task: str, out: Path, given: Mapping[str, Any] = MappingP
         )
     if not (tasks := [name for name in finished.tasks if name != task]):
         raise TaskError(f"{run} learned nothing but {task!r}. Delete the directory.")
-    return RevisedRun(finished, tasks, out, finished.given(given))
+    return RevisedRun(finished, tasks, out, finished.options(options))
 
 
 #: Options that say how the rows of tasks are read: those of further tasks are given beside those of the run.
@@ -125,14 +125,12 @@ class _Run:
                     f"{unit.directory} is not finished, or its files are not as they were then. Go on with --resume first."
                 )
 
-    def given(self, options: Mapping[str, Any]) -> Json:
+    def options(self, options: Mapping[str, Any]) -> Json:
         """Return options in the place of those of the run, and where its data and model lie from here."""
         section = self.config["run"]
         places: Json = {key: of_each(located, section[key], self.directory) for key in PLACES if section.get(key)}
-        data = [
-            *_listed(options.get("data")),
-            *_listed(places["data"]),
-        ]  # where both have a task, the new rows are meant
+        # Where both have a task, the new rows are meant.
+        data = [*_listed(options.get("data")), *_listed(places["data"])]
         rows = {key: [*section.get(key, ()), *options[key]] for key in _OF_ROWS if options.get(key)}
         return {**places, **options, **rows, "data": data if len(data) > 1 else data[0]}
 
@@ -223,11 +221,11 @@ class _RevisedLearner(StreamLearner):
             return "ledger"
         # What it would have answered to a further task while it learned the others is not kept.
         grows = self._stream_tasks[: len(self._of.tasks)] == self._of.tasks
-        return "state" if grows and strategy.resumable and not self._answers_unlearned(key["seed"]) else None
-
-    def _answers_unlearned(self, seed: int) -> bool:
-        upper = self.checked.run.upper_triangle
-        return not self.stream(seed).model.readouts() if upper is None else upper
+        return (
+            "state"
+            if grows and strategy.resumable and not self.answers_unlearned(self.stream(key["seed"]).model)
+            else None
+        )
 
     def prepare(self, name: str, strategy: ContinualStrategy) -> None:
         """Hand over what was found for later tasks and depends on no other task."""
@@ -252,7 +250,7 @@ class _RevisedLearner(StreamLearner):
         tasks = strategy.stream.tasks[: len(prefix.tasks)]
         rows: list[Row] = [{} for _ in tasks]
         new = [task for task in strategy.stream.tasks if task.name not in self._of.tasks]
-        if new and self.answers_unlearned(strategy):  # what the others left was not asked about it yet
+        if new and self.answers_unlearned(strategy.model):  # what the others left was not asked about it yet
             for count in range(len(tasks)):
                 prefix.put(strategy, count, directory)
                 rows[count] = strategy.evaluate(new)
@@ -284,11 +282,11 @@ class RevisedRun(RunJob):
 
     def __init__(self, run: _Run, tasks: Sequence[str], out: Path, options: Json) -> None:
         super().__init__(run.config_of(tasks, out, options))
-        self._of, self._tasks, self._given = run, tasks, options
+        self._of, self._tasks, self._options = run, tasks, options
         self.learner = self.revised = _RevisedLearner(self, run, tasks)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._of, self._tasks, self.out, self._given)
+        return type(self), (self._of, self._tasks, self.out, self._options)
 
     def write(self, execution: Execution = USUAL) -> Json:
         """Write the directory, and return the content of results.json.

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
+    from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.data.rows import TaskRows
     from forgetfree.models.loading import LoadedModel
     from forgetfree.tasks import TaskDefinition
@@ -182,7 +183,7 @@ class StreamLearner:
             store=StateStore(self.store),
         )
         self.prepare(name, strategy)
-        answers = StreamAnswers(strategy, upper_triangle=self.answers_unlearned(strategy))
+        answers = StreamAnswers(strategy, upper_triangle=self.answers_unlearned(strategy.model))
         learned = LearnedStream(strategy, [], answers.broken)
         checkpoint = monitor.checkpoint()
         kept = StreamCheckpoint(checkpoint, name, learned, answers)
@@ -214,10 +215,10 @@ class StreamLearner:
     def prepare(self, name: str, strategy: ContinualStrategy) -> None:
         """Hand a new strategy what it need not find again: nothing."""
 
-    def answers_unlearned(self, strategy: ContinualStrategy) -> bool:
-        """Return whether tasks are answered before they are learned."""
+    def answers_unlearned(self, model: ReadoutModel) -> bool:
+        """Return whether tasks are answered before they are learned: where no readout of theirs has to be learned first."""
         upper = self.checked.run.upper_triangle
-        return not strategy.model.readouts() if upper is None else upper
+        return not model.readouts() if upper is None else upper
 
     def texts_before(self, key: Mapping[str, Any], learned: LearnedStream) -> dict[str, Sequence[str]]:
         """Return what a unit answered before training, by task, of the rows that a report shows."""

@@ -130,10 +130,8 @@ def learning(
             f"No entry is free for task {task!r}: earlier tasks own all that it may train. Let it stand alone "
             "(composition='alone'), or begin a ledger with a smaller sparsity."
         )
-    carried, own = (
-        _carried(ledger, alone),
-        [f"{name}.{key}" for name, head in named.items() for key in head.state_dict()],
-    )
+    carried = _carried(ledger, alone)
+    own = [f"{name}.{key}" for name, head in named.items() for key in head.state_dict()]
     kept = meaning.head if meaning else {name: name for name in own}
     before, buffers = _state(model, {*own, *kept.values()}), _buffers(body)
     try:

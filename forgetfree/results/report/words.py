@@ -246,7 +246,6 @@ MEANINGS = {
     "FWT": "forward transfer: the score of a task just before it is learned, minus that before training",
     "intransigence": "how far a task is below the model fine-tuned on it alone, right after learning",
     "forgetting of a task": "its best score since it was learned, minus its score at the end",
-    "BWT to a version": "the score of a task's latest version at the end, minus that of its first version right after learning",
     "ECE of a task": "its expected calibration error after the last task",
     "agreement": "on how many test rows the answer is that of the model fine-tuned on the task alone",
     "(s)": "seconds of all tasks; a fine-tuned model that strategies share counts for the first that made it",
@@ -299,8 +298,6 @@ OF_OTHER_METRICS = {
     "FWT": "forward transfer: how much better the score of a task is just before it is learned than before training",
     "intransigence": "how much worse a task is than the model fine-tuned on it alone, right after learning",
     "forgetting of a task": "how much worse its score is at the end than its best since it was learned",
-    "BWT to a version": "how much better the score of a task's latest version is at the end than that of its first version "
-    "right after learning",
     "won by re-training": "how much better these scores are than the strategy's own, on average: what the readout had "
     "forgotten, not the features",
 }
