@@ -315,9 +315,9 @@ def test_a_transform_of_a_data_set_is_applied() -> None:
     lost = dataset().with_transform(lambda batch: {"input_ids": [[1]] * len(batch["review"])})
     assert "data['mood'] with its transform has no column 'text': expected" in refusal({"mood": lost})
     failing = dataset().with_transform(lambda batch: batch["nosuch"])
-    assert "data['mood']: its transform failed: KeyError: 'nosuch'" in refusal({"mood": failing})
+    assert "data['mood'] with its transform: its rows cannot be read: KeyError: 'nosuch'" in refusal({"mood": failing})
     fewer = dataset().with_transform(lambda batch: {"review": batch["review"][1:]})
-    assert "its transform gives 39 values of 'review' for 40 rows" in refusal({"mood": fewer})
+    assert "data['mood'] with its transform: its rows cannot be read: TypeError" in refusal({"mood": fewer})
 
 
 def test_rows_without_a_label_are_left_out_and_said_where_the_data_set_marks_them() -> None:
