@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from forgetfree.core.body import POOLER, body_of, check_same_body, differing_tensors, fingerprint_of
 from forgetfree.core.readout_model import LINEAR, ReadoutKind, ReadoutModel
-from forgetfree.core.tensors import load_tensors_
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.files import StrPath
@@ -30,6 +29,7 @@ from forgetfree.json_file import check, parse_json
 from forgetfree.models.checkpoint import TEXT_ENCODER, read_config, read_weights, weight_files
 from forgetfree.models.loading import LANGUAGE_MODELS, LoadedModel, body_loader, language_model, load_model
 from forgetfree.models.peft_adapter import adapter_loader, is_adapter, merged_directory
+from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import ClassifierModel, head_names
 from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import TensorFile
@@ -69,10 +69,37 @@ class FineTunedModel:
         """θ_ft, ``(N,)``."""
         return self.model.space().flatten(self.model.backbone)
 
-    def add_task(self, task: TaskDefinition) -> None:
-        """Add a readout for the task to `model`."""
-        label = self.model.add_task(self.loaded.head(task))
-        load_tensors_(self.model.readout_module(label), self.head)
+    def put_into(self, store: StateStore, key: str, pre: ModelState) -> None:
+        """Put θ_ft and its readout into a store of fine-tuned models, as the one of a key.
+
+        Args:
+            store: the store.
+            key: of a model that is fine-tuned on the one task.
+            pre: the pre-trained state, of that task.
+        """
+        with store.making(key) as known:
+            if known is None:
+                store.put(key, replace(pre, theta=self.theta, readouts=dict.fromkeys(pre.readouts, self.head)), 0.0)
+
+    @property
+    def note(self) -> str:
+        """What a graft of it lacks; an empty text where it lacks nothing."""
+        if not self.left_out:
+            return ""
+        return (
+            f"{counted(len(self.left_out), 'tensor')} of the fine-tuned model that cannot be grafted differ from the "
+            f"pre-trained one's, and are its own here: {', '.join(self.left_out[:3])}{', …' * (len(self.left_out) > 3)}."
+        )
+
+
+def check_readout(readout: str, directory: str) -> None:
+    """Raise ``UsageError`` if a readout is asked for that the fine-tuned model does not have."""
+    kind = readout_of(directory)
+    if readout not in ("auto", kind):
+        reader = "its own head" if kind == "classifier" else f"--readout {kind}"
+        raise UsageError(
+            f"--readout {readout} does not suit {directory!r}, which is read by {reader}. Leave --readout out."
+        )
 
 
 def readout_of(directory: str) -> ReadoutKind:
@@ -142,7 +169,8 @@ def load_fine_tuned(
         # The pooler, which is the head's, stays the fine-tuned one.
         pre_trained = copy.deepcopy(tuned)
         body_of(pre_trained).load_state_dict(pre.state_dict(), strict=False)
-        loaded = replace(loaded, model=pre_trained, readout="classifier")
+        fingerprint_pre = fingerprint_of(pre_trained.backbone)
+        loaded = replace(loaded, model=pre_trained, readout="classifier", fingerprint=fingerprint_pre)
     else:
         if kind in LINEAR:
             head = _linear_head(own or _outside(backbone), classes, loaded.model.hidden_size, directory)

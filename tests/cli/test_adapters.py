@@ -53,15 +53,15 @@ def test_the_command_grafts_it(
     command = ["graft", "sst2", "--data", str(data_directory), "--model", str(model), "--shots", "4"]
     command += ["--fine-tuned", str(tmp_path / "lora"), "--sparsity", "1", "--set", "mask_steps=0"]
     assert cli.main([*command, "--out", str(tmp_path / "out")]) == 0
-    graft = Graft.load(tmp_path / "out" / "graft.safetensors")
+    graft = Graft.load(tmp_path / "out" / "bare-graft/seed-0/graft.safetensors")
     assert graft.space is not None and graft.origin is not None and graft.origin.readout == "classifier"
     body = dict(merged.base_model.named_parameters())
     held = np.zeros(len(graft.region), dtype=np.float32)
     for number, local, where in graft.space.split(graft.region.indices):
         held[where] = body[graft.space.tensors[number].name].detach().view(-1)[local].numpy()
     assert (held == graft.values.numpy()).all() and len(held) > 1000
-    rows = {row["model"]: row for row in json.loads((tmp_path / "out" / "results.json").read_text())["rows"]}
-    assert rows["grafted"]["score"] == rows["fine-tuned"]["score"] and rows["grafted"]["agreement"] == 1
+    tuned, grafted = json.loads((tmp_path / "out" / "results.json").read_text())["runs"]
+    assert grafted["matrix"] == tuned["matrix"] and grafted["agreement"] == [1]
     assert not [each for each in capsys.readouterr().out.splitlines() if "/tmp/tmp" in each]
 
 

@@ -27,7 +27,7 @@ from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import read_readout
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.scores import read_scores
-from forgetfree.results.stored import load_graft_results, load_run_results
+from forgetfree.results.stored import load_run_results
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ KINDS: dict[str, Kind] = {
         signed=True,
     ),
     "graft": Kind(
-        ("graft/graft.safetensors", "graft/seed-0/graft-*.safetensors"),
+        ("graft/bare-graft/seed-0/graft.safetensors",),
         lambda path, samples: Graft.load(path),
         bits,
         reading.sound_graft,
@@ -122,14 +122,10 @@ KINDS: dict[str, Kind] = {
         signed=True,
     ),
     "config of a run": Kind(("run/config.json",), reading.read_run, bits, reading.sound_config, (RunError, UsageError)),
-    "config of a graft": Kind(
-        ("graft/config.json",), reading.read_job("graft"), bits, reading.sound_job, (RunError, UsageError)
-    ),
     "record of a unit": Kind(
         (
             "run/packnet/seed-0/unit.json",
             "run/*/seed-0/unit.json",
-            "graft/seed-0/unit.json",
         ),
         reading.read_record,
         bits,
@@ -140,7 +136,6 @@ KINDS: dict[str, Kind] = {
         (
             "run/packnet/seed-0/scores.csv",
             "run/*/seed-0/scores.csv",
-            "graft/seed-0/scores.csv",
             "scores.csv",
         ),
         lambda path, samples: read_scores(path),
@@ -165,22 +160,8 @@ KINDS: dict[str, Kind] = {
         reading.sound_floors,
         (),  # a file that is damaged counts as none
     ),
-    "results of a graft": Kind(
-        ("graft/results.json",),
-        lambda path, samples: load_graft_results(path),
-        bits,
-        reading.sound_graft_results,
-        (ReportError,),
-    ),
     "results of a run in one file": Kind(
         ("run.csv",), lambda path, samples: load_run_results(path), bits, reading.sound_results, (ReportError,)
-    ),
-    "results of a graft in one file": Kind(
-        ("graft.csv",),
-        lambda path, samples: load_graft_results(path),
-        bits,
-        reading.sound_graft_results,
-        (ReportError,),
     ),
     "readout": Kind(
         ("applied/readout.safetensors",),

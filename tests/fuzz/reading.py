@@ -33,8 +33,6 @@ from forgetfree.models.state import ModelState
 from forgetfree.results.comparison import merge
 from forgetfree.results.config_file import load_run
 from forgetfree.results.records import Record
-from forgetfree.results.report.graft_report import lay_out_graft
-from forgetfree.results.report.page import render_page
 from forgetfree.results.report.run_report import render
 from forgetfree.results.scores import read_scores, write_scores
 from forgetfree.results.stored import load_run_results
@@ -207,23 +205,6 @@ def read_run(path: Path, samples: Samples) -> Any:
     return config
 
 
-def read_job(kind: str) -> Callable[[Path, Samples], Any]:
-    """config.json of a graft as ``--resume`` reads it."""
-
-    def read(path: Path, samples: Samples) -> Any:
-        now = json.loads((samples.root / f"{kind}-config.json").read_text())
-        begun = read_job_config(path.parent, kind)
-        asked = merged_request(path.parent, begun[kind], now[kind], (), keys={})
-        return [asked, merged_config(path.parent, begun, now)]
-
-    return read
-
-
-def sound_job(found: Any, path: Path) -> None:
-    asked, config = found
-    assert asked and all(isinstance(key, dict) for key in config["units"].values())
-
-
 def read_record(path: Path, samples: Samples) -> Any:
     return Unit({"strategy": path.parents[1].name, "seed": 0}, path.parent).record()
 
@@ -252,11 +233,6 @@ def sound_scores(scores: Any, path: Path) -> None:
     assert all(score.after >= 0 and score.rows >= 0 and math.isfinite(score.value) for score in scores)
     write_scores(path.with_suffix(".csv"), scores)
     assert bits(read_scores(path.with_suffix(".csv"))) == bits(scores)
-
-
-def sound_graft_results(results: Any, path: Path) -> None:
-    assert render_page(lay_out_graft(results), "markdown")
-    assert all(0 <= getattr(row, key) <= 1 for row in results.rows for key in ("score", "ece", "agreement"))
 
 
 def read_predictions(path: Path, samples: Samples) -> Any:

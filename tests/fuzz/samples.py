@@ -15,7 +15,7 @@ from forgetfree.continual.streams import Stream, load_stream
 from forgetfree.models.fine_tuned_directory import write_readout
 from forgetfree.models.state import StateStore
 from forgetfree.results.scores import write_scores
-from forgetfree.results.stored import load_graft_results, load_run_results, to_csv
+from forgetfree.results.stored import load_run_results, to_csv
 
 TASKS = ("qnli", "ag_news")
 STRATEGIES = (
@@ -66,9 +66,8 @@ def make_samples(root: Path, data: Path, model: Path) -> Samples:
     for name in ("config", "results"):  # as they are, to compare with
         for job in commands:
             shutil.copy(root / job / f"{name}.json", root / f"{job}-{name}.json")
-    run, graft = load_run_results(root / "run"), load_graft_results(root / "graft")
-    for name, held in {"run": run, "graft": graft}.items():
-        (root / f"{name}.csv").write_text(to_csv(held), encoding="utf-8")
+    run = load_run_results(root / "run")
+    (root / "run.csv").write_text(to_csv(run), encoding="utf-8")
     write_scores(root / "scores.csv", run.scores()[:12])
     resume = ["run", *commands["run"], "--resume", "--out"]
     return Samples(root, resume, load_stream(",".join(TASKS), data=str(data), model=str(model), readout="linear"))

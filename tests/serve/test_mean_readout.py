@@ -75,7 +75,7 @@ def test_a_graft_is_applied_and_read_back_as_a_fine_tuned_model(
     few = ["--shots", "4", "--sparsity", "0.05", "--set", "mask_steps=1"]
     trained = ["--steps", "4", "--set", "learning_rate=0.3"]
     assert cli.main(["graft", "sst2", *places, *few, *trained, *MEAN, "--out", str(tmp_path / "graft")]) == 0
-    file = tmp_path / "graft" / "graft.safetensors"
+    file = tmp_path / "graft" / "bare-graft/seed-0/graft.safetensors"
     assert (origin := Graft.load(file).origin) is not None and origin.readout == "mean"
     assert cli.main(["apply", str(file), "--out", str(tmp_path / "applied")]) == 0
     again = [
@@ -89,7 +89,7 @@ def test_a_graft_is_applied_and_read_back_as_a_fine_tuned_model(
         str(tmp_path / "again"),
     ]
     assert cli.main(again) == 0
-    assert (origin := Graft.load(tmp_path / "again" / "graft.safetensors").origin) is not None
+    assert (origin := Graft.load(tmp_path / "again" / "bare-graft/seed-0/graft.safetensors").origin) is not None
     assert origin.readout == "mean"
 
 

@@ -42,7 +42,6 @@ from forgetfree.errors import (
 )
 from forgetfree.files import is_place
 from forgetfree.jobs.config import InMemory, JobConfig
-from forgetfree.jobs.job import Job
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running.environment import check_precision, set_threads, threads_as_before
 from forgetfree.jobs.running.unit import Json
@@ -104,7 +103,9 @@ class _Findings:
 def _examine(config: JobConfig, in_memory: InMemory, resume: bool) -> _Findings:
     """Look at all that can be looked at."""
     faults, notes = Faults(ForgetfreeError), list[str]()
-    job: type[Job[Any]] = registry.JOBS[config.command].job.load()
+    from forgetfree.jobs.run import RunJob
+
+    job = RunJob
     checked, out = faults.attempt(config.checked, in_memory.strategies), Path(config.out)
     workload = job.workload(config, checked, faults)
     limit = workload.common.test_limit
