@@ -112,7 +112,7 @@ class RunConfig(JobConfig):
 
     fine_tuned: str | None = option(
         None,
-        "a model fine-tuned from --model on the one task, in Hugging Face layout, or an adapter of PEFT; none is trained then",
+        "a model fine-tuned from --model on the one task, in Hugging Face layout; none is trained then",
         placeholder="DIR",
     )
     held_aside: str | None = option(
