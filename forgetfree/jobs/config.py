@@ -40,9 +40,9 @@ Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
 #: Where losses, rates and scores may be logged, too: see `forgetfree.jobs.running.loggers`.
 LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 #: Options of a job that ``--set`` could give, too.
-ALSO_SETTINGS = ("steps", "sparsity", "base")
+ALSO_SETTINGS = ("steps", "sparsity")
 #: What a file of options does not name unless it is given.
-_UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "held_aside")
+_UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "fine_tuned", "held_aside")
 
 
 @dataclass(frozen=True, kw_only=True)

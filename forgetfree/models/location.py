@@ -42,8 +42,8 @@ def locate(name: str) -> str:
         if not (Path(name) / "config.json").is_file():
             if (Path(name) / "adapter_config.json").is_file():
                 raise ModelError(
-                    f"{name!r} is an adapter of PEFT, and no whole model. Merge it with merge_and_unload of PEFT, and give what "
-                    "save_pretrained then writes to --model."
+                    f"{name!r} is an adapter of PEFT, and no whole model. Merge it with merge_and_unload of PEFT, and give "
+                    "what save_pretrained then writes to --model."
                 )
             raise ModelError(f"{name!r} is no model directory: it holds no config.json. Save with save_pretrained.")
         return name

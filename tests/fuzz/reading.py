@@ -24,7 +24,6 @@ from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.results.comparison import merge
 from forgetfree.results.records import Record
-from forgetfree.results.report.graft_report import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.report.run_report import render
 from forgetfree.results.scores import read_scores, write_scores
@@ -158,11 +157,6 @@ def sound_scores(scores: Any, path: Path) -> None:
     assert all(score.after >= 0 and score.rows >= 0 and math.isfinite(score.value) for score in scores)
     write_scores(path.with_suffix(".csv"), scores)
     assert bits(read_scores(path.with_suffix(".csv"))) == bits(scores)
-
-
-def sound_graft_results(results: Any, path: Path) -> None:
-    assert render_page(lay_out_graft(results), "markdown")
-    assert all(0 <= getattr(row, key) <= 1 for row in results.rows for key in ("score", "ece", "agreement"))
 
 
 def read_task_notes(path: Path) -> Any:
