@@ -92,7 +92,7 @@ def _of_iterable(where: str, dataset: Any) -> Table:
     features = {name: getattr(each, "feature", each) for name, each in (dataset.features or {}).items()}
     # Pictures and sounds, which other libraries would have to read, are neither texts nor labels.
     unread = [name for name, each in features.items() if hasattr(each, "decode") and type(each).__name__ != "Json"]
-    rows = _yielded(where, dataset.with_format(None).remove_columns(unread))
+    rows = _table_of_rows(where, dataset.with_format(None).remove_columns(unread))
     return replace(rows, label_names=_label_names(features))
 
 
@@ -103,7 +103,7 @@ def _of_dataset(where: str, dataset: Any) -> Table:
     stored = of_arrow(where, dataset.features.arrow_schema, dataset.features, read, range(len(dataset)))
     if not len(dataset) or dataset.format["type"] != "custom":
         return stored
-    rows = _yielded(f"{where} with its transform", dataset)  # of with_transform, or set_transform
+    rows = _table_of_rows(f"{where} with its transform", dataset)  # of with_transform, or set_transform
     # Written alike: arrays have no truth value of their own.
     same = [
         name
@@ -113,7 +113,7 @@ def _of_dataset(where: str, dataset: Any) -> Table:
     return replace(rows, label_names={name: stored.label_names[name] for name in same})
 
 
-def _yielded(where: str, dataset: Any) -> Table:
+def _table_of_rows(where: str, dataset: Any) -> Table:
     """Return the table of the rows that a data set yields one after another."""
     try:
         return _of_records(where, [*dataset])
