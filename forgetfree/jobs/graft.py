@@ -19,7 +19,7 @@ import torch
 
 from forgetfree.core.body import body_space
 from forgetfree.core.readout_model import LINEAR
-from forgetfree.core.regions import Region, distribution, kind_of, layer_of
+from forgetfree.core.regions import Region, distribution
 from forgetfree.data.encoding import fitting
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
@@ -39,6 +39,7 @@ from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers
+from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 from forgetfree.results.records import GraftResults
 from forgetfree.results.report.graft_report import lay_out_graft
 from forgetfree.results.report.page import render_page
@@ -312,7 +313,7 @@ def _file(sparsity: float) -> str:
 def _distributions(region: Region, bench: SingleTask) -> Json:
     return {
         "layers": distribution(region, bench.space, layer_of),
-        "kinds": distribution(region, bench.space, kind_of),
+        "kinds": distribution(region, bench.space, parameter_kind),
     }
 
 

@@ -31,7 +31,7 @@ from transformers import (
 
 from forgetfree import cli, recipes
 from forgetfree.core.base_regions import most_moved
-from forgetfree.core.regions import Region, biases, distribution, kind_of, layer_of
+from forgetfree.core.regions import Region, biases, distribution
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs.running import progress
@@ -42,6 +42,7 @@ from forgetfree.models.task_model import ClassifierModel
 from forgetfree.recipes import ModelEntry
 from forgetfree.results import calibration, metrics
 from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 from forgetfree.results.records import GraftResults
 from forgetfree.results.report.graft_report import lay_out_graft
 from forgetfree.results.report.page import render_page
@@ -162,7 +163,7 @@ def test_the_regions_are_those_of_the_files(finished: Path) -> None:
         assert written["bytes"] == path.stat().st_size
         assert (written["seed"], written["sparsity"]) == (where["seed"], where["sparsity"])
         assert where["layers"] == distribution(saved.region, saved.space, layer_of)
-        assert where["kinds"] == distribution(saved.region, saved.space, kind_of)
+        assert where["kinds"] == distribution(saved.region, saved.space, parameter_kind)
         assert saved.origin.sparsity == written["sparsity"] and saved.origin.task.name == "sst2"
 
 
