@@ -18,7 +18,7 @@ from forgetfree.cli.flags import CommandFlags, arguments_of, execution_of, of_cl
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import fail, recipe_of, silence
 from forgetfree.data.places import tasks_of_files
-from forgetfree.data.sources import check_headers, check_one, check_stream
+from forgetfree.data.sources import check_one, check_stream
 from forgetfree.display import escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import JobConfig
@@ -92,7 +92,6 @@ def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob
         with silence(output.quiet):
             try:
                 check_out(out, config.command, execution.resume)  # before anything is announced
-                check_headers(config.names, config.data, config.read_options)  # before the model is loaded
                 return _perform(prepare(config), config, replace(execution, debug=debug), output.quiet, output.verbose)
             except ForgetfreeError as error:
                 if debug or execution.resume or os.path.lexists(out / "config.json") != used:  # or it has begun
