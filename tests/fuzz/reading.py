@@ -24,7 +24,6 @@ from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.results.comparison import merge
 from forgetfree.results.records import Record
-from forgetfree.results.report.page import render_page
 from forgetfree.results.report.run_report import render
 from forgetfree.results.scores import read_scores, write_scores
 from forgetfree.tasks import TaskDefinition
