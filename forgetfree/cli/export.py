@@ -50,7 +50,7 @@ def export(
 
     check_empty(out)
     predictor, source = predictor_of(run, seed, strategy, model, "cpu")
-    predictor.served(task)  # which refuses a task that there is not
+    predictor.definition(task)  # which refuses a task that there is not
     with no_empty_directories(out):
         if not out.exists():
             make_directory(out)

@@ -18,10 +18,11 @@ from forgetfree.data.tables import Columns
 from forgetfree.data.text_files import PACKED, lines_of
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.json_file import parse_json
+from forgetfree.kinds.kind import kind_of
 from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
-    from forgetfree.serve.served_task import ServedTask
+    from forgetfree.tasks import TaskDefinition
 
 Row = tuple[str, ...]
 #: The formats of files, which are read as those of training are; but txt holds a text a line.
@@ -73,7 +74,7 @@ def rows_of_stdin(size: int | None) -> Iterator[Row]:
 
 def rows_of_file(
     path: Path,
-    task: ServedTask | None,
+    task: TaskDefinition | None,
     columns: ColumnNames = NO_COLUMN_NAMES,
     keep: Sequence[str] = (),
     usual: ReadOptions = READ_DEFAULTS,
@@ -106,10 +107,10 @@ def rows_of_file(
 
 
 def _read(
-    path: Path, task: ServedTask | None, columns: ColumnNames, keep: Sequence[str], usual: ReadOptions
+    path: Path, task: TaskDefinition | None, columns: ColumnNames, keep: Sequence[str], usual: ReadOptions
 ) -> Iterator[TextRow]:
     if is_plain(path):
-        size = task.size if task else None
+        size = len(task.text_columns) if task else None
         form = text_form(path)
         _tell(form.note)
         yield from (TextRow(row_of_line(line.rstrip("\r\n"), size)) for line in lines_of(path, form.encoding))
@@ -118,7 +119,7 @@ def _read(
     for number, record in _records(path):
         header = list(record)
         if usual.texts and task and not columns.texts:
-            texts = usual.columns(task.task.name, header).texts
+            texts = usual.columns(task.name, header).texts
             columns = ColumnNames(texts) if {*texts} <= {*header} else columns
         names = names or _columns(f"{path}", header, task, columns)
         if lacking := [name for name in keep if name not in header]:
@@ -151,15 +152,15 @@ def _as_json(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def _texts(where: str, record: Mapping[str, Any], names: Sequence[str], task: ServedTask | None) -> tuple[str, ...]:
+def _texts(where: str, record: Mapping[str, Any], names: Sequence[str], task: TaskDefinition | None) -> tuple[str, ...]:
     cells = {name: record.get(name) for name in names}
     try:
-        texts = task.texts_of(record, names) if task else tuple(cells.values())
+        texts = kind_of(task).texts_of(task, record, names) if task else tuple(cells.values())
     except UsageError as error:
         raise DataError(f"{where}: {error}") from error
     if wrong := [cell for text, cell in zip(texts, cells.items(), strict=False) if not isinstance(text, str)]:
         name, value = wrong[0]
-        expected = task.cell if task else "a text"
+        expected = kind_of(task).cell_type(task) if task else "a text"
         raise DataError(f"{where}: {name!r} must be {expected}, got {value!r}. Write one.")
     return tuple(map(str, texts))
 
@@ -202,11 +203,15 @@ def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield number, record
 
 
-def _columns(where: str, header: list[str], task: ServedTask | None, columns: ColumnNames) -> tuple[str, ...]:
+def _columns(where: str, header: list[str], task: TaskDefinition | None, columns: ColumnNames) -> tuple[str, ...]:
     """Return the columns of the texts: those named, of common names, the only ones beside labels, or a lone column."""
-    if names := task.columns_of_texts(where, header, columns) if task else choose_texts(where, header, columns, None):
+    if task:
+        kind = kind_of(task)
+        names, ours = kind.columns_of_texts(task, where, header, columns), kind.names(task)
+    else:
+        names, ours = choose_texts(where, header, columns, None), ("text",)
+    if names:
         return names
-    ours = task.names if task else ("text",)
     texts = tuple(name for name in header if len(header) == 1 or not is_label(name))
     if len(texts) == len(ours):
         return texts

@@ -223,10 +223,9 @@ class TemplateStrategy(AvalancheStrategy):
 def one_label_a_row(name: str, why: str, options: Any, stream: Stream) -> None:
     """Refuse streams in which words are labelled, or texts are written."""
     for task in stream.tasks:
-        if getattr(task.train, "words", None) is not None:
-            each = "token of a text" if task.definition.writes else "word of a sentence"
+        if not task.kind.one_label_a_row:
             raise UsageError(
-                f"{name} {why}, and task {task.name!r} has one for each {each}. Use a strategy that rehearses or "
+                f"{name} {why}, and task {task.name!r} has one for each {task.kind.label_of}. Use a strategy that rehearses or "
                 "weighs whole rows (replay, agem, gdumb, ewc, si), or one that keeps what it learned (grafting-continual)."
             )
 

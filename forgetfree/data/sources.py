@@ -148,7 +148,7 @@ def _scored_by(metric: str | None, rows: TaskRows) -> TaskRows:
     if metric is None:
         return rows
     task = replace(rows.task, metric=metric)
-    if faults := registry.unknown_names(task) or task.label_faults():
+    if faults := registry.faults_of(task):
         raise DataError(
             f"--metric {metric} does not fit task {task.name!r}: {faults[0]}. Name another, or TASK=NAME for one task."
         )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forgetfree import registry
 from forgetfree.core.body import body_space
 from forgetfree.core.readout_model import LINEAR
 from forgetfree.core.regions import Region, distribution, kind_of, layer_of
@@ -172,7 +173,7 @@ class GraftJob(Job[GraftConfig]):
             self.common.evaluate_on,
             self.config.read_options,
         )
-        if not rows.task.writes:
+        if not registry.kind(rows.task.kind).depends_on_model:
             return rows
         return fitting(rows, self._model(rows.task).encoder(rows.task), self.config.skip_bad_rows)
 

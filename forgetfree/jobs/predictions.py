@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from forgetfree.errors import RunError
 from forgetfree.json_file import check
 from forgetfree.results.unit_folder import BEFORE
-from forgetfree.tasks import KIND_OF_FORM, TaskDefinition
+from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import TensorFile
 
 if TYPE_CHECKING:
@@ -76,46 +76,13 @@ def _answers(task: TaskDefinition, tensors: Mapping[str, Tensor], rows: Mapping[
     """Return the answers on a task; raise ``ValueError`` where they are none of its kind, or not on its rows."""
     from forgetfree.kinds.kind import kind_of
 
-    if task.kind in KIND_OF_FORM and not task.writes:  # what others keep, they alone know
-        _check_labels(task, tensors, rows.get(task.name))
+    arrays = {part: tensor.numpy() for part, tensor in tensors.items()}
     try:
-        answers = kind_of(task).kept_answers(task, {part: tensor.numpy() for part, tensor in tensors.items()})
+        return kind_of(task).kept_answers(task, arrays, rows.get(task.name))
     except KeyError as error:
         raise ValueError(f"answers on {task.name!r} lack {error}") from error
-    if task.writes:
-        count = len(answers.right)  # type: ignore[attr-defined]
-        check(f"texts of {task.name!r}", count, rows.get(task.name, count) == count, f"{rows.get(task.name)} rows")
-    return answers
-
-
-def _check_labels(task: TaskDefinition, tensors: Mapping[str, Tensor], count: int | None) -> None:
-    """Raise ``ValueError`` unless they are logits and labels, of as many rows as there are or of the words in these."""
-    import torch
-
-    right = {"logits", "labels"} <= tensors.keys() <= {"logits", "labels", "lengths"}
-    check(
-        f"tensors of {task.name!r}", sorted(tensors), right, "logits and labels, and lengths where words are labelled"
-    )
-    if (lengths := tensors.get("lengths")) is not None:
-        sound = lengths.dtype == torch.int64 and lengths.dim() == 1 and bool((lengths > 0).all())
-        right = sound and count in (None, len(lengths))
-        check(f"lengths of {task.name!r}", tuple(lengths.shape), right, f"the words of each of {count} sentences")
-        count = int(lengths.sum())
-    _check_predictions(task.name, tensors["logits"], tensors["labels"], count)
-
-
-def _check_predictions(task: str, logits: Tensor, labels: Tensor, rows: int | None) -> None:
-    """Raise ``ValueError`` unless they are finite logits of labels, one row each, of as many test rows as there are."""
-    import torch
-
-    shapes = tuple(logits.shape), tuple(labels.shape)
-    count = len(labels) if labels.dim() == 1 and rows is None else rows
-    right = logits.dim() == 2 and len(logits) == count and shapes[1] == (count,)
-    check(f"logits and labels of {task!r}", shapes, right, f"one row for each of {count} test rows")
-    finite = logits.is_floating_point() and bool(logits.isfinite().all())
-    check(f"logits of {task!r}", str(logits.dtype), finite, "finite numbers")
-    within = labels.dtype == torch.int64 and bool(((labels >= 0) & (labels < logits.shape[1])).all())
-    check(f"labels of {task!r}", str(labels.dtype), within, f"whole numbers below {logits.shape[1]}")
+    except ValueError as error:
+        raise ValueError(f"answers on {task.name!r}: {error}") from error
 
 
 def agreement(

@@ -34,12 +34,12 @@ from forgetfree.jobs.stream_learner import LearnedStream, Row, StreamLearner
 from forgetfree.jobs.stream_prefix import Form, StreamPrefix
 from forgetfree.json_file import parse_json, sign
 from forgetfree.kinds.kind import readout_for
-from forgetfree.models.loading import CAUSAL_HEAD
+from forgetfree.models.loading import CAUSAL_HEAD, usual_max_length
 from forgetfree.options import build
 from forgetfree.output import check_begun, make_directory, refuse_content
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score
-from forgetfree.tasks import TaskDefinition, usual_max_length
+from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import metadata_of
 from forgetfree.training.monitor import Monitor
 
