@@ -180,8 +180,7 @@ def _columns_of_run(run: Path) -> ReadOptions:
 
     if not run.is_dir():
         return READ_DEFAULTS
-    config = load_run(run)
-    return ReadOptions.of(config["run"].get("text_column", ()), None).among(each["name"] for each in config["tasks"])
+    return ReadOptions.of(load_run(run)["run"].get("text_column", ()), None)
 
 
 def _generation_options(task: TaskDefinition, changes: Mapping[str, Any]) -> GenerationOptions:

@@ -155,7 +155,7 @@ def test_a_closed_answer_is_whole_and_what_changes_nothing_is_accepted(run: Path
 
 
 def test_a_task_of_labels_is_no_model(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Predictor, "definition", lambda *_: tiny.TASK)
+    monkeypatch.setattr(Predictor, "tasks", {"first": tiny.TASK})
     answer = client.post("/v1/chat/completions", json=ask("first"))
     assert (answer.status_code, client.get("/v1/models").json()["data"]) == (422, [])
     assert "is answered by labels. Ask it by POST /predict." in answer.json()["error"]["message"]

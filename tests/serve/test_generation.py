@@ -213,7 +213,10 @@ def test_predict_prints_texts_and_tables(run: Path, data: Path, capsys: pytest.C
         in capsys.readouterr().err
     )
     assert cli.main(["predict", str(run), "--task", "auto", "film"]) == 2
-    assert "The router chooses among labels of whole texts, and first writes texts" in capsys.readouterr().err
+    assert (
+        "The router chooses among labels of whole texts, and first has one for each token of a text"
+        in capsys.readouterr().err
+    )
 
 
 def test_predict_keeps_columns_beside_texts(apart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,11 +239,11 @@ def test_predict_reads_the_columns_that_the_run_named(
     """Where the file has them, and nothing else is named."""
     assert _columns_of_run(apart).texts == _columns_of_run(apart / "config.json").texts == ()
     config = json.loads((apart / "config.json").read_text())
-    config["run"]["text_column"] = ["first.review", "body"]
+    config["run"]["text_column"] = ["first=review", "body"]
     monkeypatch.setattr("forgetfree.results.config_file.load_run", lambda _: config)
     task = TaskDefinition("first", "generation", ())
     usual = _columns_of_run(tmp_path)
-    assert {name: usual.columns(name, ()).texts for name in ("first", "last")} == {
+    assert {name: usual.columns(name).texts for name in ("first", "last")} == {
         "first": ("review",),
         "last": ("body",),
     }

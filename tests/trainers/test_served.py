@@ -260,7 +260,7 @@ def test_what_does_not_say_what_a_task_is(tmp_path: Path) -> None:
         assert "\n" not in text and all(word in text for word in words), text
 
     told(UsageError, "names 3 labels, and the head has 2 outputs", "num_labels=3", labels=["a", "b", "c"])
-    told(UsageError, "at least two names, all different", labels=["a", "a"])
+    told(UsageError, "labels must be all different", labels=["a", "a"])
     told(UsageError, "got tokenizer=NoneType", "tokenizer=…", labels=two, tokenizer=None)
     told(UsageError, "labels must be", tokenizer=tokenizer)
     told(UsageError, "Unknown kind of task 'taging'. Did you mean 'tagging'?", kind="taging", labels=two)
