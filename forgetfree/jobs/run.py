@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.core.regions import distribution, kind_of, layer_of
+from forgetfree.core.regions import distribution
 from forgetfree.errors import Faults, ReportError, RunError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.config import InMemory, with_precision
@@ -33,6 +33,7 @@ from forgetfree.options import recorded
 from forgetfree.results.answers import constant_scores
 from forgetfree.results.comparison import merge
 from forgetfree.results.learning_matrix import summarize
+from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 from forgetfree.results.report.run_report import render
 from forgetfree.results.run_results import RunResults
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
@@ -423,4 +424,4 @@ def _places(ledger: Ledger) -> list[Json]:
 
 
 def _place(name: str) -> tuple[str, str]:
-    return layer_of(name), kind_of(name)
+    return layer_of(name), parameter_kind(name)

@@ -213,10 +213,8 @@ def test_predict_prints_texts_and_tables(run: Path, data: Path, capsys: pytest.C
         in capsys.readouterr().err
     )
     assert cli.main(["predict", str(run), "--task", "auto", "film"]) == 2
-    assert (
-        "The router chooses among labels of whole texts, and first has one for each token of a text"
-        in capsys.readouterr().err
-    )
+    told = capsys.readouterr().err
+    assert "The router chooses among labels of whole texts, and first has one for each token of a text" in told
 
 
 def test_predict_keeps_columns_beside_texts(apart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
