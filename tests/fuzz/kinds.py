@@ -91,13 +91,6 @@ KINDS: dict[str, Kind] = {
         (ModelError, RunError),
         signed=True,
     ),
-    "learned tasks": Kind(
-        ("run/continual-ft/seed-0/learned.json",),
-        reading.read_strategy("continual-ft"),
-        reading.strategy_content,
-        reading.sound_strategy,
-        (RunError,),
-    ),
     "fine-tuned models": Kind(
         ("run/fine-tune/seed-0/fine-tuned.json",),
         reading.read_strategy("fine-tune"),
