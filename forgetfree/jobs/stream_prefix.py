@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -120,7 +120,7 @@ class StreamPrefix:
             now: what is kept after all of them, which may count the readouts of further tasks.
         """
         if self.ledger:
-            return [self.ledger.of_tasks(self.tasks[: count + 1]).size_in_bytes for count in range(len(self.tasks))]
+            return list(accumulate(self.ledger.sizes))
         kept: list[int] = self._record["details"]["kept_bytes"]
         return [each + now - kept[-1] for each in kept]
 
