@@ -20,7 +20,7 @@ from forgetfree.errors import RunError, UsageError, names_arguments
 from forgetfree.jobs.config import InMemory, JobConfig, key_of
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.job import Job
-from forgetfree.jobs.loaded_results import Results, load_results
+from forgetfree.results.table import Results, load_results
 from forgetfree.jobs.run_config import RunConfig, strategies_of, stream_of
 from forgetfree.jobs.running.directory import failures, resumption
 from forgetfree.jobs.running.engine import perform

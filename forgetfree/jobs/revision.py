@@ -328,7 +328,7 @@ class RevisedRun(RunJob):
             if each.is_complete and not each.unit_in(out).is_done():
                 each.write(out, config["command"])
         try:
-            return perform(self, replace(execution, resume=True)) if trains else assemble(RunJob, out, ended=True)
+            return perform(self, replace(execution, resume=True)) if trains else assemble(out, ended=True)
         except (RunError, UsageError):  # data, model or versions are not those of the run
             if not begun and not any(each.unit_in(out).is_begun for each in prefixes if not each.is_complete):
                 shutil.rmtree(out)

@@ -13,7 +13,7 @@ from handmade import TASKS, record_of, results_of, run_of, write
 import forgetfree
 from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
-from forgetfree.jobs.loaded_results import Results
+from forgetfree.results.table import Results
 from forgetfree.json_file import sign
 from forgetfree.results.scores import Score, write_scores
 from forgetfree.results.stored import load_run_results, to_csv
