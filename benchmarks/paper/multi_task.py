@@ -20,7 +20,7 @@ from forgetfree.benchmarks.paper.context import Context, TunedTask
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
 from forgetfree.benchmarks.paper.rows import SCORE, Row, Unit, distinct, mean, pivot, select, verdict, with_constant
 from forgetfree.benchmarks.paper.setting import SMALL, Setting
-from forgetfree.core.batch_loss import Batch, check_loss
+from forgetfree.core.batch_loss import Batch
 from forgetfree.core.mask import learn_regions
 from forgetfree.core.readout_model import autocast
 from forgetfree.core.regions import Region, overlap
@@ -31,8 +31,8 @@ from forgetfree.results.report.figures import panels
 from forgetfree.results.report.page import Table, percent
 from forgetfree.seeds import derive_seed
 from forgetfree.training.localization import LocalizationOptions, mask_batches, mask_loss, mask_options
-from forgetfree.training.loop import Update, plan, training_mode
 from forgetfree.training.single_task import SingleTask
+from forgetfree.training.step import TrainingStep, plan, training_mode
 from forgetfree.training.training_options import TrainingOptions, scheduled_rate
 
 #: Kinds of tasks. The paper names seven of its eight tasks; the kinds are its own (§5.1), AG News is our eighth.
@@ -263,28 +263,23 @@ def train_together(benches: Sequence[SingleTask], options: TrainingOptions) -> M
     plans = {b.task.name: iter(plan(b.task.train.lengths, options, turns.count(b), seed)) for b in benches}
     trained = WholeTensors(first.space.parameters(model.backbone))
     readouts = [p for bench in benches for p in model.readout_module(bench.task.label).parameters()]
-    anchors = [parameter.detach().clone() for parameter in trained.parameters] if options.l1 else []
     with ExitStack() as stack:
         for bench in benches:
             stack.enter_context(bench.holding(bench.pre))
         on_step = stack.enter_context(first.monitor.phase("all tasks", "fine_tune", steps))
         stack.enter_context(in_training(model, trained, readouts))
         first.monitor.learning_rate(scheduled_rate(options, steps))
-        update = Update(trained.parameters, readouts, options, steps, anchors)
+        step = TrainingStep(model, trained, readouts, options, steps)
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, options.dropout)
-        for step, bench in enumerate(turns, 1):
+        for bench in turns:
             x, y, t = (part.to(first.device) for part in bench.task.train.batch(next(plans[bench.task.name])))
-            update.optimizer.zero_grad()
+            step.zero_grad()
             with autocast(options.precision, first.device.type):
                 logits = model(x, t)
-            loss = F.cross_entropy(logits.float(), y)
-            update.backward(loss)
-            trained.collect()
-            update.before_step()
-            update.step()
-            trained.write()
-            on_step(step, check_loss(float(loss.detach()), step))
+            step.backward(F.cross_entropy(logits.float(), y))
+            loss = step.update()
+            on_step(step.done, loss)
         return ModelState.of(model, [bench.task.name for bench in benches])
 
 

@@ -22,7 +22,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import autocast
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters, TrainedParameters, in_training, trainable
-from forgetfree.training.loop import Update, plan, training_mode
+from forgetfree.training.step import TrainingStep, plan, training_mode
 from forgetfree.training.training_options import TrainingOptions
 
 SPARSITY = 1e-3
@@ -68,17 +68,14 @@ def our_step(
     """Return a step as the loops of this library take it."""
     readout = list(model.readout_module(0).parameters())
     stack.enter_context(in_training(model, trained, readout))
-    update = Update(trained.parameters, readout, options, 1000)
+    step = TrainingStep(model, trained, readout, options, 1000)
 
-    def step(batch: Batch) -> None:
-        update.optimizer.zero_grad()
-        update.backward(loss_of(model, batch, options.precision))
-        trained.collect()
-        update.before_step()
-        update.step()
-        trained.write()
+    def take(batch: Batch) -> None:
+        step.zero_grad()
+        step.backward(loss_of(model, batch, options.precision))
+        step.update()
 
-    return step
+    return take
 
 
 def region_step(stack: ExitStack, model: Any, region: Region, options: TrainingOptions) -> Callable[[Batch], None]:

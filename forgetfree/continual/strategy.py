@@ -41,7 +41,8 @@ class ContinualStrategy(StrategyTemplate):
     """Base of all strategies. A strategy is one class that writes `begin` and `answering`, and of the rest what it needs.
 
     Args:
-        stream: tasks and model, which is trained in place. Several strategies on one stream take turns in it.
+        stream: tasks and model, which is trained in place and belongs to this strategy from now on: one that was made earlier
+            on the same stream is refused. ``stream.copy()`` gives another its own.
         options: how, see the subclass's ``Options``; default: the recipe of the stream's model, which is said on stderr.
         seed: of batches, dropout and everything else that is drawn.
         device: where to train; ``auto``: on a GPU, if there is one.
@@ -172,8 +173,12 @@ class ContinualStrategy(StrategyTemplate):
 
     @property
     def model(self) -> ReadoutModel:
-        """Return the stream's model, with what this strategy left in it: to ask for it is to take a turn with it."""
-        self.stream.turn.take(self)
+        """Return the stream's model, with what this strategy left in it.
+
+        Raises:
+            RunError: it belongs to a strategy that was made later.
+        """
+        self.stream.check_owner(self.owner)
         return self._model
 
     @model.setter
@@ -250,9 +255,7 @@ class ContinualStrategy(StrategyTemplate):
         self.options = for_model(options, stream.model.to(device), stream.tasks[0].train)
         construction.check_options(type(self), self.options, stream)
         self.stream = stream
-        self.set_aside: ModelState | None = None  # what it left in the model, while it is another's turn
-        self.is_busy = False
-        stream.turn.take(self)
+        self.owner = stream.claim(type(self).__name__)
         self.seed = seed
         self.monitor = Stopwatch(monitor or Monitor())
         self.shares_store = store is not None

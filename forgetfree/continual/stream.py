@@ -1,16 +1,14 @@
-"""A stream: tasks in order, the model that reads them, whose turn it is to use it, and their Avalanche benchmark."""
+"""A stream: tasks in order, the model that reads them, the strategy that owns it, and their Avalanche benchmark."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any
 
-import torch
 from avalanche.benchmarks import split_online_stream
 from avalanche.models.dynamic_modules import MultiTaskModule
 from torch import nn
@@ -24,6 +22,9 @@ from forgetfree.models.state import ModelState
 from forgetfree.models.task_model import TaskModel
 from forgetfree.tasks import Scenario
 from forgetfree.training.encoded_task import EncodedTask
+
+#: Where a network keeps its `Owner`, so that a copy of both belong together.
+_OWNER = "_owner"
 
 
 class StreamModel(TaskModel, MultiTaskModule):
@@ -69,6 +70,19 @@ class BenchmarkModel(ModuleModel, MultiTaskModule):
         """Nothing to adapt: the readouts of all experiences are there from the start."""
 
 
+@dataclass(eq=False)
+class Owner:
+    """The strategy that a model belongs to: the last that was made on it.
+
+    Attributes:
+        name: its class.
+        is_busy: whether it is training or evaluating.
+    """
+
+    name: str
+    is_busy: bool = False
+
+
 @dataclass(frozen=True)
 class Stream:
     """Tasks in order, the model that reads them, and their Avalanche benchmark.
@@ -76,7 +90,7 @@ class Stream:
     Attributes:
         name: as it was asked for.
         tasks: in order.
-        loaded: the model with its tokenizer and fingerprint. Strategies train this very model, in turns.
+        loaded: the model with its tokenizer and fingerprint. It belongs to the last strategy that was made on it.
         seed: of the k-shot samples and the readouts' first weights.
         pre_trained: what the model held at first: every strategy starts from it.
         benchmark: the Avalanche benchmark with a ``train_stream`` and a ``test_stream``.
@@ -93,13 +107,43 @@ class Stream:
 
     @property
     def model(self) -> ReadoutModel:
-        """Return the model that all strategies train."""
+        """Return the model that a strategy trains."""
         return self.loaded.model
 
+    def copy(self) -> Stream:
+        """Return a stream of the same rows with a model of its own, for a strategy beside another."""
+        model = copy.deepcopy(self.model)
+        vars(model.backbone).pop(_OWNER, None)
+        return replace(self, loaded=replace(self.loaded, model=model))
+
+    def claim(self, name: str) -> Owner:
+        """Give the model, with θ_pre in it, to a new strategy of this name; that of an earlier one is refused from then on.
+
+        Raises:
+            RunError: the strategy that has the model is training or evaluating.
+        """
+        owner: Owner | None = vars(self._backbone).get(_OWNER)
+        if owner is not None and owner.is_busy:
+            raise RunError(
+                f"{owner.name} is training or evaluating with the model that {name} needs. Use one after the other, or give "
+                "each a stream of its own: stream.copy()."
+            )
+        self.pre_trained.load_(self.model)
+        vars(self._backbone)[_OWNER] = owner = Owner(name)
+        return owner
+
+    def check_owner(self, owner: Owner) -> None:
+        """Raise ``RunError`` where the model belongs to another strategy by now."""
+        if (other := vars(self._backbone)[_OWNER]) is not owner:
+            raise RunError(
+                f"{owner.name} has lost its model to another strategy ({other.name}), which was made on the same stream later "
+                "and started from θ_pre. Give each strategy a stream of its own: stream.copy()."
+            )
+
     @cached_property
-    def turn(self) -> Turn:
-        """Whose turn it is to use the model, among the strategies of all streams over its backbone."""
-        return _TURNS.setdefault(self.model.backbone, Turn())
+    def _backbone(self) -> nn.Module:
+        """The network that holds its owner, which streams over one loaded model share; adapters may lie around it later."""
+        return self.model.backbone
 
     def task_of(self, experience: Any, *, training: bool = False) -> EncodedTask:
         """Return the task of an experience of the benchmark, of a copy with the same rows, or of a part that Avalanche cut off.
@@ -141,69 +185,6 @@ class Stream:
             for name, stream in vars(self.benchmark).items()
             if name.endswith("_stream")
         }
-
-
-# -- Several strategies on one model -----------------------------------------------------------------------
-
-
-class TurnTaker(Protocol):
-    """Uses the model of a stream, in turns with others: a strategy.
-
-    Attributes:
-        stream: whose model it uses.
-        device: where.
-        is_busy: whether it is training or evaluating.
-        set_aside: what it left in the model, while it is another's turn.
-    """
-
-    stream: Stream
-    device: torch.device
-    is_busy: bool
-    set_aside: ModelState | None
-
-
-class Turn:
-    """Which strategy a model belongs to now. What the others left in it is set aside, by them, until they need it."""
-
-    def __init__(self) -> None:
-        self._holder: Callable[[], TurnTaker | None] = _nobody
-
-    def take(self, strategy: TurnTaker) -> None:
-        """Put into the model what ``strategy`` left in it; at its first turn, what the stream's model held.
-
-        Raises:
-            RunError: another strategy is training or evaluating with it.
-        """
-        holder = self._holder()
-        if holder is strategy:
-            return
-        if holder is not None:
-            if holder.is_busy:
-                raise RunError(
-                    f"{type(holder).__name__} is training or evaluating with the model that {type(strategy).__name__} needs. "
-                    "Use one after the other, or give each a model of its own."
-                )
-            holder.set_aside = ModelState.of(holder.stream.model)
-        stream = strategy.stream
-        stream.model.to(strategy.device)
-        (strategy.set_aside or stream.pre_trained).load_(stream.model)
-        strategy.set_aside = None
-        self._holder = weakref.ref(strategy)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Turn:
-        """Of a strategy that is copied with its stream: the copy holds the copied model as the strategy does the model."""
-        turn = Turn()
-        if (copied := memo.get(id(self._holder()))) is not None:
-            turn._holder = weakref.ref(copied)
-        return turn
-
-
-#: By the backbone, which several streams may share.
-_TURNS: WeakKeyDictionary[nn.Module, Turn] = WeakKeyDictionary()
-
-
-def _nobody() -> None:
-    return None
 
 
 # -- What Avalanche's experiences say of themselves: where they stand, what they were cut from, their task label --

@@ -1,4 +1,4 @@
-"""Avalanche's work: its training template around our batches, updates and evaluation.
+"""Avalanche's work: its training template around our batches, steps and evaluation.
 
 `forgetfree.continual.strategy` has what the author of a strategy meets. Here is what Avalanche calls: data loaders, the
 optimiser, the loops with their callbacks. Their order is Avalanche's own; a test holds every baseline to its loop bit by bit.
@@ -25,8 +25,7 @@ from avalanche.training.utils import cycle
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from forgetfree.checkpoint import Checkpoint
-from forgetfree.continual.stream import Stream, check_experiences, check_whole, part_of
+from forgetfree.continual.stream import Owner, Stream, check_experiences, check_whole, part_of
 from forgetfree.continual.task_inference import (
     among_labels_of_batch,
     among_own_labels,
@@ -35,18 +34,16 @@ from forgetfree.continual.task_inference import (
     writer_of,
 )
 from forgetfree.continual.task_training import Training, checked_training, training_of
-from forgetfree.core.batch_loss import check_loss
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
-from forgetfree.training.accumulation import WHOLE, Part, parts
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.layers import layer_checkpoints
-from forgetfree.training.loop import TrainingState, Update, plan, training_mode
 from forgetfree.training.monitor import Monitor
+from forgetfree.training.step import WHOLE, Part, TrainingStep, parts, plan, training_mode
 
 
 class StrategyTemplate(SupervisedTemplate):
@@ -60,8 +57,8 @@ class StrategyTemplate(SupervisedTemplate):
     seconds: dict[str, float]
     updates: Counter[str]
     predictions: dict[str, Answers]
-    is_busy: bool  # training or evaluating
-    _step: int  # the updates that are done of the present phase
+    owner: Owner
+    _step: TrainingStep
     #: What is trained now, between a task's `begin` and the end of its `commit`.
     training: Training | None
     #: What `begin` enters is left after `commit`; an error, or an interrupt, passes through it from then on.
@@ -137,21 +134,18 @@ class StrategyTemplate(SupervisedTemplate):
         """Make a fresh optimiser for every task, over what the strategy trains and nothing else."""
         training = training_of(self.training)
         self.model = self.model_adaptation()
-        backbone, readout = list(training.trained.parameters), list(training.readout)
-        anchors = [parameter.detach().clone() for parameter in backbone] if training.options.l1 else []
-        self._update = Update(
-            backbone,
+        readout = list(training.readout)
+        self._step = TrainingStep(
+            self.model,
+            training.trained,
             readout,
             training.options,
             self._updates,
-            anchors,
             optimizer=training.optimizer,
             schedule=training.schedule,
         )
-        self.optimizer = self._update.optimizer
+        self.optimizer = self._step.optimizer
         self.scope.enter_context(in_training(self.model, training.trained, readout, sampling=alone(self.plugins)))
-        self._training_state = TrainingState(self.model, training.trained, self._update)
-        self._checkpoint = self.monitor.checkpoint() if alone(self.plugins) and self.resumable else Checkpoint()
 
     def training_epoch(self, **kwargs: Any) -> None:
         """Take all steps of one task, with Avalanche's callbacks around each.
@@ -160,7 +154,7 @@ class StrategyTemplate(SupervisedTemplate):
         """
         with self.training_steps():
             for batch, part in batches_and_parts(
-                self.dataloader, self._planned, self._parts, self._updates, self._step
+                self.dataloader, self._planned, self._parts, self._updates, self._step.done
             ):
                 self._part = part
                 if self._stop_training:
@@ -170,7 +164,7 @@ class StrategyTemplate(SupervisedTemplate):
                 self._before_training_iteration(**kwargs)
                 if self._part.first:
                     self.model.zero_grad()
-                    self.optimizer.zero_grad()
+                    self._step.zero_grad()
                 self.loss = self._make_empty_loss()
 
                 self._before_forward(**kwargs)
@@ -188,19 +182,20 @@ class StrategyTemplate(SupervisedTemplate):
                     self._after_update(**kwargs)
                 self._after_training_iteration(**kwargs)
                 if self._part.last:
-                    self._training_state.after(self._step)
+                    self._step.keep()
 
     @contextmanager
     def training_steps(self) -> Iterator[None]:
         """Set up all steps of one task: the mode, the draws of dropout, where it stands, and what the monitor hears."""
         training = training_of(self.training)
         training_mode(self.model, training.options.dropout)
-        self._seed = self.phase_seed(training.phase, training.task)
-        torch.manual_seed(derive_seed(self._seed, "dropout"))
+        seed = self.phase_seed(training.phase, training.task)
+        torch.manual_seed(derive_seed(seed, "dropout"))
         with self.monitor.phase(training.task.name, training.phase, self._updates) as self._on_step:
-            self._part, self._loss_of_batch = WHOLE, 0.0
-            self._step = self._training_state.begin(self._checkpoint, self._updates, self._seed)
-            self.monitor.learning_rate(lambda step: self._update.rate)
+            self._part = WHOLE
+            resumes = alone(self.plugins) and self.resumable
+            self._step.begin(self.monitor.checkpoint() if resumes else None, seed)
+            self.monitor.learning_rate(lambda step: self._step.rate)
             with layer_checkpoints(self.model, training.options.gradient_checkpointing):
                 yield
 
@@ -228,18 +223,12 @@ class StrategyTemplate(SupervisedTemplate):
 
     def backward(self) -> None:
         """Compute the gradients of this part of the batch, weighted by its share."""
-        self._update.backward(self.loss * self._part.share)
-        self._loss_of_batch += check_loss(float(self.loss.detach()) * self._part.share, self._step + 1)
+        self._step.backward(self.loss, self._part.share)
 
     def optimizer_step(self) -> None:
         """Move the weights."""
-        self._step += 1
-        training_of(self.training).trained.collect()
-        loss, self._loss_of_batch = self._loss_of_batch, 0.0
-        self._update.before_step()
-        self._update.step()
-        training_of(self.training).trained.write()
-        self._on_step(self._step, loss)
+        loss = self._step.update()
+        self._on_step(self._step.done, loss)
 
     # -- Evaluation ------------------------------------------------------------------------------------------
 
@@ -303,14 +292,14 @@ class StrategyTemplate(SupervisedTemplate):
 @contextmanager
 def _at_work(strategy: StrategyTemplate, precision: str) -> Iterator[None]:
     model = strategy.model
-    before = model.precision, strategy.is_busy
+    before = model.precision, strategy.owner.is_busy
     # Of every forward pass, those of Avalanche's plugins too.
-    model.precision, strategy.is_busy = precision, True
+    model.precision, strategy.owner.is_busy = precision, True
     try:
         with torch.device("cpu"):  # a data loader draws there, whatever the caller's default device is
             yield
     finally:
-        model.precision, strategy.is_busy = before
+        model.precision, strategy.owner.is_busy = before
 
 
 # -- Batches --------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ _REMEDY = "Restore it from a copy, or start again with another --out."
 
 
 class RunJob(Job[RunConfig]):
-    """A run. Its strategies with one seed share a stream and its model, and take turns.
+    """A run. Its strategies with one seed learn one stream, one after the other, on one model.
 
     Args:
         config: what was asked for.

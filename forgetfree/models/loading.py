@@ -24,7 +24,10 @@ from forgetfree.deferred import deferred
 from forgetfree.display import listed
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
-from forgetfree.models.checkpoint import (
+from forgetfree.models.generation import plain_generation
+from forgetfree.models.heads import HeadModel, classifier_class
+from forgetfree.models.location import locate
+from forgetfree.models.model_files import (
     TEXT_ENCODER,
     check_weights,
     explained,
@@ -33,9 +36,6 @@ from forgetfree.models.checkpoint import (
     read_tokenizer,
     read_weights,
 )
-from forgetfree.models.generation import plain_generation
-from forgetfree.models.heads import HeadModel, classifier_class
-from forgetfree.models.location import locate
 from forgetfree.models.task_model import TaskModel, TokenLayout, positions_of
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, usual_max_length

@@ -42,9 +42,8 @@ def locate(name: str) -> str:
         if not (Path(name) / "config.json").is_file():
             if (Path(name) / "adapter_config.json").is_file():
                 raise ModelError(
-                    f"{name!r} is an adapter of PEFT, and no whole model. Give the model that it was made from to --model. "
-                    f"Then graft --fine-tuned {name} makes a graft of it. To train on top of it, merge it with "
-                    "merge_and_unload and save_pretrained of PEFT, and give that directory to --model."
+                    f"{name!r} is an adapter of PEFT, and no whole model. Merge it with merge_and_unload of PEFT, and give "
+                    "what save_pretrained then writes to --model."
                 )
             raise ModelError(f"{name!r} is no model directory: it holds no config.json. Save with save_pretrained.")
         return name
@@ -257,7 +256,7 @@ def convert(gguf: Path, out: Path) -> None:
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from forgetfree.models.checkpoint import quiet
+    from forgetfree.models.model_files import quiet
 
     # transformers shows how far it is, wherever standard error goes.
     with quiet(transformers), redirect_stderr(io.StringIO()):

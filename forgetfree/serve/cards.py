@@ -16,11 +16,10 @@ from forgetfree.display import escaped
 from forgetfree.errors import GraftError, ReportError
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.models.fine_tuned_directory import READOUT
 from forgetfree.results.config_file import load_run
 from forgetfree.results.report.page import in_markdown
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores
-from forgetfree.serve.network import Reading
+from forgetfree.serve.network import READOUT, Reading
 from forgetfree.serve.served_task import served
 
 # -- A model ---------------------------------------------------------------------------------------------

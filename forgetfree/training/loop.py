@@ -1,7 +1,7 @@
-"""Training on one task: the update, where the training stands, the plain loop around both, and the answers of a model.
+"""Training on one task by the plain loop, and the answers of a model.
 
-The Avalanche strategies run their own loop around the same `Update`, on the same batches and seeds, and so
-end with the same bits (a test compares them).
+Strategies run Avalanche's loop around the same `TrainingStep`, on the same batches and seeds, and so end with the same bits (a
+test compares them).
 """
 
 from __future__ import annotations
@@ -9,221 +9,34 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import random
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from forgetfree import __version__
-from forgetfree.checkpoint import Checkpoint, Resumable
-from forgetfree.core.batch_loss import OnStep, check_loss
+from forgetfree.checkpoint import Checkpoint
+from forgetfree.core.batch_loss import OnStep
 from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import ReadoutModel, autocast, evaluating
-from forgetfree.core.tensors import digest_of, persistent_buffers
-from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors, in_training
+from forgetfree.core.tensors import digest_of
+from forgetfree.core.trained import TrainedParameters, WholeTensors, in_training
 from forgetfree.data.examples import Examples
-from forgetfree.data.sampling import by_length, plan_batches
+from forgetfree.data.sampling import by_length
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState
 from forgetfree.options import Function, name_of_function, recorded
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
-from forgetfree.training.accumulation import parts
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.layers import layer_checkpoints
-from forgetfree.training.training_options import TrainingOptions, build_optimizer, for_model, rate_at
-
-
-class Update:
-    """One optimizer with its schedule, penalty and precision: `backward` per mini-batch, `step` per update.
-
-    Args:
-        backbone: graftable tensors (or a region's values) to train.
-        readout: the task's own tensors.
-        options: how to train.
-        steps: the number of updates, for the schedule.
-        anchors: θ_pre of ``backbone``, tensor by tensor, towards which the ℓ1 penalty pulls.
-        optimizer: makes an optimiser from parameter groups (the backbone's, the readout's); default: that of the options.
-        schedule: gives the factor on the learning rate after a number of updates; default: that of the options.
-
-    Attributes:
-        rate: the learning rate of the last update: the backbone's, if it is trained.
-    """
-
-    rate = math.nan
-
-    def __init__(
-        self,
-        backbone: Sequence[nn.Parameter],
-        readout: Sequence[nn.Parameter],
-        options: TrainingOptions,
-        steps: int,
-        anchors: Sequence[Tensor] = (),
-        *,
-        optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None,
-        schedule: Callable[[int], float] | None = None,
-    ) -> None:
-        self._options = options
-        self._backbone = list(backbone)
-        self._anchors = list(anchors) if options.l1 else []
-        rate, decay = options.learning_rate, options.weight_decay
-        groups: list[dict[str, Any]] = [
-            {"params": list(backbone), "lr": rate},
-            {"params": list(readout), "lr": options.readout_learning_rate or rate},
-        ]
-        groups = [group for group in groups if group["params"]]
-        self.optimizer: torch.optim.Optimizer
-        if optimizer is not None:
-            self.optimizer = optimizer(groups)
-        elif callable(options.optimizer):
-            self.optimizer = build_optimizer(options.optimizer, groups)
-        elif options.optimizer == "sgd":
-            self.optimizer = torch.optim.SGD(groups, momentum=options.momentum, weight_decay=decay)
-        else:  # one pass over memory an update, where the device has it
-            fused = all(parameter.device.type in ("cpu", "cuda") for group in groups for parameter in group["params"])
-            self.optimizer = torch.optim.AdamW(groups, weight_decay=decay, fused=fused)
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, schedule or (lambda done: rate_at(done, steps, options))
-        )
-        self.trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        self._device = self.trained[0].device.type
-        self._scaler = torch.amp.GradScaler(self._device, enabled=options.precision == "fp16")
-
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradients of one mini-batch's (already weighted) loss."""
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-
-    def before_step(self) -> None:
-        """Unscale the gradients, add the penalty's, and clip them."""
-        if self._options.precision == "fp16":
-            self._scaler.unscale_(self.optimizer)
-        for parameter, anchor in zip(self._backbone, self._anchors, strict=False):
-            if parameter.grad is not None:  # ∂‖θ − θ_pre‖₁ = sign(θ − θ_pre)
-                parameter.grad.add_((parameter.detach() - anchor).sign_(), alpha=self._options.l1)
-        if self._options.max_gradient_norm is not None:
-            nn.utils.clip_grad_norm_(self.trained, self._options.max_gradient_norm)
-
-    def step(self) -> None:
-        """Update the weights."""
-        self.rate = float(self.optimizer.param_groups[0]["lr"])
-        scale = self._scaler.get_scale()
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
-        if self._scaler.get_scale() >= scale:  # else the gradients overflowed and the step was skipped
-            self._schedule.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the parameters in training, and what the optimiser, the schedule and the scale of losses remember."""
-        return {
-            "parameters": [parameter.detach() for parameter in self.trained],
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self._schedule.last_epoch,
-            "scaler": self._scaler.state_dict(),
-        }
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        for parameter, value in zip(self.trained, state["parameters"], strict=True):
-            parameter.copy_(value)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._schedule.last_epoch = state["schedule"]
-        self._scaler.load_state_dict(state["scaler"])
-
-
-class TrainingState:
-    """Parameters, optimiser, schedule, buffers and generators; see `forgetfree.checkpoint.Resumable`.
-
-    Args:
-        model: in training.
-        trained: what is trained of its backbone.
-        update: trains it.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        trained: TrainedParameters,
-        update: Resumable,
-    ) -> None:
-        self._model, self._trained, self._update = model, trained, update
-        # Other classes may have a state of their own.
-        self._can_be_kept = isinstance(trained, WholeTensors | RegionParameters)
-        self._checkpoint, self._steps = Checkpoint(), 0
-
-    def begin(self, checkpoint: Checkpoint | None, steps: int, seed: int, *about: Any) -> int:
-        """Go on from where ``checkpoint`` has kept the training, and return how many of its steps are done.
-
-        Args:
-            checkpoint: keeps it.
-            steps: of the training.
-            seed: of its draws.
-            about: what else tells it from others that start alike, as parts of a state: options, labels.
-        """
-        if checkpoint is not None and self._can_be_kept:
-            self._checkpoint, self._steps = checkpoint, steps
-        return self._checkpoint.begin(steps, self, seed, *about)
-
-    def after(self, step: int) -> None:
-        """Keep where it stands after a step, now and then."""
-        self._checkpoint.after(step, self._steps, self)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-        buffers = persistent_buffers(self._model)
-        return {"update": self._update.state_dict(), "buffers": buffers, "generators": generators()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; the model holds the values of its parameters."""
-        self._update.load_state_dict(state["update"])
-        self._trained.write()
-        for name, buffer in persistent_buffers(self._model).items():
-            buffer.copy_(state["buffers"][name])
-        set_generators(state["generators"])
-
-
-def generators() -> dict[str, Any]:
-    """Return the states of the global generators of Python, NumPy and PyTorch."""
-    name, keys, *rest = np.random.get_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {
-        "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(np.asarray(keys)), *rest),
-        "torch": torch.get_rng_state(),
-        "cuda": devices,
-    }
-
-
-def set_generators(states: dict[str, Any]) -> None:
-    """Set the generators to what `generators` returned."""
-    random.setstate(states["python"])
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, keys.numpy(), *rest))
-    torch.set_rng_state(states["torch"])
-    if states["cuda"]:
-        torch.cuda.set_rng_state_all(states["cuda"])
-
-
-def plan(lengths: Sequence[int], options: TrainingOptions, steps: int, seed: int) -> list[list[int]]:
-    """Return the row numbers of every batch of a training phase."""
-    return plan_batches(lengths, options.batch_size, steps, derive_seed(seed, "batches"))
-
-
-def training_mode(model: nn.Module, dropout: bool) -> None:
-    """Set ``model`` to training mode; without ``dropout``, only modules with statistics, such as BatchNorm."""
-    model.train(dropout)
-    if not dropout:
-        for module in model.modules():
-            if getattr(module, "track_running_stats", False):
-                module.train()
+from forgetfree.training.step import TrainingStep, parts, plan, training_mode
+from forgetfree.training.training_options import TrainingOptions, for_model
 
 
 def fine_tune(
@@ -257,34 +70,23 @@ def fine_tune(
     options = for_model(options, model, rows)
     trained = trained or WholeTensors(model.space().parameters(model.backbone))
     readout = list(model.readout_module(rows.task).parameters())
-    anchors = [parameter.detach().clone() for parameter in trained.parameters] if options.l1 else []
     device = next(model.parameters()).device
-    with (
-        in_training(model, trained, readout),
-        layer_checkpoints(model, options.gradient_checkpointing),
-    ):
-        update = Update(trained.parameters, readout, options, steps, anchors)
+    with in_training(model, trained, readout), layer_checkpoints(model, options.gradient_checkpointing):
+        step = TrainingStep(model, trained, readout, options, steps)
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, options.dropout)
-        state = TrainingState(model, trained, update)
-        done = state.begin(checkpoint, steps, seed, recorded(options), rows.labels, *about)
-        for step, batch in enumerate(plan(rows.lengths, options, steps, seed)[done:], done + 1):
-            update.optimizer.zero_grad()
-            total = 0.0
+        done = step.begin(checkpoint, seed, recorded(options), rows.labels, *about)
+        for batch in plan(rows.lengths, options, steps, seed)[done:]:
+            step.zero_grad()
             for part in parts(batch, options.accumulation, rows.counts):
                 x, y, t = (tensor.to(device) for tensor in rows.batch(part.rows))
                 with autocast(options.precision, device.type):
                     logits = model(x, t)
-                loss = F.cross_entropy(logits.float(), y) * part.share
-                update.backward(loss)
-                total += check_loss(loss, step)
-            trained.collect()
-            update.before_step()
-            update.step()
-            trained.write()
+                step.backward(F.cross_entropy(logits.float(), y), part.share)
+            loss = step.update()
             if on_step:
-                on_step(step, total)
-            state.after(step)
+                on_step(step.done, loss)
+            step.keep()
 
 
 def fine_tuned_key(

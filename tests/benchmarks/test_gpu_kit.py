@@ -25,7 +25,7 @@ from forgetfree.benchmarks.gpu.unpacking import unpack
 from forgetfree.benchmarks.streams import STREAMS
 from forgetfree.data.sources import load_task
 from forgetfree.errors import RunError
-from forgetfree.training.loop import generators
+from forgetfree.training.step import generators
 
 BENCH = Bench(torch.device("cpu"), True, Path("kit"))
 

@@ -24,7 +24,6 @@ from forgetfree.errors import (
 from forgetfree.jobs.diagnostics import read_floors
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
-from forgetfree.models.fine_tuned_directory import read_readout
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.scores import read_scores
 from forgetfree.results.stored import load_graft_results, load_run_results
@@ -181,14 +180,6 @@ KINDS: dict[str, Kind] = {
         bits,
         reading.sound_graft_results,
         (ReportError,),
-    ),
-    "readout": Kind(
-        ("applied/readout.safetensors",),
-        lambda path, samples: read_readout(path),
-        bits,
-        reading.sound_readout,
-        (ModelError,),
-        signed=True,
     ),
     "notes of a data directory": Kind(
         ("data/sst2/source.json", "data/*/source.json"),

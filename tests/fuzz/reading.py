@@ -274,13 +274,6 @@ def sound_predictions(logits: Any, path: Path) -> None:
 # -- Others ----------------------------------------------------------------------------------------------
 
 
-def sound_readout(found: Any, path: Path) -> None:
-    labels, tensors = found
-    assert len(set(labels)) == len(labels) > 1 and all(isinstance(label, str) for label in labels)
-    weight, bias = tensors["weight"], tensors["bias"]
-    assert weight.dim() == 2 and len(weight) == len(labels) and bias.shape == (len(labels),) and finite([weight, bias])
-
-
 def read_task_notes(path: Path, samples: Samples) -> Any:
     notes = read_source(path.parent)
     return notes, with_source(registry.tasks()["sst2"], notes, path.parent)

@@ -6,13 +6,9 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import tiny
-import torch
-
 from forgetfree import cli, registry
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.streams import Stream, load_stream
-from forgetfree.models.fine_tuned_directory import write_readout
 from forgetfree.models.state import StateStore
 from forgetfree.results.scores import write_scores
 from forgetfree.results.stored import load_graft_results, load_run_results, to_csv
@@ -60,9 +56,6 @@ def make_samples(root: Path, data: Path, model: Path) -> Samples:
     }
     for name, arguments in commands.items():
         assert cli.main([name, *arguments, "--out", str(root / name)]) == 0
-    readout = {"weight": torch.randn(2, tiny.HIDDEN), "bias": torch.tensor([0.5, -0.0])}
-    (root / "applied").mkdir()
-    write_readout(root / "applied" / "readout.safetensors", readout, ("negative", "positive"))
     for name in ("config", "results"):  # as they are, to compare with
         for job in commands:
             shutil.copy(root / job / f"{name}.json", root / f"{job}-{name}.json")

@@ -189,18 +189,17 @@ def _served(run: Path, strategy: str, seed: int) -> Given:
     from fastapi.testclient import TestClient
 
     from forgetfree.cli.use import predictor_of
-    from forgetfree.serve.batcher import Limits
     from forgetfree.serve.server import application
 
     try:
         predictor, _ = predictor_of(run, seed, strategy, None)
     except ForgetfreeError as error:
         raise Refused(f"forgetfree: error: {error}\n") from error
-    with TestClient(application(predictor, Limits(wait=0.0))) as client:
+    with TestClient(application(predictor)) as client:
         answers = [client.get("/tasks").text]
         for task, text in TEXTS.items():
             parts = text.split("\t")
-            asked = {"task": task, "text": parts[0] if len(parts) == 1 else parts}
+            asked = {"task": task, "texts": [parts[0] if len(parts) == 1 else parts]}
             answers.append(client.post("/predict", json=asked).text)
     return "\n".join(answers), ""
 

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 
 from forgetfree import registry
 from forgetfree.seeds import derive_seed
-from forgetfree.training.loop import plan
+from forgetfree.training.step import plan
 from forgetfree.training.training_options import TrainingOptions
 
 MakeStream = Callable[..., Any]

@@ -13,13 +13,13 @@ from torch.nn import functional as F
 
 from forgetfree.core.batch_loss import check_loss
 from forgetfree.core.readout_model import TaskHead, attention_for_training, autocast
-from forgetfree.core.trained import trainable
+from forgetfree.core.trained import WholeTensors, trainable
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import OptionError, TrainingError
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
-from forgetfree.training.accumulation import parts
-from forgetfree.training.loop import Update, fine_tune, predict
+from forgetfree.training.loop import fine_tune, predict
+from forgetfree.training.step import TrainingStep, parts, plan
 from forgetfree.training.training_options import TrainingOptions, paper_steps
 
 ModelDirectory = Callable[[str], Path]
@@ -73,15 +73,20 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 # -- The update, by hand ---------------------------------------------------------------------------------
 
 
-def run(options: TrainingOptions, gradients: list[Tensor], start: Tensor, anchor: Tensor | None = None) -> list[Tensor]:
+def step_of(
+    backbone: nn.Parameter, options: TrainingOptions, steps: int, readout: list[nn.Parameter] | None = None
+) -> TrainingStep:
+    return TrainingStep(nn.Module(), WholeTensors([backbone]), readout or [], options, steps)
+
+
+def run(options: TrainingOptions, gradients: list[Tensor], start: Tensor) -> list[Tensor]:
     """The values of one parameter after each update by given gradients."""
     parameter = nn.Parameter(start.clone())
-    update = Update([parameter], [], options, len(gradients), [start if anchor is None else anchor])
+    step = step_of(parameter, options, len(gradients))
     values = []
     for gradient in gradients:
         parameter.grad = gradient.clone()
-        update.before_step()
-        update.step()
+        step.update()
         values.append(parameter.detach().clone())
     return values
 
@@ -132,20 +137,21 @@ def test_the_l1_penalty_pulls_towards_where_the_task_began() -> None:
 def test_the_penalty_does_not_reach_the_readout() -> None:
     backbone, readout = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     options = TrainingOptions(learning_rate=0.1, weight_decay=0.0, l1=0.5, schedule="constant")
-    update = Update([backbone], [readout], options, 1, [torch.zeros(2)])
+    step = step_of(backbone, options, 1, [readout])
+    with torch.no_grad():
+        backbone += 1
     backbone.grad, readout.grad = torch.zeros(2), torch.zeros(2)
-    update.before_step()
-    update.step()
-    assert backbone.tolist() == pytest.approx([0.95, 0.95])
+    step.update()
+    assert backbone.tolist() == pytest.approx([1.95, 1.95])
     assert readout.tolist() == [1, 1]
 
 
 def test_the_readout_may_have_a_rate_of_its_own() -> None:
     backbone, readout = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     options = TrainingOptions(learning_rate=0.1, readout_learning_rate=0.5, weight_decay=0.0, schedule="constant")
-    update = Update([backbone], [readout], options, 1)
+    step = step_of(backbone, options, 1, [readout])
     backbone.grad, readout.grad = torch.ones(1), torch.ones(1)
-    update.step()
+    step.update()
     assert backbone.tolist() + readout.tolist() == pytest.approx([-0.1, -0.5])
 
 
@@ -204,8 +210,6 @@ def test_fine_tuning_is_a_plain_loop_over_the_planned_batches(bert: TaskModel, m
     twin = load(model_directory("bert"), "linear").eval()
     trained = [*twin.space().parameters(twin.backbone), *twin.linears["1"].parameters()]
     optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=1e-4)
-    from forgetfree.training.loop import plan
-
     for i, batch in enumerate(plan(rows.lengths, options, 7, 3)):
         x, y, _ = rows.batch(batch)
         loss = F.cross_entropy(twin(x, 1), y)

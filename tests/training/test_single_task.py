@@ -30,9 +30,10 @@ from forgetfree.seeds import derive_seed
 from forgetfree.tasks import TaskDefinition
 from forgetfree.training import localization, single_task
 from forgetfree.training.localization import LocalizationOptions, choose_base
-from forgetfree.training.loop import plan, predict
+from forgetfree.training.loop import predict
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.single_task import SingleTask
+from forgetfree.training.step import plan
 from forgetfree.training.training_options import TrainingOptions
 
 PRE, FT = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([5.0, 6.0, 7.0, 8.0])

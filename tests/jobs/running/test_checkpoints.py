@@ -32,7 +32,7 @@ from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.signals import STOP, terminable
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.tensor_file import TensorFile
-from forgetfree.training.loop import generators, set_generators
+from forgetfree.training.step import generators, set_generators
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,0 +1,242 @@
+"""The one training step, which the plain loop and Avalanche's take alike, and the batches that it takes.
+
+A step is one update of what a task trains, by the gradients of one batch. The batch may come in parts, one forward pass each,
+to save memory: the update is the same.
+
+    step = TrainingStep(model, trained, readout, options, steps)
+    for batch in plan(rows.lengths, options, steps, seed):
+        step.zero_grad()
+        for part in parts(batch, options.accumulation):
+            step.backward(loss(part.rows), part.share)
+        loss = step.update()
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from forgetfree.checkpoint import Checkpoint
+from forgetfree.core.batch_loss import check_loss
+from forgetfree.core.tensors import persistent_buffers
+from forgetfree.core.trained import RegionParameters, TrainedParameters, WholeTensors
+from forgetfree.data.sampling import plan_batches
+from forgetfree.seeds import derive_seed
+from forgetfree.training.training_options import TrainingOptions, build_optimizer, rate_at
+
+# -- Batches --------------------------------------------------------------------------------------------
+
+
+def plan(lengths: Sequence[int], options: TrainingOptions, steps: int, seed: int) -> list[list[int]]:
+    """Return the row numbers of every batch of a training phase."""
+    return plan_batches(lengths, options.batch_size, steps, derive_seed(seed, "batches"))
+
+
+@dataclass(frozen=True)
+class Part:
+    """The input of one forward pass: rows, their share of the batch, and whether they open or close an update."""
+
+    rows: Sequence[int]
+    share: float
+    first: bool
+    last: bool
+
+
+#: What a forward pass takes of a batch that is not cut.
+WHOLE = Part((), 1.0, True, True)
+
+
+def parts(batch: Sequence[int], accumulation: int, counts: Sequence[int] | None = None) -> Iterator[Part]:
+    """Cut a batch into ``accumulation`` parts of nearly equal size; fewer if it has fewer rows.
+
+    Args:
+        batch: the numbers of its rows.
+        accumulation: how many parts.
+        counts: the labels of each row of the data, by which a part has its share; default: one for each.
+    """
+    count = min(accumulation, len(batch))
+    labels = [1 if counts is None else counts[row] for row in batch]
+    for i in range(count):
+        begin, end = len(batch) * i // count, len(batch) * (i + 1) // count
+        yield Part(batch[begin:end], sum(labels[begin:end]) / sum(labels), i == 0, i == count - 1)
+
+
+def training_mode(model: nn.Module, dropout: bool) -> None:
+    """Set ``model`` to training mode; without ``dropout``, only modules with statistics, such as BatchNorm."""
+    model.train(dropout)
+    if not dropout:
+        for module in model.modules():
+            if getattr(module, "track_running_stats", False):
+                module.train()
+
+
+# -- The step -------------------------------------------------------------------------------------------
+
+
+class TrainingStep:
+    """One optimizer with its schedule, penalty and precision: `backward` for each part of a batch, then `update`.
+
+    It can be kept and resumed, see `forgetfree.checkpoint.Resumable`: what is trained, the optimiser, schedule and scale of
+    losses, the model's buffers, the generators.
+
+    Args:
+        model: in training.
+        trained: what is trained of its backbone. An ℓ1 penalty pulls it towards the values that it has now.
+        readout: the parameters of readouts that are trained.
+        options: how to train.
+        steps: the number of updates, for the schedule.
+        optimizer: makes an optimiser from parameter groups (the backbone's, the readout's); default: that of the options.
+        schedule: gives the factor on the learning rate after a number of updates; default: that of the options.
+
+    Attributes:
+        done: the updates so far.
+        rate: the learning rate of the last update: the backbone's, if it is trained.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: TrainedParameters,
+        readout: Sequence[nn.Parameter],
+        options: TrainingOptions,
+        steps: int,
+        *,
+        optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None,
+        schedule: Callable[[int], float] | None = None,
+    ) -> None:
+        self.done, self.rate = 0, math.nan
+        self._model, self._trained, self._options, self._steps = model, trained, options, steps
+        backbone = list(trained.parameters)
+        self._anchored = [(each, each.detach().clone()) for each in backbone] if options.l1 else []
+        self._loss, self._checkpoint = 0.0, Checkpoint()
+        rate, decay = options.learning_rate, options.weight_decay
+        groups: list[dict[str, Any]] = [
+            {"params": backbone, "lr": rate},
+            {"params": list(readout), "lr": options.readout_learning_rate or rate},
+        ]
+        groups = [group for group in groups if group["params"]]
+        self.optimizer: torch.optim.Optimizer
+        if optimizer is not None:
+            self.optimizer = optimizer(groups)
+        elif callable(options.optimizer):
+            self.optimizer = build_optimizer(options.optimizer, groups)
+        elif options.optimizer == "sgd":
+            self.optimizer = torch.optim.SGD(groups, momentum=options.momentum, weight_decay=decay)
+        else:  # one pass over memory an update, where the device has it
+            fused = all(parameter.device.type in ("cpu", "cuda") for group in groups for parameter in group["params"])
+            self.optimizer = torch.optim.AdamW(groups, weight_decay=decay, fused=fused)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, schedule or (lambda done: rate_at(done, steps, options))
+        )
+        self._parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self._scaler = torch.amp.GradScaler(self._parameters[0].device.type, enabled=options.precision == "fp16")
+
+    def begin(self, checkpoint: Checkpoint | None, seed: int, *about: Any) -> int:
+        """Go on from where ``checkpoint`` has kept the training, and return how many of its updates are done.
+
+        Args:
+            checkpoint: keeps it.
+            seed: of the training's draws.
+            about: what else tells it from others that start alike, as parts of a state: options, labels.
+        """
+        # Other classes may have a state of their own.
+        if checkpoint is not None and isinstance(self._trained, WholeTensors | RegionParameters):
+            self._checkpoint = checkpoint
+        self.done = self._checkpoint.begin(self._steps, self, seed, *about)
+        return self.done
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of the last batch."""
+        self.optimizer.zero_grad()
+
+    def backward(self, loss: Tensor, share: float = 1.0) -> None:
+        """Add the gradients of a part of a batch.
+
+        Args:
+            loss: the mean over the part.
+            share: the part's share of the batch.
+
+        Raises:
+            TrainingError: the loss is not finite.
+        """
+        loss = loss * share
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self._loss += check_loss(loss, self.done + 1)
+
+    def update(self) -> float:
+        """Move what is trained, and return the loss of the batch."""
+        self._trained.collect()
+        if self._options.precision == "fp16":
+            self._scaler.unscale_(self.optimizer)
+        for parameter, anchor in self._anchored:
+            if parameter.grad is not None:  # ∂‖θ − θ_pre‖₁ = sign(θ − θ_pre)
+                parameter.grad.add_((parameter.detach() - anchor).sign_(), alpha=self._options.l1)
+        if self._options.max_gradient_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self._options.max_gradient_norm)
+        self.rate = float(self.optimizer.param_groups[0]["lr"])
+        scale = self._scaler.get_scale()
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        if self._scaler.get_scale() >= scale:  # else the gradients overflowed and the step was skipped
+            self._schedule.step()
+        self._trained.write()
+        self.done += 1
+        loss, self._loss = self._loss, 0.0
+        return loss
+
+    def keep(self) -> None:
+        """Keep where the training stands, now and then."""
+        self._checkpoint.after(self.done, self._steps, self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        return {
+            "parameters": [parameter.detach() for parameter in self._parameters],
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self._schedule.last_epoch,
+            "scaler": self._scaler.state_dict(),
+            "buffers": persistent_buffers(self._model),
+            "generators": generators(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state; the model holds the values of its parameters."""
+        for parameter, value in zip(self._parameters, state["parameters"], strict=True):
+            parameter.copy_(value)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._schedule.last_epoch = state["schedule"]
+        self._scaler.load_state_dict(state["scaler"])
+        self._trained.write()
+        for name, buffer in persistent_buffers(self._model).items():
+            buffer.copy_(state["buffers"][name])
+        set_generators(state["generators"])
+
+
+def generators() -> dict[str, Any]:
+    """Return the states of the global generators of Python, NumPy and PyTorch."""
+    name, keys, *rest = np.random.get_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(np.asarray(keys)), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": devices,
+    }
+
+
+def set_generators(states: dict[str, Any]) -> None:
+    """Set the generators to what `generators` returned."""
+    random.setstate(states["python"])
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy(), *rest))
+    torch.set_rng_state(states["torch"])
+    if states["cuda"]:
+        torch.cuda.set_rng_state_all(states["cuda"])

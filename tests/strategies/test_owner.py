@@ -1,0 +1,157 @@
+"""A strategy owns the model of its stream: another on it starts from θ_pre, and the first is refused from then on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from torch import Tensor
+
+from forgetfree import registry
+from forgetfree.continual.streams import make_stream
+from forgetfree.errors import RunError
+from forgetfree.options import build
+from forgetfree.testing.tiny import tiny_model, tiny_stream, tiny_task
+
+SMALL: dict[str, Any] = {"steps": 3, "batch_size": 4, "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.1}
+OWN = {"grafting-continual": {"sparsity": 0.05, "mask_steps": 2}}
+#: One of each kind: all of the model, a ledger, a model a task, adapters, a plugin, a template.
+KINDS = ["continual-ft", "grafting-continual", "fine-tune", "o-lora", "ewc", "der"]
+PAIRS = [(one, KINDS[(i + step) % len(KINDS)]) for i, one in enumerate(KINDS) for step in (1, 3)]
+
+
+def make(name: str, stream: Any, **changes: Any) -> Any:
+    cls = registry.strategy(name)
+    more = {key: 8 for key in ("mem_size", "batch_size_mem") if key in cls.Options.__dataclass_fields__}
+    return cls(stream=stream, options=build(cls.Options, SMALL | OWN.get(name, {}) | more | changes, name))
+
+
+def logits(strategy: Any) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(answers.logits) for name, answers in strategy.evaluate().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Any:
+    """The answers of a strategy that has its stream to itself: before training, and after each task."""
+    known: dict[str, list[dict[str, Tensor]]] = {}
+
+    def answers(name: str) -> list[dict[str, Tensor]]:
+        if name not in known:
+            strategy = make(name, tiny_stream())
+            known[name] = [logits(strategy)]
+            for experience in strategy.stream.benchmark.train_stream:
+                strategy.train(experience)
+                known[name].append(logits(strategy))
+        return known[name]
+
+    return answers
+
+
+@pytest.mark.sampled("continual-ft-grafting-continual", "grafting-continual-fine-tune")
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_a_second_strategy_starts_afresh(one: str, other: str, alone: Any) -> None:
+    stream = tiny_stream()
+    first, experiences = make(one, stream), list(stream.benchmark.train_stream)
+    first.train(experiences[0])
+    second = make(other, stream)
+    assert same(logits(second), alone(other)[0])
+    for done, experience in enumerate(experiences, 1):
+        second.train(experience)
+        assert same(logits(second), alone(other)[done])
+
+
+@pytest.mark.sampled("continual-ft-grafting-continual", "grafting-continual-fine-tune")
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_on_a_copy_of_the_stream_each_has_a_model_of_its_own(one: str, other: str, alone: Any) -> None:
+    stream = tiny_stream()
+    first, second = make(one, stream), make(other, stream.copy())
+    for done, experience in enumerate(stream.benchmark.train_stream, 1):
+        first.train(experience)
+        second.train(experience)
+        assert same(logits(first), alone(one)[done])
+        assert same(logits(second), alone(other)[done])
+
+
+USES: dict[str, Callable[[Any, Path], Any]] = {
+    "train": lambda strategy, path: strategy.train(strategy.stream.benchmark.train_stream[0]),
+    "evaluate": lambda strategy, path: strategy.evaluate(),
+    "save": lambda strategy, path: strategy.save(path),
+    "load": lambda strategy, path: strategy.load(path),
+    "model": lambda strategy, path: strategy.model,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_the_earlier_one_is_refused(use: str, tmp_path: Path) -> None:
+    stream = tiny_stream()
+    first = make("continual-ft", stream)
+    first.save(tmp_path)
+    make("ewc", stream)
+    with pytest.raises(RunError, match=r"ContinualFT has lost its model to another strategy \(EWC\).*stream\.copy\(\)"):
+        USES[use](first, tmp_path)
+
+
+def test_streams_over_one_model_share_its_owner() -> None:
+    loaded, rows = tiny_model(), [tiny_task(name) for name in ("qnli", "ag_news")]
+    first, second = (make("grafting-continual", make_stream("x", rows, loaded)) for _ in range(2))
+    with pytest.raises(RunError, match=r"lost its model to another strategy \(GraftingContinual\)"):
+        first.evaluate()
+    second.evaluate()
+
+
+def test_a_strategy_and_its_stream_can_be_copied(alone: Any) -> None:
+    strategy = make("continual-ft", tiny_stream())
+    experiences = list(strategy.stream.benchmark.train_stream)
+    strategy.train(experiences[0])
+    copied = copy.deepcopy(strategy)
+    strategy.train(experiences[1])
+    assert same(logits(copied), alone("continual-ft")[1])
+    make("ewc", copied.stream)
+    assert same(logits(strategy), alone("continual-ft")[2])
+    with pytest.raises(RunError, match=r"stream\.copy"):
+        copied.evaluate()
+
+
+def test_none_is_made_on_the_model_while_one_trains(alone: Any) -> None:
+    class Makes(SupervisedPlugin):
+        def after_update(self, strategy: Any, **_: Any) -> None:
+            make("ewc", stream.copy()).evaluate()
+            make("ewc", stream)
+
+    stream = tiny_stream()
+    cls = registry.strategy("continual-ft")
+    first = cls(stream=stream, options=build(cls.Options, SMALL, "x"), plugins=[Makes()])
+    with pytest.raises(RunError, match="ContinualFT is training or evaluating with the model that EWC needs"):
+        first.train(stream.benchmark.train_stream[0])
+    assert same(logits(make("ewc", stream)), alone("ewc")[0])  # the one that was stopped lets go
+
+
+@pytest.mark.sampled("continual-ft", "grafting-continual")
+@pytest.mark.parametrize("name", ["continual-ft", "grafting-continual", "lora", "ewc"])
+def test_precision_is_the_strategys_own(name: str) -> None:
+    stream = tiny_stream()
+    strategy = make(name, stream, precision="bf16")
+    assert stream.model.precision == "fp32"
+    strategy.train(stream.benchmark.train_stream[0])
+    assert stream.model.precision == "fp32"
+    strategy.evaluate()
+    assert stream.model.precision == "fp32"
+    with pytest.raises(ZeroDivisionError):
+        strategy.plugins.append(_Fails())
+        strategy.evaluate()
+    assert stream.model.precision == "fp32"
+
+
+class _Fails(SupervisedPlugin):
+    def before_eval_forward(self, strategy: Any, **_: Any) -> None:
+        assert strategy.model.precision == "bf16"
+        raise ZeroDivisionError
