@@ -19,7 +19,6 @@ import numpy as np
 from forgetfree.display import NULL
 from forgetfree.errors import ReportError
 from forgetfree.options import typed
-from forgetfree.results.answers import Answers
 from forgetfree.results.evidence import ALPHA, Evidence, Interval, RowScore, forgetting, interval
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.runs import UNION, read_run
@@ -122,7 +121,7 @@ class Runs:
         self.tasks = next(iter(self._results.values())).tasks
         self.test_rows = next(iter(self._results.values())).test_rows
         self.entries: dict[str, StrategyRuns] = {}
-        self.answers: dict[str, dict[int, Mapping[str, Answers]]] = {}
+        self.answers: dict[str, dict[int, Mapping[str, Any]]] = {}
         scores: dict[str | None, dict[str, Any]] = {None: {}, "ece": {}}
         for hidden, results in self._results.items():
             at_end = {metric: scores_at_end(results, metric) for metric in scores}

@@ -29,7 +29,7 @@ from forgetfree.jobs.run_config import RunConfig, stream_of, without_others
 from forgetfree.jobs.running.directory import as_json, merged_request, read_job_config
 from forgetfree.jobs.running.engine import assemble, perform
 from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.unit import HISTORY, Json, Unit
+from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.stream_learner import LearnedStream, Row, StreamLearner
 from forgetfree.jobs.stream_prefix import Form, StreamPrefix
 from forgetfree.json_file import parse_json, sign
@@ -39,6 +39,7 @@ from forgetfree.options import build
 from forgetfree.output import check_begun, make_directory, refuse_content
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score
+from forgetfree.results.unit_folder import HISTORY
 from forgetfree.tasks import TaskDefinition, usual_max_length
 from forgetfree.tensor_file import metadata_of
 from forgetfree.training.monitor import Monitor

@@ -241,15 +241,14 @@ class Run:
     def values(self, metric: str | Sequence[str]) -> Floats:
         """Return the values of a metric, or of one for each task: shape (T+1, T), NaN where it was not measured."""
         of_tasks = [metric] * len(self.tasks) if isinstance(metric, str) else metric
-        rows = [
-            [self._values.get((name, after, task), math.nan) for name, task in zip(of_tasks, self.tasks, strict=True)]
-            for after in range(len(self.tasks) + 1)
-        ]
+        pairs, stages = list(zip(of_tasks, self.tasks, strict=True)), range(len(self.tasks) + 1)
+        rows = [[self._values.get((name, after, task), math.nan) for name, task in pairs] for after in stages]
         return np.array(rows, dtype=np.float64)
 
     def end(self, metric: str) -> Floats:
         """Return the values of a metric after the last task, shape (T,)."""
-        return self.values(metric)[-1]
+        values: Floats = self.values(metric)[-1]
+        return values
 
     def knows(self, metric: str) -> bool:
         """Say whether anything was measured by a metric."""
@@ -374,7 +373,7 @@ def of_scores(scores: Sequence[Score], source: str = "") -> RunRecord:
     if about is None:
         raise ReportError(f"{source or 'A table of scores'} holds no scores. Give scores of runs.")
     units = [{"strategy": strategy, "seed": int(seed)} for strategy, seed in frame[UNIT].drop_duplicates().values]
-    return _whole(about, frame, units, source)
+    return whole_run(about, frame, units, source)
 
 
 def metrics_of(frame: pd.DataFrame) -> dict[str, str]:
@@ -385,7 +384,7 @@ def metrics_of(frame: pd.DataFrame) -> dict[str, str]:
     return dict(pairs)
 
 
-def _whole(
+def whole_run(
     about: Json, frame: pd.DataFrame, units: Sequence[Json], source: str, files: Sequence[UnitFiles] = (), **more: Any
 ) -> RunRecord:
     """Return a run whose parts are checked, and fit one another.
@@ -407,9 +406,10 @@ def _whole(
         rows = groups.get((each.strategy, each.seed), frame.iloc[:0])
         run = Run(each, rows, tuple(known.tasks), metric, source, shown)
         for name, values in (("scores", run.learning_matrix), ("ece", run.ece)):
-            missing = np.isnan(values[np.arange(len(values))[:, None] > np.arange(len(metric))])
             lacking = np.tril(np.isnan(values), -1).any(axis=0)
-            if missing.any() and not (name == "ece" and np.isnan(values).all(axis=0)[lacking].all()):
+            if name == "ece":  # answers may have no probabilities
+                lacking &= ~np.isnan(values).all(axis=0)
+            if lacking.any():
                 raise ReportError(
                     f"{place}{name} of {known.tasks[int(np.argmax(lacking))]} by {each.strategy} with seed {each.seed} are "
                     f"missing after a task. {_REMEDY}"
@@ -500,7 +500,7 @@ def _of_directory(out: Path, running: bool) -> RunRecord:
         for name, of_tasks in read_floors(folder).items() if record else ():
             floors.setdefault(name, {})[str(key["seed"])] = [of_tasks.get(task.name) for task in definitions]
     frame = frame_of(scores)
-    return _whole({**about, "floors": floors or None}, frame, units, str(out), files, config=config)
+    return whole_run({**about, "floors": floors or None}, frame, units, str(out), files, config=config)
 
 
 def _check_config(config: Any) -> None:
@@ -563,7 +563,7 @@ def _of_unit(
     if per_task.exists():
         check_own(per_task, ReportError)
         known["seconds_per_task"] = read_json(per_task, ReportError, _REMEDY)
-    made = {name: record[name] for name in ("versions", "code", "command") if name in record}
+    made: Json = {name: record[name] for name in ("versions", "code", "command") if name in record}
     made["machine"] = {
         name: its for name, its in record.get("machine", {}).items() if name != "system"
     }  # it tells no bit
@@ -623,8 +623,8 @@ def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> tuple[dict[st
     try:
         arrays: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for name, array in load_file(path).items():
-            task, _, part = name.rpartition("/")
-            arrays.setdefault(task, {})[part] = array
+            place, _, part = name.rpartition("/")
+            arrays.setdefault(place, {})[part] = array
         for task in tasks:
             first = arrays[task.name].pop(BEFORE, None)
             before |= {} if first is None else {task.name: json_of(first)}
@@ -676,6 +676,5 @@ def of_csv(text: str, source: str = "") -> RunRecord:
     wide = pd.read_csv(
         io.StringIO(text), dtype=kinds, keep_default_na=False, na_values=[""], float_precision="round_trip"
     )
-    scores = wide.set_index(index).stack(future_stack=True).dropna().astype(float)
-    frame = scores.rename("value").rename_axis([*index, "metric"]).reset_index()[[*UNIT, *COLUMNS]]
-    return _whole(about, frame, units, source)
+    frame = wide.melt(index, var_name="metric").dropna(subset="value").astype({"value": float})
+    return whole_run(about, frame[[*UNIT, *COLUMNS]], units, source)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from forgetfree.ledger import Ledger
+    from forgetfree.ledger.graft import Graft
 
 Json = dict[str, Any]
 #: The metric of a task's own, such as accuracy or F1.
@@ -132,7 +133,7 @@ class Results:
         self.learned_floors: Mapping[str, tuple[float | None, ...]] = {}
         if not telling:
             self.learned_floors = _means(floors_by_seed(records)) | _untrained(records)
-        self._held: dict[tuple[str, int], Any] = {}
+        self._held: dict[tuple[str, str, int], Any] = {}
         parts = [run.scores.assign(strategy=each.label) for each in self.entries for run in each.runs]
         agreed = [self._agreement(entry, run) for entry in self.entries for run in entry.runs]
         columns = ["strategy", "seed", *COLUMNS]
@@ -256,8 +257,8 @@ class Results:
 
         Returns:
             A row for each strategy with ``average``, ``forgetting``, ``bwt``, ``fwt``, ``intransigence`` (against `REFERENCE`
-            with the same seed) and ``ece``, see `forgetfree.results.learning_matrix`: fractions, each with ``mean`` and ``std``;
-            NaN where a part is missing.
+            with the same seed) and ``ece``, see `forgetfree.results.learning_matrix`: fractions, each with ``mean`` and
+            ``std``; NaN where a part is missing.
         """
         rows = [{"strategy": entry.label, **run.summary} for entry in self.entries for run in entry.runs]
         table = pd.DataFrame(rows).astype({name: float for name in rows[0] if name != "strategy"})
@@ -376,27 +377,42 @@ class Results:
             UnknownNameError: no such strategy.
             ReportError: the strategy keeps no ledger, or there is no such seed.
         """
-        run = self._run(strategy, seed)
-        kept: Ledger | None = self._held.get((strategy, seed))
-        if kept is None and (path := _ledger_file(run)).is_file():
-            from forgetfree.ledger import Ledger
+        ledger: Ledger = self._kept("ledger", strategy, seed)
+        return ledger
 
-            check_own(path, ReportError)
-            kept = Ledger.load(path)
-        if kept is None:
-            there = [f"{e.label} {its.seed}" for e in self.entries for its in e.runs if _ledger_file(its).is_file()]
-            there += [f"{label} {number}" for label, number in self._held]
-            raise ReportError(
-                f"There is no ledger of {strategy} with seed {seed}. There are: {'; '.join(there) or 'none'}."
-            )
-        return kept
+    def graft(self, seed: int = 0, strategy: str = "bare-graft") -> Graft:
+        """Return a graft that ``graft`` made, or another run of one task with ``bare-graft``; errors as those of `ledger`.
+
+        Args:
+            seed: of the graft.
+            strategy: as in `matrix`.
+        """
+        graft: Graft = self._kept("graft", strategy, seed)
+        return graft
 
     def hold(self) -> None:
-        """Read the ledgers into memory, because their files will be removed."""
-        places = [
-            (entry.label, run.seed) for entry in self.entries for run in entry.runs if _ledger_file(run).is_file()
-        ]
-        self._held = {place: self.ledger(*place) for place in places}
+        """Read ledgers and grafts into memory, because their files will be removed."""
+        self._held = {place: self._kept(*place) for place in self._places()}
+
+    def _places(self) -> list[tuple[str, str, int]]:
+        """Return of which strategies and seeds there is a ledger or a graft."""
+        units = [(entry.label, run) for entry in self.entries for run in entry.runs]
+        every = [(kind, label, run.seed) for label, run in units for kind in _KEPT if _file(run, kind).is_file()]
+        return [*self._held, *every]
+
+    def _kept(self, kind: str, strategy: str, seed: int) -> Any:
+        run, place = self._run(strategy, seed), (kind, strategy, seed)
+        if place in self._held:
+            return self._held[place]
+        path = _file(run, kind)
+        if not path.is_file():
+            there = "; ".join(f"{kind} of {label}, seed {number}" for kind, label, number in self._places())
+            raise ReportError(f"There is no {kind} of {strategy} with seed {seed}. There are: {there or 'none'}.")
+        from forgetfree.ledger import Ledger  # with torch, which scores do not need
+        from forgetfree.ledger.graft import Graft
+
+        check_own(path, ReportError)
+        return Ledger.load(path) if kind == "ledger" else Graft.load(path)
 
     def __repr__(self) -> str:
         from forgetfree.results.report.page import render_page
@@ -459,8 +475,12 @@ class Results:
         return LabelScores.of(files.probabilities[task], files.labels[task])
 
 
-def _ledger_file(run: Run) -> Path:
-    return Path(run.source) / run.strategy / f"seed-{run.seed}" / "ledger.safetensors"
+#: What a unit may keep in a file of that name.
+_KEPT = ("ledger", "graft")
+
+
+def _file(run: Run, kind: str) -> Path:
+    return Path(run.source) / run.strategy / f"seed-{run.seed}" / f"{kind}.safetensors"
 
 
 def _compared(evidence: Evidence, a: str, b: str, task: str | None) -> Json:
@@ -593,7 +613,8 @@ def _differences(ours: RunRecord, theirs: RunRecord) -> Iterator[str]:
         yield f"the rows of {', '.join(tasks)} are not the same"
     elif data[0] != data[1]:
         key = next(key for key in {**data[0], **data[1]} if data[0].get(key) != data[1].get(key))
-        yield f"of their data, {key.replace('_', ' ')} is {' in one and '.join(brief(each.get(key)) for each in data)} in the other"
+        a, b = (brief(each.get(key)) for each in data)
+        yield f"of their data, {key.replace('_', ' ')} is {a} in one and {b} in the other"
     elif ours.test_rows != theirs.test_rows:
         yield "they were scored on different numbers of test rows"
 

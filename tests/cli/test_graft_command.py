@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from forgetfree.results.records import GraftResults
+from forgetfree.results.report.graft_report import lay_out_graft
+from forgetfree.results.stored import load_graft_results
 from safetensors.torch import load_file
 from torch import nn
 from transformers import (
@@ -42,10 +45,7 @@ from forgetfree.models.task_model import ClassifierModel
 from forgetfree.recipes import ModelEntry
 from forgetfree.results import calibration, metrics
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.records import GraftResults
-from forgetfree.results.report.graft_report import lay_out_graft
 from forgetfree.results.report.page import render_page
-from forgetfree.results.stored import load_graft_results
 from forgetfree.tensor_file import TensorFile
 from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.single_task import SingleTask

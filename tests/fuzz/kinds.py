@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forgetfree.results.stored import load_graft_results, load_run_results
 from fuzz import reading
 from fuzz.reading import bits
 from fuzz.samples import Samples
@@ -26,7 +27,6 @@ from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.scores import read_scores
-from forgetfree.results.stored import load_graft_results, load_run_results
 
 
 @dataclass(frozen=True)

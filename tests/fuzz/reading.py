@@ -11,6 +11,10 @@ from typing import Any, get_args
 import numpy as np
 import tiny
 import torch
+from forgetfree.results.comparison import merge
+from forgetfree.results.records import Record
+from forgetfree.results.report.graft_report import lay_out_graft
+from forgetfree.results.stored import load_run_results
 from fuzz.samples import TASKS, Samples
 from torch import Tensor
 
@@ -30,14 +34,10 @@ from forgetfree.ledger import Ledger
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
-from forgetfree.results.comparison import merge
 from forgetfree.results.config_file import load_run
-from forgetfree.results.records import Record
-from forgetfree.results.report.graft_report import lay_out_graft
 from forgetfree.results.report.page import render_page
 from forgetfree.results.report.run_report import render
 from forgetfree.results.scores import read_scores, write_scores
-from forgetfree.results.stored import load_run_results
 from forgetfree.tasks import TaskDefinition
 
 

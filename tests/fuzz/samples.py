@@ -6,12 +6,13 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forgetfree.results.stored import load_graft_results, load_run_results, to_csv
+
 from forgetfree import cli, registry
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.streams import Stream, load_stream
 from forgetfree.models.state import StateStore
 from forgetfree.results.scores import write_scores
-from forgetfree.results.stored import load_graft_results, load_run_results, to_csv
 
 TASKS = ("qnli", "ag_news")
 STRATEGIES = (

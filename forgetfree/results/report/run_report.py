@@ -127,7 +127,8 @@ def content_of(results: Results) -> Json:
         content = {"records": [its | source for its, source in zip(records, sources, strict=True)]}
     labelled = {(run.source, run.strategy, run.seed): (e.label, run) for e in results.entries for run in e.runs}
     units = [(each.source, run.strategy, run.seed) for each in results.records for run in each.runs]
-    return content | {"runs": [{"label": label, **_run(run)} for label, run in map(labelled.get, units)]}
+    pairs = [labelled[unit] for unit in units if unit in labelled]  # what two directories hold alike stands there once
+    return content | {"runs": [{"label": label, **_run(run)} for label, run in pairs]}
 
 
 def _run(run: Run) -> Json:

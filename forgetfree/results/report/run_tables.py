@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -330,7 +330,7 @@ def _calibration_beside_chance(results: Results) -> Iterator[Table]:
     entries = [entry for entry in results.entries if all(run.files.probabilities for run in entry.runs)]
     if not entries:
         return
-    measures = {
+    measures: dict[str, Callable[[Any], float]] = {
         "ECE": lambda each: each.ece,
         "noise floor": lambda each: ece_noise_floor(each.logits, each.labels),
         "ECE without noise": lambda each: debiased_ece(each.logits, each.labels),
@@ -349,8 +349,11 @@ def _calibration_beside_chance(results: Results) -> Iterator[Table]:
             cell((float(np.mean([measure(each) for each in of])) for of in answers), percent)
             for measure in measures.values()
         ]
-        shows = {"ece_scaled": percent, "temperature": lambda value: f"{value:.2f}"}
-        cells += [cell((at_end(run, name) for run in entry.runs), shows[name]) for name in scaled.values()]
+        shows: list[Show] = [percent, lambda value: f"{value:.2f}"]
+        cells += [
+            cell((at_end(run, name) for run in entry.runs), show)
+            for name, show in zip(scaled.values(), shows, strict=False)
+        ]
         rows.append((entry.label, *cells))
     yield Table(
         "Calibration beside chance (in percentage points; means over tasks)",
@@ -367,8 +370,9 @@ def _held_aside(results: Results) -> Grid:
     """Return the loss on texts that no task trains, of each strategy."""
 
     def loss(run: Run, _: int, column: int) -> float | None:
-        aside = run.facts.held_aside
-        return aside and (aside.before, aside.after, _mean(aside.by_task or [None]))[column]
+        if (aside := run.facts.held_aside) is None:
+            return None
+        return (aside.before, aside.after, _mean(aside.by_task or [None]))[column]
 
     stages = ["before training", "at the end, without a task", "at the end, as tasks are answered"]
     return Grid.of_runs(
