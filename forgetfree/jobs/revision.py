@@ -29,7 +29,7 @@ from forgetfree.jobs.run_config import RunConfig, stream_of, without_others
 from forgetfree.jobs.running.directory import as_json, merged_request, read_job_config
 from forgetfree.jobs.running.engine import assemble, perform
 from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.unit import HISTORY, Json, Unit
+from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.stream_learner import LearnedStream, Row, StreamLearner
 from forgetfree.jobs.stream_prefix import Form, StreamPrefix
 from forgetfree.json_file import sign
@@ -40,6 +40,7 @@ from forgetfree.options import build
 from forgetfree.output import check_begun, make_directory, refuse_content
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score
+from forgetfree.results.unit_folder import HISTORY
 from forgetfree.tasks import TaskDefinition, usual_max_length
 from forgetfree.training.monitor import Monitor
 
@@ -328,7 +329,7 @@ class RevisedRun(RunJob):
             if each.is_complete and not each.unit_in(out).is_done():
                 each.write(out, config["command"])
         try:
-            return perform(self, replace(execution, resume=True)) if trains else assemble(RunJob, out, ended=True)
+            return perform(self, replace(execution, resume=True)) if trains else assemble(out, ended=True)
         except (RunError, UsageError):  # data, model or versions are not those of the run
             if not begun and not any(each.unit_in(out).is_begun for each in prefixes if not each.is_complete):
                 shutil.rmtree(out)
