@@ -24,13 +24,13 @@ from forgetfree.continual.template import sizes_of
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, MetricError, ModelError, UsageError
-from forgetfree.jobs.predictions import load_answers
 from forgetfree.jobs.revision import removal
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.models.loading import load_model
 from forgetfree.results import stored
 from forgetfree.results.answers import TextAnswers
+from forgetfree.results.runs import read_answers
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.tasks import Decoding, TaskDefinition
 
@@ -465,7 +465,7 @@ def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
     results = run(tmp_path, model, tmp_path / "out", "grafting-continual")
     unit = tmp_path / "out" / "grafting-continual" / "seed-0"
     tasks = [rows.task for rows in load_tasks("first,last", str(tmp_path))]
-    kept = load_answers(unit, tasks, {"first": 13, "last": 13})
+    kept, _ = read_answers(unit, tasks)
     first, last = kept["first"], kept["last"]
     assert isinstance(first, TextAnswers) and isinstance(last, TextAnswers)
     assert first.logits is not None and first.labels is not None
