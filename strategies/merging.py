@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from forgetfree.continual.memory import LEDGER, LedgerFile
-from forgetfree.continual.regions import TaskRegions
-from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
-from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.continual.task_training import Skill
+from forgetfree.continual.regions import EncodedTask, Region, RegionStrategy, Stream, Training
+from forgetfree.continual.storage import LEDGER, LedgerStorage
+from forgetfree.continual.strategy import TaskwiseOptions
 from forgetfree.core.base_regions import budget, most_moved
 from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule
-from forgetfree.core.regions import Region
 from forgetfree.ledger import Ledger, merged_graft, merged_ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.training.localization import LocalizationOptions, check_localization
-from forgetfree.training.training_options import TrainingOptions
+from forgetfree.training.localization import LocalizationOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,45 +40,44 @@ class StitchOptions(TaskwiseOptions, LocalizationOptions):
     """Localize-and-Stitch."""
 
 
-class Merging(ContinualStrategy):
+class Merging(RegionStrategy):
     """Fine-tune θ_pre on each task alone, keep of θ_ft the entries that the rule needs, and merge those of all tasks.
 
     A task is answered by the merged model of all learned tasks with its own readout; so is one that is not learned yet, with
     an untrained readout. What is kept are the grafts, of which the next merge is made, and the merged model: see `_GraftFiles`.
     """
 
-    resumable: ClassVar[bool] = True
+    forget_free = False
+    resumable = True
     rule: ClassVar[MergeRule]
 
     def setup(self) -> None:
-        """Make an empty ledger of grafts, in which each task stands alone."""
-        self.regions = TaskRegions(self, "alone")
-        self.kept = _GraftFiles(self)
+        """Open a ledger of grafts, in which each task stands alone."""
+        self.open_ledger("alone")
+        self.storage = _GraftFiles(self)
         self._merged: tuple[int, Graft] | None = None
 
     @abstractmethod
-    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
+    def kept_region(self, task: EncodedTask, tuned: ModelState) -> tuple[Region, float]:
         """Return the entries of θ_ft that are kept, and the share of the space that they were allowed."""
 
     def begin(self, task: EncodedTask) -> Training:
         """Fine-tune θ_pre on the task alone; nothing is trained after that."""
-        self.regions.ledger.check_new(task.name)
-        fine_tuned = self.fine_tuned(task)
-        return self.regions.training(task, self.skill(task, fine_tuned), fine_tuned, steps=0, options=self.options)
+        tuned = self.fine_tuned(task)
+        region, sparsity = self.kept_region(task, tuned)
+        return self.region_training(task, region, tuned, sparsity=sparsity, steps=0, options=self.options)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record the task's entries."""
-        self.regions.commit(training)
+        self.record(training)
 
-    @contextmanager
-    def answering(self, task: EncodedTask) -> Iterator[None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the merged model."""
-        with self.regions.answering_by(self.merged()):
-            yield
+        return self.ledger_model.with_graft(self.merged())
 
     def merged(self) -> Graft:
         """Return what the merged model holds on top of θ_pre, merged once after each task."""
-        records = self.regions.ledger.records
+        records = self.ledger.records
         if self._merged is None or self._merged[0] != len(records):
             settings: dict[str, Any] = {
                 name: getattr(self.options, name) for name in ("weight", "density") if hasattr(self.options, name)
@@ -94,7 +88,7 @@ class Merging(ContinualStrategy):
 
     def merged_ledger(self) -> Ledger:
         """Return the merged model as a ledger, which answers as this strategy does."""
-        grafts = self.regions.ledger
+        grafts = self.ledger
         return merged_ledger(grafts.space, grafts.fingerprint, grafts.binding, self.merged(), grafts.records)
 
 
@@ -103,12 +97,7 @@ class _GraftFiles:
 
     def __init__(self, strategy: Merging) -> None:
         self._strategy = strategy
-        self._grafts = LedgerFile(strategy, strategy.regions, "grafts.safetensors")
-
-    @property
-    def ledger(self) -> Ledger:
-        """That of the grafts."""
-        return self._grafts.ledger
+        self._grafts = LedgerStorage(strategy, strategy.ledger_model, "grafts.safetensors")
 
     def save(self, directory: Path) -> None:
         """Write both."""
@@ -121,19 +110,19 @@ class _GraftFiles:
 
     def bytes_kept(self) -> int:
         """Count both."""
-        merged = self._strategy.merged_ledger().size_in_bytes if self.ledger.records else 0
+        merged = self._strategy.merged_ledger().size_in_bytes if self._strategy.ledger.records else 0
         return self._grafts.bytes_kept() + merged
 
 
 class MergeTaskArithmetic(Merging):
     """Task arithmetic: θ_pre + λ Σ_t (θ_t − θ_pre) (Ilharco et al., 2023, arXiv:2212.04089)."""
 
-    Options: ClassVar[type[TrainingOptions]] = TaskArithmeticOptions
+    Options = TaskArithmeticOptions
     rule: ClassVar[MergeRule] = "task-arithmetic"
 
-    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
+    def kept_region(self, task: EncodedTask, tuned: ModelState) -> tuple[Region, float]:
         """Return all entries that moved."""
-        return Skill(most_moved(self.pre_trained.theta, fine_tuned.theta, len(self.space)), 1.0)
+        return most_moved(self.pre_trained.theta, tuned.theta, len(self.space)), 1.0
 
 
 class MergeTies(Merging):
@@ -142,7 +131,7 @@ class MergeTies(Merging):
     Yadav et al., 2023, arXiv:2306.01708, alg. 1. The trimming is done once a task, so no more of it is kept.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = TiesOptions
+    Options = TiesOptions
     rule: ClassVar[MergeRule] = "ties"
 
     @classmethod
@@ -150,10 +139,10 @@ class MergeTies(Merging):
         """Refuse a density that leaves no entry."""
         budget(len(stream.model.space()), options.density)
 
-    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
+    def kept_region(self, task: EncodedTask, tuned: ModelState) -> tuple[Region, float]:
         """Return the most moved entries."""
         share = self.options.density
-        return Skill(most_moved(self.pre_trained.theta, fine_tuned.theta, budget(len(self.space), share)), share)
+        return most_moved(self.pre_trained.theta, tuned.theta, budget(len(self.space), share)), share
 
 
 class MergeStitch(Merging):
@@ -163,15 +152,9 @@ class MergeStitch(Merging):
     arXiv:2302.06600), by the rows of fine-tuning, and not by a search with an L1 penalty.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = StitchOptions
+    Options = StitchOptions
     rule: ClassVar[MergeRule] = "stitch"
 
-    @classmethod
-    def check(cls, options: Any, stream: Stream) -> None:
-        """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
-        check_localization(options, stream.model.space())
-
-    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
+    def kept_region(self, task: EncodedTask, tuned: ModelState) -> tuple[Region, float]:
         """Return the task's localized region."""
-        (region,) = self.bench(task).regions(fine_tuned, self.options)
-        return Skill(region, self.options.sparsity)
+        return self.localize(task, tuned), self.options.sparsity

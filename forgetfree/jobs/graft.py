@@ -227,14 +227,7 @@ class GraftJob(Job[GraftConfig]):
         if bench.loaded.readout in LINEAR and not subject.tuned:
             states["readout alone"] = under_head
         scores: list[Score] = []
-        largest = first.largest_scale  # of 1, no other is tried
-        scales = {
-            sparsity: 1.0 if largest == 1 else bench.scale(fine_tuned, region, first, largest)
-            for sparsity, region in regions.items()
-        }
-        moved = {sparsity: bench.moved(fine_tuned, scale) for sparsity, scale in scales.items()}
-        unscaled_grafts = sum(scale != 1 for scale in scales.values())
-        with watch.phase(task.name, "evaluate", 1 + len(states) + len(regions) + unscaled_grafts) as on_step:
+        with watch.phase(task.name, "evaluate", 1 + len(states) + len(regions)) as on_step:
             reference = subject.fine_tuned_answers(fine_tuned, first)
 
             def add(model: str, answers: Answers, sparsity: float | None = None, entries: int | None = None) -> None:
@@ -248,19 +241,15 @@ class GraftJob(Job[GraftConfig]):
                 add(model, bench.answers(state, options=first))
             add("fine-tuned", reference)
             for sparsity, region in regions.items():
-                graft = bench.grafted(moved[sparsity], region)
+                graft = bench.grafted(fine_tuned, region)
                 add("grafted", bench.answers(graft, options=first), sparsity, len(region))
-                if scales[sparsity] != 1:
-                    unscaled = bench.answers(bench.grafted(fine_tuned, region), options=first)
-                    add("grafted, unscaled", unscaled, sparsity, len(region))
         write_scores(directory / SCORES_FILE, scores)
         monitor.scored(scores)
         for sparsity, region in regions.items():
-            bench.graft(moved[sparsity], region, sparsity).save(directory / _file(sparsity))
+            bench.graft(fine_tuned, region, sparsity).save(directory / _file(sparsity))
         return {
             "regions": [
-                {**key, "sparsity": sparsity, "scale": scales[sparsity], **_distributions(regions[sparsity], bench)}
-                for sparsity in regions
+                {**key, "sparsity": sparsity, **_distributions(region, bench)} for sparsity, region in regions.items()
             ],
             "seconds": told_seconds(watch.seconds, [phase for phase in PHASES if phase in watch.seconds]),
         }

@@ -14,7 +14,7 @@ from forgetfree.jobs.config import CommonOptions, JobConfig, check_known, check_
 from forgetfree.options import build, option
 
 if TYPE_CHECKING:
-    from forgetfree.training.scaled_start import GraftOptions
+    from forgetfree.training.localization import LocalizationOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +73,11 @@ class GraftConfig(JobConfig):
         Raises:
             UsageError: naming every fault.
         """
-        from forgetfree.training.scaled_start import GraftOptions
+        from forgetfree.training.localization import LocalizationOptions
         from forgetfree.training.training_options import TrainingOptions
 
         faults = self.faults()
-        own, known = set(CommonOptions.__dataclass_fields__), set(GraftOptions.__dataclass_fields__)
+        own, known = set(CommonOptions.__dataclass_fields__), set(LocalizationOptions.__dataclass_fields__)
         # Steps and batch size say how many rows fine-tuning read, and so how many mask steps are the default.
         still_read = {"steps", "batch_size", "precision", "answer_precision", "evaluation_batch_size", "deterministic"}
         training = TrainingOptions.__dataclass_fields__.keys() - still_read
@@ -97,7 +97,7 @@ class GraftConfig(JobConfig):
         if self.base_file is not None:
             del values["base"]  # no kind of base: its entries are given
         options = [
-            faults.attempt(build, GraftOptions, values | sparsity, "graft")
+            faults.attempt(build, LocalizationOptions, values | sparsity, "graft")
             for sparsity in [{"sparsity": each} for each in self.sparsities] or [{}]
         ]
         for each in options[:1]:
@@ -124,7 +124,7 @@ class GraftConfig(JobConfig):
 class CheckedGraft:
     """Options of fine-tuning and localizing, one for each sparsity, and the command's own."""
 
-    options: tuple[GraftOptions, ...]
+    options: tuple[LocalizationOptions, ...]
     common: CommonOptions
 
 

@@ -374,7 +374,6 @@ UNION = "union_"
 _Above0 = Annotated[float, Field(gt=0)]
 _Rate = Annotated[float, Field(gt=0, le=1e38)]
 _Fraction = Annotated[float, Field(gt=0, le=1)]
-_Scale = Annotated[float, Field(ge=1)]
 _Count = Annotated[int, Field(ge=1)]
 #: A number, or the name of a rule.
 _Steps = Annotated[int, Field(ge=1), BeforeValidator(lambda steps: 1 if steps in get_args(StepsRule) else steps)]
@@ -420,7 +419,6 @@ OwnOptions = _options(
         "eps lora_learning_rate mask_learning_rate region_learning_rate region_rate_factor "
         "steps_factor temperature weight",
     ),
-    (_Scale, "largest_scale"),
     (_Number, "lda_layer mask_steps passes readout_steps region_steps"),
     (_Rank, "rank"),
 )

@@ -298,24 +298,6 @@ def test_a_graft_of_all_that_moved_answers_as_the_fine_tuned_model(graft: GraftC
     assert row_of(out, "pre-trained")["ece"] != row_of(out, "fine-tuned")["ece"]
 
 
-def test_a_graft_may_go_further_than_fine_tuning_went(graft: GraftCommand) -> None:
-    """The file holds the scaled values; the report has the graft as the paper has it beside it."""
-    asked = ["--set", "learning_rate=0.05", "--shots", "8"]
-    plain, scaled = graft(*asked), graft(*asked, "--set", "largest_scale=8")
-    one, other = (Graft.load(each / "graft.safetensors") for each in (plain, scaled))
-    results = results_of(scaled)
-    (region,) = results["regions"]
-    model = AutoModel.from_pretrained(graft.directory("bert"))
-    assert one.space is not None
-    pre = one.space.gather(model, one.region.indices)
-    assert torch.equal(one.region.indices, other.region.indices) and region["scale"] in (0, 2, 4, 8)
-    assert torch.equal(other.values, torch.lerp(pre, one.values, region["scale"]))
-    rows = {row["model"]: row for row in results["rows"]}
-    unscaled = row_of(plain, "grafted")
-    assert rows["grafted, unscaled"]["score"] == unscaled["score"]
-    assert "grafted, unscaled" in (scaled / "report.md").read_text()
-
-
 def test_tasks_of_pairs_and_of_four_labels(graft: GraftCommand) -> None:
     assert results_of(graft("--sparsity", "0.01", task="qnli"))["task"] == "qnli"
     assert results_of(graft("--sparsity", "0.01", task="ag_news"))["data"]["test_rows"] == 16
