@@ -19,8 +19,8 @@ from transformers import DataCollatorForLanguageModeling, get_linear_schedule_wi
 
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
-from forgetfree.models.checkpoint import read_config, read_tokenizer, read_weights
 from forgetfree.models.location import locate
+from forgetfree.models.model_files import read_config, read_tokenizer, read_weights
 from forgetfree.output import make_directory, refuse_content
 
 #: Tasks of single texts and of pairs, from several domains.

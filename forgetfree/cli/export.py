@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +13,7 @@ from forgetfree.cli.hub import local_path, reach_hub
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
 from forgetfree.display import counted, escaped
-from forgetfree.errors import GraftError
+from forgetfree.errors import GraftError, UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.output import check_empty, make_directory, no_empty_directories
 
@@ -51,11 +53,8 @@ def export(
     check_empty(out)
     predictor, source = predictor_of(run, seed, strategy, model, "cpu")
     predictor.served(task)  # which refuses a task that there is not
-    with no_empty_directories(out):
-        if not out.exists():
-            make_directory(out)
-        written = export_task(predictor, task, out, strategy=source.strategy)
-    _print_written(written, f"that answers {task} as {source.file} does")
+    write = partial(export_task, predictor, task, strategy=source.strategy)
+    written = _write(write, out, f"that answers {task} as {source.file} does")
     if predictor.precision != written.precision:
         print(f"note: the run answered in {predictor.precision}, and the model is written in {written.precision}.")
 
@@ -65,22 +64,24 @@ def apply(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Deb
     quiet_libraries()
     from forgetfree.ledger.graft import Graft, find_graft
     from forgetfree.results.unit_folder import check_own
-    from forgetfree.serve.apply import apply_graft, base_model_name
+    from forgetfree.serve.apply import apply_graft
 
     path = find_graft(local_path(graft_file))
     graft = Graft.load(path)
     check_own(path, GraftError)
-    name = base_model_name(model, graft)
+    name = model or (graft.origin.model if graft.origin else "")
+    if not name:
+        raise UsageError("The graft, such as one from a ledger, does not name its base model. Give it by --model.")
     reach_hub(name)
+    _write(partial(apply_graft, graft, name), out, f"with {counted(len(graft.region), 'grafted entry')}")
+
+
+def _write(write: Callable[..., WrittenModel], out: Path, what: str) -> WrittenModel:
+    """Write a model to a directory, and say what was written and how it loads."""
     with no_empty_directories(out):
         if not out.exists():
             make_directory(out)
-        written = apply_graft(graft, name, out)
-    _print_written(written, f"with {counted(len(graft.region), 'grafted entry')}")
-
-
-def _print_written(written: WrittenModel, what: str) -> None:
-    """Say what was written and how it loads."""
+        written = write(out=out)
     where = repr(str(written.directory))
     call = f"transformers.{written.loader}.from_pretrained({where})"
     if written.usual and (pipeline := _PIPELINES.get(written.loader)):
@@ -88,3 +89,4 @@ def _print_written(written: WrittenModel, what: str) -> None:
     print(escaped(f"{written.directory}: {written.architecture} {what}. It loads by {call}; its README.md shows more."))
     if written.note:
         print(f"note: {written.note}")
+    return written

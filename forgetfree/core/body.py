@@ -1,11 +1,10 @@
-"""The body of a model: a Hugging Face model without its head, the same in every way of loading it; whether two are alike."""
+"""The body of a model: a Hugging Face model without its head, the same in every way of loading it."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,13 +12,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import ReadoutModel
-from forgetfree.core.tensors import persistent_buffers
-from forgetfree.errors import ModelError, RegionError, UsageError
+from forgetfree.errors import ModelError, RegionError
 
 #: A part of BERT's body that some of its models are loaded without.
 POOLER = r"(^|\.)pooler\."
-#: Settings that change answers and that no tensor's shape shows.
-_SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "activation_function", "position_embedding_type")
 
 
 def body_of(model: nn.Module) -> nn.Module:
@@ -87,48 +83,3 @@ def fingerprint_of(model: nn.Module, *, without: str | None = None) -> str:
         digest.update(f"{name}{tuple(data.shape)}{data.dtype}".encode())
         digest.update(data.view(-1).view(torch.uint8).numpy().data if data.numel() else b"")
     return digest.hexdigest()
-
-
-# -- Whether two are of one architecture -------------------------------------------------------------------
-
-
-def check_same_body(pre: nn.Module, other: nn.Module, model: str, directory: str) -> None:
-    """Raise ``UsageError`` with the first difference in architecture.
-
-    Args:
-        pre: the body of the pre-trained model.
-        other: the body of the one in ``directory``.
-        model: the name of the first, for the message.
-        directory: that of the second.
-    """
-
-    def refuse(what: str, expected: Any, got: Any) -> UsageError:
-        return UsageError(
-            f"{directory!r} is not {model!r} fine-tuned: {what} is {expected} in {model!r}, and {got} in {directory!r}. Give "
-            "the model it was made from to --model."
-        )
-
-    for name in _SETTINGS:
-        setting, got = (getattr(each.config, name, None) for each in (pre, other))
-        if setting != got:
-            raise refuse(name, setting, got)
-    shapes, others = _shapes(pre), _shapes(other)
-    for name in {**shapes, **others}:
-        if shapes.get(name) != others.get(name):
-            raise refuse(f"tensor {name!r}", shapes.get(name, "absent"), others.get(name, "absent"))
-
-
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors except the pooler's, which belongs to the head."""
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if not re.search(POOLER, name)}
-
-
-def differing_tensors(pre: nn.Module, other: nn.Module, graftable: set[str]) -> tuple[str, ...]:
-    """Return the tensors that differ and are neither graftable nor the pooler's; tied ones count once."""
-    others = other.state_dict()
-    tensors = {**dict(pre.named_parameters()), **persistent_buffers(pre)}
-    return tuple(
-        name
-        for name, tensor in tensors.items()
-        if name not in graftable and name in _shapes(pre) and not torch.equal(tensor, others[name])
-    )

@@ -21,6 +21,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from forgetfree import registry
+from forgetfree.data.columns import names_for
 from forgetfree.errors import RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, write_atomically, write_json
 from forgetfree.jobs.config import keys_of
@@ -34,7 +35,7 @@ from forgetfree.jobs.stream_learner import LearnedStream, Row, StreamLearner
 from forgetfree.jobs.stream_prefix import Form, StreamPrefix
 from forgetfree.json_file import parse_json, sign
 from forgetfree.kinds.kind import readout_for
-from forgetfree.models.loading import CAUSAL_HEAD
+from forgetfree.models.architecture import CAUSAL_HEAD
 from forgetfree.options import build
 from forgetfree.output import check_begun, make_directory, refuse_content
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
@@ -154,11 +155,11 @@ class _Run:
             "strategies": strategies,
             "seeds": section["seed"],
             "settings": section["set"],
-            "text_columns": section.get("text_column", []),
-            "label_columns": section.get("label_column", []),
-            "kinds": [each for each in section.get("kind", []) if each.rpartition("=")[0] in ("", *tasks)],
+            "text_columns": names_for(section.get("text_column", []), tasks),
+            "label_columns": names_for(section.get("label_column", []), tasks),
+            "kinds": names_for(section.get("kind", []), tasks),
             "skip_bad_rows": section.get("skip_bad_rows"),
-            "metrics": [each for each in section.get("metric", []) if each.rpartition("=")[0] in ("", *tasks)],
+            "metrics": names_for(section.get("metric", []), tasks),
             "out": str(out),
             "held_aside": section.get("held_aside"),
             **{key: section.get(key) for key in ("model", "data", "readout", "device", "shots", "steps", "sparsity")},

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.core.regions import distribution, kind_of, layer_of
+from forgetfree.core.regions import distribution
 from forgetfree.errors import Faults, ReportError, RunError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.config import InMemory, with_precision
@@ -33,6 +33,7 @@ from forgetfree.options import recorded
 from forgetfree.results.answers import constant_scores
 from forgetfree.results.comparison import merge
 from forgetfree.results.learning_matrix import summarize
+from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 from forgetfree.results.report.run_report import render
 from forgetfree.results.run_results import RunResults
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
@@ -120,11 +121,13 @@ class RunJob(Job[RunConfig]):
             description["tasks"] = [seeded(task.definition, 0, None).fields for task in stream.tasks]
         aside = self.learner.texts_aside(self.config.seeds[0])
         apart = aside.notes(self.learner.tasks) if aside else []
-        for note in (stream.loaded.note, *(task.note for task in stream.tasks), *apart):
+        tuned = self.learner.fine_tuned
+        for note in (stream.loaded.note, tuned.note if tuned else "", *(task.note for task in stream.tasks), *apart):
             tell_note(note)
         return {
             **description,
             **({"held_aside": aside.rows.digest} if aside else {}),
+            **({"fine_tuned": {"architecture": tuned.architecture, "fingerprint": tuned.fingerprint}} if tuned else {}),
             "scenario": stream.scenario,
             "options": {name: recorded(options) for name, options in self.checked.options.items()},
             "about": {
@@ -421,4 +424,4 @@ def _places(ledger: Ledger) -> list[Json]:
 
 
 def _place(name: str) -> tuple[str, str]:
-    return layer_of(name), kind_of(name)
+    return layer_of(name), parameter_kind(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,20 +12,19 @@ import torch
 from torch import Tensor
 
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix
-from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import Precision
-from forgetfree.errors import GraftError, ModelError, UsageError
+from forgetfree.errors import GraftError, ModelError
 from forgetfree.files import StrPath, new_directory, write_atomically
 from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.models.checkpoint import quiet, read_config, read_weights
-from forgetfree.models.fine_tuned_directory import READOUT, write_readout
+from forgetfree.models.architecture import body_loader, loader_of
 from forgetfree.models.heads import HeadModel
-from forgetfree.models.loading import LoadedModel, body_loader, dtype_of, load_model, loader_of
+from forgetfree.models.loading import LoadedModel, dtype_of, load_model
 from forgetfree.models.location import locate
+from forgetfree.models.model_files import quiet, read_config, read_weights
 from forgetfree.output import check_empty
 from forgetfree.serve.cards import Change, model_card
 from forgetfree.serve.inference import Predictor
-from forgetfree.serve.network import Parts, Reading
+from forgetfree.serve.network import READOUT, Parts
 from forgetfree.serve.served_task import served
 
 
@@ -69,7 +69,12 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
         ModelError: the model cannot be loaded, or what was written is not what was meant.
         UsageError: there is something in ``out``.
     """
-    origin, space = _origin_and_space(graft)
+    origin, space = graft.origin, graft.space
+    if origin is None or space is None:
+        raise GraftError(
+            "The graft does not say for which task and model it was made, and a model cannot be written without. Give one "
+            "that `forgetfree graft` or SingleTask.graft made."
+        )
     check_empty(Path(out))
     readout = "linear" if origin.readout == "classifier" else origin.readout
     loaded = load_model(model, readout, max_length=origin.max_length, dtype=dtype_of(space))
@@ -121,6 +126,9 @@ def write_model(
         out: a directory that does not exist or is empty.
         change: what was done to the base model; its numbers are counted unless they are known.
     """
+    import transformers
+    from safetensors.torch import save_file
+
     # Some heads use a body without a part (BERT's pooler) that loading the body alone needs.
     model, out = loaded.name, Path(out)
     config = read_config(locate(model), model)
@@ -146,61 +154,25 @@ def write_model(
     same_kind = same_kind and not task.of_words
     rest = {f"{body_prefix(network)}{name}": tensor for name, tensor in body.items()} if same_kind else {}
     with new_directory(out) as directory:
-        _save(directory, network, {**rest, **network.state_dict()}, made.tokenizer, made.generation)
+        with quiet(transformers):
+            network.save_pretrained(directory, state_dict={**rest, **network.state_dict()})
+            made.tokenizer.save_pretrained(directory)
+            if made.generation is not None:  # in place of the network's own
+                made.generation.save_pretrained(directory)
         if reading.own_readout:
-            write_readout(directory / READOUT, readout, origin.task.labels, origin.readout)
+            save_file(dict(readout), directory / READOUT, {"labels": json.dumps(origin.task.labels)})
         write_atomically(directory / "README.md", model_card(origin, reading, change))
+        for file in directory.iterdir():  # else weights are for their owner alone
+            file.chmod((directory / "config.json").stat().st_mode)
         _verify(directory, network)
-    note, narrow = _note(reading, network), network.dtype == torch.bfloat16
-    return WrittenModel(out, type(network).__name__, reading.loader, reading.usual, note, "bf16" if narrow else "fp32")
-
-
-def _note(reading: Reading, network: Any) -> str:
-    if not reading.own_readout:
-        return ""
-    return (
-        f"transformers has no sequence classifier that answers as this {type(network).__name__} does with its readout and "
-        f"tokenizer, so the readout is in {READOUT}."
-    )
-
-
-def _origin_and_space(graft: Graft) -> tuple[GraftOrigin, ParameterSpace]:
-    if graft.origin is None or graft.space is None:
-        raise GraftError(
-            "The graft does not say for which task and model it was made, and a model cannot be written without. Give one "
-            "that `forgetfree graft` or SingleTask.graft made."
+    architecture, note = type(network).__name__, ""
+    if reading.own_readout:
+        note = (
+            f"transformers has no sequence classifier that answers as this {architecture} does with its readout and "
+            f"tokenizer, so the readout is in {READOUT}."
         )
-    return graft.origin, graft.space
-
-
-def base_model_name(model: str | None, *grafts: Graft) -> str:
-    """Return the base model's name: ``model``, or else the first that a graft has for it.
-
-    Raises:
-        UsageError: there is none.
-    """
-    names = [graft.origin.model for graft in grafts if graft.origin]
-    if name := model or next(filter(None, names), ""):
-        return name
-    if names:
-        raise UsageError("The graft comes from a ledger and does not name its base model. Give it by --model.")
-    return "minilm"  # any: a graft without an origin is refused later, by name
-
-
-# -- The directory ---------------------------------------------------------------------------------------
-
-
-def _save(directory: Path, network: Any, tensors: Mapping[str, Tensor], tokenizer: Any, generation: Any) -> None:
-    import transformers
-
-    with quiet(transformers):
-        network.save_pretrained(directory, state_dict=dict(tensors))
-        tokenizer.save_pretrained(directory)
-        if generation is not None:  # in place of the network's own
-            generation.save_pretrained(directory)
-    mode = (directory / "config.json").stat().st_mode
-    for file in directory.iterdir():  # else weights are for their owner alone
-        file.chmod(mode)
+    precision: Precision = "bf16" if network.dtype == torch.bfloat16 else "fp32"
+    return WrittenModel(out, architecture, reading.loader, reading.usual, note, precision)
 
 
 def _verify(directory: Path, network: Any) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows
 from forgetfree.data.tables import plain
 from forgetfree.display import brief, escaped
-from forgetfree.errors import DataError, FieldError, ModelError, UsageError
+from forgetfree.errors import DataError, FieldError, UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.generation import text_of
 from forgetfree.models.generation import Passes, log_probabilities, plain_generation, stops, write
@@ -186,8 +185,6 @@ class WritingTask(ServedTask):
         if faults := decoding.faults():
             raise UsageError(f"{'; '.join(faults)}.")
         task = replace(self.task, max_new_tokens=most, stop=(*self.task.stop, *ending.stop), decoding=decoding)
-        if ending.send is not None and len(rows) != 1:
-            raise UsageError(f"One text is sent while it is written, got {len(rows)} prompts. Ask for each on its own.")
         self.check(ending)
         passes = Passes(batch_size=batch_size, precision=precision)
         if task.closed_answers:
@@ -198,26 +195,12 @@ class WritingTask(ServedTask):
                     f"max_tokens={most}. Ask for that many, or leave it out.",
                     "max_tokens",
                 )
-            chosen = self._chosen(model, rows, passes)
-            if ending.send is not None:
-                ending.send(chosen[0].text)
-            return chosen
-        growing = None if ending.send is None else GrowingText(rows.tokenizer, task.stop, ending.send)
-
-        def heard(ids: Sequence[int]) -> None:
-            if growing is not None:
-                growing.hear(ids)
-            if ending.pause is not None and ending.pause.is_due():
-                ending.pause.take()
-
+            return self._chosen(model, rows, passes)
         found = []
-        written = write(task, model, rows, passes, heard)
-        for prompt, ids in zip(rows.prompts, written, strict=True):
+        for prompt, ids in zip(rows.prompts, write(task, model, rows, passes), strict=True):
             text = text_of(rows.tokenizer, ids, task.stop)
             ended = len(ids) < min(most, model.most_after(prompt)) or stops(rows.tokenizer, ids, task.stop)
             found.append(WrittenText(text, self.task.name, 0, len(prompt), len(ids), ended))
-            if growing is not None:
-                growing.end(text)
         return found
 
     def _chosen(self, model: Any, rows: Any, passes: Passes) -> list[WrittenText]:
@@ -367,70 +350,3 @@ def ids_of_chat(tokenizer: Any, turns: Sequence[Mapping[str, str]], *, apart: bo
     text = tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
     ids: list[int] = tokenizer(text, add_special_tokens=apart)["input_ids"]
     return ids
-
-
-# -- A text that is sent while it is written -------------------------------------------------------------
-
-
-#: A token for one byte; whether several are letters depends on all that stand side by side.
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-
-
-class GrowingText:
-    """Sends a text piece by piece, to the character that of `forgetfree.kinds.generation.text_of`.
-
-    What may still change is held back: bytes that are no whole letter yet, white space at the end, what may become a text that
-    ends the answer, and the last word where the tokenizer moves punctuation when it cleans up.
-
-    Args:
-        tokenizer: turns token ids into texts.
-        stop: texts before which the answer ends.
-        send: takes a piece.
-    """
-
-    def __init__(self, tokenizer: Any, stop: Sequence[str], send: Callable[[str], object]) -> None:
-        self._tokenizer, self._stop, self._send = tokenizer, stop, send
-        self._special = {*tokenizer.all_special_ids}  # a text is without them
-        self._sent = ""
-
-    def hear(self, ids: Sequence[int]) -> None:
-        """Send what is new and settled in the text of token ids so far."""
-        settled = self._settled(list(ids))
-        if len(settled) > len(self._sent) and settled.startswith(self._sent):
-            self._send(settled[len(self._sent) :])
-            self._sent = settled
-
-    def end(self, text: str) -> None:
-        """Send the rest of a text.
-
-        Raises:
-            ModelError: it is not what was sent, because the tokenizer reads earlier tokens in another way after later ones.
-        """
-        if not text.startswith(self._sent):
-            raise ModelError(
-                "The tokenizer changed the beginning of the text after it was sent. Ask again without stream: then the text is "
-                "sent whole."
-            )
-        if rest := text[len(self._sent) :]:
-            self._send(rest)
-
-    def _settled(self, ids: list[int]) -> str:
-        while ids and (
-            ids[-1] in self._special or _BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(ids[-1])))
-        ):
-            ids.pop()
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True).rstrip("\ufffd")
-        if getattr(self._tokenizer, "clean_up_tokenization_spaces", False):
-            text = re.sub(r"\s*\S*\s*$", "", text)
-        if any(end in text for end in self._stop):  # the text is at its end, see `end`
-            return self._sent
-        return text[: len(text) - max((_begun(text, end) for end in self._stop), default=0)].strip()
-
-
-def _begun(text: str, end: str) -> int:
-    """Return how many characters at the end of a text are the beginning of another.
-
-    >>> _begun("a b##", "###"), _begun("a b", "###")
-    (2, 0)
-    """
-    return next((size for size in range(min(len(text), len(end)), 0, -1) if text.endswith(end[:size])), 0)

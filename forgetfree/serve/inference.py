@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import by_length
 from forgetfree.device import find_device
 from forgetfree.display import brief, counted
-from forgetfree.errors import DataError, LedgerError, ModelError, RunError, TaskError, UsageError, nearest
+from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.kinds.kind import kind_of
 from forgetfree.ledger import Ledger, MixedBatchModel
@@ -234,13 +231,6 @@ class Predictor:
         rows = self._served[task].rows(texts)
         return self._answers(task, texts, rows, batch_size, ending) if len(rows) else []
 
-    def check(self, task: str, text: Text) -> None:
-        """Raise ``ForgetfreeError`` for a text that the task cannot be asked, such as a chat that its chat template refuses."""
-        definition = self.definition(task)
-        rows = self._served[definition.name].rows([text])
-        for fault in self.loaded.encoder(definition).bad_rows(rows).values():
-            raise DataError(fault.message)
-
     def answer_mixed(self, tasks: Sequence[str], texts: Sequence[Text], *, ending: Ending = UNTIL_THE_END) -> list[Any]:
         """Return what tasks say of texts, each of its own.
 
@@ -364,25 +354,9 @@ class Predictor:
         self, task: str, texts: Sequence[Text], rows: Rows, batch_size: int = 64, ending: Ending = UNTIL_THE_END
     ) -> list[Any]:
         served, (encoded, cut) = self._served[task], self._encoded(task, rows)
-        with ExitStack() as present:
-            present.enter_context(self._present(task))
-            if pause := ending.pause:
-                ending = replace(ending, pause=replace(pause, take=partial(self._away, present, task, pause.take)))
+        with evaluating(self.loaded.model, self.weights.precision), self.weights.answering(task):
             said = served.read(self.loaded.model, encoded, ending=ending, **self._passes(batch_size))
         return served.answers(texts, said, cut)
-
-    @contextmanager
-    def _present(self, task: str) -> Iterator[None]:
-        """Let the model answer for a task inside; it is afterwards as it was before."""
-        with evaluating(self.loaded.model, self.weights.precision), self.weights.answering(task):
-            yield
-
-    def _away(self, present: ExitStack, task: str, take: Callable[[], object]) -> None:
-        """Let others have the model during a pause, as if the task had not begun, and have it again as it was."""
-        present.close()
-        torch.clear_autocast_cache()  # which may hold weights of the task in half precision
-        take()
-        present.enter_context(self._present(task))
 
     def _label(self, task: str) -> int:
         """Return the model's label for a task, whose readout is added at its first use."""

@@ -11,9 +11,12 @@ from torch import Tensor
 from forgetfree.data.encoding import Encoder
 from forgetfree.errors import GraftError
 from forgetfree.ledger.graft import GraftOrigin
-from forgetfree.models.checkpoint import explained, quiet
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.location import locate
+from forgetfree.models.model_files import explained, quiet
+
+#: The file of a linear readout that stands beside a body.
+READOUT = "readout.safetensors"
 
 
 @dataclass(frozen=True)

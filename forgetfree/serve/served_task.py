@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,19 +26,6 @@ Text = str | tuple[str, ...] | list[Any]
 
 
 @dataclass(frozen=True)
-class Pause:
-    """A pause between two tokens, in which the model may answer others.
-
-    Attributes:
-        is_due: whether others wait.
-        take: lets them have the model, and returns after them.
-    """
-
-    is_due: Callable[[], bool]
-    take: Callable[[], object]
-
-
-@dataclass(frozen=True)
 class Ending:
     """Where a text that answers is to end, beside where it ends by itself, and how it is written.
 
@@ -46,15 +33,11 @@ class Ending:
         max_tokens: after how many tokens; default: the task's ``max_new_tokens``.
         stop: before which texts, beside those of the task.
         decoding: how it is written; default: as the task's texts were in the run.
-        send: takes the pieces of the one text while it is written.
-        pause: what is done after each of its tokens.
     """
 
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     decoding: Decoding | None = None
-    send: Callable[[str], object] | None = None
-    pause: Pause | None = None
 
 
 UNTIL_THE_END = Ending()

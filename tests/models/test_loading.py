@@ -290,9 +290,7 @@ def test_an_adapter_is_told_where_it_can_be_given(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     said = message(tmp_path)
     assert f"{str(tmp_path)!r} is an adapter of PEFT" in said
-    for part in (f"graft --fine-tuned {tmp_path}", "merge_and_unload"):
-        assert part in said
-    assert "config.json" not in said
+    assert "merge_and_unload" in said and "config.json" not in said
 
 
 @pytest.mark.parametrize("name", ["minlm", "nowhere"])

@@ -347,14 +347,14 @@ def test_a_write_that_fails_leaves_nothing(
 def test_what_was_written_is_held_against_what_was_meant(
     made: Callable[..., Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forgetfree.serve import apply
+    network = transformers.BertForSequenceClassification
+    save = network.save_pretrained
 
-    def spoil(directory: Path, network: Any, tensors: dict[str, Tensor], *rest: Any) -> None:
+    def spoil(self: Any, directory: Path, state_dict: dict[str, Tensor]) -> None:
         name = "bert.encoder.layer.0.output.dense.bias"
-        save(directory, network, {**tensors, name: tensors[name] + 1}, *rest)
+        save(self, directory, state_dict=state_dict | {name: state_dict[name] + 1})
 
-    save = apply._save
-    monkeypatch.setattr(apply, "_save", spoil)
+    monkeypatch.setattr(network, "save_pretrained", spoil)
     own = made("bert-pooler", "linear", "qnli")
     refused(own.graft, own.model, tmp_path / "out", ModelError, "What was written is not the grafted model")
 
