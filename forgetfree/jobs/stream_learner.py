@@ -362,7 +362,7 @@ class StreamCheckpoint:
             for number, (_, _, answers) in enumerate(new_answers)
             for name, array in answers.tensors().items()
         }
-        _FILE.write_large(path, tensors, {"about": json.dumps(about)})
+        _FILE.write(path, tensors, {"about": json.dumps(about)})
 
 
 def tasks_learned(directory: Path) -> int:
