@@ -38,7 +38,7 @@ from forgetfree.serve.source import run_binding
 from forgetfree.tasks import GREEDY, seeded
 from forgetfree.terminal import tell_note
 from forgetfree.training.localization import LocalizationOptions
-from forgetfree.training.monitor import Monitor, told_seconds
+from forgetfree.training.monitor import Monitor, seconds_by_phase
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -114,7 +114,7 @@ class RunJob(Job[RunConfig]):
         description, about = model_and_data(model, self.request()["model"], stream.loaded, stream.tasks)
         if self.common.sampling_seed is None:  # what is written for all seeds names none of them
             description["tasks"] = [seeded(task.definition, 0, None).fields for task in stream.tasks]
-        aside = self.learner.texts_aside(self.config.seeds[0])
+        aside = self.learner.held_out_texts(self.config.seeds[0])
         apart = aside.notes(self.learner.tasks) if aside else []
         tuned = self.learner.fine_tuned
         for note in (stream.loaded.note, tuned.note if tuned else "", *(task.note for task in stream.tasks), *apart):
@@ -171,11 +171,11 @@ class RunJob(Job[RunConfig]):
             scores.extend(more)
             scores.sort(key=lambda score: score.after)
             write_scores(directory / SCORES_FILE, scores)
-            monitor.scored(more)
+            monitor.log_scores(more)
 
         from forgetfree.jobs.diagnostics import loss_before, losses_after, readouts_again, right_rows, temperatures
 
-        bound, texts = self._bound(key), self.learner.texts_aside(key["seed"])
+        bound, texts = self._bound(key), self.learner.held_out_texts(key["seed"])
         stream, options = self.learner.stream(key["seed"]), self.checked.options[key["strategy"]]
         before = texts and loss_before(stream, texts, options, self.device)
         try:
@@ -201,7 +201,7 @@ class RunJob(Job[RunConfig]):
             "bound": bound,
             **models_of(directory, self.cache),
             "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
-            "seconds": told_seconds(strategy.seconds),
+            "seconds": seconds_by_phase(strategy.seconds),
         }
 
     def _bound(self, key: Mapping[str, Any]) -> Json:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from forgetfree.models.fine_tuned_directory import FineTunedModel
     from forgetfree.models.loading import LoadedModel
     from forgetfree.tasks import TaskDefinition
-    from forgetfree.training.texts_aside import TextsAside
+    from forgetfree.training.held_out_loss import HeldOutTexts
 
 
 _FILE, _MEASURED = TensorFile(RunError, "", "forgetfree.answers"), "measured.json"
@@ -147,15 +147,15 @@ class StreamLearner:
                 self._streams[seed] = make_stream(config.stream, tasks, model, **drawn)
         return self._streams[seed]
 
-    def texts_aside(self, seed: int) -> TextsAside | None:
+    def held_out_texts(self, seed: int) -> HeldOutTexts | None:
         """Return the texts that no task trains, encoded for the stream of a seed; ``None`` where none are named."""
-        from forgetfree.training.texts_aside import TextsAside
+        from forgetfree.training.held_out_loss import HeldOutTexts
 
         place, stream = self.config.held_aside, self.stream(seed)
         if place is None:
             return None
         data = self.in_memory.data_or(self.config.data)
-        return TextsAside.of(place, data, stream.loaded, self.checked.run.test_limit, self.config.read_options)
+        return HeldOutTexts.of(place, data, stream.loaded, self.checked.run.test_limit, self.config.read_options)
 
     def learn(
         self,

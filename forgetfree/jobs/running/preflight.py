@@ -53,7 +53,7 @@ from forgetfree.models.module_model import ModuleModel, check_own_dtype
 from forgetfree.output import check_place, refuse_used
 from forgetfree.tasks import TaskDefinition
 from forgetfree.training.encoded_task import sampled
-from forgetfree.training.texts_aside import TextsAside
+from forgetfree.training.held_out_loss import HeldOutTexts
 from forgetfree.training.training_options import MOST_SHOTS, TrainingOptions
 
 #: The largest weights that are loaded, checked and timed beforehand, in bytes.
@@ -132,7 +132,7 @@ def _examine(config: RunConfig, in_memory: InMemory, resume: bool) -> _Findings:
                 notes += rows[name].notes[len(read.notes) :]
         if workload.held_aside is not None:
             data = in_memory.data_or(config.data)
-            aside = faults.attempt(TextsAside.of, workload.held_aside, data, model.loaded, limit, config.read_options)
+            aside = faults.attempt(HeldOutTexts.of, workload.held_aside, data, model.loaded, limit, config.read_options)
             notes += (aside and faults.attempt(aside.notes, rows.values())) or ()
         for unit in workload.units:
             with suppress(AttributeError):  # of a stream there is no more than its model
