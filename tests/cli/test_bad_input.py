@@ -684,7 +684,7 @@ CASES = [
         1,
         write("x.csv", "a,b\n1,2\n"),
     ),
-    Case("predict run --file x.jsonl", "x.jsonl, row 1 is no JSON: ", 1, write("x.jsonl", "{")),
+    Case("predict run --file x.jsonl", "x.jsonl, row 1: expected a JSON object, got ", 1, write("x.jsonl", "{")),
     Case("predict run --file x.jsonl", "row 1: 'text' must be a text, got 5.", 1, write("x.jsonl", '{"text": 5}')),
     # -- export --------------------------------------------------------------------------------------------
     Case("export run", "The following arguments are required: --task, --out.", bare=True),
