@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,9 @@ STRATEGIES: dict[str, Entry] = {
     ),
     "graft-retrain": Entry(
         "forgetfree.strategies.graft_retrain:GraftRetrain", "a region per task, retrained from θ_pre"
+    ),
+    "bare-graft": Entry(
+        "forgetfree.strategies.bare_graft:BareGraft", "a region per task with fine-tuning's values, not trained further"
     ),
     "packnet": Entry("forgetfree.strategies.packnet:PackNet", "train what is free, keep a share, release the rest"),
     "wsn": Entry("forgetfree.strategies.wsn:WSN", "a mask per task, learned with the weights (winning sub-networks)"),
@@ -137,34 +140,6 @@ WEIGHTS: dict[str, Entry] = {
     "adapters.safetensors": Entry("forgetfree.strategies.lora.weights:AdapterWeights"),
     "fine-tuned.json": Entry("forgetfree.serve.weights:FineTunedWeights"),
     "checkpoint.safetensors": Entry("forgetfree.serve.weights:SharedWeights"),
-}
-
-
-@dataclass(frozen=True)
-class JobEntry:
-    """A kind of job, by the command that asks for it.
-
-    Attributes:
-        job: the class that plans, performs, gathers and reports it.
-        mark: the part of its results.json that no other kind has.
-        reader: the function that reads its results from a path.
-        page: lays them out; ``None``: several are laid out side by side.
-    """
-
-    job: Entry
-    mark: str
-    reader: Entry
-    page: Entry | None = None
-
-
-JOBS: dict[str, JobEntry] = {
-    "run": JobEntry(Entry("forgetfree.jobs.run:RunJob"), "runs", Entry("forgetfree.results.stored:load_run_results")),
-    "graft": JobEntry(
-        Entry("forgetfree.jobs.graft:GraftJob"),
-        "grafts",
-        Entry("forgetfree.results.stored:load_graft_results"),
-        Entry("forgetfree.results.report.graft_report:lay_out_graft"),
-    ),
 }
 
 

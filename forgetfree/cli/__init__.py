@@ -61,7 +61,7 @@ _COMMANDS = {
     ),
     "apply": (
         *("Use", "GRAFT --out DIR [OPTIONS]", "Put a graft into its base model: an ordinary Hugging Face model."),
-        "apply runs/graft/graft.safetensors --model minilm --out sst2-minilm",
+        "apply runs/graft --model minilm --out sst2-minilm",
     ),
 }
 _COMMANDS |= {

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from forgetfree import registry
 from forgetfree.cli.usage import AsJson, Debug, lacks
-from forgetfree.display import json_text
 from forgetfree.errors import ReportError, UsageError
 
 Format = Literal["rich", "markdown", "json", "html", "latex", "csv"]
@@ -24,8 +21,6 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Print the tables."""
-    from forgetfree.results.stored import command_of, to_csv
-
     if not paths:
         raise lacks("forgetfree report", ["DIR"])
     if as_json and format not in (None, "json"):
@@ -34,29 +29,7 @@ def command(
     for path in paths:
         if not path.exists():
             raise ReportError(f"{path} does not exist. Give what forgetfree run or graft wrote.")
-    wrote = {command_of(path) for path in paths}
-    if len(wrote) > 1:
-        raise UsageError(f"Results of {' and '.join(sorted(wrote))} have no table in common. Report them one by one.")
-    (kind,) = wrote
-    if kind == "run":
-        _print(_of_runs(paths, output_format), output_format)
-        return
-    if output_format == "csv" and len(paths) > 1:
-        raise UsageError(f"--format csv writes one {kind} into one file. Give one directory.")
-    from forgetfree.results.report.page import render_page
-
-    job = registry.JOBS[kind]
-    assert job.page is not None  # of runs alone
-    load, lay_out = job.reader.load(), job.page.load()
-    all_results = [load(path) for path in paths]
-    if output_format == "json":
-        contents = [{**results.content, "report": asdict(lay_out(results))} for results in all_results]
-        _print(json_text(contents[0] if len(contents) == 1 else contents, indent=2), output_format)
-        return
-    for results in all_results:
-        _print(
-            to_csv(results) if output_format == "csv" else render_page(lay_out(results), output_format), output_format
-        )
+    _print(_of_runs(paths, output_format), output_format)
 
 
 def _of_runs(paths: Sequence[Path], output_format: Format) -> str:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from forgetfree.data.arrow_tables import label_names, of_arrow
 from forgetfree.data.places import check_parts, configurations, datasets_errors, has_card, split_of
-from forgetfree.data.table_files import MOST_TEXT_ROWS
 from forgetfree.data.tables import Columns, Table, cells_of, check_names, of_records
-from forgetfree.data.text_files import check_size
 from forgetfree.errors import DataError, NoDataError, UsageError, first_line
+from forgetfree.json_file import parse_json
 from forgetfree.tasks import HubSource, TaskDefinition, slots
 
+#: How Arrow calls the type of cells that are written as JSON.
+_JSON = "extension<arrow.json>"
 #: The tables of a task by split, and what to say of them.
 Tables = tuple[dict[str, Table], str]
 
@@ -93,13 +93,12 @@ def _of_iterable(where: str, dataset: Any) -> Table:
     # Pictures and sounds, which other libraries would have to read, are neither texts nor labels.
     unread = [name for name, each in features.items() if hasattr(each, "decode") and type(each).__name__ != "Json"]
     try:
-        rows = [*islice(dataset.with_format(None).remove_columns(unread), MOST_TEXT_ROWS + 1)]
+        rows = [*dataset.with_format(None).remove_columns(unread)]
     except Exception as error:  # whatever it reads, or a user's function raises
         raise DataError(
             f"{where}: its rows cannot be read: {type(error).__name__}: {first_line(error)}. Mend what yields them."
         ) from error
-    check_size(where, len(rows), "rows or more", MOST_TEXT_ROWS)
-    return replace(_of_records(where, rows), label_names=label_names(features))
+    return replace(_of_records(where, rows), label_names=_label_names(features))
 
 
 def _of_dataset(where: str, dataset: Any) -> Table:
@@ -137,6 +136,83 @@ def _transformed(stored: Table, dataset: Any) -> Table:
 def _alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Return whether two columns are written alike; arrays in them have no truth value of their own."""
     return [*map(str, one)] == [*map(str, other)]
+
+
+# -- Arrow's columns ---------------------------------------------------------------------------------------
+
+
+def of_arrow(
+    where: str, schema: Any, features: Mapping[str, Any], read: Callable[[str], Iterable[Any]], numbers: Sequence[int]
+) -> Table:
+    """Return the table of Arrow's columns, which are read when they are asked for.
+
+    Args:
+        where: what the table is called, for messages.
+        schema: its schema.
+        features: of the ``datasets`` library, by column, as far as they are known.
+        read: returns the arrays of a column.
+        numbers: of the rows, for messages.
+
+    Raises:
+        DataError: a column's name comes twice; later, a column cannot be read.
+    """
+    check_names(where, schema.names)
+
+    def cells(name: str) -> list[Any]:
+        try:
+            return _cells(name, features.get(name), read(name))
+        except Exception as error:
+            raise DataError(
+                f"{where}: column {name!r} cannot be read: {first_line(error)}. Write the rows again, or leave the column out."
+            ) from error
+
+    return Table(where, Columns(schema.names, cells), numbers, _label_names(features))
+
+
+def _cells(name: str, feature: Any, arrays: Iterable[Any]) -> list[Any]:
+    """Return cells as Python has them: no NaN, and what is written as JSON decoded; pictures and sounds as they are stored."""
+    cells = [cell for array in arrays for cell in array.to_pylist()]
+    cells = [None if isinstance(cell, float) and cell != cell else cell for cell in cells]
+    if feature is None:
+        return cells
+    from datasets import Features
+
+    features = Features({name: feature})
+    has_json = _JSON in str(features.arrow_schema.field(name).type)
+    return list(features.decode_column(cells, name)) if has_json else cells
+
+
+def _label_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names of labels that features give, by column; of a list of labels, too."""
+    inner = {column: getattr(feature, "feature", feature) for column, feature in features.items()}
+    return {column: each.names for column, each in inner.items() if type(each).__name__ == "ClassLabel"}
+
+
+def features_of(schema: Any) -> dict[str, Any]:
+    """Return the features of a file's columns: as the ``datasets`` library wrote them there, or as a type alone says.
+
+    A column that this version of the library does not understand has none.
+    """
+    try:
+        written = dict(parse_json(schema.metadata[b"huggingface"].decode())["info"]["features"])
+    except (ValueError, KeyError, TypeError):  # another program's, or of another form
+        written = {}
+    features = dict[str, Any]()
+    for field in schema:
+        if field.name in written or _JSON in str(field.type):
+            features |= _feature_of(field, written.get(field.name))
+    return features
+
+
+def _feature_of(field: Any, written: Any) -> dict[str, Any]:
+    import pyarrow
+    from datasets import Features
+
+    with suppress(Exception):  # whatever it meets in a form that it does not know
+        return dict(Features.from_dict({field.name: written}))
+    with suppress(Exception):
+        return dict(Features.from_arrow_schema(pyarrow.schema([field])))
+    return {}
 
 
 # -- Folders ---------------------------------------------------------------------------------------------

@@ -40,9 +40,9 @@ Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
 #: Where losses, rates and scores may be logged, too: see `forgetfree.jobs.running.loggers`.
 LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 #: Options of a job that ``--set`` could give, too.
-ALSO_SETTINGS = ("steps", "sparsity", "base")
+ALSO_SETTINGS = ("steps", "sparsity")
 #: What a file of options does not name unless it is given.
-_UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "held_aside")
+_UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "fine_tuned", "held_aside")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,13 +135,13 @@ class JobConfig:
     )
     text_columns: tuple[str, ...] = option(
         (),
-        "column of the texts, or TASK.COLUMN for one task; for pairs, give it twice (default: by common names)",
+        "column of the texts, or TASK=COLUMN for one task; for pairs, give it twice (default: by common names)",
         flag="text_column",
         placeholder="NAME",
     )
     label_columns: tuple[str, ...] = option(
         (),
-        "column of the labels, or TASK.COLUMN for one task (default: label, or by common names)",
+        "column of the labels, or TASK=COLUMN for one task (default: label, or by common names)",
         flag="label_column",
         placeholder="NAME",
     )
@@ -251,9 +251,10 @@ class JobConfig:
         for named in self.kinds:
             faults.attempt(registry.kind, named.rpartition("=")[2])
         for name in self.names or ("",):
-            faults.attempt(once.columns, name, self.names)
+            faults.attempt(once.columns, name)
             faults.attempt(once.kind, name)
-        faults.attempt(self.read_options.check_metrics, self.names)
+            faults.attempt(once.metric, name)
+        faults.attempt(self.read_options.check, self.names)
         for key in self.flags():
             if key in self.settings:
                 faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")

@@ -18,13 +18,11 @@ from forgetfree.json_file import check_fields, read_json
 from forgetfree.results.comparison import Comparison, merge, with_files
 from forgetfree.results.evidence import Evidence
 from forgetfree.results.label_scores import LabelScores
-from forgetfree.results.records import GraftResults
-from forgetfree.results.report.graft_report import lay_out_graft
 from forgetfree.results.report.page import Page, notebook_html, render_page
 from forgetfree.results.report.run_report import lay_out
 from forgetfree.results.run_results import RunResults
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores
-from forgetfree.results.stored import command_of, find_results, load_graft_results, load_run_results
+from forgetfree.results.stored import find_results, load_run_results
 from forgetfree.results.table import SCORE, ScoreTable
 from forgetfree.results.unit_folder import check_own
 
@@ -53,7 +51,7 @@ def load_results(*paths: StrPath) -> Results:
     if not paths:
         raise UsageError("load_results needs at least one path. Give what forgetfree run or graft wrote.")
     runs, scores = list[RunResults](), list[Score]()
-    artifacts, grafts = _Artifacts(), list[GraftResults]()
+    artifacts = _Artifacts()
     for path in map(Path, paths):
         put_together = find_results(path).exists()
         if path.is_dir() and not put_together and not (path / "config.json").exists():
@@ -64,18 +62,14 @@ def load_results(*paths: StrPath) -> Results:
         elif units:  # interrupted before they were put together
             done = [unit for unit in units if read_json(unit, ReportError, _REMEDY, _check_unit)["status"] == "done"]
             scores += [score for unit in done for score in _own_scores(unit.with_name(SCORES_FILE))]
-        elif command_of(path) == "run":
-            runs.append(load_run_results(path))
         else:
-            grafts.append(load_graft_results(path))
-            scores += grafts[-1].scores()
-            for graft in grafts[-1].grafts:
-                artifacts.add(find_results(path).parent / graft.file, graft.seed, graft.sparsity)
+            runs.append(load_run_results(path))
     comparison = merge(runs) if runs else None
     for entry in comparison.strategies if comparison else ():
         for run in entry.runs:
             own = find_results(run.source).parent / run.strategy / f"seed-{run.seed}"
             artifacts.add(own / "ledger.safetensors", entry.label, run.seed)
+            artifacts.add(own / "graft.safetensors", "graft", entry.label, run.seed)
             scores += [replace(score, of={**score.of, "strategy": entry.label}) for score in runs[0].scores_of(run)]
     if len({"strategy" in score.of for score in scores}) > 1:
         raise UsageError("Runs of strategies and other results have no table in common. Load them one by one.")
@@ -84,8 +78,6 @@ def load_results(*paths: StrPath) -> Results:
     if comparison:
         results._with_answers = with_answers = cache(partial(with_files, comparison))
         results._page = lambda: lay_out(with_answers(), ended=False)
-    elif len(grafts) == 1:
-        results._page = partial(lay_out_graft, grafts[0])
     return results
 
 
@@ -140,7 +132,7 @@ class Results(ScoreTable):
         return render_page(replace(page, tables=page.tables[:1]), "rich").rstrip()
 
     def _repr_html_(self) -> str:
-        """Return the tables of the report for a notebook; of several grafts, the summary."""
+        """Return the tables of the report for a notebook; of a table of scores, the summary."""
         return self.summary().to_html() if self._page is None else notebook_html(self._page())
 
     def _evidence(self, metric: str, runs: Mapping[str, Sequence[int]]) -> Evidence:
@@ -238,24 +230,22 @@ class Results(ScoreTable):
         artifact: Ledger = self._artifacts.get(f"ledger of {strategy} with seed {seed}", strategy, seed)
         return artifact
 
-    def graft(self, seed: int = 0, sparsity: float | None = None) -> Graft:
-        """Return a graft that ``graft`` made.
+    def graft(self, seed: int = 0, strategy: str = "bare-graft") -> Graft:
+        """Return a graft that ``graft`` made, or another run of one task with ``bare-graft``.
 
         Args:
             seed: of the graft.
-            sparsity: of its region; default: the first.
+            strategy: as in `matrix`.
 
         Raises:
             ReportError: there is none.
         """
-        if sparsity is None and "sparsity" in self.units:
-            sparsity = next(iter(self.scores["sparsity"].dropna().unique()), None)
-        artifact: Graft = self._artifacts.get(f"graft of seed {seed} and sparsity {sparsity}", seed, sparsity)
+        artifact: Graft = self._artifacts.get(f"graft of {strategy} with seed {seed}", "graft", strategy, seed)
         return artifact
 
 
 class _Artifacts:
-    """Ledgers by strategy and seed, grafts by seed and sparsity: read from files when asked for, or held in memory."""
+    """Ledgers and grafts by strategy and seed: read from files when asked for, or held in memory."""
 
     def __init__(self) -> None:
         self._files: dict[tuple[Hashable, ...], Path] = {}

@@ -121,11 +121,13 @@ class RunJob(Job[RunConfig]):
             description["tasks"] = [seeded(task.definition, 0, None).fields for task in stream.tasks]
         aside = self.learner.texts_aside(self.config.seeds[0])
         apart = aside.notes(self.learner.tasks) if aside else []
-        for note in (stream.loaded.note, *(task.note for task in stream.tasks), *apart):
+        tuned = self.learner.fine_tuned
+        for note in (stream.loaded.note, tuned.note if tuned else "", *(task.note for task in stream.tasks), *apart):
             tell_note(note)
         return {
             **description,
             **({"held_aside": aside.rows.digest} if aside else {}),
+            **({"fine_tuned": {"architecture": tuned.architecture, "fingerprint": tuned.fingerprint}} if tuned else {}),
             "scenario": stream.scenario,
             "options": {name: recorded(options) for name, options in self.checked.options.items()},
             "about": {

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.data.rows import TaskRows
+    from forgetfree.models.fine_tuned_directory import FineTunedModel
     from forgetfree.models.loading import LoadedModel
     from forgetfree.tasks import TaskDefinition
     from forgetfree.training.texts_aside import TextsAside
@@ -83,6 +84,7 @@ class StreamLearner:
     def __init__(self, config: RunConfig, checked: CheckedRun, in_memory: InMemory, store: Path) -> None:
         self.config, self.checked, self.in_memory, self.store = config, checked, in_memory, store
         self._streams: dict[int, Stream] = {}
+        self.fine_tuned: FineTunedModel | None = None
         self._fresh: LoadedModel | None = None  # the model that rows were measured by, for the first stream
         # The answers before training, by the precision and batch size they are computed in.
         self._first_rows: dict[tuple[str, int], Row] = {}
@@ -111,12 +113,18 @@ class StreamLearner:
         return load_tasks(self.config.stream, data, self.checked.run.evaluate_on, self.config.read_options)
 
     def _load(self, tasks: Sequence[TaskDefinition]) -> LoadedModel:
-        """Load the model for tasks."""
+        """Load the model for tasks; where one is fine-tuned already, with its readout."""
         from forgetfree.models.loading import load_model
 
         config, common, memory = self.config, self.checked.run, self.in_memory
-        arguments: Json = {"graftable": common.graftable, "max_length": common.max_length, "dtype": common.dtype}
-        arguments |= memory.model_arguments
+        arguments: Json = {"graftable": common.graftable, "max_length": common.max_length}
+        if config.fine_tuned is not None:
+            from forgetfree.models.fine_tuned_directory import check_readout, load_fine_tuned
+
+            check_readout(config.readout, config.fine_tuned)
+            self.fine_tuned = load_fine_tuned(config.fine_tuned, config.model, tasks[0], **arguments)
+            return self.fine_tuned.loaded
+        arguments |= {"dtype": common.dtype, **memory.model_arguments}
         return load_model(memory.model_or(config.model), readout_for(config.readout, tasks), tasks=tasks, **arguments)
 
     def stream(self, seed: int) -> Stream:
@@ -183,6 +191,10 @@ class StreamLearner:
             store=StateStore(self.store),
         )
         self.prepare(name, strategy)
+        if self.fine_tuned is not None:  # it stands where the one would that is trained
+            self.fine_tuned.put_into(
+                strategy.store, strategy.bench(stream.tasks[0]).key(strategy.options), stream.pre_trained
+            )
         answers = StreamAnswers(strategy, upper_triangle=self.answers_unlearned(strategy.model))
         learned = LearnedStream(strategy, [], answers.broken)
         checkpoint = monitor.checkpoint()

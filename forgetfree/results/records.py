@@ -7,16 +7,12 @@ alone; they stay in `Record.content`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo
 
-from forgetfree import registry
 from forgetfree.display import brief
-from forgetfree.errors import UsageError, first_line
 from forgetfree.json_file import check, checked
-from forgetfree.results.scores import Score, scores_of_rows
 
 #: Of every results.json.
 SCHEMA = 1
@@ -103,120 +99,3 @@ def check_version(results: Any) -> None:
         raise ValueError(
             f"schema must be {SCHEMA}, got {brief(version)}: another version of forgetfree wrote it, and can report it"
         )
-
-
-# -- A graft ---------------------------------------------------------------------------------------------
-
-
-class GraftedModel(Record):
-    """The model that was grafted onto."""
-
-    name: str
-    readout: str
-
-
-class GraftData(Record):
-    """The rows of a graft's task."""
-
-    test_rows: int
-    shots: Any = None
-    or_fewer: Any = None
-    steps: Any = None
-
-
-class GraftFloors(Record):
-    """The score of a constant answer."""
-
-    constant: float
-
-
-class FineTunedModel(Record):
-    """The fine-tuned model that was taken in place of one's own."""
-
-    architecture: str
-    left_out: list[Any]
-
-
-class GraftRow(Record):
-    """What one model scored with one seed."""
-
-    seed: int
-    model: str
-    score: float
-    ece: Share | None = None
-    agreement: Share
-    sparsity: Amount | None
-    entries: Amount | None
-
-
-class EntryCounts(Record):
-    """How many entries lie in each layer, and are of each kind."""
-
-    layers: Annotated[
-        dict[str, float],
-        checked_by(lambda v, c: v.keys() == c["layers"], "a number of entries for each of space.layers"),
-    ]
-    kinds: Annotated[
-        dict[str, float], checked_by(lambda v, c: v.keys() == c["kinds"], "a number of entries for each of space.kinds")
-    ]
-
-
-class RegionCounts(EntryCounts):
-    """Those of a region."""
-
-    sparsity: Share
-
-
-class GraftFile(Record):
-    """Where a graft is, beside the results."""
-
-    file: str
-    seed: int
-    sparsity: Amount
-
-
-class GraftResults(Record):
-    """What ``forgetfree graft`` writes. To check it takes the names of its ``layers`` and ``kinds``."""
-
-    task: str
-    metric: str
-    base: str
-    model: GraftedModel
-    data: GraftData
-    space: EntryCounts
-    fine_tuned: FineTunedModel | None = None
-    floors: GraftFloors | None = None
-    evaluated_on: Any = "test"
-    rows: Annotated[list[GraftRow], checked_by(lambda v, _: bool(v), "a list of at least one row")]
-    regions: list[RegionCounts]
-    grafts: list[GraftFile] = []
-
-    @classmethod
-    def of(cls, content: Any, source: str = "") -> GraftResults:
-        """Read the content of results.json, see `RunResults.of`."""
-        check_version(content)
-        space = content.get("space")
-        places = {name: space.get(name) if isinstance(space, dict) else None for name in ("layers", "kinds")}
-        context = {name: (each if isinstance(each, dict) else {}).keys() for name, each in places.items()}
-        results = cls._read(content, context, source)
-        try:
-            low, high = registry.metric(results.metric).limits
-        except UsageError as error:
-            raise ValueError(f"metric: {first_line(error)}") from error
-        for number, row in enumerate(results.rows):
-            check(f"rows[{number}].score", row.score, low <= row.score <= high, f"a number in [{low:g}, {high:g}]")
-        if (floor := results.floors and results.floors.constant) is not None:
-            check("floors.constant", floor, low <= floor <= high, f"a number in [{low:g}, {high:g}]")
-        return results
-
-    @property
-    def seeds(self) -> int:
-        """How many there are."""
-        return len({row.seed for row in self.rows})
-
-    def scores(self) -> list[Score]:
-        """Return all scores; that of the task's own metric has its name."""
-        known = {"task": self.task, "test_rows": self.data.test_rows}
-        scores = scores_of_rows(({**known, **row.content} for row in self.rows), ("score", "ece", "agreement"))
-        names = {"score": self.metric}
-        return [replace(score, metric=names.get(score.metric, score.metric)) for score in scores]

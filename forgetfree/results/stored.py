@@ -1,4 +1,4 @@
-"""Results as files: a run or a graft as results.json, or as one CSV file that says the same in fewer lines.
+"""Results as files: a run as results.json, or as one CSV file that says the same in fewer lines.
 
 The CSV file begins with lines ``# {…}`` of JSON: what is no score, of a run one further line for each strategy and seed. Below
 stands a row for all that was measured of one thing: `Score` with a column for each metric.
@@ -10,7 +10,6 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ from forgetfree import registry
 from forgetfree.errors import ReportError, UnknownNameError, first_line
 from forgetfree.files import StrPath
 from forgetfree.json_file import is_number, parse_json, read_bounded, read_json, unsigned
-from forgetfree.results.records import GraftResults, check_version
+from forgetfree.results.records import check_version
 from forgetfree.results.run_results import UNION, RunResults
 from forgetfree.results.scores import Score, rows_of_scores, scores_of_rows, typed
 from forgetfree.results.unit_folder import MADE_OF, SECONDS_PER_TASK, check_made_of, is_own
@@ -117,33 +116,6 @@ def with_timings(results: RunResults, directory: Path) -> RunResults:
     return results.with_runs(runs)
 
 
-def load_graft_results(path: Path) -> GraftResults:
-    """Read and check the results of a graft.
-
-    Args:
-        path: its directory, the results.json in it, or a CSV file that says the same.
-
-    Raises:
-        ReportError: the file is missing or is not what ``forgetfree graft`` writes; the message names file and key.
-    """
-    read = partial(GraftResults.of, source=str(path))
-    return read_stored(find_results(path), read, "Restore it from a copy, or graft again with another --out.")
-
-
-def command_of(path: Path) -> str:
-    """Return the command that wrote results: ``graft``, or else ``run``."""
-    file = find_results(path)
-    try:  # whether it has changed says the reader of that command
-        return _command(read_stored(file, dict, "") if file.suffix == ".csv" else read_json(file, ReportError, ""))
-    except ReportError:
-        return "run"  # whose reader says what is wrong
-
-
-def _command(results: Any) -> str:
-    content = results if isinstance(results, dict) else {}
-    return next((command for command, entry in reversed(registry.JOBS.items()) if entry.mark in content), "run")
-
-
 # -- Scores of a run -------------------------------------------------------------------------------------
 
 
@@ -195,11 +167,8 @@ def run_of_scores(scores: Iterable[Score], tasks: Sequence[str], metrics: Mappin
 # -- One CSV file ----------------------------------------------------------------------------------------
 
 
-def to_csv(results: RunResults | GraftResults) -> str:
+def to_csv(results: RunResults) -> str:
     """Return results as the text of a CSV file."""
-    if isinstance(results, GraftResults):
-        header = {key: value for key, value in results.content.items() if key != "rows"}
-        return rows_to_csv([row.content for row in results.rows], [header])
     rows = rows_of_scores(results.scores())
     scored = ("metric", "matrix", "ece", "more_scores", "agreement", "union")
     header = {key: value for key, value in results.content.items() if key != "runs"}
@@ -219,23 +188,19 @@ def of_csv(text: str) -> Json:
         UnknownNameError: it has scores by a metric that no installed package has.
     """
     (results, *facts), rows = rows_of_csv(text)
-    command = _command(results)
-    if command == "run":
-        check_version(results)
-        more = {name for fact in facts for name in fact.get("more_scores", ())}
-        scores = scores_of_rows(rows, {*task_metrics(), *_RUN, *more})
-        for column in dict.fromkeys(key for score in scores for key in score.of if key not in ("strategy", "seed")):
-            registry.metric(column)  # refused: the package that has it is not installed
-        results["runs"] = [
-            {key: value for key, value in fact.items() if key != "more_scores"}
-            | run_of_scores(
-                (score for score in scores if score.of == {key: fact[key] for key in ("strategy", "seed")}),
-                results["tasks"],
-            )
-            for fact in facts
-        ]
-    else:
-        results["rows"] = [{"sparsity": None, "entries": None, **row} for row in rows]
+    check_version(results)
+    more = {name for fact in facts for name in fact.get("more_scores", ())}
+    scores = scores_of_rows(rows, {*task_metrics(), *_RUN, *more})
+    for column in dict.fromkeys(key for score in scores for key in score.of if key not in ("strategy", "seed")):
+        registry.metric(column)  # refused: the package that has it is not installed
+    results["runs"] = [
+        {key: value for key, value in fact.items() if key != "more_scores"}
+        | run_of_scores(
+            (score for score in scores if score.of == {key: fact[key] for key in ("strategy", "seed")}),
+            results["tasks"],
+        )
+        for fact in facts
+    ]
     return results
 
 

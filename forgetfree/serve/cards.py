@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -170,11 +170,10 @@ def hub_card(content: Graft | Ledger, file: Path, repository: str, license: str 
 
 
 def _graft_scores(origin: GraftOrigin, file: Path) -> Iterator[Score]:
-    """Yield the scores of a graft where ``forgetfree graft`` wrote them: beside it, or in the folder of its only seed."""
-    for score in _scores([file.parent / SCORES_FILE, *file.parent.glob(f"seed-*/{SCORES_FILE}")]):
-        of = score.of
-        if (of.get("model"), of.get("sparsity"), score.task) == ("grafted", origin.sparsity, origin.task.name):
-            yield replace(score, metric=origin.task.metric) if score.metric == "score" else score
+    """Yield the scores of a graft where ``forgetfree graft`` wrote them: beside it."""
+    for score in _scores([file.parent / SCORES_FILE]):
+        if (score.after, score.task) == (1, origin.task.name):
+            yield score
 
 
 def _ledger_scores(ledger: Ledger, file: Path) -> Iterator[Score]:

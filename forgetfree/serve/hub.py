@@ -142,7 +142,8 @@ def _file_of(source: Path) -> Path:
             f"There is no {str(source)!r}. Give a graft.safetensors, a ledger.safetensors or what a run wrote."
         )
     check_whole(source)
-    if source.is_dir() and any(source.glob("*/seed-*/ledger.safetensors")):
+    is_graft = any(source.glob("*/seed-*/graft.safetensors"))
+    if source.is_dir() and not is_graft and any(source.glob("*/seed-*/ledger.safetensors")):
         return saved_file(source)
     file = find_graft(source)
     check_own(file)

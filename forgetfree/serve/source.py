@@ -90,6 +90,11 @@ class Source:
             return cls(file=place, model=model)
         config = load_run(place)
         file = saved_file(place, seed, strategy)
+        if config["model"]["readout"] == "classifier":
+            raise UsageError(
+                f"{place} is of a model that was fine-tuned elsewhere, whose own head answers. Write it as an ordinary model: "
+                f"forgetfree apply {place} --out DIR."
+            )
         settings, options = config["run"]["set"], _options(config, file.parts[-3])
         name = located(config["model"]["name"], place)
         own_seed, given = int(file.parts[-2].removeprefix("seed-")), settings.get("sampling_seed")

@@ -38,23 +38,6 @@ class ScaleOptions(LocalizationOptions):
         return 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraftOptions(ScaleOptions):
-    """How a task is fine-tuned, localized, and grafted without further training."""
-
-    largest_scale: float = option(
-        1.0,
-        "a graft's values are θ_pre + c·(θ_ft − θ_pre), with the c of 0, 1, 2, 4, … up to this by which validation rows have "
-        "the least loss; 1: the paper's c, and no other is tried",
-        at_least=1,
-    )
-
-    @property
-    def choices(self) -> int:
-        """One for each c."""
-        return len(scales(self.largest_scale)) if self.largest_scale > 1 else 0
-
-
 def scales(largest: float) -> list[float]:
     """Return 0, 1, 2, 4 and so on, up to ``largest``.
 

@@ -403,7 +403,7 @@ def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny
         cli.main(["graft", "sst2", *common, "--steps", "2", "--sparsity", "0.1", "--out", str(tmp_path / "graft")]) == 0
     )
     assert capsys.readouterr().err.count("note: 5 of 16 test rows of task 'sst2' are also training rows") == 1
-    assert results_of(tmp_path / "graft")["shared_rows"] == nothing | {"train": 5}
+    assert results_of(tmp_path / "graft")["shared_rows"] == {"sst2": nothing | {"train": 5}}
 
 
 def test_resume_adds_seeds_and_strategies(tiny_cli: Tiny, tmp_path: Path) -> None:

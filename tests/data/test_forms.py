@@ -172,8 +172,8 @@ def test_packed_files_are_measured_unpacked(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "mood.csv.gz"
     path.write_bytes(gzip.compress(b"text,label\n" + b"x" * 80 + b",0\n" + (b"y" * 80 + b",1\n") * 5000))
     assert path.stat().st_size < 5000
-    monkeypatch.setattr("forgetfree.data.text_files.MOST_BYTES", 100_000)
-    assert "characters or more when unpacked, and at most 100,000 are read" in refusal(str(path))
+    monkeypatch.setattr("forgetfree.data.table_files.MOST_BYTES", 100_000)
+    assert "bytes or more when unpacked, and at most 100,000 are read" in refusal(str(path))
 
 
 @pytest.mark.parametrize(

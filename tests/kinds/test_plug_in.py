@@ -216,7 +216,7 @@ def test_a_graft_of_it_is_gathered_again(
     out, model = tmp_path / "graft", str(model_directory("bert"))
     words = ["graft", "films", "--model", model, "--data", str(ratings), "--shots", "8", "--steps", "2"]
     assert cli.main([*words, "--sparsity", "0.05", "--out", str(out)]) == 0
-    assert json.loads((out / "results.json").read_text())["rows"][0]["score"] == -0.5
+    assert json.loads((out / "results.json").read_text())["runs"][1]["matrix"][1] == [-0.5]
     assert cli.main(["report", str(out)]) == 0
 
 

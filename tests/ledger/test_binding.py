@@ -355,7 +355,7 @@ def graft(model: Path, data_directory: Path, tmp_path_factory: pytest.TempPathFa
     out = tmp_path_factory.mktemp("grafts") / "graft"
     given = ["graft", "sst2", "--data", str(data_directory), "--model", str(model), "--shots", "4", "--steps", "3"]
     assert cli.main([*given, "--sparsity", "0.05", "--out", str(out)]) == 0
-    return out / "graft.safetensors"
+    return out / "bare-graft/seed-0/graft.safetensors"
 
 
 @pytest.mark.sampled("activation", "separator")

@@ -166,16 +166,7 @@ def test_the_table_is_that_of_the_report() -> None:
             assert summary.loc[name, (key, "mean")] == pytest.approx(np.mean([each[key] for each in known]), abs=1e-12)
 
 
-def test_grafts_are_read() -> None:
-    results = forgetfree.load_results(GOLDEN / "graft")
-    assert {"seed", "model"} <= set(results.units)
-    assert results.scores["value"].between(0, 1).where(results.scores["metric"] != "kept_bytes", True).all()
-    assert ("score", "mean") in results.summary().columns or ("accuracy", "mean") in results.summary().columns
-    assert results.plot().axes
-
-
-@pytest.mark.sampled("graft")
-@pytest.mark.parametrize("name", ["run", "graft"])
+@pytest.mark.parametrize("name", ["run"])
 def test_one_csv_file_says_the_same(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,10 +249,6 @@ def test_wrong_names_and_seeds_are_named(four_runs: Path, tmp_path: Path) -> Non
         apart.compare("a", "b")
     with pytest.raises(UsageError, match="needs at least one path"):
         forgetfree.load_results()
-    with pytest.raises(
-        UsageError, match=r"Runs of strategies and other results have no table in common\. Load them one"
-    ):
-        forgetfree.load_results(four_runs, GOLDEN / "graft")
 
 
 def test_a_metric_that_was_not_measured_is_named(four_runs: Path) -> None:
@@ -272,13 +259,6 @@ def test_a_metric_that_was_not_measured_is_named(four_runs: Path) -> None:
         lambda: results.plot("acuracy"),
     ):
         with pytest.raises(UnknownNameError, match=r"^Unknown metric 'acuracy'\. .*Known: accuracy, ece, f1, score\.$"):
-            read()
-
-
-def test_grafts_have_no_matrix() -> None:
-    results = forgetfree.load_results(GOLDEN / "graft")
-    for read in (lambda: results.matrix("ewc"), lambda: results.compare("ewc", "fine-tune")):
-        with pytest.raises(UsageError, match=r"^grafts have no matrix; use \.summary\(\)$"):
             read()
 
 
@@ -364,12 +344,12 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
             forgetfree.load_results(path)
 
 
-@pytest.mark.parametrize("name", ["run", "graft"])
+@pytest.mark.parametrize("name", ["run"])
 def test_results_that_have_changed_since_they_were_written_are_refused(name: str, tmp_path: Path, capsys: Any) -> None:
     held = json.loads((GOLDEN / name / "results.json").read_text())
     (tmp_path / "results.json").write_text(json.dumps(sign(held)))
     assert main(["report", str(tmp_path)]) == 0
-    changed = sign(held) | ({"stream": "another"} if name == "run" else {"device": "another"})
+    changed = sign(held) | {"stream": "another"}
     (tmp_path / "results.json").write_text(json.dumps(changed))
     capsys.readouterr()
     assert main(["report", str(tmp_path)]) == 1

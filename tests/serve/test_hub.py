@@ -209,13 +209,13 @@ def test_a_graft_goes_there_and_back(
     assert cli.main(["push", str(run / "graft"), "me/films", "--license", "apache-2.0"]) == 0
     assert "/me/films/commit/" in capsys.readouterr().out
     files = hub.repositories["me/films"]["main"]
-    assert files["graft.safetensors"] == (run / "graft" / "graft.safetensors").read_bytes()
+    assert files["graft.safetensors"] == (run / "graft" / "bare-graft/seed-0/graft.safetensors").read_bytes()
     assert "me/films" not in hub.private
     card = files["README.md"].decode()
-    graft = Graft.load(run / "graft" / "graft.safetensors")
+    graft = Graft.load(run / "graft" / "bare-graft/seed-0/graft.safetensors")
     assert graft.origin is not None
     results = json.loads((run / "graft" / "results.json").read_text())
-    (score,) = (row["score"] for row in results["rows"] if row["model"] == "grafted")
+    score = results["runs"][1]["matrix"][1][0]
     assert card.startswith("---\nlibrary_name: forgetfree\ntags: [forgetfree, graft]\nlicense: apache-2.0\n---\n")
     for held in (
         graft.origin.fingerprint,
@@ -280,7 +280,7 @@ def test_what_was_learned_of_texts_goes_there_and_back(hub: Hub, tmp_path: Path)
 def test_a_damaged_file_is_not_put_in_place(
     hub: Hub, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = (run / "graft" / "graft.safetensors").read_bytes()
+    whole = (run / "graft" / "bare-graft/seed-0/graft.safetensors").read_bytes()
     changed = bytearray(whole)
     changed[-1] ^= 1
     for content, message in (
@@ -297,7 +297,7 @@ def test_a_damaged_file_is_not_put_in_place(
 def test_what_cannot_be_pushed_never_reaches_the_hub(
     hub: Hub, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], model_directory: Callable[[str], Path]
 ) -> None:
-    graft = Graft.load(run / "graft" / "graft.safetensors")
+    graft = Graft.load(run / "graft" / "bare-graft/seed-0/graft.safetensors")
     assert graft.space is not None
     Graft(graft.region, graft.values, graft.space).save(tmp_path / "bare.safetensors")
     model = model_directory("bert-pooler")
