@@ -30,7 +30,6 @@ from transformers import (
 from forgetfree import cli, recipes
 from forgetfree.core.regions import Region
 from forgetfree.data.sources import load_task
-from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs.loaded_results import load_results
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.ledger.graft import Graft
@@ -40,7 +39,6 @@ from forgetfree.models.task_model import ClassifierModel
 from forgetfree.recipes import ModelEntry
 from forgetfree.results import calibration, metrics
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.tensor_file import TensorFile
 from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.single_task import SingleTask
 

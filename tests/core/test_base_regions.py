@@ -87,16 +87,6 @@ def test_a_base_by_fisher_information(moved: list[float], count: int, entries: l
     assert region.indices.tolist() == entries
 
 
-def test_it_reads_no_more_rows_than_it_may() -> None:
-    """It reads one of two rows, that of the lower label: (−1, 0). The second entry has no information."""
-    rows = [(ROWS[0][0], 0), (ROWS[1][0], 1)]
-    pre, ft = torch.zeros(2), torch.tensor([1.0, 9.0])
-    one, both = (
-        choose_base("fisher", logistic(), examples(rows), pre, ft, 1, seed=0, fisher_rows=most) for most in (1, 2)
-    )
-    assert (one.indices.tolist(), both.indices.tolist()) == ([0], [1])
-
-
 @pytest.mark.parametrize(("moved", "entries"), [([5.0, 5.0, 1.0], [2]), ([5.0, 5.0, 0.0], [])])
 def test_a_base_of_biases(moved: list[float], entries: list[int]) -> None:
     """Entries 0 and 1 are weights and entry 2 is a bias: only that is taken, and only if it moved."""
