@@ -16,7 +16,7 @@ from forgetfree.data.places import tasks_of_files
 from forgetfree.data.sources import default_data, no_stream
 from forgetfree.display import brief
 from forgetfree.errors import UsageError
-from forgetfree.jobs.config import ALSO_SETTINGS, LOGGERS, CommonOptions, SettingFlags, key_of, section_types
+from forgetfree.jobs.config import ALSO_SETTINGS, CommonOptions, SettingFlags, key_of, section_types
 from forgetfree.jobs.run_config import RunConfig, left_behind, stream_of, without_others
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.options import FLAGGED, HelpGroup, build, option
@@ -92,7 +92,7 @@ def arguments_of(command: str) -> Iterator[Argument]:
     yield _flag("config", config_file, str)
     for name, field in own.items():
         yield _flag(name, field, bool if field.default is False else str)
-    yield _flag("log", log, list[str], LOGGERS)
+    yield _flag("log", log, list[str])
     yield Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug)
 
 
@@ -165,9 +165,9 @@ def execution_of(flags: Mapping[str, Any]) -> Execution:
     if flags.get("allow_changed") and not flags.get("resume"):
         raise UsageError("--allow-changed is about what is resumed. Add --resume, or leave it out.")
     if "log" in flags:
-        from forgetfree.jobs.running.loggers import check_loggers
+        from forgetfree.jobs.running.trackers import check_trackers
 
-        check_loggers(flags["log"])
+        check_trackers(flags["log"])
     values = of_class(Execution, flags) | {"log": tuple(flags.get("log", ()))}
     if str(values.get("jobs")).isdigit():
         values["jobs"] = int(values["jobs"])

@@ -114,17 +114,17 @@ def _keys(kind: Any) -> dict[str, tuple[str, Callable[[Any], bool]]]:
             ("instruction", "template", "causal_template"), ("a text", lambda value: isinstance(value, str))
         ),
         "max_new_tokens": ("a whole number", lambda value: type(value) is int),
-        "stop": ("a text, or a list of texts", lambda value: all(isinstance(each, str) for each in _listed(value))),
+        "stop": ("a text, or a list of texts", lambda value: all(isinstance(each, str) for each in _as_list(value))),
         "metric": (" or ".join(map(repr, metrics)), lambda value: value in [*registry.metrics()]),
     }
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
 def _are_columns(value: Any, most: int) -> bool:
-    return len(_listed(value)) <= most and all(isinstance(each, str) and each for each in _listed(value))
+    return len(_as_list(value)) <= most and all(isinstance(each, str) and each for each in _as_list(value))
 
 
 def _are_names(names: Any) -> bool:

@@ -98,10 +98,10 @@ def text_of(path: Path) -> tuple[str, str]:
     with pyarrow.input_stream(str(path), compression="detect") as file:
         data = file.read(MOST_BYTES + 1)
     check_size(path, len(data), "bytes or more when unpacked", MOST_BYTES)
-    return _decoded(path, data)
+    return _text_of_bytes(path, data)
 
 
-def _decoded(path: Path, data: bytes) -> tuple[str, str]:
+def _text_of_bytes(path: Path, data: bytes) -> tuple[str, str]:
     """Return a text from its bytes, and what to say of its encoding; errors as `text_of`.
 
     All characters of Latin-1 that can be seen are written alike in Windows-1252. That it is this encoding is decided here:
@@ -151,7 +151,7 @@ def _read_csv(path: Path, text: str) -> Table:
     usual = _SIGN[format_of(path.name)[1]]
     sign = _separator(text, usual)
     note = f"the cells of {path.name} are separated by {_SIGNS[sign]}" * (sign != usual)
-    read = _between_tabs(path, text) if sign == "\t" else _parsed(path, text, sign)
+    read = _tsv_table(path, text) if sign == "\t" else _csv_table(path, text, sign)
     return replace(read, note=note)
 
 
@@ -163,22 +163,22 @@ def _separator(text: str, usual: str) -> str:
     return usual if columns[usual] > 1 else max(columns, key=columns.__getitem__)
 
 
-def _between_tabs(path: Path, text: str) -> Table:
+def _tsv_table(path: Path, text: str) -> Table:
     """Read cells between tabs: with quotes, if all cells that begin with one are quoted whole, else without."""
-    plain = _parsed(path, text, "\t", quoting=csv.QUOTE_NONE)
+    plain = _csv_table(path, text, "\t", quoting=csv.QUOTE_NONE)
     cells = (cell for column in (plain.columns, *plain.columns.values()) for cell in column if cell.startswith('"'))
     if all(re.fullmatch(r'"([^"]|"")*"', cell) for cell in cells):
-        return _parsed(path, text, "\t")
+        return _csv_table(path, text, "\t")
     if not plain.bad:
         return plain
     try:  # either some rows are bad, or cells hold tabs or line breaks, so that they must be quoted
-        quoted = _parsed(path, text, "\t")
+        quoted = _csv_table(path, text, "\t")
     except DataError:
         return plain
     return quoted if len(quoted.bad) <= len(plain.bad) else plain
 
 
-def _parsed(path: Path, text: str, sign: str, **dialect: Any) -> Table:
+def _csv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
     """Return the table of rows that have a cell for each column.
 
     Raises:

@@ -37,8 +37,6 @@ Seed = Annotated[int, Bounds(ge=0, lt=2**63)]
 Shots = Annotated[int, Bounds(ge=1)]
 Sparsity = Annotated[float, Bounds(gt=0, le=1)]
 Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
-#: Where losses, rates and scores may be logged, too: see `forgetfree.jobs.running.loggers`.
-LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 #: Options of a job that ``--set`` could give, too.
 ALSO_SETTINGS = ("steps", "sparsity")
 #: What a file of options does not name unless it is given.

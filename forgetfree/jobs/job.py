@@ -19,7 +19,7 @@ from forgetfree.device import find_device
 from forgetfree.errors import Faults
 from forgetfree.jobs.config import CommonOptions, InMemory, JobConfig
 from forgetfree.jobs.running.environment import check_precision
-from forgetfree.jobs.running.loggers import Subject, logged
+from forgetfree.jobs.running.trackers import track
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.running.workload import Workload
 from forgetfree.training.monitor import Monitor
@@ -101,8 +101,8 @@ class Job(ABC, Generic[Config]):
 
     def __call__(self, unit: Unit, monitor: Monitor, debug: bool = False, log: Sequence[str] = ()) -> None:
         """Run one unit."""
-        subject = Subject(str(unit), unit.directory, self.out, self.config.section())
-        unit.run(self.measure, monitor, self.device, debug, partial(logged, log, subject))
+        tracked = partial(track, log, unit, self.out, self.config.section())
+        unit.run(self.measure, monitor, self.device, debug, tracked)
 
     @property
     def device(self) -> str:

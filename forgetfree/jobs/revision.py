@@ -21,7 +21,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from forgetfree import registry
-from forgetfree.data.columns import named_for
+from forgetfree.data.columns import names_for
 from forgetfree.errors import RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, write_atomically, write_json
 from forgetfree.jobs.config import keys_of
@@ -155,11 +155,11 @@ class _Run:
             "strategies": strategies,
             "seeds": section["seed"],
             "settings": section["set"],
-            "text_columns": named_for(section.get("text_column", []), tasks),
-            "label_columns": named_for(section.get("label_column", []), tasks),
-            "kinds": named_for(section.get("kind", []), tasks),
+            "text_columns": names_for(section.get("text_column", []), tasks),
+            "label_columns": names_for(section.get("label_column", []), tasks),
+            "kinds": names_for(section.get("kind", []), tasks),
             "skip_bad_rows": section.get("skip_bad_rows"),
-            "metrics": named_for(section.get("metric", []), tasks),
+            "metrics": names_for(section.get("metric", []), tasks),
             "out": str(out),
             "held_aside": section.get("held_aside"),
             **{key: section.get(key) for key in ("model", "data", "readout", "device", "shots", "steps", "sparsity")},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import tiny
 import torch
 
 from forgetfree.core.parameters import ParameterSpace, TensorSpec

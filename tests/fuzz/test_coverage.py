@@ -23,7 +23,7 @@ PARSERS = {
     "paper/experiment": "what was written in the same call",
     "running/directory": "what was written in the same call",
     "running/checkpoints": "headers of checkpoints that `TensorFile.read` has checked",
-    "running/loggers": "options that were written in the same call",
+    "running/trackers": "the runs of trackers, which a resumed unit goes on in",
 }
 
 

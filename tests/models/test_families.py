@@ -11,7 +11,7 @@ import families
 import pytest
 import torch
 from families import FAMILIES
-from tiny import LAYERS, POSITIONS, TASK
+from tiny import POSITIONS, TASK
 
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError

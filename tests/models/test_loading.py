@@ -17,16 +17,14 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from safetensors.torch import load_file, save_file
 from tiny import TASK
 
-from forgetfree import recipes, registry
+from forgetfree import recipes
 from forgetfree.core.body import fingerprint_of
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.models import loading, location
 from forgetfree.models.loading import load_model
-from forgetfree.models.task_model import positions_of
 from forgetfree.tasks import TaskDefinition
 
 ModelDirectory = Callable[[str], Path]

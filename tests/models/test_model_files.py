@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import forgetfree
-from forgetfree.errors import ModelError, UsageError
+from forgetfree.errors import ModelError
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 from forgetfree.models.loading import load_model
 from forgetfree.tasks import TaskDefinition

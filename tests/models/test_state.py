@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from forgetfree.core.readout_model import TaskHead
-from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
+from forgetfree.core.tensors import tensors_of
 from forgetfree.errors import ModelError
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import TaskModel, TokenLayout

@@ -32,9 +32,9 @@ from forgetfree.jobs.running.environment import (
     threads_of_each,
 )
 from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.loggers import check_loggers
 from forgetfree.jobs.running.progress import Progress
 from forgetfree.jobs.running.signals import STOP, terminable
+from forgetfree.jobs.running.trackers import check_trackers
 from forgetfree.jobs.running.unit import Json, Unit, remove_checkpoints
 from forgetfree.jobs.running.workers import Executor, ThisProcess, WorkerProcesses, units_at_a_time
 from forgetfree.json_file import sign
@@ -64,7 +64,7 @@ def perform(job: Job[Any], execution: Execution = USUAL) -> Json:
     jobs, auto = execution.at_a_time, execution.jobs == "auto" and kind_of_device(job.device) == "cpu"
     if jobs == 1 and not job.objects:
         jobs = max(1, len(spread(job.config.device)))  # a unit on each device
-    check_loggers(execution.log)
+    check_trackers(execution.log)
     make_directory(job.out)
     with terminable(), exclusive(job.out), threads_as_before():
         begun = _begun(job, execution)
