@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from forgetfree.benchmarks.speed.measurement import PeakMemory
 from forgetfree.core import mask, parameters
-from forgetfree.core.base_regions import base_region, budget, most_moved, top
+from forgetfree.core.base_regions import budget, most_moved, top
 from forgetfree.core.batch_loss import CrossEntropy
 from forgetfree.core.body import body_space
 from forgetfree.core.graft import grafted
@@ -183,8 +183,8 @@ def test_the_hard_region_equals_that_of_a_slow_sort_by_gamma(count: int) -> None
 def test_the_movement_base_is_the_most_moved_entries() -> None:
     pre = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])
     ft = torch.tensor([0.1, -3.0, 2.0, 0.0, 1.0])
-    assert base_region("movement", pre, ft, 2).indices.tolist() == [1, 2]
-    assert base_region("movement", pre, ft, 5).indices.tolist() == [0, 1, 2]  # two did not move
+    assert most_moved(pre, ft, 2).indices.tolist() == [1, 2]
+    assert most_moved(pre, ft, 5).indices.tolist() == [0, 1, 2]  # two did not move
     assert pre.tolist() == [0, 0, 0, 0, 1]  # nothing is overwritten
 
 
@@ -266,6 +266,12 @@ def reference_scores(
     return scores.detach(), losses
 
 
+def base_of(kind: str, pre: Tensor, ft: Tensor, count: int) -> Region:
+    if kind == "random":
+        return Region.of(torch.randperm(len(pre), generator=torch.Generator().manual_seed(0))[:count])
+    return most_moved(pre, ft, count) if kind == "movement" else Region.empty()
+
+
 def learn(
     model: nn.Module,
     space: ParameterSpace,
@@ -313,7 +319,7 @@ def learn(
 def test_learning_the_mask_is_gradient_descent_on_equation_3(kind: Any, start: float, rate: float) -> None:
     """S agrees with that of autograd to 1e-6, at rates at which it moves by whole units."""
     model, space, pre, ft, batches = problem()
-    base = base_region(kind, pre, ft, 9)
+    base = base_of(kind, pre, ft, 9)
     expected, losses = reference_scores(model, space, pre, ft, base.mask(len(space)), batches, rate, start)
     learned = learn(model, space, pre, ft, batches, base, learning_rate=rate, score_init=start)
     assert float((expected - start).abs().max()) > 1
@@ -348,7 +354,7 @@ def test_learning_the_mask_of_a_transformer_agrees_with_the_reference() -> None:
 
     model = Last().eval()
     named = ParameterSpace.of(model)
-    base = base_region("movement", pre, ft, 50)
+    base = most_moved(pre, ft, 50)
     rate = 1e6
     expected, _ = reference_scores(model, named, pre, ft, base.mask(len(space)), batches, rate)
     learned = learn_region(
@@ -392,7 +398,7 @@ def test_a_step_is_equations_3_and_4_for_any_layout_and_dtype(length: int, monke
     pre = space.flatten(model)
     ft = (pre + torch.randn(len(space))).bfloat16().float()
     batches = [(torch.randn(6, 3, 3, 3), torch.randint(0, 3, (6,)), torch.zeros(6, dtype=torch.long))] * 3
-    base = base_region("random", pre, ft, 20)
+    base = Region.of(torch.randperm(len(pre))[:20])
     gamma = base.mask(len(space))
     loss = CrossEntropy(model, torch.device("cpu"), "fp32")
     search = mask.MaskSearch(model, space, pre, ft, base, MaskOptions(learning_rate=5.0, score_init=-2.0), loss)
@@ -416,7 +422,7 @@ def test_a_step_is_equations_3_and_4_for_any_layout_and_dtype(length: int, monke
 
 def test_micro_batches_do_not_change_the_scores() -> None:
     model, space, pre, ft, batches = problem()
-    base = base_region("movement", pre, ft, 9)
+    base = most_moved(pre, ft, 9)
     whole = learn(model, space, pre, ft, batches, base)
     cut = learn(model, space, pre, ft, batches, base, cut=5)  # 12 rows as 5, 5 and 2
     torch.testing.assert_close(cut.scores, whole.scores, rtol=2e-5, atol=1e-6)
@@ -430,7 +436,7 @@ def test_the_budget_is_met_exactly_and_nothing_unmoved_is_taken(kind: Any, entri
     """32 of 39 entries moved, so every budget up to 31 can be spent in full."""
     model, space, pre, ft, batches = problem()
     assert int((ft != pre).sum()) == 31
-    base = base_region(kind, pre, ft, entries)
+    base = base_of(kind, pre, ft, entries)
     learned = learn(model, space, pre, ft, batches, base, sparsity=entries / 39)
     assert learned.budget == entries
     assert len(learned.region) == entries
@@ -455,7 +461,7 @@ def test_the_model_ends_as_it_began() -> None:
         pre,
         ft,
         batches,
-        base_region("movement", pre, ft, 9),
+        most_moved(pre, ft, 9),
         validate=lambda: 0.0,
         evaluate_every=2,
     )
@@ -468,7 +474,7 @@ def test_the_model_ends_as_it_began() -> None:
 def test_no_steps_take_only_the_base() -> None:
     """A base below the budget is not filled up, and its entries that did not move are left out."""
     model, space, pre, ft, _ = problem()
-    small = base_region("movement", pre, ft, 3)
+    small = most_moved(pre, ft, 3)
     assert learn(model, space, pre, ft, [], small, steps=0).region == small
     still = Region.of([0, 5, 6])  # every fifth entry does not move
     assert learn(model, space, pre, ft, [], still, steps=0).region == Region.of([6])
@@ -498,7 +504,7 @@ def test_half_precision_gradients_of_a_large_batch_do_not_vanish() -> None:
 def test_validation_sees_the_hard_mask_and_the_best_wins() -> None:
     """Scores 1, 3, 3, 2 at steps 2, 4, 6, 8: the later of the two best, step 6, is taken."""
     model, space, pre, ft, batches = problem()
-    base = base_region("movement", pre, ft, 9)
+    base = most_moved(pre, ft, 9)
     answers, seen = iter([1.0, 3.0, 3.0, 2.0]), []
 
     def validate() -> float:
@@ -525,7 +531,7 @@ def test_a_single_mask_is_not_validated() -> None:
 def test_a_small_base_with_the_best_validation_score_does_not_shrink_the_region() -> None:
     """The region has the requested number of entries, even where every mask scores alike."""
     model, space, pre, ft, batches = problem()
-    base = base_region("movement", pre, ft, 1)
+    base = most_moved(pre, ft, 1)
     learned = learn(model, space, pre, ft, batches, base, validate=lambda: 0.5, evaluate_every=2)
     assert len(learned.region) == learned.budget == 9
     assert learned.step == len(batches)
@@ -581,7 +587,7 @@ def test_a_search_takes_little_more_than_two_vectors_beside_the_model_and_both_t
     ft = pre + torch.randn(len(space), generator=torch.Generator().manual_seed(0)) * 0.01
     batch = torch.randn(4, 512), torch.tensor([0, 1, 0, 1]), torch.zeros(4, dtype=torch.long)
     options = MaskOptions(steps=3, evaluate_every=1, score_init=-10.0)
-    base = base_region("movement", pre, ft, 300)
+    base = most_moved(pre, ft, 300)
     with PeakMemory(pre, ft, *model.parameters()) as peak:
         learn_region(
             model,
