@@ -6,20 +6,22 @@ import csv
 import gzip
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pandas
+import pyarrow
 import pytest
 import torch
-import zstandard
 
 from forgetfree.data.places import format_of
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task, load_tasks
 from forgetfree.errors import ForgetfreeError, UsageError
 
+zstd = partial(pyarrow.compress, codec="zstd", asbytes=True)
 NAMES = ("angry", "joyful", "sad")
 #: Texts with all that files quote, in rows that are not balanced: 20 angry, 12 joyful, 8 sad.
 ROWS: list[dict[str, Any]] = [
@@ -47,7 +49,7 @@ def text_file(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
         "json": lambda: frame.to_json(orient="records", indent=2),
     }[form]()
     content = text.encode()
-    pack: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
+    pack: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstd}
     path.write_bytes(pack.get(path.suffix, bytes)(content))
     return path
 
@@ -158,7 +160,7 @@ def test_a_file_packed_in_several_frames_is_read_whole_and_a_cut_one_is_refused(
     lines = whole.splitlines(keepends=True)
     first, second = b"".join(lines[:20]), b"".join(lines[20:])
     expected = load_task("mood", str(tmp_path / "mood.jsonl")).fingerprint()
-    for ending, pack in ((".gz", gzip.compress), (".zst", zstandard.compress)):
+    for ending, pack in ((".gz", gzip.compress), (".zst", zstd)):
         path = tmp_path / f"mood.jsonl{ending}"
         path.write_bytes(pack(first) + pack(second))
         assert load_task("mood", str(path)).fingerprint() == expected
@@ -172,7 +174,8 @@ def test_packed_files_are_measured_unpacked(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "mood.csv.gz"
     path.write_bytes(gzip.compress(b"text,label\n" + b"x" * 80 + b",0\n" + (b"y" * 80 + b",1\n") * 5000))
     assert path.stat().st_size < 5000
-    monkeypatch.setattr("forgetfree.data.table_files.MOST_BYTES", 100_000)
+    for module in ("places", "table_files"):
+        monkeypatch.setattr(f"forgetfree.data.{module}.MOST_BYTES", 100_000)
     assert "bytes or more when unpacked, and at most 100,000 are read" in refusal(str(path))
 
 
