@@ -1,4 +1,4 @@
-"""What ``precision=auto`` means: bf16 where the passes of a model take clearly less time in it than in fp32, else fp32.
+"""The precision ``auto``: bf16 where the passes of a model take clearly less time in it than in fp32, else fp32.
 
 That is measured, once for a model, a machine and its number of threads, and kept as a file in the cache. Whether a processor
 has instructions for bf16 does not tell.

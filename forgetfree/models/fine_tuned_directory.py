@@ -76,7 +76,7 @@ class FineTunedModel:
 
     @property
     def note(self) -> str:
-        """What a graft of it lacks; an empty text where it lacks nothing."""
+        """A sentence on what a graft of it lacks; an empty text where it lacks nothing."""
         if not self.left_out:
             return ""
         return (
