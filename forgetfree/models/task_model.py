@@ -193,7 +193,7 @@ class TaskModel(ReadoutModel):
 
     @property
     def even_length(self) -> int:
-        """The length that all rows of a batch may have, in tokens, before the longest changes the factors of all their positions.
+        """The tokens that all rows of a batch may have before the longest changes the factors of all their positions.
 
         LongRoPE (Phi-3) has factors for long rows and others for short ones, and a whole batch gets those of its longest row.
         """
