@@ -24,13 +24,12 @@ from forgetfree.continual.template import sizes_of
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, MetricError, ModelError, UsageError
-from forgetfree.jobs.predictions import load_answers
 from forgetfree.jobs.revision import removal
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.models.loading import load_model
-from forgetfree.results import stored
 from forgetfree.results.answers import TextAnswers
+from forgetfree.results.runs import read_answers, read_run, to_csv
 from forgetfree.serve.served_task import Ending
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.tasks import Decoding, TaskDefinition
@@ -312,7 +311,7 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert not {"None", "ECE"} & {*re.findall(r"\w+", report)}
     found = forgetfree.load_results(tmp_path / "out")
     table = (tmp_path / "table.csv").resolve()
-    table.write_text(stored.to_csv(stored.load_run_results(tmp_path / "out")))
+    table.write_text(to_csv(read_run(tmp_path / "out")))
     assert found.scores.equals(forgetfree.load_results(table).scores)
     for name, values in losses.items():
         assert list(found.matrix(name, metric="loss")["first"]) == values
@@ -471,7 +470,7 @@ def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
     results = run(tmp_path, model, tmp_path / "out", "grafting-continual")
     unit = tmp_path / "out" / "grafting-continual" / "seed-0"
     tasks = [rows.task for rows in load_tasks("first,last", str(tmp_path))]
-    kept = load_answers(unit, tasks, {"first": 13, "last": 13})
+    kept = read_answers(unit, tasks)[0]
     first, last = kept["first"], kept["last"]
     assert isinstance(first, TextAnswers) and isinstance(last, TextAnswers)
     assert first.logits is not None and first.labels is not None
