@@ -288,7 +288,7 @@ class Run:
     @property
     def outcome(self) -> Json:
         """What is the same whenever the same command runs on the same machine."""
-        facts = self.facts.model_dump(exclude={"seconds", "seconds_per_task", "made"})
+        facts = self.facts.model_dump(exclude={"seconds", "seconds_per_task", "made", "summary"})
         return {**facts, "scores": self._values}
 
 
@@ -649,8 +649,8 @@ def _losses(path: Path) -> list[Json]:
 
 def to_csv(record: RunRecord) -> str:
     """Return a run as the text of a CSV file."""
-    lines = [record.about.model_dump(exclude_defaults=True)]
-    lines += [run.facts.model_dump(exclude_defaults=True) for run in record.runs]
+    lines = [record.about.model_dump(exclude_unset=True)]
+    lines += [run.facts.model_dump(exclude_unset=True) | {"summary": run.summary} for run in record.runs]
     text = "".join(f"# {json.dumps(line, allow_nan=False)}\n" for line in lines)
     frame = pd.concat([run.scores for run in record.runs]) if record.runs else frame_of([])
     index = [*UNIT, "task", "after", "rows"]
