@@ -68,11 +68,11 @@ def _read_parquet(path: Path) -> Table:
     """Read a parquet file, a column when it is asked for."""
     import pyarrow.parquet
 
-    check_size(path, size_of(path), "bytes", MOST_BYTES)
+    check_size(path, size_of(path))
     with pyarrow.parquet.ParquetFile(path) as file:
         schema, count = file.schema_arrow, file.metadata.num_rows
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-    check_size(path, sum(group.total_byte_size for group in groups), "bytes when unpacked", MOST_BYTES)
+    check_size(path, sum(group.total_byte_size for group in groups), "bytes when unpacked")
 
     def read(name: str) -> list[Any]:
         with pyarrow.parquet.ParquetFile(path) as file:
@@ -93,11 +93,11 @@ def text_of(path: Path) -> tuple[str, str]:
     """
     import pyarrow
 
-    check_size(path, size_of(path), "bytes", MOST_BYTES)
+    check_size(path, size_of(path))
     # Unlike gzip's and zstandard's own readers, it knows a file that was cut off, and reads all frames of one.
     with pyarrow.input_stream(str(path), compression="detect") as file:
         data = file.read(MOST_BYTES + 1)
-    check_size(path, len(data), "bytes or more when unpacked", MOST_BYTES)
+    check_size(path, len(data), "bytes or more when unpacked")
     return _text_of_bytes(path, data)
 
 

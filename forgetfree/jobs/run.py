@@ -102,7 +102,7 @@ class RunJob(Job[RunConfig]):
         if self.common.scenario == "domain":
             tell_shared_labels(self.learner.tasks)
         stream = self.learner.stream(self.config.seeds[0])
-        if self.common.decoding != GREEDY and not any(task.definition.writes_freely for task in stream.tasks):
+        if self.common.decoding != GREEDY and all(task.definition.decoding == GREEDY for task in stream.tasks):
             tell_note(
                 "num_beams, sampling_temperature and top_p have no effect: no task of the stream is answered by texts "
                 "that are free."

@@ -158,17 +158,6 @@ def test_a_graft_of_all_that_moved_answers_as_the_fine_tuned_model(graft: GraftC
     assert figures(out, "bare-graft") == figures(out, "fine-tune")
 
 
-def test_a_graft_may_go_further_than_fine_tuning_went(graft: GraftCommand) -> None:
-    """The file holds the scaled values."""
-    asked = ["--set", "learning_rate=0.05", "--shots", "8"]
-    plain, scaled = graft(*asked), graft(*asked, "--set", "largest_scale=8")
-    scale = run_of(scaled, "bare-graft")["scales"]["sst2"]
-    model = AutoModel.from_pretrained(graft.directory("bert"))
-    pre = saved(plain).space.gather(model, saved(plain).region.indices)
-    assert torch.equal(saved(plain).region.indices, saved(scaled).region.indices) and scale in (0, 2, 4, 8)
-    assert torch.equal(saved(scaled).values, torch.lerp(pre, saved(plain).values, scale))
-
-
 @pytest.mark.sampled("bias")
 @pytest.mark.parametrize("base", ["movement", "bias"])
 def test_without_mask_steps_the_base_itself_is_grafted(graft: GraftCommand, base: Any) -> None:
