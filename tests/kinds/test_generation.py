@@ -29,9 +29,8 @@ from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.kinds import generation
 from forgetfree.models.loading import load_model
-from forgetfree.results import stored
 from forgetfree.results.answers import TextAnswers
-from forgetfree.results.runs import read_answers
+from forgetfree.results.runs import read_answers, read_run, to_csv
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.tasks import Decoding, TaskDefinition
 
@@ -322,7 +321,7 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert not {"None", "ECE"} & {*re.findall(r"\w+", report)}
     found = forgetfree.load_results(tmp_path / "out")
     table = (tmp_path / "table.csv").resolve()
-    table.write_text(stored.to_csv(stored.load_run_results(tmp_path / "out")))
+    table.write_text(to_csv(read_run(tmp_path / "out")))
     assert found.scores.equals(forgetfree.load_results(table).scores)
     for name, values in losses.items():
         assert list(found.matrix(name, metric="loss")["first"]) == values
