@@ -19,7 +19,6 @@ from forgetfree.data.sources import check_form, default_data, no_stream
 from forgetfree.errors import RunError, UsageError, names_arguments
 from forgetfree.jobs.config import InMemory, JobConfig, key_of
 from forgetfree.jobs.job import Job
-from forgetfree.jobs.loaded_results import Results, load_results
 from forgetfree.jobs.run_config import RunConfig, strategies_of, stream_of
 from forgetfree.jobs.running.directory import failures, resumption
 from forgetfree.jobs.running.engine import perform
@@ -28,6 +27,7 @@ from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.progress import make_progress
 from forgetfree.options import build, by_name, name_of_function
 from forgetfree.output import no_empty_directories
+from forgetfree.results.table import Results, load_results
 from forgetfree.terminal import each_note_once, stderr, tell
 from forgetfree.training.training_options import check_optimizer
 

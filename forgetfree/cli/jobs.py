@@ -171,13 +171,12 @@ def _prepare_run(config: RunConfig) -> ReadyJob:
 
 def _show_run(results: Json, out: Path, verbose: bool) -> None:
     """Print the headline and the first table of a run, or all, and where the report is."""
-    from forgetfree.results.comparison import merge
     from forgetfree.results.report.page import brief_page, render_page
     from forgetfree.results.report.run_report import lay_out
-    from forgetfree.results.run_results import RunResults
+    from forgetfree.results.table import load_results
 
     if results["runs"]:
-        page = lay_out(merge([RunResults.of(results)]), ended=verbose)
+        page = lay_out(load_results(out))
         print(render_page(page if verbose else brief_page(page), "rich"))
         print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (all tables)"))
 

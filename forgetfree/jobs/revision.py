@@ -29,18 +29,20 @@ from forgetfree.jobs.run_config import RunConfig, stream_of, without_others
 from forgetfree.jobs.running.directory import as_json, merged_request, read_job_config
 from forgetfree.jobs.running.engine import assemble, perform
 from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.unit import HISTORY, Json, Unit
+from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.stream_learner import LearnedStream, Row, StreamLearner
 from forgetfree.jobs.stream_prefix import Form, StreamPrefix
 from forgetfree.json_file import sign
 from forgetfree.kinds.kind import readout_for
 from forgetfree.models.architecture import CAUSAL_HEAD
+from forgetfree.models.loading import usual_max_length
 from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.output import check_begun, make_directory, refuse_content
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score
-from forgetfree.tasks import TaskDefinition, usual_max_length
+from forgetfree.results.unit_folder import HISTORY
+from forgetfree.tasks import TaskDefinition
 from forgetfree.training.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -246,7 +248,6 @@ class _RevisedLearner(StreamLearner):
             write_atomically(directory / HISTORY, prefix.history(self._reused))
         if not prefix or not prefix.tasks or directory is None:
             return super().begin(name, learned, answers, directory)
-        strategy.notes.update(prefix.scales)
         tasks = strategy.stream.tasks[: len(prefix.tasks)]
         rows: list[Row] = [{} for _ in tasks]
         new = [task for task in strategy.stream.tasks if task.name not in self._of.tasks]
@@ -328,7 +329,7 @@ class RevisedRun(RunJob):
             if each.is_complete and not each.unit_in(out).is_done():
                 each.write(out, config["command"])
         try:
-            return perform(self, replace(execution, resume=True)) if trains else assemble(RunJob, out, ended=True)
+            return perform(self, replace(execution, resume=True)) if trains else assemble(out, ended=True)
         except (RunError, UsageError):  # data, model or versions are not those of the run
             if not begun and not any(each.unit_in(out).is_begun for each in prefixes if not each.is_complete):
                 shutil.rmtree(out)

@@ -282,19 +282,18 @@ def check_binding(ledger: Ledger, now: Binding, where: str) -> None:
 
 
 def check_definitions(ledger: Ledger, tasks: Mapping[str, TaskDefinition], where: str) -> None:
-    """Check that tasks have the same labels in the same order, and the same prompts, as in the ledger.
+    """Check that tasks are what they are in the ledger: kind, labels in order, prompts, and all else of their definitions.
 
     Args:
         ledger: the ledger to check.
         tasks: definitions by name.
         where: where these definitions are, for the message.
     """
-    readout = ledger.binding.readout if ledger.binding else "linear"
     for record in ledger.records:
         if record.definition is None or record.task not in tasks:
             continue
-        ours, theirs = record.definition.reading(readout), tasks[record.task].reading(readout)
-        for key, expected in ours.items():
+        theirs = tasks[record.task].fields
+        for key, expected in record.definition.fields.items():
             if theirs[key] != expected:
                 raise LedgerError(
                     f"The ledger and {where} have different {key} of task {record.task!r}: expected {_shown(expected)}, got "

@@ -23,7 +23,7 @@ from forgetfree.core.tensors import persistent_buffers
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, ModelError, RunError
 from forgetfree.json_file import check, read_json
-from forgetfree.ledger import Ledger, LedgerSwitch, check_binding, check_definitions
+from forgetfree.ledger import Ledger, LedgerSwitch, check_binding
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.records import rows_of
 from forgetfree.models.loading import LoadedModel, config_of
@@ -102,13 +102,12 @@ class LedgerWeights(TaskWeights):
     Args:
         loaded: the base model.
         ledger: the records.
-        source: where the ledger is from, if it is from a run.
 
     Raises:
-        LedgerError: the ledger belongs to another model or run, or says of no task what it is; the message says which.
+        LedgerError: the ledger belongs to another model, or says of no task what it is; the message says which.
     """
 
-    def __init__(self, loaded: LoadedModel, ledger: Ledger, source: Source | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, ledger: Ledger) -> None:
         self.ledger = ledger
         self.definitions = {each.task: each.definition for each in ledger.records if each.definition is not None}
         if ledger.tasks and not self.definitions:
@@ -116,8 +115,6 @@ class LedgerWeights(TaskWeights):
         self.binding = loaded.binding(ledger.binding.precision if ledger.binding else "fp32")
         self.switch = LedgerSwitch(ledger, loaded.model.backbone, fingerprint=loaded.fingerprint)
         check_binding(ledger, self.binding, "The ledger")
-        if source is not None:
-            check_definitions(ledger, {task.name: task for task in source.tasks}, "the run's config.json")
 
     def readout(self, task: str) -> Mapping[str, Tensor]:
         """Return the record's readout."""

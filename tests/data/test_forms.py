@@ -174,7 +174,8 @@ def test_packed_files_are_measured_unpacked(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "mood.csv.gz"
     path.write_bytes(gzip.compress(b"text,label\n" + b"x" * 80 + b",0\n" + (b"y" * 80 + b",1\n") * 5000))
     assert path.stat().st_size < 5000
-    monkeypatch.setattr("forgetfree.data.table_files.MOST_BYTES", 100_000)
+    for module in ("places", "table_files"):
+        monkeypatch.setattr(f"forgetfree.data.{module}.MOST_BYTES", 100_000)
     assert "bytes or more when unpacked, and at most 100,000 are read" in refusal(str(path))
 
 
@@ -247,12 +248,6 @@ def test_a_wrong_byte_is_named_by_its_position(tmp_path: Path, content: bytes, p
     (tmp_path / "mood.csv").write_bytes(content)
     assert f"mood.csv, {place}" in (text := refusal(str(tmp_path / "mood.csv")))
     assert text.endswith("Write the file again, in UTF-8.")
-
-
-def test_what_another_encoding_may_be_is_told(tmp_path: Path) -> None:
-    texts = ("Отличный фильм, всем советую", "Очень плохо", "Еда была вкусной", "Больше не приду")
-    (tmp_path / "mood.csv").write_bytes(("text,label\n" + "".join(f'"{text}",0\n' for text in texts)).encode("koi8-r"))
-    assert "UTF-16 and Windows-1252. It may be in koi8_r. Write" in refusal(str(tmp_path / "mood.csv"))
 
 
 def test_a_json_file_may_hold_a_record_a_line(tmp_path: Path) -> None:
@@ -400,20 +395,14 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
         (["a", 1], "row 1, column 'label': expected a name, as in the other rows, got 1. If it is a label, name all"),
         ([0, -1], "row 1, column 'label': expected an integer from 0, got -1. -1 often marks rows without a label."),
         (["a", "A"], "differ in case alone"),
-        (["True", "true"], "differ in case alone"),
         (["1", "1.0", "2"], '"1" (row 0) and "1.0" (row 1), which differ in the spelling of a number alone'),
         (["neg", "neg\u200b"], '"neg" (row 0) and "neg\\u200b" (row 1), which differ in invisible characters alone'),
-        (["neg", "\ufeffneg"], "differ in invisible characters alone"),
-        (["so", "so\u00ad"], "differ in invisible characters alone"),
         (["\u2764", "\u2764\ufe0f"], "differ in invisible characters alone"),
         (["1", "\uff11"], "differ in the code of their characters alone"),
-        (["a", "\u200b"], "row 1, column 'label': expected a name, as in the other rows, got \"\\u200b\""),
         (["a", "\u200b"], 'got "\\u200b". Fix or remove the row.'),
         (["a", "nan"], "nan often marks rows without a label"),
         (["caf\u00e9", "cafe\u0301"], "differ in the code of their characters alone"),
-        (["not good", "not\u00a0good"], "differ in the code of their characters alone"),
         (["a", "a"], 'every row has label "a". A task needs rows of two labels at least'),
-        ([3, 3], "every row has label 3. A task needs rows of two labels at least"),
         ([f"text {i}" for i in range(30)], 'has 30 different labels in 30 rows, such as "text 0"'),
     ],
 )
@@ -425,12 +414,9 @@ def test_what_is_no_label_is_refused_with_its_row(labels: list[Any], fault: str)
     ("labels", "names"),
     [
         (["1", "01", "2", "02"], ("01", "02", "1", "2")),
-        (["007", "010", "100"], ("007", "010", "100")),
         (["1.1", "1.10", "2"], ("1.1", "1.10", "2")),
         (["1e5", "2e7", "123"], ("123", "1e5", "2e7")),
         (["+1", "-0", "-1"], ("+1", "-0", "-1")),
-        (["1_000", "1000"], ("1000", "1_000")),
-        (["0x1f", "10"], ("0x1f", "10")),
         (["inf", "noun"], ("inf", "noun")),
         (["9" * 30, "9" * 29 + "8"], ("9" * 29 + "8", "9" * 30)),
         (["9" * 5000, "1"], ("1", "9" * 5000)),
@@ -513,12 +499,6 @@ def test_repeated_rows_and_texts_under_two_labels_are_told() -> None:
     assert "1 text stands under several labels in the training rows (the first in rows 1 and 3)" in note
     assert "2 training rows repeat" in noted(["a", "b"] * 8, ["x", "y", "x", "y", *"abcdefghijkl"])
     assert "training row" not in noted(["a", "b"] * 8)
-
-
-def test_a_label_that_cannot_be_read_is_told_without_the_error_behind_it() -> None:
-    with pytest.raises(ForgetfreeError) as caught:
-        load_tasks("mood", labelled("yes", ""))
-    assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
 def test_a_label_is_known_however_its_characters_are_coded() -> None:

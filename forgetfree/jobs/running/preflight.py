@@ -126,7 +126,7 @@ def _examine(config: RunConfig, in_memory: InMemory, resume: bool) -> _Findings:
         faults.attempt(model.loaded.check_words, definitions.values())
         for name, task in definitions.items():
             encoder = faults.attempt(model.loaded.encoder, task)
-            if encoder is not None and task.writes and name in rows:
+            if encoder is not None and name in rows:
                 read = rows[name]
                 rows[name] = faults.attempt(fitting, read, encoder, config.skip_bad_rows) or read
                 notes += rows[name].notes[len(read.notes) :]
