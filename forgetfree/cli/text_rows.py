@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.data.bad_rows import refuse
+from forgetfree.data.bad_rows import refusal
 from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ColumnNames, ReadOptions, choose_texts, is_label
 from forgetfree.data.places import FORMATS, PACKED, format_of
 from forgetfree.data.table_files import lines_of, read_table, text_of
@@ -105,7 +105,7 @@ def rows_of_file(
         return
     table = read_table(path)
     if table.bad:
-        refuse(table.bad.faults[0])
+        raise refusal(table.bad.faults[0])
     _tell(table.note)
     header = list(table.columns)
     if usual.texts and task and not columns.texts:

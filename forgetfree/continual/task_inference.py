@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from forgetfree.continual.memory import Memory
+from forgetfree.continual.storage import Storage
 from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_training import Answer, Learner
 from forgetfree.core.readout_model import LOWEST, among
@@ -88,12 +88,12 @@ def features_for(strategy: Learner) -> TaskFeatures | None:
     return TaskFeatures(strategy.model, options.lda_layer, stream.loaded.fingerprint, room=_ROOM)
 
 
-def all_kept(features: TaskFeatures | None, kept: Memory) -> list[Memory]:
+def all_kept(features: TaskFeatures | None, kept: Storage) -> list[Storage]:
     """Return what a strategy keeps to answer later, and to find out tasks; this first, for it changes no model."""
     return [kept] if features is None else [features, kept]
 
 
-def load_all(features: TaskFeatures | None, kept: Memory, directory: Path) -> None:
+def load_all(features: TaskFeatures | None, kept: Storage, directory: Path) -> None:
     """Load what `all_kept` wrote; a damaged file is told before anything is changed."""
     if features is not None:
         features.read(directory)

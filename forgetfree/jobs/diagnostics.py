@@ -160,7 +160,7 @@ def losses_after(strategy: ContinualStrategy, texts: TextsAside) -> dict[str, An
     if not isinstance(strategy, RegionStrategy):
         return {"by_task": by_task}
     # Nothing is put back here: what a strategy spoilt outside of its regions shows.
-    return {"after": loss(strategy.regions.holding(union=False)), "by_task": by_task}
+    return {"after": loss(strategy.ledger_model.base(union=False)), "by_task": by_task}
 
 
 def write_floors(directory: Path, floors: dict[str, Any]) -> None:

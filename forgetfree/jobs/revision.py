@@ -248,7 +248,6 @@ class _RevisedLearner(StreamLearner):
             write_atomically(directory / HISTORY, prefix.history(self._reused))
         if not prefix or not prefix.tasks or directory is None:
             return super().begin(name, learned, answers, directory)
-        strategy.notes.update(prefix.scales)
         tasks = strategy.stream.tasks[: len(prefix.tasks)]
         rows: list[Row] = [{} for _ in tasks]
         new = [task for task in strategy.stream.tasks if task.name not in self._of.tasks]

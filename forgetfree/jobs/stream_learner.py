@@ -115,9 +115,9 @@ class StreamLearner:
         config, common, memory = self.config, self.checked.run, self.in_memory
         arguments: Json = {"graftable": common.graftable, "max_length": common.max_length}
         if config.fine_tuned is not None:
-            from forgetfree.models.fine_tuned_directory import check_readout, load_fine_tuned
+            from forgetfree.models.fine_tuned_directory import load_fine_tuned
 
-            check_readout(config.readout, config.fine_tuned)
+            arguments |= {"readout": config.readout}
             self.fine_tuned = load_fine_tuned(config.fine_tuned, config.model, tasks[0], **arguments)
             return self.fine_tuned.loaded
         arguments |= {"dtype": common.dtype, **memory.model_arguments}
@@ -309,7 +309,6 @@ class StreamCheckpoint:
             strategy.seconds |= about["phases"] | measured["phases"]
             learned.seconds += measured["seconds"]
             strategy.updates.update(measured["updates"])
-            strategy.notes.update(measured["notes"])
         learned.rows += rows
         learned.kept_bytes += about["kept_bytes"]
         learned.broken += about["broken"]
@@ -329,7 +328,6 @@ class StreamCheckpoint:
                 "seconds": self._learned.seconds,
                 "phases": strategy.seconds,
                 "updates": strategy.updates,
-                "notes": strategy.notes,
             }
             write_json(directory / _MEASURED, sign(measured | {"files": described_files(directory)}))
         shutil.rmtree(self._directory / f"learned-{done - 1}", ignore_errors=True)

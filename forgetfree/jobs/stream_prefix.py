@@ -51,7 +51,6 @@ class StreamPrefix:
         is_complete: whether these are all.
         full_ledger: the ledger of all tasks of the unit's own stream, where there is one.
         ledger: that of the tasks that are carried over, likewise.
-        scales: how far along fine-tuning's move their regions started, where that was chosen.
     """
 
     def __init__(self, unit: Unit, learned: Sequence[str], tasks: Sequence[str], form: Form | None) -> None:
@@ -64,9 +63,8 @@ class StreamPrefix:
             same = [task for task in learned if task in tasks]
         # What else is said of a whole stream is not of another.
         self.tasks = same if full or (form == "state" and not extra) else []
-        self.scales = {task: scale for task, scale in extra.get("scales", {}).items() if task in self.tasks}
         self.ledger = full and full.of_tasks(self.tasks)
-        self.is_complete = bool(full) and self.tasks == self._stream and extra.keys() <= {"scales"}
+        self.is_complete = bool(full) and self.tasks == self._stream and not extra
 
     def put(self, strategy: ContinualStrategy, count: int, directory: Path) -> None:
         """Put a new strategy where the unit's stood after some of the tasks, and what it keeps into a folder."""
@@ -163,7 +161,7 @@ class StreamPrefix:
             "by_task": _of_tasks(old_details.get("by_task", {}), self.tasks),
             "ledger": ledger_summary(self.ledger),
             "kept_bytes": self.kept_bytes(self.ledger.size_in_bytes),
-            "extra": {"scales": self.scales} if self.scales else {},
+            "extra": {},
             **self._bound(old_details),
             **self._held_aside(old_details),
             "seconds": dict.fromkeys(PHASES, 0.0),

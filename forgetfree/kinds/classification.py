@@ -97,7 +97,8 @@ class Classification(Kind):
         if not names:
             faults.attempt(check_alike, train.where, cells, numbers)
         different = {*cells} if names else {compared(str(cell)) for cell in {*cells}}
-        if len(different) > 1 or (len({*cells}) < 2 and not train.bad):  # else what is wrong hides the other labels
+        alone = len({*cells}) < 2 and (task.skip_bad_rows or not train.bad)  # else what is wrong hides the other labels
+        if len(different) > 1 or alone:
             labels = faults.attempt(learn_labels, train.where, cells, names, bool(numbered))
         rows = dict[str, Rows]()
         notes = [recognised] if labels is None else [recognised, labels.note]

@@ -287,7 +287,7 @@ class Run:
     @property
     def outcome(self) -> Json:
         """What is the same whenever the same command runs on the same machine."""
-        facts = self.facts.model_dump(exclude={"seconds", "seconds_per_task", "made"})
+        facts = self.facts.model_dump(exclude={"seconds", "seconds_per_task", "made", "summary"})
         return {**facts, "scores": self._values}
 
 
@@ -435,7 +435,7 @@ def _check_frame(frame: pd.DataFrame, about: About) -> None:
     for (metric, task), those in frame.groupby(["metric", "task"], sort=False):
         own = about.metric[str(task)] if metric == f"{UNION}accuracy" else str(metric)
         low, high = limits_of(own)
-        if not those["value"].between(low, high).all():
+        if not (np.isfinite(those["value"]) & those["value"].between(low, high)).all():
             raise ValueError(f"{metric} of {task} must be in [{low:g}, {high:g}], got {those['value'].tolist()[:5]}")
     twice = frame.duplicated([*UNIT, "task", "after", "metric"])
     if twice.any():
@@ -648,8 +648,8 @@ def _losses(path: Path) -> list[Json]:
 
 def to_csv(record: RunRecord) -> str:
     """Return a run as the text of a CSV file."""
-    lines = [record.about.model_dump(exclude_defaults=True)]
-    lines += [run.facts.model_dump(exclude_defaults=True) for run in record.runs]
+    lines = [record.about.model_dump(exclude_unset=True)]
+    lines += [run.facts.model_dump(exclude_unset=True) | {"summary": run.summary} for run in record.runs]
     text = "".join(f"# {json.dumps(line, allow_nan=False)}\n" for line in lines)
     frame = pd.concat([run.scores for run in record.runs]) if record.runs else frame_of([])
     index = [*UNIT, "task", "after", "rows"]
@@ -671,9 +671,7 @@ def of_csv(text: str, source: str = "") -> RunRecord:
         raise ValueError("it must begin with a line `# {…}` that says what was measured")
     about, *units = header
     index = [*UNIT, "task", "after", "rows"]
-    kinds: Any = {"strategy": str, "task": str, "seed": "int64", "after": "int64", "rows": "int64"}
-    wide = pd.read_csv(
-        io.StringIO(text), dtype=kinds, keep_default_na=False, na_values=[""], float_precision="round_trip"
-    )
-    frame = wide.melt(index, var_name="metric").dropna(subset="value").astype({"value": float})
+    wide = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
+    frame = wide.melt(index, var_name="metric")
+    frame = frame[frame["value"] != ""].astype({"seed": int, "after": int, "rows": int, "value": float})
     return whole_run(about, frame[[*UNIT, *COLUMNS]], units, source)

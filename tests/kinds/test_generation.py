@@ -27,6 +27,7 @@ from forgetfree.errors import DataError, MetricError, ModelError, UsageError
 from forgetfree.jobs.revision import removal
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
+from forgetfree.kinds import generation
 from forgetfree.models.loading import load_model
 from forgetfree.results.answers import TextAnswers
 from forgetfree.results.runs import read_answers, read_run, to_csv
@@ -145,6 +146,16 @@ def test_rows_that_cannot_be_learned_are_told(row: dict[str, Any], message: str,
     with pytest.raises(DataError) as error:
         load_tasks("own", str(tmp_path))
     assert message in str(error.value)
+
+
+def test_without_what_scores_texts_nothing_is_learned(
+    data: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generation, "find_spec", lambda name: None if name == "rouge_score" else True)
+    out = data.parent / "out"
+    assert cli.main(["run", "first", "--data", str(data), "--model", str(model), "--out", str(out)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "rouge_score is not installed: pip install 'forgetfree[texts]'." in said and not out.exists()
 
 
 def test_a_number_that_is_not_finite_is_no_target(tmp_path: Path) -> None:
