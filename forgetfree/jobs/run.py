@@ -34,7 +34,7 @@ from forgetfree.results.answers import constant_scores
 from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK, size_and_sha256
-from forgetfree.serve.source import run_binding
+from forgetfree.serve.source import bound_of
 from forgetfree.tasks import GREEDY, seeded
 from forgetfree.terminal import tell_note
 from forgetfree.training.localization import LocalizationOptions
@@ -206,11 +206,10 @@ class RunJob(Job[RunConfig]):
 
     def _bound(self, key: Mapping[str, Any]) -> Json:
         """Return what the answers of a unit depend on besides what its strategy keeps."""
-        from forgetfree.continual.task_inference import inference_of
-
         stream, options = self.learner.stream(key["seed"]), self.checked.options[key["strategy"]]
-        binding, inference = stream.loaded.binding(options.answering["precision"]), inference_of(options, stream)
-        return run_binding((task.definition for task in stream.tasks), binding, stream.scenario == "class", inference)
+        binding = stream.loaded.binding(options.answering["precision"])
+        definitions = (task.definition for task in stream.tasks)
+        return bound_of(definitions, binding, stream.loaded.fingerprint, stream.scenario == "class")
 
     def _write_floors(self, key: Mapping[str, Any], directory: Path) -> None:
         """Measure the floors of a seed, which are the same for all strategies: the first one does."""

@@ -115,9 +115,9 @@ class StreamLearner:
         config, common, memory = self.config, self.checked.run, self.in_memory
         arguments: Json = {"graftable": common.graftable, "max_length": common.max_length}
         if config.fine_tuned is not None:
-            from forgetfree.models.fine_tuned_directory import check_readout, load_fine_tuned
+            from forgetfree.models.fine_tuned_directory import load_fine_tuned
 
-            check_readout(config.readout, config.fine_tuned)
+            arguments |= {"readout": config.readout}
             self.fine_tuned = load_fine_tuned(config.fine_tuned, config.model, tasks[0], **arguments)
             return self.fine_tuned.loaded
         arguments |= {"dtype": common.dtype, **memory.model_arguments}

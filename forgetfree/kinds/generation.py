@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 #: How many characters of a prompt are kept for reports.
 _SHOWN = 500
+#: What `forgetfree.results.text_metrics` computes by.
+_PACKAGES = ("rapidfuzz", "rouge_score", "sacrebleu")
 #: How many training rows they are scored on.
 _SCORED = 500
 
@@ -130,6 +133,11 @@ class Generation(Kind):
         return read_rows(task, definition, rows, [phrase], faults=faults)
 
     def _definition(self, task: TaskTables, form: str) -> TaskDefinition:
+        if missing := [package for package in _PACKAGES if find_spec(package) is None]:
+            raise UsageError(
+                f"Task {task.name!r} is answered by texts, which {', '.join(_PACKAGES)} score, and {missing[0]} is not "
+                "installed: pip install 'forgetfree[texts]'."
+            )
         source = task.source
         closed = closed_answers(task)
         # Of free texts hardly any equals a right one, however much was learned.
@@ -229,6 +237,10 @@ class Generation(Kind):
             longer=longer,
             allowed=encoder.allowed,
         )
+
+    def choices(self, task: TaskDefinition) -> tuple[str, ...]:
+        """Return the closed answers."""
+        return task.closed_answers
 
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each token ``(n, 1)``: logits of all tokens of the vocabulary would fill the memory."""

@@ -8,7 +8,6 @@ IOB1, IOBES or BILOU are converted, and a note says so; numbers are read by the 
 from __future__ import annotations
 
 import json
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -268,6 +267,10 @@ class Tagging(Kind):
         from forgetfree.data.encoding import WordEncoder
 
         return WordEncoder(loaded.tokenizer, loaded.max_length)
+
+    def choices(self, task: TaskDefinition) -> tuple[str, ...]:
+        """Return nothing: words are answered, and not rows."""
+        return ()
 
     def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> LabelAnswers:
         """Return the answers to all words; those that were cut off are answered by O."""
@@ -542,15 +545,21 @@ def entities_of(tags: Sequence[str]) -> list[Span]:
     >>> entities_of(["B-PER", "I-PER", "O", "I-LOC"])
     [('PER', 0, 1), ('LOC', 3, 3)]
     """
-    from seqeval.metrics.sequence_labeling import get_entities
-
-    with warnings.catch_warnings():  # it warns of names such as LABEL_0, which are no tags
-        warnings.simplefilter("ignore")
-        return [(str(kind), int(first), int(last)) for kind, first, last in get_entities(list(tags))]
+    entities: list[Span] = []
+    first, before, kind = 0, "O", ""
+    for place, tag in enumerate([*tags, "O"]):
+        part, named = tag[:1], tag[1:].split("-", 1)[-1]
+        apart = before in "ES" or part in "BSO" or named != kind
+        if before != "O" and apart:
+            entities.append((kind, first, place - 1))
+        if part != "O" and (before == "O" or apart):
+            first = place
+        before, kind = part, named
+    return entities
 
 
 def entity_f1(predicted: npt.NDArray[Any], labels: npt.NDArray[Any], sentences: Sentences) -> float:
-    """Return the F1 of all entities of all kinds together (micro average), by seqeval.
+    """Return the F1 of all entities of all kinds together (micro average), as seqeval computes it.
 
     Args:
         predicted: numbers of the labels that words are given, shape (n_words,).
@@ -560,9 +569,14 @@ def entity_f1(predicted: npt.NDArray[Any], labels: npt.NDArray[Any], sentences: 
     Returns:
         A fraction in [0, 1]; 0.0 where no entity is found.
     """
-    from seqeval.metrics import f1_score
-
-    return float(f1_score(sentences.tags(labels), sentences.tags(predicted), zero_division=0))
+    right, found = (
+        {(number, *entity) for number, tags in enumerate(sentences.tags(each)) for entity in entities_of(tags)}
+        for each in (labels, predicted)
+    )
+    if not (both := len(right & found)):
+        return 0.0
+    precision, recall = both / len(found), both / len(right)
+    return 2 * precision * recall / (precision + recall)
 
 
 def constant_entity_f1(labels: npt.NDArray[Any], sentences: Sentences) -> float:

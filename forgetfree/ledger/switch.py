@@ -81,12 +81,16 @@ class LedgerSwitch:
         if unknown and len(old) > common:  # which may cover their entries
             self.to(0)
             return self._pieces(stage)
-        for part in unknown:
-            graft = self._graft(part)
-            self._written[part] = graft, self._gather(graft.region.indices)
-        undone = ((graft.region.indices, pre) for graft, pre in (self._written[part] for part in old[common:]))
-        done = ((graft.region.indices, graft.values) for graft, _ in (self._written[part] for part in added))
-        return [*undone, *done]
+        if unknown:
+            grafts = [self._graft(part) for part in unknown]
+            indices, order = torch.cat([graft.region.indices for graft in grafts]).sort()
+            pre = self._gather(indices)
+            pre = torch.empty_like(pre).scatter_(0, order.to(pre.device), pre)
+            parts = pre.split([len(graft.region) for graft in grafts])
+            self._written |= zip(unknown, zip(grafts, parts, strict=True), strict=True)
+        undone = [(graft.region.indices, pre) for graft, pre in (self._written[part] for part in old[common:])]
+        done = [(graft.region.indices, graft.values) for graft, _ in (self._written[part] for part in added)]
+        return [_united(pieces) for pieces in (undone, done) if pieces]
 
     def _graft(self, part: int) -> Graft:
         """Return what a part writes."""
@@ -180,6 +184,15 @@ class LedgerSwitch:
         # By name each time: moving a model to another device replaces its buffers.
         for name, before in self._buffers_pre.items():
             self._backbone.get_buffer(name).copy_(wanted.get(name, before))
+
+
+def _united(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return indices and values of pieces that have no entry in common as one piece."""
+    if len(pieces) == 1:
+        return pieces[0]
+    indices, order = torch.cat([indices for indices, _ in pieces]).sort()
+    values = torch.cat([values.to(pieces[0][1].device) for _, values in pieces])
+    return indices, values[order.to(values.device)]
 
 
 def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:

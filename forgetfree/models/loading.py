@@ -103,7 +103,7 @@ class LoadedModel:
 
     @property
     def writes_apart(self) -> bool:
-        """Whether texts are written by a decoder that stands apart from what reads prompts."""
+        """Texts are written by a decoder that stands apart from what reads prompts."""
         return self.model.writes_apart
 
     def check_words(self, tasks: Iterable[TaskDefinition]) -> None:

@@ -30,7 +30,7 @@ from forgetfree.serve.inference import Predictor
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """What `apply_graft` or `export_task` wrote.
+    """The model that `apply_graft` or `export_task` wrote.
 
     Attributes:
         directory: the directory.

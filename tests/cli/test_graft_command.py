@@ -30,7 +30,6 @@ from transformers import (
 from forgetfree import cli, recipes
 from forgetfree.core.regions import Region
 from forgetfree.data.sources import load_task
-from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
@@ -40,12 +39,10 @@ from forgetfree.recipes import ModelEntry
 from forgetfree.results import calibration, metrics
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.table import load_results
-from forgetfree.tensor_file import TensorFile
 from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.single_task import SingleTask
 
 #: Tensors and metadata of any format, with their checksum.
-ANY_FILE = TensorFile(ForgetfreeError, "")
 
 LABELS = {0: "negative", 1: "positive"}
 

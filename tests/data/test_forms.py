@@ -250,12 +250,6 @@ def test_a_wrong_byte_is_named_by_its_position(tmp_path: Path, content: bytes, p
     assert text.endswith("Write the file again, in UTF-8.")
 
 
-def test_what_another_encoding_may_be_is_told(tmp_path: Path) -> None:
-    texts = ("Отличный фильм, всем советую", "Очень плохо", "Еда была вкусной", "Больше не приду")
-    (tmp_path / "mood.csv").write_bytes(("text,label\n" + "".join(f'"{text}",0\n' for text in texts)).encode("koi8-r"))
-    assert "UTF-16 and Windows-1252. It may be in koi8_r. Write" in refusal(str(tmp_path / "mood.csv"))
-
-
 def test_a_json_file_may_hold_a_record_a_line(tmp_path: Path) -> None:
     text_file(tmp_path / "mood.jsonl").rename(tmp_path / "mood.json")
     assert len(load_task("mood", str(tmp_path / "mood.json")).train) == 28

@@ -27,10 +27,10 @@ from forgetfree.errors import DataError, MetricError, ModelError, UsageError
 from forgetfree.jobs.revision import removal
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
+from forgetfree.kinds import generation
 from forgetfree.models.loading import load_model
-from forgetfree.results import stored
 from forgetfree.results.answers import TextAnswers
-from forgetfree.results.runs import read_answers
+from forgetfree.results.runs import read_answers, read_run, to_csv
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.tasks import Decoding, TaskDefinition
 
@@ -146,6 +146,16 @@ def test_rows_that_cannot_be_learned_are_told(row: dict[str, Any], message: str,
     with pytest.raises(DataError) as error:
         load_tasks("own", str(tmp_path))
     assert message in str(error.value)
+
+
+def test_without_what_scores_texts_nothing_is_learned(
+    data: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generation, "find_spec", lambda name: None if name == "rouge_score" else True)
+    out = data.parent / "out"
+    assert cli.main(["run", "first", "--data", str(data), "--model", str(model), "--out", str(out)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "rouge_score is not installed: pip install 'forgetfree[texts]'." in said and not out.exists()
 
 
 def test_a_number_that_is_not_finite_is_no_target(tmp_path: Path) -> None:
@@ -311,7 +321,7 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert not {"None", "ECE"} & {*re.findall(r"\w+", report)}
     found = forgetfree.load_results(tmp_path / "out")
     table = (tmp_path / "table.csv").resolve()
-    table.write_text(stored.to_csv(stored.load_run_results(tmp_path / "out")))
+    table.write_text(to_csv(read_run(tmp_path / "out")))
     assert found.scores.equals(forgetfree.load_results(table).scores)
     for name, values in losses.items():
         assert list(found.matrix(name, metric="loss")["first"]) == values
