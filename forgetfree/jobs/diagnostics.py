@@ -18,7 +18,6 @@ from forgetfree.kinds.kind import kind_of
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import LabelAnswers, label_answers, pack_rows
 from forgetfree.results.calibration import calibration_rows, temperature_of
-from forgetfree.results.run_results import LEARNED_FLOORS
 from forgetfree.training.encoded_task import EncodedTask, sampled
 from forgetfree.training.floors import bag_of_words, linear_probe, linear_probes, nearest_rows
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.data.rows import TaskRows
-    from forgetfree.jobs.stream_learner import Row
+    from forgetfree.jobs.stream_loading import Row
     from forgetfree.training.texts_aside import TextsAside
     from forgetfree.training.training_options import TrainingOptions
 
@@ -185,6 +184,8 @@ def read_floors(directory: Path) -> dict[str, Any]:
 
 
 def _check_floors(floors: Any) -> None:
+    from forgetfree.results.run_results import LEARNED_FLOORS
+
     check("floors", floors, isinstance(floors, dict) and floors.keys() <= LEARNED_FLOORS.keys(), "an object of floors")
     for name, of_tasks in floors.items():
         check(name, of_tasks, isinstance(of_tasks, dict), "an object of tasks")

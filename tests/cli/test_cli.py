@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-
-from forgetfree import __version__, cli, recipes, registry
-from forgetfree.jobs.run import RunJob
+from forgetfree.jobs.engine import assemble
 from forgetfree.jobs.run_config import strategies_of
 from forgetfree.jobs.running import progress
-from forgetfree.jobs.running.directory import merged_config
-from forgetfree.jobs.running.engine import assemble
+
+from forgetfree import __version__, cli, recipes, registry
+from forgetfree.jobs.directory import merged_config
+from forgetfree.jobs.run import RunJob
 
 TASKS = ["qnli", "ag_news", "sst2"]
 STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]
@@ -989,6 +989,7 @@ def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(
 
 def test_a_recipe_may_be_for_one_strategy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from forgetfree.jobs.run_config import RunConfig
+
     from forgetfree.recipes import ModelEntry
 
     recipe = {"learning_rate": 0.5, "ewc.ewc_lambda": 7.0}

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from forgetfree.jobs.run_config import RunConfig
 from safetensors.torch import load_file
 from torch import nn
 from transformers import (
@@ -32,7 +33,6 @@ from forgetfree.core.regions import Region
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs.loaded_results import load_results
-from forgetfree.jobs.run_config import RunConfig
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
 from forgetfree.models.loading import load_model

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from forgetfree.jobs.run_config import RunConfig
 
 from forgetfree import recipes, registry
 from forgetfree.benchmarks.paper.overview import EXPERIMENTS
 from forgetfree.cli.words import recipe_of as recipe_said
 from forgetfree.continual.construction import _say_once
 from forgetfree.errors import OptionError, UnknownNameError
-from forgetfree.jobs.run_config import RunConfig
 from forgetfree.options import build
 from forgetfree.recipes import GRAFT, ModelEntry
 from forgetfree.training.localization import LocalizationOptions

@@ -22,9 +22,9 @@ from forgetfree.data.reading import read_source
 from forgetfree.errors import (
     ForgetfreeError,
 )
+from forgetfree.jobs.directory import merged_config, merged_request, read_job_config
 from forgetfree.jobs.predictions import load_answers
-from forgetfree.jobs.running.directory import merged_config, merged_request, read_job_config
-from forgetfree.jobs.running.unit import Unit
+from forgetfree.jobs.unit import Unit
 from forgetfree.kinds.classification import with_source
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.binding import Binding

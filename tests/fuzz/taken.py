@@ -25,12 +25,12 @@ from typing import Any
 import pandas as pd
 import pictures
 import tiny
+from forgetfree.jobs.running import checkpoints, unit
 from fuzz.mutations import BYTES, JSON, SIGNED, Mutation
 
 from forgetfree import cli
 from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs.loaded_results import load_results
-from forgetfree.jobs.running import checkpoints, unit
 
 TASKS = ("sst2", "qnli")
 STRATEGIES = ("grafting-continual", "packnet", "lora", "fine-tune", "continual-ft")

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from forgetfree.jobs.engine import perform
+from forgetfree.jobs.execution import Execution
+from forgetfree.jobs.run_config import RunConfig
 from torch import Tensor
 
 from forgetfree.core import precision
@@ -17,11 +20,8 @@ from forgetfree.core.precision import faster_precision
 from forgetfree.core.readout_model import autocast
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.jobs.config import InMemory, with_precision
+from forgetfree.jobs.preflight import plan_of
 from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.engine import perform
-from forgetfree.jobs.running.execution import Execution
-from forgetfree.jobs.running.preflight import plan_of
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
 from forgetfree.training.loop import fine_tune, fine_tuned_key, predict

@@ -26,10 +26,10 @@ from typing import Any
 
 import tiny
 import torch
+from forgetfree.jobs.running import checkpoints, engine, unit, workers
 
 from forgetfree import cli, files
 from forgetfree.jobs.run import RunJob  # with all that it needs
-from forgetfree.jobs.running import checkpoints, engine, unit, workers
 from forgetfree.serve.inference import Predictor
 from forgetfree.strategies import continual_ft, fine_tune, grafting_continual
 

@@ -15,6 +15,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from forgetfree.jobs.run_config import RunConfig
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 import forgetfree
@@ -27,7 +28,6 @@ from forgetfree.errors import DataError, MetricError, ModelError, UsageError
 from forgetfree.jobs.predictions import load_answers
 from forgetfree.jobs.revision import removal
 from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig
 from forgetfree.models.loading import load_model
 from forgetfree.results import stored
 from forgetfree.results.answers import TextAnswers

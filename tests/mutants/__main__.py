@@ -288,7 +288,7 @@ def _import_everything() -> None:
         "avalanche.training",
         "transformers",
         "forgetfree.cli",
-        "forgetfree.jobs.running.engine",
+        "forgetfree.jobs.engine",
         "forgetfree.jobs.run",
     ):
         importlib.import_module(name)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forgetfree.jobs.running import workers
 
 from forgetfree import cli
-from forgetfree.jobs.running import workers
-from forgetfree.jobs.running.workers import units_at_a_time
+from forgetfree.jobs.workers import units_at_a_time
 
 
 @pytest.mark.parametrize(

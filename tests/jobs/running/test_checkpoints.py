@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forgetfree.jobs.engine import perform
+from forgetfree.jobs.execution import USUAL, Execution
+from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.running import checkpoints, directory, environment, unit
 
 from forgetfree import cli
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import locked
+from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint, pack, unpack
+from forgetfree.jobs.directory import holdings, resumption
 from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running import checkpoints, directory, environment, unit
-from forgetfree.jobs.running.checkpoints import CHECKPOINT, FileCheckpoint, pack, unpack
-from forgetfree.jobs.running.directory import holdings, resumption
-from forgetfree.jobs.running.engine import perform
-from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.signals import STOP, terminable
+from forgetfree.jobs.signals import STOP, terminable
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.tensor_file import TensorFile
 from forgetfree.training.step import generators, set_generators

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 import torch
+from forgetfree.jobs.running import cluster, engine
 
 import forgetfree
 from forgetfree import cli
 from forgetfree.errors import UsageError
-from forgetfree.jobs.running import cluster, engine
-from forgetfree.jobs.running.cluster import Place, check_cluster, read_files, replace_files
-from forgetfree.jobs.running.unit import Unit
+from forgetfree.jobs.cluster import Place, check_cluster, read_files, replace_files
+from forgetfree.jobs.unit import Unit
 from forgetfree.output import LOCK
 from forgetfree.results.unit_folder import RECORD
 from forgetfree.training.monitor import Monitor

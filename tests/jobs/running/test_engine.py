@@ -19,6 +19,10 @@ from typing import Any
 
 import pytest
 import torch
+from forgetfree.jobs.engine import assemble, perform
+from forgetfree.jobs.execution import USUAL, Execution
+from forgetfree.jobs.job import Job
+from forgetfree.jobs.run_config import RunConfig
 from tiny import last_of_each
 
 from forgetfree import cli
@@ -32,15 +36,11 @@ from forgetfree.errors import (
     first_line,
 )
 from forgetfree.files import locked
-from forgetfree.jobs.job import Job
+from forgetfree.jobs.directory import resumption
+from forgetfree.jobs.progress import Progress
 from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.directory import resumption
-from forgetfree.jobs.running.engine import assemble, perform
-from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.progress import Progress
-from forgetfree.jobs.running.unit import Unit
-from forgetfree.jobs.running.workers import ThisProcess
+from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.workers import ThisProcess
 from forgetfree.json_file import sign
 from forgetfree.output import LOCK
 from forgetfree.results.unit_folder import RECORD

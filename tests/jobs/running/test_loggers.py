@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from forgetfree.jobs.running import loggers
 
 from forgetfree import cli
-from forgetfree.jobs.running import loggers
-from forgetfree.jobs.running.unit import HISTORY
+from forgetfree.jobs.unit import HISTORY
 
 TASKS = ("qnli", "ag_news", "sst2")
 

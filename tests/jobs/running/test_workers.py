@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forgetfree.jobs.engine import perform
+from forgetfree.jobs.execution import Execution
+from forgetfree.jobs.run_config import RunConfig
 from surroundings import tell_surroundings
 from tiny import last_of_each
 
@@ -26,11 +29,8 @@ from forgetfree.device import spread
 from forgetfree.errors import RunError, UnknownNameError
 from forgetfree.files import write_json
 from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.engine import perform
-from forgetfree.jobs.running.execution import Execution
-from forgetfree.jobs.running.unit import Unit
-from forgetfree.jobs.running.workers import WorkerProcesses, devices_of_workers
+from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.workers import WorkerProcesses, devices_of_workers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -180,7 +180,7 @@ def test_an_error_of_the_parent_stops_the_workers(
             raise OSError(28, "No space left on device")
         write_json(path, content)
 
-    monkeypatch.setattr("forgetfree.jobs.running.engine.write_json", full)
+    monkeypatch.setattr("forgetfree.jobs.engine.write_json", full)
     many = [part for seed in range(4, 20) for part in ("--seed", str(seed))]
     with pytest.raises(OSError, match="No space left"):
         more = ["--set", "steps=100", "--debug", "--jobs", "2", "--out", str(tmp_path / "out")]
@@ -209,8 +209,8 @@ def test_no_module_of_the_working_directory_takes_the_place_of_ours(tmp_path: Pa
 import sys
 sys.path.remove("")
 from pathlib import Path
-from forgetfree.jobs.running.unit import Unit
-from forgetfree.jobs.running.workers import WorkerProcesses, devices_of_workers
+from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.workers import WorkerProcesses, devices_of_workers
 from surroundings import tell_surroundings
 units = [Unit({{"seed": 0}}, Path({str(tmp_path)!r}) / "seed-0")]
 print(len(list(WorkerProcesses(1).run(tell_surroundings, units))))
