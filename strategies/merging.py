@@ -1,13 +1,23 @@
-"""Merging as strategies: each task is fine-tuned alone, and one merged model answers all tasks that are learned."""
+"""Merging as strategies: each task is fine-tuned alone, and one merged model answers all tasks that are learned.
+
+A task vector is τ_t = θ_t − θ_pre (Ilharco et al., 2023): here at the entries γ_t that a graft holds, and 0 elsewhere. Every
+rule is entrywise. It takes what T grafts hold at n entries, values θ_t and γ_t ``(T, n)`` with θ_pre where a graft holds
+nothing, and θ_pre ``(n,)``, and returns the merged values ``(n,)``.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from forgetfree.continual.memory import LEDGER, LedgerFile
 from forgetfree.continual.regions import TaskRegions
@@ -15,29 +25,82 @@ from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Tr
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import Skill
 from forgetfree.core.base_regions import budget, most_moved
-from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule
 from forgetfree.core.regions import Region
-from forgetfree.ledger import Ledger, merged_graft, merged_ledger
+from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
 from forgetfree.training.localization import LocalizationOptions, check_localization
 from forgetfree.training.training_options import TrainingOptions
 
+#: Entries that are merged at a time.
+_STRETCH = 2**20
+
+
+def task_arithmetic(theta: Tensor, gamma: Tensor, pre: Tensor, weight: float) -> Tensor:
+    """Return θ_pre + λ Σ_t τ_t (Ilharco et al., 2023, arXiv:2212.04089, §2)."""
+    return pre + weight * (theta - pre).sum(0)
+
+
+def ties(theta: Tensor, gamma: Tensor, pre: Tensor, weight: float) -> Tensor:
+    """Return θ_pre + λ times the mean of those τ_t that have the elected sign (Yadav et al., 2023, arXiv:2306.01708, alg. 1).
+
+    The elected sign is that of Σ_t τ_t; + where the sum is 0. The τ_t are those of grafts that are trimmed already.
+    """
+    vectors = theta - pre
+    elected = torch.where(vectors.sum(0) >= 0, 1, -1)
+    agrees = vectors.sign() == elected
+    return pre + weight * (vectors * agrees).sum(0) / agrees.sum(0).clamp(min=1)
+
+
+def stitch(theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
+    """Return the mean of the values of those grafts that hold an entry: Localize-and-Stitch (He et al., 2024).
+
+    That is θ_pre + Σ_t γ'_t ⊙ τ_t with γ'_t = γ_t / Σ_u γ_u (arXiv:2408.13656, §3). An entry that
+    one graft alone holds keeps its value, bit for bit.
+    """
+    return (theta * gamma).sum(0) / gamma.sum(0)
+
+
+def merged_graft(grafts: Sequence[Graft], theta_pre: Tensor, rule: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Graft:
+    """Return one graft, with the entries of all ``grafts``.
+
+    Args:
+        grafts: one a task, all of one θ_pre and on the CPU.
+        theta_pre: θ_pre, ``(N,)``, on the CPU.
+        rule: takes θ_t, γ_t and θ_pre at some entries, and returns the merged values.
+    """
+    region = reduce(or_, (graft.region for graft in grafts))
+    merged = torch.empty(len(region), dtype=theta_pre.dtype, device="cpu")
+    for start in range(0, len(region), _STRETCH):
+        entries = region.indices[start : start + _STRETCH]
+        pre = theta_pre[entries].double()
+        theta, gamma = (
+            pre.repeat(len(grafts), 1),
+            torch.zeros(len(grafts), len(entries), dtype=torch.bool, device="cpu"),
+        )
+        for number, graft in enumerate(grafts):
+            if len(graft.region):
+                place = torch.searchsorted(graft.region.indices, entries).clamp(max=len(graft.region) - 1)
+                gamma[number] = graft.region.indices[place] == entries
+                theta[number] = torch.where(gamma[number], graft.values[place].double(), pre)
+        merged[start : start + _STRETCH] = rule(theta, gamma, pre).to(merged.dtype)
+    return Graft(region, merged)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskArithmeticOptions(TaskwiseOptions):
-    """Task arithmetic."""
+    """Task arithmetic, with λ of Yadav et al. (2023, §4.2), where no validation rows choose it."""
 
-    weight: float = option(WEIGHTS["task-arithmetic"], "λ, by which the sum of the task vectors is multiplied", above=0)
+    weight: float = option(0.4, "λ, by which the sum of the task vectors is multiplied", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TiesOptions(TaskwiseOptions):
-    """TIES."""
+    """TIES, with λ and k of Yadav et al. (2023, §4.2)."""
 
-    weight: float = option(WEIGHTS["ties"], "λ, by which the merged task vector is multiplied", above=0)
-    density: float = option(DENSITY, "k: the share of the entries that each task vector keeps", above=0, at_most=1)
+    weight: float = option(1.0, "λ, by which the merged task vector is multiplied", above=0)
+    density: float = option(0.2, "k: the share of the entries that each task vector keeps", above=0, at_most=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +116,6 @@ class Merging(ContinualStrategy):
     """
 
     resumable: ClassVar[bool] = True
-    rule: ClassVar[MergeRule]
 
     def setup(self) -> None:
         """Make an empty ledger of grafts, in which each task stands alone."""
@@ -64,6 +126,10 @@ class Merging(ContinualStrategy):
     @abstractmethod
     def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
         """Return the entries of θ_ft that are kept, and the share of the space that they were allowed."""
+
+    @abstractmethod
+    def rule(self, theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
+        """Return the merged values ``(n,)`` of θ_t and γ_t ``(T, n)`` with θ_pre ``(n,)``."""
 
     def begin(self, task: EncodedTask) -> Training:
         """Fine-tune θ_pre on the task alone; nothing is trained after that."""
@@ -85,17 +151,22 @@ class Merging(ContinualStrategy):
         """Return what the merged model holds on top of θ_pre, merged once after each task."""
         records = self.regions.ledger.records
         if self._merged is None or self._merged[0] != len(records):
-            settings: dict[str, Any] = {
-                name: getattr(self.options, name) for name in ("weight", "density") if hasattr(self.options, name)
-            }
             grafts = [record.owned for record in records] or [Graft(Region.empty(), self.pre_trained.theta[:0])]
-            self._merged = len(records), merged_graft(grafts, self.pre_trained.theta, self.rule, **settings)
+            self._merged = len(records), merged_graft(grafts, self.pre_trained.theta, self.rule)
         return self._merged[1]
 
     def merged_ledger(self) -> Ledger:
-        """Return the merged model as a ledger, which answers as this strategy does."""
-        grafts = self.regions.ledger
-        return merged_ledger(grafts.space, grafts.fingerprint, grafts.binding, self.merged(), grafts.records)
+        """Return the merged model as a ledger, which answers as this strategy does, each task with its own readout.
+
+        Its composition is ``selection``: the first task owns all entries, and the region of each task is the whole of them.
+        """
+        grafts, merged = self.regions.ledger, self.merged()
+        ledger = Ledger(grafts.space, grafts.fingerprint, "selection", grafts.binding)
+        nothing = Graft(Region.empty(), merged.values[:0])
+        for number, record in enumerate(grafts.records):
+            owned, share = nothing if number else merged, len(merged.region) / len(grafts.space)
+            ledger.append(replace(record, region=merged.region, owned=owned, sparsity=share, buffers={}))
+        return ledger
 
 
 class _GraftFiles:
@@ -129,7 +200,10 @@ class MergeTaskArithmetic(Merging):
     """Task arithmetic: θ_pre + λ Σ_t (θ_t − θ_pre) (Ilharco et al., 2023, arXiv:2212.04089)."""
 
     Options: ClassVar[type[TrainingOptions]] = TaskArithmeticOptions
-    rule: ClassVar[MergeRule] = "task-arithmetic"
+
+    def rule(self, theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
+        """Return the merged values: see `task_arithmetic`."""
+        return task_arithmetic(theta, gamma, pre, self.options.weight)
 
     def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
         """Return all entries that moved."""
@@ -143,12 +217,15 @@ class MergeTies(Merging):
     """
 
     Options: ClassVar[type[TrainingOptions]] = TiesOptions
-    rule: ClassVar[MergeRule] = "ties"
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse a density that leaves no entry."""
         budget(len(stream.model.space()), options.density)
+
+    def rule(self, theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
+        """Return the merged values: see `ties`."""
+        return ties(theta, gamma, pre, self.options.weight)
 
     def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
         """Return the most moved entries."""
@@ -164,12 +241,15 @@ class MergeStitch(Merging):
     """
 
     Options: ClassVar[type[TrainingOptions]] = StitchOptions
-    rule: ClassVar[MergeRule] = "stitch"
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
         check_localization(options, stream.model.space())
+
+    def rule(self, theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
+        """Return the merged values: see `stitch`."""
+        return stitch(theta, gamma, pre)
 
     def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
         """Return the task's localized region."""

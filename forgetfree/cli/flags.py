@@ -18,7 +18,6 @@ from forgetfree.display import brief
 from forgetfree.errors import UsageError
 from forgetfree.jobs.config import (
     ALSO_SETTINGS,
-    LOGGERS,
     Execution,
     RunConfig,
     RunOptions,
@@ -102,7 +101,7 @@ def arguments_of(command: str) -> Iterator[Argument]:
     yield _flag("config", config_file, str)
     for name, field in own.items():
         yield _flag(name, field, bool if field.default is False else str)
-    yield _flag("log", log, list[str], LOGGERS)
+    yield _flag("log", log, list[str])
     yield Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug)
 
 
@@ -175,9 +174,9 @@ def execution_of(flags: Mapping[str, Any]) -> Execution:
     if flags.get("allow_changed") and not flags.get("resume"):
         raise UsageError("--allow-changed is about what is resumed. Add --resume, or leave it out.")
     if "log" in flags:
-        from forgetfree.jobs.loggers import check_loggers
+        from forgetfree.jobs.trackers import check_trackers
 
-        check_loggers(flags["log"])
+        check_trackers(flags["log"])
     values = of_class(Execution, flags) | {"log": tuple(flags.get("log", ()))}
     if str(values.get("jobs")).isdigit():
         values["jobs"] = int(values["jobs"])

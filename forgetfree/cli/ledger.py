@@ -144,7 +144,8 @@ _COMPOSITIONS: dict[Composition, str] = {
 
 def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
     """Return what the tables say, for programs; the lists of overlaps, layers and kinds are in the order of the tasks."""
-    from forgetfree.core.regions import distribution, kind_of, layer_of
+    from forgetfree.core.regions import distribution
+    from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 
     tasks = [
         {
@@ -165,13 +166,14 @@ def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
         "tasks": tasks,
         "overlap": ledger.overlap(),
         "layers": [distribution(record.region, ledger.space, layer_of) for record in ledger.records],
-        "kinds": [distribution(record.region, ledger.space, kind_of) for record in ledger.records],
+        "kinds": [distribution(record.region, ledger.space, parameter_kind) for record in ledger.records],
     }
 
 
 def render_ledger(ledger: Ledger, path: StrPath) -> str:
     """Return the tables as text."""
-    from forgetfree.core.regions import distribution, kind_of, layer_of
+    from forgetfree.core.regions import distribution
+    from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 
     width = shutil.get_terminal_size().columns if Screen(sys.stdout).isatty() else 120
     console = Console(file=io.StringIO(), width=width, markup=False, emoji=False)  # names are shown as they are
@@ -206,7 +208,7 @@ def render_ledger(ledger: Ledger, path: StrPath) -> str:
         overlaps.add_row(task, *(f"{share:.3f}" for share in row))
     console.print(overlaps)
 
-    for title, by in (("Regions by layer", layer_of), ("Regions by kind of parameter", kind_of)):
+    for title, by in (("Regions by layer", layer_of), ("Regions by kind of parameter", parameter_kind)):
         counts = [distribution(record.region, ledger.space, by) for record in ledger.records]
         table = Table("", *tasks, title=title)
         for group in distribution(ledger.owned(), ledger.space, by):

@@ -178,8 +178,7 @@ def _columns_of_run(run: Path) -> ReadOptions:
 
     if not run.is_dir():
         return READ_DEFAULTS
-    config = load_run(run)
-    return ReadOptions.of(config["run"].get("text_column", ()), None).among(each["name"] for each in config["tasks"])
+    return ReadOptions.of(load_run(run)["run"].get("text_column", ()), None)
 
 
 def _ending(served: ServedTask, changes: Mapping[str, Any]) -> Ending:

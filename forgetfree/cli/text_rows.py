@@ -12,20 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree.data.bad_rows import refuse
 from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ColumnNames, ReadOptions, choose_texts, is_label
-from forgetfree.data.places import CONLL, format_of
-from forgetfree.data.table_files import csv_records, read_table, text_form
-from forgetfree.data.tables import Columns
-from forgetfree.data.text_files import PACKED, lines_of
+from forgetfree.data.places import FORMATS, PACKED, format_of
+from forgetfree.data.table_files import lines_of, read_table, text_of
+from forgetfree.data.tables import Columns, Table
 from forgetfree.errors import DataError, UsageError, first_line
-from forgetfree.json_file import parse_json
 from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
     from forgetfree.serve.served_task import ServedTask
 
 Row = tuple[str, ...]
-#: The formats of files, which are read as those of training are; but txt holds a text a line.
-FORMATS = ("csv", "tsv", "jsonl", "json", "parquet", *CONLL)
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ def rows_of_file(
     keep: Sequence[str] = (),
     usual: ReadOptions = READ_DEFAULTS,
 ) -> Iterator[TextRow]:
-    """Yield the rows of a file: a table's by its columns, records by their keys, txt a text a line.
+    """Yield the rows of a file: of a table by its columns, of txt a text a line.
 
     Columns are found as those of training data are, or where there are no others than texts. A list of words becomes its JSON.
 
@@ -92,42 +88,41 @@ def rows_of_file(
     Raises:
         DataError: it cannot be read, or a row is not as it must be; the message says which.
     """
-    if format_of(path.name)[1] not in FORMATS:
+    if not format_of(path.name)[1]:
         raise DataError(
             f"{path} is of no known kind: expected a name that ends in {', '.join(f'.{each}' for each in FORMATS)}; those of "
-            f"text may be packed ({', '.join(PACKED[1:])}). Rename it, or write < {path}."
+            f"text may be packed ({', '.join(PACKED)}). Rename it, or write < {path}."
         )
-    try:
-        yield from _read(path, task, columns, keep, usual)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path} cannot be read: {first_line(error)}. Write it in UTF-8, and check its name."
-        ) from error
-
-
-def _read(
-    path: Path, task: ServedTask | None, columns: ColumnNames, keep: Sequence[str], usual: ReadOptions
-) -> Iterator[TextRow]:
     if is_plain(path):
+        try:
+            text, note = text_of(path)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {first_line(error)}. Check its name.") from error
+        _tell(note)
         size = task.size if task else None
-        form = text_form(path)
-        _tell(form.note)
-        yield from (TextRow(row_of_line(line.rstrip("\r\n"), size)) for line in lines_of(path, form.encoding))
+        yield from (TextRow(row_of_line(line.rstrip("\r\n"), size)) for line in lines_of(text))
         return
-    names: tuple[str, ...] = ()
-    for number, record in _records(path):
-        header = list(record)
-        if usual.texts and task and not columns.texts:
-            texts = usual.columns(task.task.name, header).texts
-            columns = ColumnNames(texts) if {*texts} <= {*header} else columns
-        names = names or _columns(f"{path}", header, task, columns)
-        if lacking := [name for name in keep if name not in header]:
-            raise DataError(
-                f"{path}, row {number} has no column {lacking[0]!r}, which --keep names; it has "
-                f"{', '.join(map(repr, header))}. Name one of them."
-            )
-        texts = _texts(f"{path}, row {number}", record, names, task)
-        yield TextRow(texts, {name: _as_json(record[name]) for name in keep})
+    table = read_table(path)
+    if table.bad:
+        refuse(table.bad.faults[0])
+    _tell(table.note)
+    header = list(table.columns)
+    if usual.texts and task and not columns.texts:
+        texts = usual.columns(task.task.name).texts
+        columns = ColumnNames(texts) if {*texts} <= {*header} else columns
+    names = _columns(f"{path}", header, task, columns)
+    if lacking := [name for name in keep if name not in header]:
+        raise DataError(
+            f"{path} has no column {lacking[0]!r}, which --keep names; it has {', '.join(map(repr, header))}. Name one of them."
+        )
+    for i, number in enumerate(table.numbers):
+        record = Columns(header, partial(_cell, table, i))
+        row = _texts(f"{path}, row {number}", record, names, task)
+        yield TextRow(row, {name: _as_json(record[name]) for name in keep})
+
+
+def _cell(table: Table, i: int, name: str) -> Any:
+    return table.columns[name][i]
 
 
 def _tell(note: str) -> None:
@@ -162,44 +157,6 @@ def _texts(where: str, record: Mapping[str, Any], names: Sequence[str], task: Se
         expected = task.cell if task else "a text"
         raise DataError(f"{where}: {name!r} must be {expected}, got {value!r}. Write one.")
     return tuple(map(str, texts))
-
-
-def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the number and content of each record."""
-    format = format_of(path.name)[1]
-    if format in ("json", "parquet", *CONLL):
-        table = read_table(path)
-        if table.bad:
-            refuse(table.bad.faults[0])
-        _tell(table.note)
-
-        def cell(i: int, name: str) -> Any:
-            return table.columns[name][i]
-
-        for i, number in enumerate(table.numbers):
-            yield number, Columns(table.columns, partial(cell, i))
-        return
-    form = text_form(path)
-    _tell(form.note)
-    if format != "jsonl":
-        rows = csv_records(path, form)
-        names = next(rows, [])
-        yield from enumerate((dict(zip(names, row, strict=True)) for row in rows), 1)
-        return
-    for number, line in enumerate(lines_of(path, form.encoding), 1):
-        if not line.strip():
-            continue
-        try:
-            record: Any = parse_json(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{path}, row {number} is no JSON: {first_line(error)}. Write one object a line."
-            ) from error
-        if isinstance(record, str):
-            record = {"text": record}
-        if not isinstance(record, dict):
-            raise DataError(f"{path}, row {number} must be an object or a text, got {line.strip()[:60]!r}. Write one.")
-        yield number, record
 
 
 def _columns(where: str, header: list[str], task: ServedTask | None, columns: ColumnNames) -> tuple[str, ...]:

@@ -69,8 +69,8 @@ def load_stream(
         model: ``minilm``, a directory in Hugging Face layout, or a hub name; or a ``PreTrainedModel``, which is copied; or any
             network that reads tensors and ends in a linear layer.
         tokenizer: of a ``PreTrainedModel``.
-        text_column: the column of the texts, two for pairs; ``TASK.COLUMN`` for one task; default: by common names.
-        label_column: the column of the labels; ``TASK.COLUMN`` for one task; default: ``label``, or by common names.
+        text_column: the column of the texts, two for pairs; ``TASK=COLUMN`` for one task; default: by common names.
+        label_column: the column of the labels; ``TASK=COLUMN`` for one task; default: ``label``, or by common names.
         kind: what the tasks ask for, such as ``generation``; ``TASK=KIND`` for one task; default: by its columns.
         skip_bad_rows: leave out rows that cannot be used, which are refused otherwise.
         metric: what answers are scored by, or the metric of each task by its name; default: that of the task's kind.
@@ -106,7 +106,6 @@ def load_stream(
         check_form(data)
     options = ReadOptions.of(text_column, label_column, skip_bad_rows, metric, kind)
     tasks = load_tasks(stream, data or default_data(), evaluate_on, options)
-    options.check_metrics([rows.task.name for rows in tasks])
     definitions = [rows.task for rows in tasks]
     readout = readout_for(readout, definitions)
     loaded = load_model(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forgetfree import registry
@@ -37,12 +37,10 @@ class ColumnNames:
     Attributes:
         texts: one for single texts, two for pairs.
         label: of the label.
-        note: what to say of how names were understood.
     """
 
     texts: tuple[str, ...] = ()
     label: str | None = None
-    note: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, texts: str | Sequence[str] | None, label: str | None) -> ColumnNames:
@@ -76,15 +74,14 @@ def _listed_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a user says of how the rows of all tasks are read.
+    """What a user says of how the rows of tasks are read: each name counts for all tasks, or as ``TASK=NAME`` for one.
 
     Attributes:
-        texts: names of columns; ``TASK.COLUMN`` is a column of one task, unless a column has this name.
+        texts: names of columns.
         labels: the same.
         skip_bad_rows: whether rows that cannot be used are left out, and not refused.
-        metrics: names of metrics; ``TASK=NAME`` is that of one task.
-        kinds: what tasks ask for, in place of what their columns say; ``TASK=KIND`` is that of one task.
-        tasks: the names of the tasks that may be meant.
+        metrics: names of metrics.
+        kinds: what tasks ask for, in place of what their columns say.
     """
 
     texts: tuple[str, ...] = ()
@@ -92,7 +89,6 @@ class ReadOptions:
     skip_bad_rows: bool = False
     metrics: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -109,91 +105,57 @@ class ReadOptions:
         )
 
     def kind(self, task: str) -> str | None:
-        """Return the kind that is named for a task: for it alone, or else for all.
-
-        Raises:
-            UsageError: several are named.
-        """
-        named = [each.rpartition("=")[::2] for each in self.kinds]
-        by_owner = [[kind for owner, kind in named if owner == name] for name in (task, "")]
-        kinds = next(filter(None, by_owner), [])
-        if len(kinds) > 1:
-            raise UsageError(
-                f"--kind must be one kind for task {task!r}, got {', '.join(kinds)}. Name one, or TASK=KIND for one task alone."
-            )
-        return kinds[0] if kinds else None
-
-    def check_kinds(self, tasks: Iterable[str]) -> None:
-        """Raise `UnknownNameError` if the kind of a task is named that is not among ``tasks``."""
-        known = {*tasks}
-        for owner in (each.rpartition("=")[0] for each in self.kinds):
-            if owner and owner not in known:
-                raise UnknownNameError("task in --kind", owner, known)
+        """Return the kind that is named for a task: for it alone, or else for all."""
+        return _one("--kind", self.kinds, task)
 
     def metric(self, task: str) -> str | None:
         """Return the metric that is named for a task: for it alone, or else for all."""
-        by_task = {owner: metric for owner, _, metric in (each.rpartition("=") for each in self.metrics)}
-        return next((by_task[name] for name in (task, "") if name in by_task), None)
+        return _one("--metric", self.metrics, task)
 
-    def check_metrics(self, tasks: Collection[str]) -> None:
-        """Raise ``UsageError`` where metrics are named that are none, or for tasks that are not there, or twice for one.
-
-        Args:
-            tasks: the names of all tasks; none where they are not known.
-        """
-        owners = [each.rpartition("=")[0] for each in self.metrics]
-        for owner, metric in zip(owners, (each.rpartition("=")[2] for each in self.metrics), strict=True):
-            registry.metric(metric)
-            if owner and tasks and owner not in tasks:
-                raise UnknownNameError("task in --metric", owner, tasks)
-            if owners.count(owner) > 1:
-                raise UsageError(
-                    f"--metric names several metrics {f'of task {owner!r}' if owner else 'of all tasks'}: "
-                    f"{', '.join(self.metrics)}. Name one; TASK=NAME is that of one task."
-                )
-
-    def among(self, tasks: Iterable[str]) -> ReadOptions:
-        """Return these options where tasks of these names may be meant, too."""
-        return replace(self, tasks=tuple(dict.fromkeys([*self.tasks, *tasks])))
-
-    def columns(self, task: str, header: Collection[str]) -> ColumnNames:
+    def columns(self, task: str) -> ColumnNames:
         """Return the columns that are named for a task: for it alone, or else for all.
-
-        Args:
-            task: its name.
-            header: the names of all its columns: one that is named so is meant as it is written.
 
         Raises:
             UsageError: these are not one or two different names of texts, and one of a label.
         """
-        notes = list[str]()
-        texts, labels = self._of(task, self.texts, header, notes), self._of(task, self.labels, header, notes)
-        if len(labels) > 1:
-            raise UsageError(
-                f"label_column must be one column for task {task!r}, got {', '.join(map(repr, labels))}. Name one, or "
-                "TASK.COLUMN for one task alone."
-            )
-        return replace(ColumnNames.of(texts, *labels or (None,)), note="; ".join(notes))
+        return ColumnNames.of(_of_task(self.texts, task), _one("--label-column", self.labels, task))
 
-    def _of(self, task: str, named: Iterable[str], header: Collection[str], notes: list[str]) -> list[str]:
-        """Return the columns of a task among those named; ``notes`` gets what to say where a name has two meanings."""
-        # Of tasks a and a.b, a.b.text is a column of the second.
-        tasks = sorted({task, *self.tasks}, key=len, reverse=True)
-        columns: dict[str, list[str]] = {"own": [], "common": [], "other": []}
-        for name in named:
-            owner = next((each for each in tasks if name.startswith(f"{each}.")), None)
-            bare = name.removeprefix(f"{owner}.")
-            if owner == task:
-                columns["own"].append(name if name in header else bare)
-                if name in header and bare in header:
-                    notes.append(f"{name!r} is the column of this name, not {bare!r} of task {task!r}")
-            elif owner is None:
-                columns["common"].append(name)
-            elif readings := [each for each in (name, name.removeprefix(f"{task}.")) if each in header]:
-                columns["other"].append(readings[0])
-        if not columns["own"] and not columns["common"]:
-            notes += [f"{name!r} is taken as a column of this task, too" for name in columns["other"]]
-        return columns["own"] or columns["common"] or columns["other"]
+    def check(self, tasks: Collection[str]) -> None:
+        """Raise ``UsageError`` where a metric is none, or a name is for another task than these, if they are known."""
+        for metric in self.metrics:
+            registry.metric(_split(metric)[1])
+        named = {"text-column": self.texts, "label-column": self.labels, "metric": self.metrics, "kind": self.kinds}
+        for option, names in named.items():
+            for owner in (_split(each)[0] for each in names):
+                if owner and tasks and owner not in tasks:
+                    raise UnknownNameError(f"task in --{option}", owner, tasks)
+
+
+def _split(named: str) -> tuple[str, str]:
+    """Return the task that a name is for, which may be none, and the name."""
+    owner, sign, name = named.partition("=")
+    return (owner, name) if sign else ("", named)
+
+
+def names_for(named: Iterable[str], tasks: Collection[str]) -> list[str]:
+    """Return the names that are for all tasks, or for one of these."""
+    return [each for each in named if _split(each)[0] in ("", *tasks)]
+
+
+def _of_task(named: Sequence[str], task: str) -> list[str]:
+    """Return what is named for a task: for it alone, or else for all."""
+    by_owner = [[name for owner, name in map(_split, named) if owner == own] for own in (task, "")]
+    return by_owner[0] or by_owner[1]
+
+
+def _one(option: str, named: Sequence[str], task: str) -> str | None:
+    """Return the only name for a task, if any; raise ``UsageError`` if there are several."""
+    names = _of_task(named, task)
+    if len(names) > 1:
+        raise UsageError(
+            f"{option} must be one name for task {task!r}, got {', '.join(names)}. Name one, or TASK=NAME for one task alone."
+        )
+    return names[0] if names else None
 
 
 def named_metrics(metrics: str | Mapping[str, str] | Sequence[str] | None) -> tuple[str, ...]:
@@ -266,7 +228,7 @@ def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: s
             pair = "For a pair of texts give --text-column twice. " if "," in name else ""
             raise DataError(
                 f"{where} has no column {name!r}, which is named as {option}; found {_listed(header)}.{nearest(name, header)} "
-                f"{pair}Name one of these with --{option.replace('_', '-')}; for one task alone as TASK.COLUMN, or as "
+                f"{pair}Name one of these with --{option.replace('_', '-')}; for one task alone as TASK=COLUMN, or as "
                 f"{option} in its source.json."
             )
     if columns.texts and kind and len(columns.texts) != (2 if kind == "pair" else 1):

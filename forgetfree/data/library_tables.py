@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from forgetfree.data.arrow_tables import label_names, of_arrow
 from forgetfree.data.places import check_parts, configurations, datasets_errors, has_card, split_of
-from forgetfree.data.table_files import MOST_TEXT_ROWS
 from forgetfree.data.tables import Columns, Table, cells_of, check_names, of_records
-from forgetfree.data.text_files import check_size
 from forgetfree.errors import DataError, NoDataError, UsageError, first_line
+from forgetfree.json_file import parse_json
 from forgetfree.tasks import HubSource, TaskDefinition, slots
 
+#: How Arrow calls the type of cells that are written as JSON.
+_JSON = "extension<arrow.json>"
 #: The tables of a task by split, and what to say of them.
 Tables = tuple[dict[str, Table], str]
 
@@ -92,14 +92,8 @@ def _of_iterable(where: str, dataset: Any) -> Table:
     features = {name: getattr(each, "feature", each) for name, each in (dataset.features or {}).items()}
     # Pictures and sounds, which other libraries would have to read, are neither texts nor labels.
     unread = [name for name, each in features.items() if hasattr(each, "decode") and type(each).__name__ != "Json"]
-    try:
-        rows = [*islice(dataset.with_format(None).remove_columns(unread), MOST_TEXT_ROWS + 1)]
-    except Exception as error:  # whatever it reads, or a user's function raises
-        raise DataError(
-            f"{where}: its rows cannot be read: {type(error).__name__}: {first_line(error)}. Mend what yields them."
-        ) from error
-    check_size(where, len(rows), "rows or more", MOST_TEXT_ROWS)
-    return replace(_of_records(where, rows), label_names=label_names(features))
+    rows = _table_of_rows(where, dataset.with_format(None).remove_columns(unread))
+    return replace(rows, label_names=_label_names(features))
 
 
 def _of_dataset(where: str, dataset: Any) -> Table:
@@ -107,36 +101,103 @@ def _of_dataset(where: str, dataset: Any) -> Table:
         return dataset.select_columns([name]).with_format("arrow")[:].column(name).chunks  # type: ignore[no-any-return]
 
     stored = of_arrow(where, dataset.features.arrow_schema, dataset.features, read, range(len(dataset)))
-    return _transformed(stored, dataset) if len(dataset) and dataset.format["type"] == "custom" else stored
+    if not len(dataset) or dataset.format["type"] != "custom":
+        return stored
+    rows = _table_of_rows(f"{where} with its transform", dataset)  # of with_transform, or set_transform
+    # Written alike: arrays have no truth value of their own.
+    same = [
+        name
+        for name in stored.label_names
+        if [*map(str, rows.columns.get(name, ()))] == [*map(str, stored.columns[name])]
+    ]
+    return replace(rows, label_names={name: stored.label_names[name] for name in same})
 
 
-def _transformed(stored: Table, dataset: Any) -> Table:
-    """Return a table with the columns that ``with_transform`` or ``set_transform`` make of the stored ones."""
-    columns = dict[str, list[Any]]()
+def _table_of_rows(where: str, dataset: Any) -> Table:
+    """Return the table of the rows that a data set yields one after another."""
     try:
-        for batch in dataset.iter(batch_size=2048):
-            for name, values in batch.items():
-                columns.setdefault(name, []).extend(cells_of(values))
-    except Exception as error:  # whatever a user's function raises
+        return _of_records(where, [*dataset])
+    except Exception as error:  # whatever it reads, or a user's function raises
         raise DataError(
-            f"{stored.where}: its transform failed: {type(error).__name__}: {first_line(error)}. Mend it, or take it off with "
-            "reset_format()."
+            f"{where}: its rows cannot be read: {type(error).__name__}: {first_line(error)}. Mend what yields them."
         ) from error
-    for name, values in columns.items():
-        if len(values) != len(dataset):
+
+
+# -- Arrow's columns ---------------------------------------------------------------------------------------
+
+
+def of_arrow(
+    where: str, schema: Any, features: Mapping[str, Any], read: Callable[[str], Iterable[Any]], numbers: Sequence[int]
+) -> Table:
+    """Return the table of Arrow's columns, which are read when they are asked for.
+
+    Args:
+        where: what the table is called, for messages.
+        schema: its schema.
+        features: of the ``datasets`` library, by column, as far as they are known.
+        read: returns the arrays of a column.
+        numbers: of the rows, for messages.
+
+    Raises:
+        DataError: a column's name comes twice; later, a column cannot be read.
+    """
+    check_names(where, schema.names)
+
+    def cells(name: str) -> list[Any]:
+        try:
+            return _cells(name, features.get(name), read(name))
+        except Exception as error:
             raise DataError(
-                f"{stored.where}: its transform gives {len(values)} values of {name!r} for {len(dataset)} rows. Give one a "
-                "row, or change the rows with map()."
-            )
-    kept = {
-        name: names for name, names in stored.label_names.items() if _alike(columns.get(name, ()), stored.columns[name])
-    }
-    return Table(f"{stored.where} with its transform", columns, stored.numbers, kept)
+                f"{where}: column {name!r} cannot be read: {first_line(error)}. Write the rows again, or leave the column out."
+            ) from error
+
+    return Table(where, Columns(schema.names, cells), numbers, _label_names(features))
 
 
-def _alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Return whether two columns are written alike; arrays in them have no truth value of their own."""
-    return [*map(str, one)] == [*map(str, other)]
+def _cells(name: str, feature: Any, arrays: Iterable[Any]) -> list[Any]:
+    """Return cells as Python has them: no NaN, and what is written as JSON decoded; pictures and sounds as they are stored."""
+    cells = [cell for array in arrays for cell in array.to_pylist()]
+    cells = [None if isinstance(cell, float) and cell != cell else cell for cell in cells]
+    if feature is None:
+        return cells
+    from datasets import Features
+
+    features = Features({name: feature})
+    has_json = _JSON in str(features.arrow_schema.field(name).type)
+    return list(features.decode_column(cells, name)) if has_json else cells
+
+
+def _label_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names of labels that features give, by column; of a list of labels, too."""
+    inner = {column: getattr(feature, "feature", feature) for column, feature in features.items()}
+    return {column: each.names for column, each in inner.items() if type(each).__name__ == "ClassLabel"}
+
+
+def features_of(schema: Any) -> dict[str, Any]:
+    """Return the features of a file's columns: as the ``datasets`` library wrote them there, or as a type alone says.
+
+    A column that this version of the library does not understand has none.
+    """
+    try:
+        written = dict(parse_json(schema.metadata[b"huggingface"].decode())["info"]["features"])
+    except (ValueError, KeyError, TypeError):  # another program's, or of another form
+        written = {}
+    features = dict[str, Any]()
+    for field in schema:
+        if field.name in written or _JSON in str(field.type):
+            features |= _feature_of(field, written.get(field.name))
+    return features
+
+
+def _feature_of(field: Any, written: Any) -> dict[str, Any]:
+    import pyarrow
+    from datasets import Features
+
+    with suppress(Exception):  # whatever it meets in a form that it does not know
+        return dict(Features.from_dict({field.name: written}))
+    with suppress(Exception):
+        return dict(Features.from_arrow_schema(pyarrow.schema([field])))
+    return {}
 
 
 # -- Folders ---------------------------------------------------------------------------------------------
@@ -233,13 +294,11 @@ def read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
                 f"{where} has no column {missing[0]!r}; it has {', '.join(rows.column_names)}. The "
                 "set has changed on the hub: give a directory with --data DIR."
             )
-        labels = list(rows[hub.label])
-        if hub.labels:
-            labels = [hub.labels.get(label, label) for label in labels]
+        labels = [(hub.labels or {}).get(label, label) for label in rows[hub.label]]
         keep = [i for i, label in enumerate(labels) if label != -1]  # SNLI's mark of undecided rows
         columns = {name: _hub_texts(rows, column) for name, column in zip(task.text_columns, hub.columns, strict=True)}
-        columns["label"] = labels
-        tables[split] = Table(where, {name: [cells[i] for i in keep] for name, cells in columns.items()}, keep)
+        whole = Table(where, columns | {"label": labels}, range(len(labels)))
+        tables[split] = whole.take(keep)
     return tables
 
 

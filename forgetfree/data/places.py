@@ -8,10 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from forgetfree.data.text_files import MOST_BYTES, PACKED, check_size
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.tasks import SPLITS
 
+#: How the names of packed files end.
+PACKED = (".gz", ".zst")
+#: The largest file that is read, in bytes (unpacked).
+MOST_BYTES = 4 * 2**30
 #: The formats of files, those of tagged words last; those of text may be packed.
 CONLL = ("conll", "bio", "iob", "iob2", "txt")
 FORMATS = ("parquet", "jsonl", "csv", "tsv", "json", *CONLL)
@@ -38,10 +41,16 @@ def format_of(name: str) -> tuple[str, str]:
     >>> format_of("mood.csv.gz")
     ('mood', 'csv')
     """
-    packed = next((ending for ending in PACKED[1:] if name.lower().endswith(ending)), "")
+    packed = next((ending for ending in PACKED if name.lower().endswith(ending)), "")
     stem, _, ending = name.removesuffix(name[len(name) - len(packed) :] if packed else "").rpartition(".")
     known = ending.lower() in FORMATS[1 if packed else 0 :]
     return (stem, ending.lower()) if known and stem else (name, "")
+
+
+def check_size(path: Path, size: int, unit: str, most: int) -> None:
+    """Raise ``DataError`` if ``path`` holds more of a unit than is read."""
+    if size > most:
+        raise DataError(f"{path} holds {size:,} {unit}, and at most {most:,} are read. Take a part of its rows.")
 
 
 def files_of(folder: Path) -> dict[str, Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
 from forgetfree.data.library_tables import check_rows, read_saved, read_snapshot, rows_of_card
 from forgetfree.data.places import files_of, format_of, is_saved, is_snapshot, split_of
 from forgetfree.data.rows import RowKind, TaskRows
-from forgetfree.data.table_files import head_of, read_table
+from forgetfree.data.table_files import read_table
 from forgetfree.data.tables import Table, TaskTables
 from forgetfree.display import brief
 from forgetfree.errors import DataError
@@ -25,12 +25,6 @@ from forgetfree.tasks import KIND_OF_FORM, SPLITS
 
 #: Suffixes of files that may hold rows and are not read.
 _UNREAD = (".arrow", ".feather", ".xls", ".xlsx")
-#: What is read of source.json; more may stand there.
-_KEYS = (
-    *("label_names", "label_words", "template", "causal_template", "metric"),
-    *("text_column", "label_column", "kind", "entities"),
-    *("instruction", "max_new_tokens", "stop", "closed_answers"),
-)
 #: Said of rows that are not those of the registered task of their name.
 _OTHER_COLUMNS = "the registered task {!r} has other columns, and these rows are a task of their own"
 
@@ -79,14 +73,8 @@ def _check_files(name: str, folder: Path, paths: Mapping[str, Path]) -> None:
                 )
 
 
-def check_folder(name: str, folder: Path, options: ReadOptions) -> None:
-    """Raise as `check_header` does for the files of a task's folder."""
-    if not is_saved(folder):
-        check_header(name, files_of(folder), read_source(folder), options)
-
-
 def read_source(folder: Path) -> dict[str, Any]:
-    """Read a task's ``source.json``; empty if there is none.
+    """Read a task's ``source.json``; empty if there is none, and without the keys whose value is null.
 
     Raises:
         DataError: it is no JSON object, or a key that counts is misspelt or has a value that does not fit.
@@ -97,39 +85,46 @@ def read_source(folder: Path) -> dict[str, Any]:
     source = read_json(path, DataError, "Fix or remove it.")
     if not isinstance(source, dict):
         raise DataError(f"{path} must hold a JSON object with label_names, got a {type(source).__name__}.")
-    for key in [key for key in source if key not in _KEYS]:
-        if meant := difflib.get_close_matches(key, [known for known in _KEYS if known not in source], 1, 0.8):
+    source, known = {key: value for key, value in source.items() if value is not None}, _keys(source.get("kind"))
+    for key, value in source.items():
+        if key in known:
+            expected, is_right = known[key]
+            if not is_right(value):
+                raise DataError(f"{path}: {key} must be {expected}, got {brief(value, 200)}.")
+        elif meant := difflib.get_close_matches(key, [each for each in known if each not in source], 1, 0.8):
             raise DataError(f"{path}: {key!r} is not read. Did you mean {meant[0]!r}? Rename or remove it.")
-    for key in ("label_names", "label_words", "closed_answers"):
-        names = source.get(key)
-        if names is not None and not _are_names(names):
-            raise DataError(
-                f"{path}: {key} must be a list of at least two names, all different, got {brief(names, 200)}."
-            )
-    for key, most in (("text_column", 2), ("label_column", 1)):
-        names = source.get(key, [])
-        listed = names if isinstance(names, list) else [names]
-        if len(listed) > most or not all(isinstance(each, str) and each for each in listed):
-            expected = "the name of a column" + ", or a list of two for pairs" * (most == 2)
-            raise DataError(f"{path}: {key} must be {expected}, got {brief(names, 200)}.")
-    kinds = list(dict.fromkeys([*KIND_OF_FORM, *registry.kinds()]))
-    if source.get("kind", kinds[0]) not in kinds:
-        raise DataError(f"{path}: kind must be {', '.join(kinds)}, got {brief(source['kind'], 200)}.")
-    stop = source.get("stop", "")
-    if not (isinstance(stop, str) or (isinstance(stop, list) and all(isinstance(each, str) for each in stop))):
-        raise DataError(f"{path}: stop must be a text, or a list of texts, got {brief(stop, 200)}.")
-    for key in ("instruction", "template"):
-        if not isinstance(source.get(key, ""), str):
-            raise DataError(f"{path}: {key} must be a text, got {brief(source[key], 200)}.")
-    if type(source.get("max_new_tokens", 1)) is not int:
-        raise DataError(f"{path}: max_new_tokens must be a whole number, got {brief(source['max_new_tokens'], 200)}.")
-    entities = source.get("entities")
-    if entities is not None and not (isinstance(entities, list) and entities and _are_names([*entities, "O"])):
-        raise DataError(f"{path}: entities must be a list of kinds, all different, got {brief(entities, 200)}.")
-    if source.get("metric", "accuracy") not in registry.metrics():
-        metrics = registry.metrics_of(source["kind"]) if "kind" in source else list(registry.metrics())
-        raise DataError(f"{path}: metric must be {' or '.join(map(repr, metrics))}, got {source['metric']!r}.")
     return source
+
+
+def _keys(kind: Any) -> dict[str, tuple[str, Callable[[Any], bool]]]:
+    """Return what is read of source.json, where more may stand: what each value must be, and whether it is."""
+    names = ("a list of at least two names, all different", _are_names)
+    kinds = list(dict.fromkeys([*KIND_OF_FORM, *registry.kinds()]))
+    metrics = registry.metrics_of(kind) if isinstance(kind, str) and kind in kinds else list(registry.metrics())
+    return {
+        **dict.fromkeys(("label_names", "label_words", "closed_answers"), names),
+        "text_column": ("the name of a column, or a list of two for pairs", lambda value: _are_columns(value, 2)),
+        "label_column": ("the name of a column", lambda value: _are_columns(value, 1)),
+        "kind": (", ".join(kinds), kinds.__contains__),
+        "entities": (
+            "a list of kinds, all different",
+            lambda value: isinstance(value, list) and _are_names([*value, "O"]),
+        ),
+        **dict.fromkeys(
+            ("instruction", "template", "causal_template"), ("a text", lambda value: isinstance(value, str))
+        ),
+        "max_new_tokens": ("a whole number", lambda value: type(value) is int),
+        "stop": ("a text, or a list of texts", lambda value: all(isinstance(each, str) for each in _as_list(value))),
+        "metric": (" or ".join(map(repr, metrics)), lambda value: value in [*registry.metrics()]),
+    }
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _are_columns(value: Any, most: int) -> bool:
+    return len(_as_list(value)) <= most and all(isinstance(each, str) and each for each in _as_list(value))
 
 
 def _are_names(names: Any) -> bool:
@@ -138,24 +133,6 @@ def _are_names(names: Any) -> bool:
         return False
     plain = {str(name).strip() for name in names}
     return "" not in plain and len(plain) == len(names) > 1
-
-
-def check_header(name: str, paths: Mapping[str, Path], source: Mapping[str, Any], options: ReadOptions) -> None:
-    """Raise ``DataError`` for what the first lines of a task's files say is wrong, before all rows are read.
-
-    Args:
-        name: of the task.
-        paths: its files, by split.
-        source: what its ``source.json`` says.
-        options: which columns the user named.
-    """
-    faults = DataFaults()
-    attempts = {split: faults.attempt(head_of, path) for split, path in paths.items()}
-    heads = {split: head for split, head in attempts.items() if head is not None}
-    if "train" in heads:
-        task = _of_its_own_columns(task_of(name, heads, options, source))
-        faults.attempt(_kind(task).check_header, task)
-    faults.report()
 
 
 def read_task(task: TaskTables) -> TaskRows:
@@ -196,8 +173,7 @@ def task_of(
     note: str = "",
 ) -> TaskTables:
     """Return a task before its rows are read."""
-    columns = options.columns(name, tables["train"].columns).over(source)
-    note = "; ".join(filter(None, [note, columns.note]))
+    columns = options.columns(name).over(source)
     if kind := options.kind(name):
         source = {**source, "kind": kind}
     registered = registry.tasks().get(name)

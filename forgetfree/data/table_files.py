@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
+import io
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from itertools import islice
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forgetfree.data.arrow_tables import read_parquet
-from forgetfree.data.bad_rows import BadRow, BadRows, refuse
-from forgetfree.data.places import format_of
-from forgetfree.data.tables import Table, check_names, of_records, shown
-from forgetfree.data.text_files import (
-    MOST_BYTES,
-    MOST_LINE,
-    check_size,
-    encoding_of,
-    lines_of,
-    open_text,
-    unpacked_limit,
-)
+from forgetfree.data.bad_rows import BadRow, BadRows
+from forgetfree.data.library_tables import features_of, of_arrow
+from forgetfree.data.places import MOST_BYTES, check_size, format_of
+from forgetfree.data.tables import Columns, Table, check_names, of_records, shown
 from forgetfree.errors import DataError, first_line
 from forgetfree.files import size_of
-from forgetfree.json_file import MOST_BYTES as MOST_JSON
 from forgetfree.json_file import parse_json
 
 #: What separates the cells of a format by its name, and what else may.
 _SIGN = {"csv": ",", "tsv": "\t"}
 _SIGNS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _QUOTE = "Quote texts that hold commas, quotes or line breaks"
-#: The most rows of a text file, whose cells are all objects of their own in memory.
-MOST_TEXT_ROWS = 5_000_000
-#: Rows of csv that are put into columns together; and the most texts of a column that are compared to hold each once.
-_ROWS_AT_A_TIME, _FEW = 10_000, 1000
 #: A tag of CoNLL's files, and the word of a line that begins a document.
 _TAG = re.compile(r"O|[A-Z]-\S+")
 _BREAK = "-DOCSTART-"
@@ -44,8 +32,14 @@ _CONLL_FORM = (
     "Write a word, a tab and O, B-X or I-X on a line, and a blank line between sentences; a table of texts is named .csv, .tsv "
     "or .jsonl."
 )
-#: Of how many bytes the encoding of a header is found out.
-_HEAD = 2**20
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+#: Characters of a text whose words are looked at. Words of other alphabets, read as Windows-1252, hold no letter of ASCII.
+_LOOKED_AT = 10**7
+_WORD = re.compile(r"[\w\u0080-\uffff]+")
+_FOREIGN = re.compile(r"[^\W\d_a-zA-Z]{3,}")
+#: A character of several bytes in UTF-8, and the bytes of ASCII.
+_WIDE = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
+_ASCII = bytes(range(0x80))
 
 
 def read_table(path: Path) -> Table:
@@ -56,142 +50,181 @@ def read_table(path: Path) -> Table:
     """
     _, format = format_of(path.name)
     try:
-        check_size(path, size_of(path), "bytes", MOST_BYTES)
         if format == "parquet":
-            return read_parquet(path)
-        form = text_form(path)
+            return _read_parquet(path)
+        text, note = text_of(path)
         read = {"jsonl": _read_jsonl, "json": _read_json, "csv": _read_csv, "tsv": _read_csv}.get(format, _read_conll)
-        return replace(read(path, form), note=form.note)
+        table = read(path, text)
     except DataError:
         raise
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text: {first_line(error)}. Write the file again, in UTF-8.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {first_line(error)}. Put a file there.") from error
     except Exception as error:
         raise DataError(f"{path} cannot be read as {format}: {first_line(error)}. Write the file again.") from error
+    return replace(table, note="; ".join(filter(None, [note, table.note])))
 
 
-def head_of(path: Path) -> Table | None:
-    """Return the columns of a file that names them before its rows, with its first row or none.
+def _read_parquet(path: Path) -> Table:
+    """Read a parquet file, a column when it is asked for."""
+    import pyarrow.parquet
 
-    Returns:
-        ``None`` for files of other formats, and for those that can only be judged when they are read whole.
+    check_size(path, size_of(path), "bytes", MOST_BYTES)
+    with pyarrow.parquet.ParquetFile(path) as file:
+        schema, count = file.schema_arrow, file.metadata.num_rows
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    check_size(path, sum(group.total_byte_size for group in groups), "bytes when unpacked", MOST_BYTES)
+
+    def read(name: str) -> list[Any]:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            return list(file.read([name]).column(name).chunks)
+
+    return of_arrow(str(path), schema, features_of(schema), read, range(1, 1 + count))
+
+
+# -- Text ------------------------------------------------------------------------------------------------
+
+
+def text_of(path: Path) -> tuple[str, str]:
+    """Return the text of a file, unpacked where it is packed, and what to say of its encoding: nothing of UTF-8.
 
     Raises:
-        DataError: the names are not as they must be.
+        DataError: it is too large, or in none of UTF-8, UTF-16 and Windows-1252.
+        OSError: it cannot be read.
     """
-    _, format = format_of(path.name)
+    import pyarrow
+
+    check_size(path, size_of(path), "bytes", MOST_BYTES)
+    # Unlike gzip's and zstandard's own readers, it knows a file that was cut off, and reads all frames of one.
+    with pyarrow.input_stream(str(path), compression="detect") as file:
+        data = file.read(MOST_BYTES + 1)
+    check_size(path, len(data), "bytes or more when unpacked", MOST_BYTES)
+    return _text_of_bytes(path, data)
+
+
+def _text_of_bytes(path: Path, data: bytes) -> tuple[str, str]:
+    """Return a text from its bytes, and what to say of its encoding; errors as `text_of`.
+
+    All characters of Latin-1 that can be seen are written alike in Windows-1252. That it is this encoding is decided here:
+    charset-normalizer takes French for one of the Baltic, a damaged file in UTF-8 or one with a few Cyrillic words for
+    Windows-1252, and "20°C ±3 µm" for none. It finds UTF-16 that has no mark, and names what else the encoding may be.
+    """
+    from charset_normalizer import from_bytes
+
+    if data.startswith(_UTF_16) and not data.startswith(codecs.BOM_UTF32_LE):
+        return data.decode("utf-16"), f"{path.name} is read in UTF-16"
+    if b"\0" in data[:4096] and (found := from_bytes(data, cp_isolation=["utf_16_le", "utf_16_be"]).best()):
+        return data.decode(found.encoding), f"{path.name} is read in UTF-16"
     try:
-        if not path.is_file():
-            return None
-        if format == "parquet":
-            return read_parquet(path, head=True)
-        form = text_form(path, _HEAD) if format in _SIGN else None
-    except Exception:  # whoever reads the file tells it
-        return None
-    if form is None:
-        return None
-    with closing(_records(path, form, refuse, delimiter=form.separator)) as records:
-        _, names = next(records, (0, list[str]()))
-    return Table(str(path), {name: [] for name in names}, []) if names else None
+        return data.decode("utf-8-sig"), ""
+    except UnicodeDecodeError as error:
+        fault, codec = error, "UTF-8"
+    rest, wide = _WIDE.subn(b"", data)
+    if 10 * wide <= len(rest.translate(None, _ASCII)):  # else it is in UTF-8, with some bytes that are no characters
+        try:
+            text = data.decode("cp1252")
+            words = [word for word in _WORD.findall(text, 0, _LOOKED_AT) if not word.isascii()]
+            if 10 * (len(_FOREIGN.findall(text, 0, _LOOKED_AT)) + text.count("\0")) <= len(words):
+                return text, f"{path.name} is read in Windows-1252" + "".join(
+                    f", as in {word[:40]!r}" for word in words[:1]
+                )
+        except UnicodeDecodeError as error:
+            fault, codec = error, "Windows-1252"
+    found, line = from_bytes(data).best(), 1 + data.count(b"\n", 0, fault.start)
+    byte = f"byte 0x{data[fault.start]:02x} at position {fault.start:,} of the file is no character of {codec}"
+    guess = f" It may be in {found.encoding}." if found else ""
+    raise DataError(
+        f"{path}, line {line}: {byte}, and the whole file seems to be in none of UTF-8, UTF-16 and Windows-1252.{guess} Write "
+        "the file again, in UTF-8."
+    )
 
 
-@dataclass(frozen=True)
-class TextForm:
-    """How a file of text is written, which is found out once.
-
-    Attributes:
-        encoding: as Python calls it.
-        separator: of the cells of a csv or tsv file.
-        note: what a user should know of it: that it is not in UTF-8, or its cells not separated as its name says.
-    """
-
-    encoding: str = "utf-8-sig"
-    separator: str = ""
-    note: str = ""
+def lines_of(text: str) -> Iterator[str]:
+    """Return the lines of a text, each with what ends it."""
+    return io.StringIO(text, newline="")
 
 
-def text_form(path: Path, most: int = MOST_BYTES) -> TextForm:
-    """Return how a file of text is written; a pipe cannot be read twice, and must be as its name says, in UTF-8.
-
-    Args:
-        path: the file.
-        most: how many bytes to look at.
-
-    Raises:
-        DataError: it is in no encoding that is known.
-    """
-    format = format_of(path.name)[1]
-    usual = _SIGN.get(format, "")
-    if not path.is_file():
-        return TextForm(separator=usual)
-    encoding, note = encoding_of(path, min(most, unpacked_limit(path) + 1))
-    sign = _separator(path, encoding, usual) if usual else ""
-    if sign != usual:
-        note = "; ".join(filter(None, [note, f"the cells of {path.name} are separated by {_SIGNS[sign]}"]))
-    return TextForm(encoding, sign, note)
+# -- Comma-separated values --------------------------------------------------------------------------------
 
 
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Let texts be as long as a line: the csv module reads at most 131,072 characters by default."""
-    before = csv.field_size_limit(MOST_LINE)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
+def _read_csv(path: Path, text: str) -> Table:
+    """Read csv or tsv; between tabs, cells are quoted as in csv, or (GLUE) not at all."""
+    usual = _SIGN[format_of(path.name)[1]]
+    sign = _separator(text, usual)
+    note = f"the cells of {path.name} are separated by {_SIGNS[sign]}" * (sign != usual)
+    read = _tsv_table(path, text) if sign == "\t" else _csv_table(path, text, sign)
+    return replace(read, note=note)
 
 
-def csv_records(path: Path, form: TextForm) -> Iterator[list[str]]:
-    """Yield the names of the columns of a csv or tsv file, and then each row, which has a cell for each of them.
-
-    Raises:
-        DataError: a row has more cells or fewer, a quote is not closed, or a column's name comes twice.
-    """
-    return (record for _, record in _records(path, form, refuse, **_dialect(path, form)))
-
-
-def _separator(path: Path, encoding: str, usual: str) -> str:
-    """Return what separates the cells of a csv or tsv file: as usual, unless another sign alone cuts its header."""
-    with closing(lines_of(path, encoding)) as lines, _long_fields():
-        header = next((line for line in lines if line.strip()), "")
+def _separator(text: str, usual: str) -> str:
+    """Return what separates cells: as usual, unless another sign alone cuts the header."""
+    header = next((line for line in lines_of(text) if line.strip()), "")
+    with _long_fields():
         columns = {sign: len(next(csv.reader([header], delimiter=sign), [])) for sign in (usual, *_SIGNS)}
     return usual if columns[usual] > 1 else max(columns, key=columns.__getitem__)
 
 
-def _records(
-    path: Path, form: TextForm, on_bad: Callable[[BadRow], None], **dialect: Any
-) -> Generator[tuple[int, list[str]], None, None]:
-    """Yield 0 and the names of a file's columns, then the number and the cells of each good row."""
-    names, number, begin = list[str](), 0, 1
-    with closing(lines_of(path, form.encoding)) as lines, _long_fields():
-        reader = csv.reader(lines, strict=True, **dialect)
+def _tsv_table(path: Path, text: str) -> Table:
+    """Read cells between tabs: with quotes, if all cells that begin with one are quoted whole, else without."""
+    plain = _csv_table(path, text, "\t", quoting=csv.QUOTE_NONE)
+    cells = (cell for column in (plain.columns, *plain.columns.values()) for cell in column if cell.startswith('"'))
+    if all(re.fullmatch(r'"([^"]|"")*"', cell) for cell in cells):
+        return _csv_table(path, text, "\t")
+    if not plain.bad:
+        return plain
+    try:  # either some rows are bad, or cells hold tabs or line breaks, so that they must be quoted
+        quoted = _csv_table(path, text, "\t")
+    except DataError:
+        return plain
+    return quoted if len(quoted.bad) <= len(plain.bad) else plain
+
+
+def _csv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
+    """Return the table of rows that have a cell for each column.
+
+    Raises:
+        DataError: the header cannot be read or names a column twice, or a quote is not closed.
+    """
+    names, records, numbers, bad = list[str](), list[list[str]](), list[int](), BadRows()
+    reader, begin, number = csv.reader(lines_of(text), strict=True, delimiter=sign, **dialect), 1, 0
+    with _long_fields():
         while True:
+            record, fault = None, ""
             try:
                 record = next(reader, None)
             except csv.Error as error:
                 fault = f"{path}, line {begin}: {first_line(error)}. {_QUOTE}, and double the quotes inside."
                 if not names or "unexpected end" in str(error):  # after a quote that is not closed there are no rows
                     raise DataError(fault) from error
-                through = f" to {reader.line_num}" if reader.line_num > begin else ""
-                on_bad(BadRow(str(path), number, "", "broken quotes", f"line {begin}{through}", fault))
-                record = []
+            if record is None and not fault:
+                break
+            if fault:
                 number += 1
-            begin = reader.line_num + 1
-            if record is None:
-                return
-            if not record:  # blank ones are no rows
-                continue
-            if not names:
+                through = f" to {reader.line_num}" if reader.line_num > begin else ""
+                bad.add(BadRow(str(path), number, "", "broken quotes", f"line {begin}{through}", fault))
+            elif record and not names:
                 names = record
                 check_names(str(path), [name for name in names if name])  # a column without a name is not read
-            elif len(record) != len(names):
-                on_bad(_of_other_length(path, number, names, record, form.separator))
+            elif record:  # blank ones are no rows
                 number += 1
-                continue
-            yield number, record
-            number += 1
+                if len(record) == len(names):
+                    records.append(record)
+                    numbers.append(number)
+                else:
+                    bad.add(_of_other_length(path, number, names, record, sign))
+            begin = reader.line_num + 1
+    places = {name: place for place, name in enumerate(names)}
+    columns = Columns(names, lambda name: [record[places[name]] for record in records])
+    return Table(str(path), columns, numbers, typed=False, bad=bad)
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Let texts be of any length: the csv module reads at most 131,072 characters by default."""
+    before = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _of_other_length(path: Path, number: int, names: Sequence[str], record: Sequence[str], sign: str) -> BadRow:
@@ -204,59 +237,12 @@ def _of_other_length(path: Path, number: int, names: Sequence[str], record: Sequ
     return BadRow(str(path), number, "", what, shown(sign.join(record)), message)
 
 
-def _dialect(path: Path, form: TextForm) -> dict[str, Any]:
-    """Return how cells are written.
-
-    Between tabs: with quotes as in csv, if all cells that begin with one are quoted whole, else (GLUE) without.
-    """
-    quoted: dict[str, Any] = {"delimiter": form.separator}
-    if form.separator != "\t":
-        return quoted
-    plain, bad = quoted | {"quoting": csv.QUOTE_NONE}, BadRows()
-    cells = (cell for _, record in _records(path, form, bad.add, **plain) for cell in record if cell.startswith('"'))
-    others = sum(not re.fullmatch(r'"([^"]|"")*"', cell) for cell in cells)
-    if not bad or not others:
-        return plain if others else quoted
-    broken = BadRows()  # either some rows are bad, or cells hold tabs or line breaks, so that they must be quoted
-    try:
-        for _ in _records(path, form, broken.add, **quoted):
-            pass
-    except DataError:
-        return plain
-    return quoted if len(broken) <= len(bad) else plain
+# -- Other formats -----------------------------------------------------------------------------------------
 
 
-def _read_csv(path: Path, form: TextForm) -> Table:
-    bad = BadRows()
-    with closing(_records(path, form, bad.add, **_dialect(path, form))) as rows:
-        _, names = next(rows, (0, list[str]()))
-        columns, numbers = [_Column() for _ in names], list[int]()
-        while piece := list(islice(rows, min(_ROWS_AT_A_TIME, MOST_TEXT_ROWS + 1 - len(numbers)))):
-            numbers += [number for number, _ in piece]
-            check_size(path, len(numbers), "rows or more", MOST_TEXT_ROWS)
-            for column, values in zip(columns, zip(*(record for _, record in piece), strict=True), strict=True):
-                column.extend(values)
-    cells = {name: column.cells for name, column in zip(names, columns, strict=True)}
-    return Table(str(path), cells, numbers, typed=False, bad=bad)
-
-
-class _Column:
-    """A column of texts, which holds each of a few texts once."""
-
-    def __init__(self) -> None:
-        self.cells = list[str]()
-        self._known = dict[str, str]()
-
-    def extend(self, cells: Iterable[str]) -> None:
-        """Add cells to the end."""
-        if len(self._known) < _FEW:
-            cells = [self._known.setdefault(cell, cell) for cell in cells]
-        self.cells.extend(cells)
-
-
-def _read_jsonl(path: Path, form: TextForm) -> Table:
+def _read_jsonl(path: Path, text: str) -> Table:
     records, numbers, bad = list[Any](), list[int](), BadRows()
-    for number, line in enumerate(lines_of(path, form.encoding), 1):
+    for number, line in enumerate(lines_of(text), 1):
         if not line.strip():
             continue
         record, reason = None, ""
@@ -267,23 +253,17 @@ def _read_jsonl(path: Path, form: TextForm) -> Table:
         if isinstance(record, dict):
             records.append(record)
             numbers.append(number)
-            check_size(path, len(records), "rows or more", MOST_TEXT_ROWS)
         else:
-            text = shown(line.strip())
-            fault = f"{path}, row {number}: expected a JSON object, got {text}{reason}. Fix or remove the row."
-            bad.add(BadRow(str(path), number, "", "no JSON object", text, fault))
+            cell = shown(line.strip())
+            fault = f"{path}, row {number}: expected a JSON object, got {cell}{reason}. Fix or remove the row."
+            bad.add(BadRow(str(path), number, "", "no JSON object", cell, fault))
     return replace(of_records(str(path), records, numbers), bad=bad)
 
 
-def _read_json(path: Path, form: TextForm) -> Table:
+def _read_json(path: Path, text: str) -> Table:
     """Read a list of records; or, as many files of that name are, one record a line."""
-    with open_text(path, form.encoding) as file:
-        start = file.read(1024).lstrip()
-    if not start.startswith("["):
-        return _read_jsonl(path, form)
-    with open_text(path, form.encoding) as file:
-        text = file.read(MOST_JSON + 1)
-    check_size(path, len(text), "characters of JSON or more", MOST_JSON)
+    if not text.lstrip().startswith("["):
+        return _read_jsonl(path, text)
     try:
         records = parse_json(text)
     except ValueError as error:
@@ -291,7 +271,7 @@ def _read_json(path: Path, form: TextForm) -> Table:
     return of_records(str(path), records, range(1, len(records) + 1))
 
 
-def _read_conll(path: Path, form: TextForm) -> Table:
+def _read_conll(path: Path, text: str) -> Table:
     """Read tagged words as CoNLL's shared tasks have them: a word and its tag a line, a blank line between sentences.
 
     The table has the columns ``tokens`` and ``tags``; a row's number is its first line's. The word is a line's first cell and
@@ -304,7 +284,7 @@ def _read_conll(path: Path, form: TextForm) -> Table:
     tags: list[list[str]] = []
     numbers: list[int] = []
     columns, begins, bad = 0, True, BadRows()
-    for number, line in enumerate(lines_of(path, form.encoding), 1):
+    for number, line in enumerate(lines_of(text), 1):
         cells = line.strip("\r\n").rstrip("\t ").split("\t") if "\t" in line.strip() else line.split()
         if not cells or cells[0] == _BREAK:
             begins = True
@@ -319,9 +299,9 @@ def _read_conll(path: Path, form: TextForm) -> Table:
             begins = False
         if not is_tagged or (columns and len(cells) != columns):
             expected = f"{columns} columns, as in the lines before" if columns and is_tagged else "a word and its tag"
-            text, what = shown(line.strip()), "other columns" if is_tagged else "no tag"
-            fault = f"{where}, line {number}: expected {expected}, got {text}. {_CONLL_FORM}"
-            bad.add(BadRow(where, numbers[-1], "", what, text, fault))
+            cell, what = shown(line.strip()), "other columns" if is_tagged else "no tag"
+            fault = f"{where}, line {number}: expected {expected}, got {cell}. {_CONLL_FORM}"
+            bad.add(BadRow(where, numbers[-1], "", what, cell, fault))
             continue
         columns = len(cells)
         tokens[-1].append(cells[0])

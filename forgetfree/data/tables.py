@@ -16,8 +16,6 @@ from forgetfree.display import first_twice, with_invisible
 from forgetfree.errors import DataError
 from forgetfree.tasks import TaskDefinition
 
-#: The most columns of records.
-MOST_COLUMNS = 4096
 #: What is told and refused.
 NO_TASK = "several labels a row, or a number to predict"
 #: Said wherever data have another form.
@@ -117,11 +115,7 @@ def check_names(where: str, names: Sequence[str]) -> None:
 
 
 def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Table:
-    """Return the table of a list of records; one that is no mapping from columns to values is a bad row.
-
-    Raises:
-        DataError: there are too many columns.
-    """
+    """Return the table of a list of records; one that is no mapping from columns to values is a bad row."""
     bad = BadRows()
     for number, record in zip(numbers, records, strict=True):
         if not isinstance(record, Mapping):
@@ -133,14 +127,8 @@ def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Ta
             (number, record) for number, record in zip(numbers, records, strict=True) if isinstance(record, Mapping)
         ]
         numbers, records = [number for number, _ in good], [record for _, record in good]
-    names: dict[str, None] = {}
-    for record in records:
-        names.update(dict.fromkeys(map(str, record)))
-        if len(names) > MOST_COLUMNS:
-            raise DataError(
-                f"{where} has {len(names):,} columns or more, expected at most {MOST_COLUMNS:,}. Give all rows the same keys."
-            )
-    columns = {name: [record.get(name) for record in records] for name in names}
+    names = dict.fromkeys(str(name) for record in records for name in record)
+    columns = Columns(names, lambda name: [record.get(name) for record in records])
     return Table(where, columns, numbers, bad=bad)
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 Seed = Annotated[int, Bounds(ge=0, lt=2**63)]
 Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
-#: Where losses, rates and scores may be logged, too: see `forgetfree.jobs.loggers`.
-LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 #: Options with a flag that ``--set`` could give, too.
 ALSO_SETTINGS = ("steps", "sparsity")
 #: What may be given beside ``--on``: where rows and model are, what is trained again, and how rows are read.
@@ -529,7 +527,7 @@ class Execution:
         jobs: how many units run at a time, more than one as worker processes; ``auto``: on a CPU as many as there are cores,
             with one thread each, so that the bits do not depend on their number. Default: 1, in this process.
         cluster: runs units as tasks of Ray: ``ray`` or ``ray://HOST:PORT``, see `forgetfree.jobs.cluster`.
-        log: also log losses, rates and scores there, see `forgetfree.jobs.loggers`.
+        log: also log losses, rates and scores there, see `forgetfree.jobs.trackers`.
         progress: hears of all units. Default: silence.
         debug: let an unexpected exception of a unit through, instead of going on with the others.
         executor: runs the units in place of this process or workers of its own.
@@ -552,7 +550,10 @@ class Execution:
         placeholder="ray|ray://…",
     )
     log: tuple[str, ...] = option(
-        (), "also log losses, rates and scores there, may be given several times", group="How to run"
+        (),
+        "also log losses, rates and scores there: tensorboard, wandb, mlflow, trackio or another tracker of accelerate; may be "
+        "given several times",
+        group="How to run",
     )
     progress: Progress | None = None
     debug: bool = False

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.core.regions import distribution, kind_of, layer_of
+from forgetfree.core.regions import distribution
 from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.jobs.diagnostics import (
@@ -25,6 +25,7 @@ from forgetfree.jobs.stream_loading import Row, StreamLoader
 from forgetfree.json_file import read_json
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers, TextAnswers, shown_rows
+from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK, size_and_sha256
 from forgetfree.serve.source import run_binding
@@ -221,4 +222,4 @@ def _places(ledger: Ledger) -> list[Json]:
 
 
 def _place(name: str) -> tuple[str, str]:
-    return layer_of(name), kind_of(name)
+    return layer_of(name), parameter_kind(name)

@@ -19,7 +19,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from forgetfree import registry
-from forgetfree.data.columns import named_for
+from forgetfree.data.columns import names_for
 from forgetfree.errors import RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, write_json
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, stream_of, without_others
@@ -30,7 +30,7 @@ from forgetfree.jobs.stream_prefix import Form, StreamPrefix
 from forgetfree.jobs.unit import Json, Unit
 from forgetfree.json_file import parse_json, sign
 from forgetfree.kinds.kind import readout_for
-from forgetfree.models.loading import CAUSAL_HEAD
+from forgetfree.models.architecture import CAUSAL_HEAD
 from forgetfree.options import build
 from forgetfree.output import check_begun, make_directory, refuse_content
 from forgetfree.results.config_file import PLACES, located, of_each
@@ -134,11 +134,11 @@ class FinishedRun:
             "strategies": strategies,
             "seeds": section["seed"],
             "settings": section["set"],
-            "text_columns": named_for(section.get("text_column", []), tasks),
-            "label_columns": named_for(section.get("label_column", []), tasks),
-            "kinds": named_for(section.get("kind", []), tasks),
+            "text_columns": names_for(section.get("text_column", []), tasks),
+            "label_columns": names_for(section.get("label_column", []), tasks),
+            "kinds": names_for(section.get("kind", []), tasks),
             "skip_bad_rows": section.get("skip_bad_rows"),
-            "metrics": named_for(section.get("metric", []), tasks),
+            "metrics": names_for(section.get("metric", []), tasks),
             "out": str(out),
             "held_aside": section.get("held_aside"),
             **{key: section.get(key) for key in ("model", "data", "readout", "device", "shots", "steps", "sparsity")},

@@ -72,9 +72,9 @@ def run(config: RunConfig, execution: Execution = USUAL, revision: Revision | No
     """
     execution.check(config.unnamed)
     if execution.log:
-        from forgetfree.jobs.loggers import check_loggers
+        from forgetfree.jobs.trackers import check_trackers
 
-        check_loggers(execution.log)
+        check_trackers(execution.log)
     out, work = Path(config.out), UnitWork(config, execution, revision)
     if execution.resume:
         check_begun(out)
@@ -149,10 +149,10 @@ class UnitWork:
         if not self._log:
             unit.run(measure, monitor, self.loader.device, self._debug)
             return
-        from forgetfree.jobs.loggers import Subject, logged
+        from forgetfree.jobs.trackers import track
 
-        subject = Subject(str(unit), unit.directory, Path(self._config.out), self._config.section())
-        unit.run(measure, monitor, self.loader.device, self._debug, partial(logged, self._log, subject))
+        tracked = partial(track, self._log, unit, Path(self._config.out), self._config.section())
+        unit.run(measure, monitor, self.loader.device, self._debug, tracked)
 
 
 # -- Before the first unit -------------------------------------------------------------------------------

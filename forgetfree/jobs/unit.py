@@ -237,7 +237,7 @@ class History(Follower):
 
     def met(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
         """Log the step, if it is one of about a hundred."""
-        if math.isfinite(loss) and (step % max(1, steps // _LOGGED) == 0 or step in (1, steps)):
+        if math.isfinite(loss) and is_logged(step, steps):
             line = {"task": task, "phase": phase, "step": step, "loss": loss, "rate": rate, "seconds": self.seconds}
             if math.isnan(rate):
                 del line["rate"]
@@ -246,6 +246,11 @@ class History(Follower):
                 return
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+def is_logged(step: int, steps: int) -> bool:
+    """Say whether a step of a phase is one of about a hundred: the first, the last, and others between."""
+    return step % max(1, steps // _LOGGED) == 0 or step in (1, steps)
 
 
 def _parsed(line: str) -> Json | None:

@@ -16,8 +16,9 @@ from forgetfree.core.readout_model import Precision
 from forgetfree.errors import GraftError, ModelError
 from forgetfree.files import StrPath, new_directory, write_atomically
 from forgetfree.ledger.graft import Graft, GraftOrigin
+from forgetfree.models.architecture import body_loader, loader_of
 from forgetfree.models.heads import HeadModel
-from forgetfree.models.loading import LoadedModel, body_loader, dtype_of, load_model, loader_of
+from forgetfree.models.loading import LoadedModel, dtype_of, load_model
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import quiet, read_config, read_weights
 from forgetfree.output import check_empty

@@ -18,8 +18,9 @@ from forgetfree.display import brief, escaped, is_text
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.ledger.binding import set_network_
 from forgetfree.ledger.graft import GraftOrigin
+from forgetfree.models.architecture import body_loader, reads_last
 from forgetfree.models.heads import classifier_class
-from forgetfree.models.loading import LoadedModel, body_loader, reads_last
+from forgetfree.models.loading import LoadedModel
 from forgetfree.models.sequence_classifier import sequence_classifier
 from forgetfree.serve.network import Parts, Reading, TaskNetwork, check_linear, name_labels_, tokenizer_of
 from forgetfree.serve.served_task import ServedTask, Text, check_texts

@@ -18,7 +18,7 @@ from forgetfree.display import brief, escaped, is_text
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.tagging import entities_of
-from forgetfree.models.loading import reads_last
+from forgetfree.models.architecture import reads_last
 from forgetfree.serve.network import Parts, Reading, TaskNetwork, check_linear, name_labels_, tokenizer_of
 from forgetfree.serve.served_task import ServedTask, Text, check_texts
 

@@ -17,8 +17,8 @@ from forgetfree.core.trained import trainable
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.errors import LedgerError, UnknownNameError, UsageError, nearest
 from forgetfree.ledger.binding import Binding, head_digest, network_of, tokenizer_digest
+from forgetfree.models.architecture import body_loader
 from forgetfree.models.heads import HiddenRows, make_head, read_head
-from forgetfree.models.loading import body_loader
 from forgetfree.models.model_files import TEXT_ENCODER, check_weights
 from forgetfree.models.task_model import head_names, positions_of
 from forgetfree.tasks import KIND_OF_FORM, TaskDefinition, usual_max_length

@@ -18,8 +18,7 @@ from forgetfree.data.places import format_of
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import Data, load_task
-from forgetfree.data.table_files import read_table
-from forgetfree.data.text_files import encoding_of, lines_of, unpacked_limit
+from forgetfree.data.table_files import lines_of, read_table, text_of
 from forgetfree.display import counted, is_text
 from forgetfree.errors import DataError, UnknownNameError, UsageError
 from forgetfree.models.loading import LoadedModel
@@ -145,8 +144,8 @@ def _read(place: str, data: Data | Any, options: ReadOptions) -> tuple[TaskDefin
     stem, form = format_of(path.name)
     is_file = os.path.isfile(place)  # a Path raises where a name is too long
     if is_file and form in ("", "txt"):
-        encoding, _ = encoding_of(path, unpacked_limit(path))
-        rows, _ = _texts([line.strip() for line in lines_of(path, encoding)], place)
+        text, _ = text_of(path)
+        rows, _ = _texts([line.strip() for line in lines_of(text)], place)
         return definition, rows, Counter()  # empty lines part texts
     if is_file and "text" in (table := read_table(path)).columns:
         return definition, *_texts(table.columns["text"], place)

@@ -10,11 +10,11 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from forgetfree.jobs.run_config import RunConfig
 
 from forgetfree.benchmarks.demo import TASKS, load
 from forgetfree.benchmarks.streams import STREAMS
 from forgetfree.cli.flags import values_of
+from forgetfree.jobs.config import RunConfig
 from forgetfree.options import build
 
 LABELS = {"qnli": 2, "ag_news": 4, "sst2": 2, "who_did_it": 2, "was_it_kind": 2}

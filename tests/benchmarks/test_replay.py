@@ -73,7 +73,7 @@ def test_a_file_without_units_machines_is_repeated_too(
     old = RunResults.of(content)
     config = replay.config_of(old, old.runs[0], published[1][1], tmp_path / "out")
     assert config.settings["test_limit"] == 9 and "threads" not in config.settings
-    assert config.checked().options["fine-tune"].steps == 4
+    assert config.check().options["fine-tune"].steps == 4
 
 
 @pytest.mark.sampled("long")
@@ -82,7 +82,7 @@ def test_every_published_unit_can_still_be_asked_for(name: str, tmp_path: Path) 
     results = load_run_results(replay.RESULTS / f"{name}.csv")
     for run in results.runs:
         asked = replay.config_of(results, run, "demo", tmp_path)
-        options = asked.checked().options[run.strategy]
+        options = asked.check().options[run.strategy]
         assert {key: getattr(options, key) for key in run.options} == run.options
 
 

@@ -16,7 +16,7 @@ from forgetfree.data.columns import ReadOptions
 from forgetfree.data.encoding import Encoder
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
-from forgetfree.errors import BadDataError, SeveralFaultsError, UsageError
+from forgetfree.errors import BadDataError, SeveralFaultsError, UnknownNameError, UsageError
 from forgetfree.serve.served_task import served
 from forgetfree.tasks import TaskDefinition
 
@@ -39,7 +39,7 @@ def here(model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 COMMON = ("--model", "model", "--readout", "linear", "--steps", "2", "--shots", "4", "--device", "cpu")
-BOTH = ("--data", "a.csv", "--data", "b.csv", "--label-column", "b.mood")
+BOTH = ("--data", "a.csv", "--data", "b.csv", "--label-column", "b=mood")
 
 
 def call(*arguments: str) -> int:
@@ -78,8 +78,7 @@ def test_python_has_the_list_of_bad_rows(here: Path) -> None:
     ]
     stream = forgetfree.load_stream(data="a.csv", model="model", skip_bad_rows=True)
     assert sum(len(getattr(stream.tasks[0], split)) for split in ("train", "validation", "test")) == 30
-    from forgetfree.jobs.run_config import RunConfig
-
+    from forgetfree.jobs.config import RunConfig
     from forgetfree.jobs.preflight import plan_of
 
     with pytest.raises(SeveralFaultsError) as told:
@@ -91,15 +90,15 @@ def test_python_has_the_list_of_bad_rows(here: Path) -> None:
 
 
 def test_several_files_are_a_stream_with_columns_of_their_own(here: Path, capsys: Any) -> None:
-    words = (*BOTH, "--text-column", "b.review", "--skip-bad-rows", *COMMON, "--strategy", "continual-ft")
+    words = (*BOTH, "--text-column", "b=review", "--skip-bad-rows", *COMMON, "--strategy", "continual-ft")
     assert call("run", *words, "--out", "run") == 0
     notes = capsys.readouterr().err
     assert "Task 'a' (a.csv): texts from 'review' and labels from 'stars'" in notes and "Task 'b' (b.csv): " in notes
     assert json.loads(Path("run/results.json").read_text())["tasks"] == ["a", "b"]
     section = json.loads(Path("run/config.json").read_text())["run"]
-    assert section["data"] == ["../a.csv", "../b.csv"] and section["text_column"] == ["b.review"]
+    assert section["data"] == ["../a.csv", "../b.csv"] and section["text_column"] == ["b=review"]
     Path("again.toml").write_text(
-        'stream = "b,a"\ndata = ["a.csv", "b.csv"]\ntext_column = "b.review"\nlabel_column = "b.mood"\nskip_bad_rows = true\n'
+        'stream = "b,a"\ndata = ["a.csv", "b.csv"]\ntext_column = "b=review"\nlabel_column = "b=mood"\nskip_bad_rows = true\n'
         'model = "model"\nsteps = 2\nstrategy = "continual-ft"\n'
     )
     assert call("run", "--config", "again.toml", "--check", "--json") == 0
@@ -109,41 +108,32 @@ def test_several_files_are_a_stream_with_columns_of_their_own(here: Path, capsys
 
 
 def test_the_same_in_python(here: Path) -> None:
-    read = {"text_column": "b.review", "label_column": "b.mood", "skip_bad_rows": True, "model": "model", "shots": 4}
+    read = {"text_column": "b=review", "label_column": "b=mood", "skip_bad_rows": True, "model": "model", "shots": 4}
     stream = forgetfree.load_stream(data=["a.csv", Path("b.csv")], **read)
     assert [task.name for task in stream.tasks] == ["a", "b"]
     results = forgetfree.run(data=["a.csv", "b.csv"], steps=2, strategies="continual-ft", progress=False, **read)
     assert results.matrix("continual-ft").shape == (3, 2)
 
 
-#: Names of columns, tasks, the task that is read, its columns, those that are meant, and what is said.
-MEANT = [
-    (["a.x", "a.b.y", "z"], ["a", "a.b"], "a", ["x"], ("x",), ""),
-    (["a.x", "a.b.y", "z"], ["a", "a.b"], "a.b", ["y"], ("y",), ""),
-    (["a.x", "a.b.y", "z"], ["a", "a.b"], "c", ["z"], ("z",), ""),
-    (["meta.text"], ["b"], "a", ["text"], ("meta.text",), ""),
-    (["a.x"], ["a"], "a", ["a.x"], ("a.x",), ""),
-    (["a.a.x"], ["a"], "a", ["a.x"], ("a.x",), ""),
-    (["a.x"], ["a"], "a", ["a.x", "x"], ("a.x",), "'a.x' is the column of this name, not 'x' of task 'a'"),
-    (["a.x"], ["a"], "b", ["a.x", "x"], ("a.x",), "'a.x' is taken as a column of this task, too"),
-    (["a.x", "z"], ["a"], "b", ["a.x", "z"], ("z",), ""),
-    (["a.x"], ["a"], "b", ["x"], (), ""),
-    (["a.b.x"], ["a", "a.b"], "a.b", ["a.b.x"], ("a.b.x",), ""),
-    (["a.b.x"], ["a", "a.b"], "a", ["b.x"], ("b.x",), "'b.x' is taken as a column of this task, too"),
-]
-
-
-@pytest.mark.parametrize(("named", "tasks", "task", "header", "meant", "note"), MEANT)
-def test_a_name_with_dots_is_a_column_or_that_of_one_task(
-    named: list[str], tasks: list[str], task: str, header: list[str], meant: tuple[str, ...], note: str
-) -> None:
-    columns = ReadOptions.of(named, None).among(tasks).columns(task, header)
-    assert (columns.texts, columns.note) == (meant, note)
+@pytest.mark.parametrize(
+    ("named", "task", "meant"),
+    [
+        (["a=x", "a.b=y", "z"], "a", ("x",)),
+        (["a=x", "a.b=y", "z"], "a.b", ("y",)),
+        (["a=x", "a.b=y", "z"], "c", ("z",)),
+        (["a=x=y", "a=z"], "a", ("x=y", "z")),
+        (["a=x"], "b", ()),
+    ],
+)
+def test_a_name_is_that_of_one_task_or_of_all(named: list[str], task: str, meant: tuple[str, ...]) -> None:
+    assert ReadOptions.of(named, None).columns(task).texts == meant
 
 
 def test_a_task_has_one_column_of_labels() -> None:
-    with pytest.raises(UsageError, match=r"label_column must be one column for task 'a', got 'x', 'y'\."):
-        ReadOptions.of(None, ["x", "y"]).columns("a", ["x", "y"])
+    with pytest.raises(UsageError, match=r"--label-column must be one name for task 'a', got x, y\."):
+        ReadOptions.of(None, ["x", "y"]).columns("a")
+    with pytest.raises(UnknownNameError, match=r"Unknown task in --label-column 'b'\."):
+        load_tasks(None, {"a": [{"text": "x", "label": 0}]}, options=ReadOptions.of(None, "b=y"))
 
 
 def test_columns_of_files_may_have_dots(tmp_path: Path) -> None:
@@ -155,9 +145,8 @@ def test_columns_of_files_may_have_dots(tmp_path: Path) -> None:
     options = ReadOptions.of("reviews.text", "reviews.stars")
     reviews, mine = load_tasks(None, [str(path) for path in files], options=options)
     assert reviews.train.first[0].startswith("a text") and mine.task.labels == reviews.task.labels == ("0", "1")
-    assert "'reviews.text' is taken as a column of this task, too" in mine.notes[0]
     task = served(TaskDefinition("reviews", "single", ("0", "1")))
-    assert next(rows_of_file(files[0], task, usual=options.among(["reviews"]))).texts == ("a text 0",)
+    assert next(rows_of_file(files[0], task, usual=options)).texts == ("a text 0",)
 
 
 def test_files_that_are_no_stream_are_refused(here: Path) -> None:
@@ -179,7 +168,7 @@ def test_files_that_are_no_stream_are_refused(here: Path) -> None:
 
 
 def test_check_prints_the_notes_that_a_run_prints(here: Path, capsys: Any) -> None:
-    words = ("run", *BOTH, "--text-column", "b.review", "--skip-bad-rows", *COMMON, "--strategy", "continual-ft")
+    words = ("run", *BOTH, "--text-column", "b=review", "--skip-bad-rows", *COMMON, "--strategy", "continual-ft")
     assert call(*words, "--out", "run") == 0
     notes = [line[6:] for line in capsys.readouterr().err.splitlines() if line.startswith("note: Task")]
     assert len(notes) == 2 and call(*words, "--check", "--json", "--out", "new") == 0

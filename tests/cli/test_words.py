@@ -8,10 +8,10 @@ import sys
 from dataclasses import replace
 
 import pytest
-from forgetfree.jobs.run_config import RunConfig
 
 from forgetfree import cli
 from forgetfree.cli.words import recipe_of
+from forgetfree.jobs.config import RunConfig
 from forgetfree.terminal import tell
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from forgetfree.jobs.run_config import RunConfig
 
 from forgetfree import recipes, registry
 from forgetfree.benchmarks.paper.overview import EXPERIMENTS
 from forgetfree.cli.words import recipe_of as recipe_said
 from forgetfree.continual.construction import _say_once
 from forgetfree.errors import OptionError, UnknownNameError
+from forgetfree.jobs.config import RunConfig
 from forgetfree.options import build
 from forgetfree.recipes import GRAFT, ModelEntry
 from forgetfree.training.localization import LocalizationOptions
@@ -37,7 +37,7 @@ def test_a_strategy_made_by_hand_has_the_options_of_the_command_line(
 ) -> None:
     cls, stream = registry.strategy(name), tiny_stream(stream="sst2")
     by_hand = cls(stream=stream)
-    assert by_hand.options == RunConfig(stream="sst2", strategies=(name,), model=toy).checked().options[name]
+    assert by_hand.options == RunConfig(stream="sst2", strategies=(name,), model=toy).check().options[name]
     assert by_hand.options.learning_rate == 0.5 and by_hand.options.optimizer == "adamw"
     told = capsys.readouterr().err
     assert told.startswith(f"Recipe of {toy} for {name}: optimizer=adamw learning_rate=0.5")
@@ -83,7 +83,7 @@ def test_options_may_start_from_the_recipe() -> None:
 
 def test_run_graft_and_experiments_agree_on_the_recipe_of_a_model() -> None:
     """For a region that is trained after it was found, and for a graft on its own, wherever either is made."""
-    alone = RunConfig(stream="sst2", model="minilm", strategies=GRAFT).checked().options["bare-graft"]
+    alone = RunConfig(stream="sst2", model="minilm", strategies=GRAFT).check().options["bare-graft"]
     for name in ("localization", "sparsity-curve", "calibration"):
         setting = EXPERIMENTS[name].setting
         chosen = {**setting.options, **setting.optimizer, "sparsity": setting.sparsity}

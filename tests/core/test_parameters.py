@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from forgetfree.core.parameters import ParameterSpace, weight_matrices
-from forgetfree.core.regions import kind_of, layer_of
 from forgetfree.errors import RegionError
+from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 
 
 class Toy(nn.Module):
@@ -292,13 +292,13 @@ def test_another_models_tensors_are_refused(space: ParameterSpace) -> None:
     ],
 )
 def test_names_tell_layer_and_kind(name: str, layer: str, kind: str) -> None:
-    assert (layer_of(name), kind_of(name)) == (layer, kind)
+    assert (layer_of(name), parameter_kind(name)) == (layer, kind)
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_every_graftable_tensor_of_the_known_models_has_a_kind(kind: str) -> None:
     model, _ = tiny.build(kind)
-    assert not [t.name for t in ParameterSpace.of(model).tensors if kind_of(t.name).startswith("other")]
+    assert not [t.name for t in ParameterSpace.of(model).tensors if parameter_kind(t.name).startswith("other")]
 
 
 def test_weight_matrices_have_entries() -> None:

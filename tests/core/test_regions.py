@@ -7,8 +7,9 @@ import tiny
 import torch
 
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
-from forgetfree.core.regions import Region, distribution, kind_of, layer_of, overlap
+from forgetfree.core.regions import Region, distribution, overlap
 from forgetfree.errors import RegionError
+from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 
 A, B = Region.of([1, 3, 5, 7]), Region.of([3, 4, 5])
 
@@ -111,7 +112,7 @@ def test_distribution_counts_every_group_in_the_spaces_order() -> None:
     )
     region = Region.of([0, 3, 8])
     assert list(distribution(region, space, layer_of).items()) == [("1", 3), ("0", 0)]
-    assert list(distribution(region, space, kind_of).items()) == [("query weight", 2), ("key bias", 1)]
+    assert list(distribution(region, space, parameter_kind).items()) == [("query weight", 2), ("key bias", 1)]
 
 
 def test_a_whole_models_region_is_distributed_as_its_tensors_are() -> None:
@@ -119,7 +120,7 @@ def test_a_whole_models_region_is_distributed_as_its_tensors_are() -> None:
     space = ParameterSpace.of(model)
     everything = Region.of(torch.arange(len(space)))
     assert distribution(everything, space, layer_of) == {"0": 2224, "1": 2224}
-    kinds = distribution(everything, space, kind_of)
+    kinds = distribution(everything, space, parameter_kind)
     assert kinds["query weight"] == 2 * 16 * 16
     assert kinds["first feed-forward weight"] == kinds["second feed-forward weight"] == 2 * 16 * 32
     assert kinds["LayerNorm weight"] == kinds["LayerNorm bias"] == 2 * 2 * 16

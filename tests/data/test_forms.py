@@ -172,8 +172,8 @@ def test_packed_files_are_measured_unpacked(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "mood.csv.gz"
     path.write_bytes(gzip.compress(b"text,label\n" + b"x" * 80 + b",0\n" + (b"y" * 80 + b",1\n") * 5000))
     assert path.stat().st_size < 5000
-    monkeypatch.setattr("forgetfree.data.text_files.MOST_BYTES", 100_000)
-    assert "characters or more when unpacked, and at most 100,000 are read" in refusal(str(path))
+    monkeypatch.setattr("forgetfree.data.table_files.MOST_BYTES", 100_000)
+    assert "bytes or more when unpacked, and at most 100,000 are read" in refusal(str(path))
 
 
 @pytest.mark.parametrize(
@@ -214,6 +214,7 @@ LATIN = GERMAN.replace("–", "-")
         (GERMAN.encode("utf-16"), "mood.csv is read in UTF-16"),
         (GERMAN.encode("utf-16-le"), "mood.csv is read in UTF-16"),
         (GERMAN.encode("utf-16-be"), "mood.csv is read in UTF-16"),
+        (GERMAN.replace("Grüße", "Grüße 20°C ±3 µm").encode("cp1252"), "Windows-1252, as in 'Grüße'"),
     ],
 )
 def test_other_encodings_are_found_out_and_said(tmp_path: Path, content: bytes, said: str) -> None:
@@ -244,6 +245,12 @@ def test_a_wrong_byte_is_named_by_its_position(tmp_path: Path, content: bytes, p
     (tmp_path / "mood.csv").write_bytes(content)
     assert f"mood.csv, {place}" in (text := refusal(str(tmp_path / "mood.csv")))
     assert text.endswith("Write the file again, in UTF-8.")
+
+
+def test_what_another_encoding_may_be_is_told(tmp_path: Path) -> None:
+    texts = ("Отличный фильм, всем советую", "Очень плохо", "Еда была вкусной", "Больше не приду")
+    (tmp_path / "mood.csv").write_bytes(("text,label\n" + "".join(f'"{text}",0\n' for text in texts)).encode("koi8-r"))
+    assert "UTF-16 and Windows-1252. It may be in koi8_r. Write" in refusal(str(tmp_path / "mood.csv"))
 
 
 def test_a_json_file_may_hold_a_record_a_line(tmp_path: Path) -> None:
@@ -315,9 +322,9 @@ def test_a_transform_of_a_data_set_is_applied() -> None:
     lost = dataset().with_transform(lambda batch: {"input_ids": [[1]] * len(batch["review"])})
     assert "data['mood'] with its transform has no column 'text': expected" in refusal({"mood": lost})
     failing = dataset().with_transform(lambda batch: batch["nosuch"])
-    assert "data['mood']: its transform failed: KeyError: 'nosuch'" in refusal({"mood": failing})
+    assert "data['mood'] with its transform: its rows cannot be read: KeyError: 'nosuch'" in refusal({"mood": failing})
     fewer = dataset().with_transform(lambda batch: {"review": batch["review"][1:]})
-    assert "its transform gives 39 values of 'review' for 40 rows" in refusal({"mood": fewer})
+    assert "data['mood'] with its transform: its rows cannot be read: TypeError" in refusal({"mood": fewer})
 
 
 def test_rows_without_a_label_are_left_out_and_said_where_the_data_set_marks_them() -> None:

@@ -1,4 +1,7 @@
-"""Every kind of file that forgetfree reads back: who reads it, what that may raise, and when what was read is sound."""
+"""Files that are read alone, beside no others that tell what they held: who reads each, what that may raise, what is sound.
+
+What is read of a whole directory `fuzz.taken` damages.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,11 @@ from typing import Any
 
 from fuzz import reading
 from fuzz.reading import bits
-from fuzz.samples import Samples
 
-from forgetfree.errors import (
-    DataError,
-    ForgetfreeError,
-    GraftError,
-    LedgerError,
-    ModelError,
-    ReportError,
-    RunError,
-    UsageError,
-)
-from forgetfree.jobs.diagnostics import read_floors
+from forgetfree.errors import DataError, ForgetfreeError, GraftError, LedgerError, ModelError, ReportError
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
-from forgetfree.models.state import ModelState, StateStore
+from forgetfree.models.state import ModelState
 from forgetfree.results.scores import read_scores
 from forgetfree.results.stored import load_run_results
 
@@ -43,7 +35,7 @@ class Kind:
     """
 
     files: tuple[str, ...]
-    read: Callable[[Path, Samples], Any]
+    read: Callable[[Path], Any]
     content: Callable[[Any], Any]
     sound: Callable[[Any, Path], None]
     errors: tuple[type[ForgetfreeError], ...]
@@ -53,7 +45,7 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "ledger": Kind(
         ("run/grafting-continual/seed-0/ledger.safetensors", "run/*/seed-0/ledger.safetensors"),
-        lambda path, samples: Ledger.load(path),
+        lambda path: Ledger.load(path),
         reading.ledger_content,
         reading.sound_ledger,
         (LedgerError,),
@@ -61,7 +53,7 @@ KINDS: dict[str, Kind] = {
     ),
     "graft": Kind(
         ("graft/bare-graft/seed-0/graft.safetensors",),
-        lambda path, samples: Graft.load(path),
+        lambda path: Graft.load(path),
         bits,
         reading.sound_graft,
         (GraftError,),
@@ -69,98 +61,21 @@ KINDS: dict[str, Kind] = {
     ),
     "state": Kind(
         ("graft/fine-tuned/*.safetensors", "*/fine-tuned/*.safetensors"),
-        lambda path, samples: ModelState.load(path),
+        lambda path: ModelState.load(path),
         bits,
         reading.sound_state,
         (ModelError,),
         signed=True,
     ),
-    "seconds of a fine-tuned model": Kind(
-        ("graft/fine-tuned/*.seconds.json", "*/fine-tuned/*.seconds.json"),
-        lambda path, samples: StateStore(path.parent).seconds(path.name.removesuffix(".seconds.json")),
-        repr,
-        reading.sound_note,
-        (ModelError,),
-    ),
-    "checkpoint": Kind(
-        ("run/continual-ft/seed-0/checkpoint.safetensors",),
-        reading.read_strategy("continual-ft"),
-        reading.strategy_content,
-        reading.sound_strategy,
-        (ModelError, RunError),
-        signed=True,
-    ),
-    "learned tasks": Kind(
-        ("run/continual-ft/seed-0/learned.json",),
-        reading.read_strategy("continual-ft"),
-        reading.strategy_content,
-        reading.sound_strategy,
-        (RunError,),
-    ),
-    "fine-tuned models": Kind(
-        ("run/fine-tune/seed-0/fine-tuned.json",),
-        reading.read_strategy("fine-tune"),
-        reading.strategy_content,
-        reading.sound_strategy,
-        (RunError,),
-    ),
-    "adapters": Kind(
-        ("run/lora/seed-0/adapters.safetensors", "run/o-lora/seed-0/adapters.safetensors"),
-        reading.read_strategy("lora"),
-        reading.strategy_content,
-        reading.sound_strategy,
-        (RunError,),
-        signed=True,
-    ),
-    "predictions": Kind(
-        ("run/packnet/seed-0/predictions.safetensors", "run/*/seed-0/predictions.safetensors"),
-        reading.read_predictions,
-        bits,
-        reading.sound_predictions,
-        (RunError,),
-        signed=True,
-    ),
-    "config of a run": Kind(("run/config.json",), reading.read_run, bits, reading.sound_config, (RunError, UsageError)),
-    "record of a unit": Kind(
-        (
-            "run/packnet/seed-0/unit.json",
-            "run/*/seed-0/unit.json",
-        ),
-        reading.read_record,
-        bits,
-        reading.sound_record,
-        (),  # a record that is damaged counts as none
-    ),
     "scores": Kind(
-        (
-            "run/packnet/seed-0/scores.csv",
-            "run/*/seed-0/scores.csv",
-            "scores.csv",
-        ),
-        lambda path, samples: read_scores(path),
+        ("scores.csv",),
+        lambda path: read_scores(path),
         bits,
         reading.sound_scores,
         (ReportError,),
     ),
-    "results of a run": Kind(
-        ("run/results.json",), lambda path, samples: load_run_results(path), bits, reading.sound_results, (ReportError,)
-    ),
-    "seconds per task": Kind(
-        ("run/packnet/seed-0/seconds-per-task.json", "run/*/seed-0/seconds-per-task.json"),
-        reading.read_seconds,
-        bits,
-        reading.sound_seconds,
-        (),  # a file that is damaged counts as none
-    ),
-    "floors": Kind(
-        ("run/grafting-continual/seed-0/floors.json",),
-        lambda path, samples: read_floors(path.parent),
-        bits,
-        reading.sound_floors,
-        (),  # a file that is damaged counts as none
-    ),
     "results of a run in one file": Kind(
-        ("run.csv",), lambda path, samples: load_run_results(path), bits, reading.sound_results, (ReportError,)
+        ("run.csv",), lambda path: load_run_results(path), bits, reading.sound_results, (ReportError,)
     ),
     "notes of a data directory": Kind(
         ("data/sst2/source.json", "data/*/source.json"),

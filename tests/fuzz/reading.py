@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import tiny
 import torch
-from fuzz.samples import TASKS, Samples
 from torch import Tensor
 
 from forgetfree import registry
@@ -19,23 +17,15 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.regions import Region
 from forgetfree.data.reading import read_source
-from forgetfree.errors import (
-    ForgetfreeError,
-)
-from forgetfree.jobs.directory import merged_config, merged_request, read_job_config
-from forgetfree.jobs.predictions import load_answers
-from forgetfree.jobs.unit import Unit
 from forgetfree.kinds.classification import with_source
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.results.comparison import merge
-from forgetfree.results.config_file import load_run
 from forgetfree.results.records import Record
 from forgetfree.results.report.run_report import render
 from forgetfree.results.scores import read_scores, write_scores
-from forgetfree.results.stored import load_run_results
 from forgetfree.tasks import TaskDefinition
 
 
@@ -143,11 +133,7 @@ def sound_graft(graft: Graft, path: Path) -> None:
     assert bits(Graft.load(path)) == bits(graft)
 
 
-# -- What strategies write -------------------------------------------------------------------------------
-
-
-def sound_note(seconds: float | None, path: Path) -> None:
-    assert seconds is None or 0 <= seconds < math.inf
+# -- Others ----------------------------------------------------------------------------------------------
 
 
 def sound_state(state: ModelState, path: Path) -> None:
@@ -157,69 +143,6 @@ def sound_state(state: ModelState, path: Path) -> None:
     )
     state.save(path)
     assert bits(ModelState.load(path)) == bits(state)
-
-
-def read_strategy(name: str) -> Callable[[Path, Samples], Any]:
-    """A strategy that took up the directory; where that is refused, nothing of it is left in strategy and model."""
-
-    def read(path: Path, samples: Samples) -> Any:
-        strategy = samples.strategy(name)
-        strategy.learned = []
-        try:
-            strategy.load(path.parent)
-        except ForgetfreeError:
-            assert strategy.learned == []
-            assert torch.equal(strategy.space.flatten(strategy.model.backbone), strategy.pre_trained.theta)
-            raise
-        return strategy
-
-    return read
-
-
-def strategy_content(strategy: Any) -> Any:
-    """The model that answers each learned task."""
-    held = {}
-    for task in strategy.learned:
-        with strategy.answering(task):
-            held[task.name] = bits(dict(strategy.model.state_dict()))
-            assert finite(strategy.model.state_dict().values())
-    strategy.pre_trained.load_(strategy.model)
-    return held
-
-
-def sound_strategy(strategy: Any, path: Path) -> None:
-    learned = [task.name for task in strategy.learned]
-    assert len(set(learned)) == len(learned) and set(learned) <= set(TASKS)
-
-
-# -- Run directories -------------------------------------------------------------------------------------
-
-
-def read_run(path: Path, samples: Samples) -> Any:
-    """config.json as ``predict`` reads it, and as ``--resume`` does, which compares it with what is there now."""
-    config = load_run(path.parent)
-    now = json.loads((samples.root / "run-config.json").read_text())
-    begun = read_job_config(path.parent, "run")
-    merged_request(path.parent, begun["run"], now["run"], ("strategy", "seed"), keys={})
-    merged_config(path.parent, begun, now)
-    return config
-
-
-def read_record(path: Path, samples: Samples) -> Any:
-    return Unit({"strategy": path.parents[1].name, "seed": 0}, path.parent).record()
-
-
-def sound_record(record: Any, path: Path) -> None:
-    assert record is None or (record["status"] == "done" and record["details"]["options"])
-
-
-def sound_config(config: Any, path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
-    run = path.parent / "config.json"
-    run.write_text(json.dumps(config))
-    assert load_run(path.parent) == config
-    assert all(is_definition(TaskDefinition.of_fields(task)) for task in config["tasks"])
-    run.unlink()
 
 
 def sound_results(results: Any, path: Path) -> None:
@@ -235,22 +158,7 @@ def sound_scores(scores: Any, path: Path) -> None:
     assert bits(read_scores(path.with_suffix(".csv"))) == bits(scores)
 
 
-def read_predictions(path: Path, samples: Samples) -> Any:
-    tasks = [task.definition for task in samples.stream.tasks]
-    found = load_answers(path.parent, tasks, dict.fromkeys(TASKS, tiny.SIZES["test"]))
-    return {task: answers.tensors()["logits"] for task, answers in found.items()}
-
-
-def sound_predictions(logits: Any, path: Path) -> None:
-    assert list(logits) == list(TASKS)
-    assert all(each.shape[0] == tiny.SIZES["test"] and each.ndim == 2 for each in logits.values())
-    assert all(np.isfinite(each).all() and each.dtype.kind == "f" for each in logits.values())
-
-
-# -- Others ----------------------------------------------------------------------------------------------
-
-
-def read_task_notes(path: Path, samples: Samples) -> Any:
+def read_task_notes(path: Path) -> Any:
     notes = read_source(path.parent)
     return notes, with_source(registry.tasks()["sst2"], notes, path.parent)
 
@@ -258,15 +166,3 @@ def read_task_notes(path: Path, samples: Samples) -> Any:
 def sound_notes(found: Any, path: Path) -> None:
     _, task = found
     assert task.faults() == [] and all(label.strip() for label in task.labels)
-
-
-def read_seconds(path: Path, samples: Samples) -> Any:
-    return [run.seconds_per_task for run in load_run_results(path.parents[2]).runs]
-
-
-def sound_floors(found: Any, path: Path) -> None:
-    assert all(score is None or math.isfinite(score) for of_tasks in found.values() for score in of_tasks.values())
-
-
-def sound_seconds(found: Any, path: Path) -> None:
-    assert all(seconds is None or all(0 <= each < math.inf for each in seconds) for seconds in found)

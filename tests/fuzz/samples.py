@@ -1,23 +1,17 @@
-"""One small sound file of every kind that forgetfree reads back, as its commands write them."""
+"""One small run and one graft, and the files of them that are read alone."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from forgetfree import cli, registry
-from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.continual.streams import Stream, load_stream
-from forgetfree.models.state import StateStore
+from forgetfree import cli
 from forgetfree.results.scores import write_scores
 from forgetfree.results.stored import load_run_results, to_csv
 
 TASKS = ("qnli", "ag_news")
-STRATEGIES = (
-    *("grafting-continual", "packnet", "wsn", "bitfit", "graft-retrain"),
-    *("lora", "o-lora", "fine-tune", "continual-ft"),
-)
+STRATEGIES = ("grafting-continual", "packnet", "bitfit", "fine-tune")
 
 
 @dataclass
@@ -27,20 +21,10 @@ class Samples:
     Attributes:
         root: a folder for each command.
         resume: the arguments that go on with the run, but for its directory.
-        stream: that of the run, on the run's model.
     """
 
     root: Path
     resume: list[str]
-    stream: Stream
-    made: dict[str, ContinualStrategy] = field(default_factory=dict)
-
-    def strategy(self, name: str) -> ContinualStrategy:
-        """A strategy on the stream, the same at every call."""
-        if name not in self.made:
-            cls, store = registry.strategy(name), StateStore(self.root / "run" / "fine-tuned")
-            self.made[name] = cls(stream=self.stream, options=cls.Options(steps=1), store=store)
-        return self.made[name]
 
 
 def make_samples(root: Path, data: Path, model: Path) -> Samples:
@@ -56,11 +40,8 @@ def make_samples(root: Path, data: Path, model: Path) -> Samples:
     }
     for name, arguments in commands.items():
         assert cli.main([name, *arguments, "--out", str(root / name)]) == 0
-    for name in ("config", "results"):  # as they are, to compare with
-        for job in commands:
-            shutil.copy(root / job / f"{name}.json", root / f"{job}-{name}.json")
     run = load_run_results(root / "run")
     (root / "run.csv").write_text(to_csv(run), encoding="utf-8")
     write_scores(root / "scores.csv", run.scores()[:12])
     resume = ["run", *commands["run"], "--resume", "--out"]
-    return Samples(root, resume, load_stream(",".join(TASKS), data=str(data), model=str(model), readout="linear"))
+    return Samples(root, resume)

@@ -25,11 +25,11 @@ from typing import Any
 import pandas as pd
 import pictures
 import tiny
-from forgetfree.jobs.running import checkpoints, unit
 from fuzz.mutations import BYTES, JSON, SIGNED, Mutation
 
 from forgetfree import cli
 from forgetfree.errors import ForgetfreeError
+from forgetfree.jobs import checkpoints, unit
 from forgetfree.jobs.loaded_results import load_results
 
 TASKS = ("sst2", "qnli")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forgetfree.jobs.run_config import RunConfig
 
 from forgetfree import cli
 from forgetfree.cli.flags import values_of
 from forgetfree.errors import RunError, UnknownNameError
+from forgetfree.jobs.config import RunConfig
 from forgetfree.results.config_file import load_run, located, portable, read_section
 
 QUICK = ["--shots", "4", "--steps", "1", "--strategy", "grafting-continual", "--sparsity", "0.01"]

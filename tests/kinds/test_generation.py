@@ -15,7 +15,6 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from forgetfree.jobs.run_config import RunConfig
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 import forgetfree
@@ -25,9 +24,12 @@ from forgetfree.continual.template import sizes_of
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, MetricError, ModelError, UsageError
+from forgetfree.jobs.config import RunConfig
+from forgetfree.jobs.description import describe
 from forgetfree.jobs.predictions import load_answers
 from forgetfree.jobs.revision import removal
-from forgetfree.jobs.run import RunJob
+from forgetfree.jobs.run import prepared
+from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.models.loading import load_model
 from forgetfree.results import stored
 from forgetfree.results.answers import TextAnswers
@@ -367,7 +369,7 @@ def test_ways_to_write_texts_are_told_where_none_are_written(
         config = RunConfig(
             stream=stream, data=str(place), model=str(model), strategies=("continual-ft",), settings={"num_beams": 2}
         )
-        RunJob(config).describe()
+        describe(StreamLoader(prepared(config)))
         assert ("num_beams, sampling_temperature and top_p have no effect" in capsys.readouterr().err) == (
             stream == "labels"
         )

@@ -13,10 +13,10 @@ import torch
 from families import FAMILIES
 from tiny import LAYERS, POSITIONS, TASK
 
-from forgetfree.core.regions import kind_of
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
 from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.results.parameter_kinds import parameter_kind
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)
 
@@ -46,7 +46,7 @@ def test_every_tensor_of_a_layer_may_be_grafted_and_has_its_kind(directory: Any,
     closing = set()
     for spec in space.tensors:
         module = re.sub(r"\.(weight|bias)$", "", spec.name)
-        kind = kind_of(spec.name)
+        kind = parameter_kind(spec.name)
         assert kind.split()[-1] == ("bias" if spec.name.endswith("bias") else "weight")
         if layer := re.match(r"(?:.*?\.)??\d+\.", module):
             layers.setdefault(module[layer.end() :], set()).add(kind.rpartition(" ")[0])

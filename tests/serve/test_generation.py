@@ -270,11 +270,11 @@ def test_predict_reads_the_columns_that_the_run_named(
     """Where the file has them, and nothing else is named."""
     assert _columns_of_run(apart).texts == _columns_of_run(apart / "config.json").texts == ()
     config = json.loads((apart / "config.json").read_text())
-    config["run"]["text_column"] = ["first.review", "body"]
+    config["run"]["text_column"] = ["first=review", "body"]
     monkeypatch.setattr("forgetfree.results.config_file.load_run", lambda _: config)
     task = served(TaskDefinition("first", "generation", ()))
     usual = _columns_of_run(tmp_path)
-    assert {name: usual.columns(name, ()).texts for name in ("first", "last")} == {
+    assert {name: usual.columns(name).texts for name in ("first", "last")} == {
         "first": ("review",),
         "last": ("body",),
     }

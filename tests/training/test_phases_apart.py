@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from forgetfree.jobs.running import checkpoints
 from torch import Tensor
 
 from forgetfree.data.sources import load_tasks
+from forgetfree.jobs import checkpoints
 from forgetfree.jobs.checkpoints import FileCheckpoint
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forgetfree.jobs.running import workers
 
 from forgetfree import cli
+from forgetfree.jobs import workers
 from forgetfree.jobs.workers import units_at_a_time
 
 

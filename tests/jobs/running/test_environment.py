@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from forgetfree.jobs.running import environment
 
+from forgetfree.jobs import environment
 from forgetfree.training.monitor import Monitor, Stopwatch
 
 

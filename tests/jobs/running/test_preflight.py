@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import tiny
 import transformers
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running import workload
 
 from forgetfree import cli
+from forgetfree.jobs import workload
+from forgetfree.jobs.config import RunConfig
 from forgetfree.models.loading import load_model, sized
 
 Plan = Callable[..., dict[str, Any]]

@@ -18,11 +18,11 @@ from typing import Any
 
 import pyte
 import pytest
-from forgetfree.jobs.running import progress
 from rich.cells import cell_len
 from rich.console import Console
 
 from forgetfree import cli
+from forgetfree.jobs import progress
 from forgetfree.jobs.progress import Ended, LiveProgress, PlainProgress, Progress, Step, make_progress
 from forgetfree.results.scores import Score
 

@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forgetfree.jobs.engine import perform
-from forgetfree.jobs.execution import Execution
-from forgetfree.jobs.run_config import RunConfig
 from surroundings import tell_surroundings
 from tiny import last_of_each
 
@@ -28,7 +25,9 @@ from forgetfree import cli, device, errors
 from forgetfree.device import spread
 from forgetfree.errors import RunError, UnknownNameError
 from forgetfree.files import write_json
-from forgetfree.jobs.run import RunJob
+from forgetfree.jobs.config import Execution, RunConfig
+from forgetfree.jobs.run import prepared
+from forgetfree.jobs.run import run as perform
 from forgetfree.jobs.unit import Unit
 from forgetfree.jobs.workers import WorkerProcesses, devices_of_workers
 
@@ -110,7 +109,7 @@ def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: 
     with pytest.raises(
         RunError, match=r"(?s)stopped from outside, .*finished: nothing.* --resume --out .* goes on\. Add --jobs 1"
     ):
-        perform(RunJob(config), Execution(jobs=2))
+        perform(prepared(config), Execution(jobs=2))
     assert none_is_left()
 
 
@@ -180,7 +179,7 @@ def test_an_error_of_the_parent_stops_the_workers(
             raise OSError(28, "No space left on device")
         write_json(path, content)
 
-    monkeypatch.setattr("forgetfree.jobs.engine.write_json", full)
+    monkeypatch.setattr("forgetfree.jobs.run.write_json", full)
     many = [part for seed in range(4, 20) for part in ("--seed", str(seed))]
     with pytest.raises(OSError, match="No space left"):
         more = ["--set", "steps=100", "--debug", "--jobs", "2", "--out", str(tmp_path / "out")]

@@ -1,20 +1,19 @@
-"""``--log``: losses, rates and scores reach the libraries, which never cost a run anything."""
+"""``--log``: losses, rates and scores reach the trackers of accelerate, which never cost a run anything."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import sys
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from forgetfree.jobs.running import loggers
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from forgetfree import cli
-from forgetfree.jobs.unit import HISTORY
+from forgetfree.jobs.unit import HISTORY, History
 
 TASKS = ("qnli", "ag_news", "sst2")
 
@@ -63,7 +62,8 @@ def test_tensorboard_has_every_step_and_all_scores(run: Any) -> None:
     out, code = run("--log", "tensorboard")
     assert code == 0
     for seed in (0, 1):
-        events = EventAccumulator(str(out / "continual-ft" / f"seed-{seed}"))
+        folder = out / "logs" / "continual-ft" / f"seed-{seed}"
+        events = EventAccumulator(str(folder))
         events.Reload()
         steps, matrix = expected(out, seed)
         assert len(steps) == 15
@@ -72,9 +72,10 @@ def test_tensorboard_has_every_step_and_all_scores(run: Any) -> None:
             assert found == [(i, pytest.approx(step[column])) for i, step in enumerate(steps, 1)]
         for i, task in enumerate(TASKS):
             found = [(event.step, event.value) for event in events.Scalars(f"accuracy/{task}")]
-            assert found == [(after, pytest.approx(row[i])) for after, row in enumerate(matrix)]
-        assert "continual-ft" in str(events.Tensors("configuration/text_summary"))
-    assert run("--log", "tensorboard", "--resume")[1] == 0  # its files belong to the unit, which is done
+            assert found == [(5 * after, pytest.approx(row[i])) for after, row in enumerate(matrix)]
+        (file,) = folder.rglob("hparams.yml")
+        assert "steps: 5" in file.read_text()
+    assert run("--log", "tensorboard", "--resume")[1] == 0
 
 
 @pytest.mark.sampled(share=0.2)
@@ -83,7 +84,7 @@ def test_tensorboard_has_every_step_and_all_scores(run: Any) -> None:
 def test_workers_log_too(run: Any) -> None:
     out, code = run("--log", "tensorboard", "--jobs", "2")
     assert code == 0
-    assert all(list((out / "continual-ft" / f"seed-{seed}").glob("events.out.tfevents.*")) for seed in (0, 1))
+    assert all(list((out / "logs/continual-ft" / f"seed-{seed}").glob("events.out.tfevents.*")) for seed in (0, 1))
 
 
 @pytest.mark.sampled(share=0.3)
@@ -111,13 +112,13 @@ def test_wandb_without_an_account_is_told_before_any_work(
 
 @pytest.mark.filterwarnings("ignore")  # of the libraries beneath it
 @needs("mlflow")
-def test_mlflow_has_every_step_and_all_scores(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_has_every_step_and_all_scores(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     out, code = run("--log", "mlflow")
     assert code == 0
-    client = MlflowClient(tracking_uri=f"sqlite:///{out / 'mlflow.db'}")
+    client = MlflowClient()
     experiment = client.get_experiment_by_name("forgetfree")
     found = {each.info.run_name: each for each in client.search_runs([experiment.experiment_id])}
     assert found.keys() == {"out continual-ft seed 0", "out continual-ft seed 1"}
@@ -139,86 +140,106 @@ def test_trackio_takes_a_run(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path
     assert any((tmp_path / "trackio").rglob("forgetfree*"))
 
 
-class StandIn(ModuleType):
-    """What Trackio offers, as far as we use it; it writes down what it is told, and may fail."""
+class Own(GeneralTracker):  # type: ignore[misc]
+    """A tracker of somebody else's, which writes down what it is told, and may fail."""
 
-    def __init__(self, fails_at: int = -1) -> None:
-        super().__init__("trackio")
-        self.runs: list[dict[str, Any]] = []
-        self.logged: list[dict[str, float]] = []
-        self.finished, self._fails_at = 0, fails_at
+    name, requires_logging_directory = "own", False
+    runs: list[list[tuple[int, dict[str, float]]]] = []  # noqa: RUF012
+    configurations: list[dict[str, Any]] = []  # noqa: RUF012
+    finished, fails_at = 0, -1
 
-    def init(self, **given: Any) -> StandIn:
-        print("Trackio says hello")
-        self.runs.append(given)
-        return self
+    def __init__(self, project: str) -> None:
+        super().__init__()
+        assert project == "forgetfree"
 
-    def log(self, values: dict[str, float]) -> None:
-        if len(self.logged) == self._fails_at:
+    def start(self) -> None:
+        print("hello")
+        self.runs.append([])
+
+    @property
+    def tracker(self) -> object:
+        return self.runs[-1]
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.configurations.append(values)
+
+    def log(self, values: dict[str, float], step: int | None = None, **_: Any) -> None:
+        if len(self.runs[-1]) == self.fails_at:
             raise ConnectionError("the server is gone\nand will not return")
-        self.logged.append(values)
+        assert step is not None
+        self.runs[-1].append((step, values))
 
     def finish(self) -> None:
-        self.finished += 1
+        type(self).finished += 1
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, fails_at: int = -1) -> StandIn:
-    module = StandIn(fails_at)
-    monkeypatch.setitem(sys.modules, "trackio", module)
-    monkeypatch.setattr(loggers, "find_spec", lambda name: object())
-    return module
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> type[Own]:
+    class Fresh(Own):
+        runs, configurations = [], []
+
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "own", Fresh)
+    return Fresh
 
 
-@pytest.mark.sampled(share=0.4)
-def test_each_value_has_its_axis(run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """With a stand-in for Trackio: runs by unit in the job's group, losses over steps, scores over learned tasks."""
-    module = stand_in(monkeypatch)
-    out, code = run("--log", "trackio")
+def test_a_tracker_of_somebody_else_gets_configuration_losses_and_scores(run: Any, own: type[Own], capsys: Any) -> None:
+    out, code = run("--log", "own")
     assert code == 0 and "hello" not in capsys.readouterr().out
-    assert [(given["name"], given["group"]) for given in module.runs] == [
-        ("out continual-ft seed 0", "out"),
-        ("out continual-ft seed 1", "out"),
-    ]
-    assert module.finished == 2 and module.runs[0]["config"]["steps"] == 5
-    of_one = module.logged[: len(module.logged) // 2]
+    assert (len(own.runs), own.finished) == (2, 2)
+    assert own.configurations[0]["steps"] == 5
     steps, matrix = expected(out, 0)
-    logged = [(each["step"], each["loss/train"], each["rate/train"]) for each in of_one if "step" in each]
-    assert logged == [(i, *step) for i, step in enumerate(steps, 1)]
-    scores = {
-        each["tasks_learned"]: [each[f"accuracy/{task}"] for task in TASKS] for each in of_one if "step" not in each
-    }
-    assert scores == dict(enumerate(matrix))
+    losses = [(at, each["loss/train"], each["rate/train"]) for at, each in own.runs[0] if "loss/train" in each]
+    assert losses == [(i, *step) for i, step in enumerate(steps, 1)]
+    scores = [(at, [each[f"accuracy/{t}"] for t in TASKS]) for at, each in own.runs[0] if "accuracy/sst2" in each]
+    assert scores == [(5 * after, row) for after, row in enumerate(matrix)]
+
+
+def test_a_unit_that_is_resumed_goes_on_in_its_run(run: Any, own: type[Own], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it had never been cut short: nothing is missing, and nothing is there twice."""
+    out, _ = run("--log", "own")
+    whole = own.runs[0]
+    shutil.rmtree(out)
+    own.runs.clear()
+    met = History.met
+
+    def cut(self: Any, task: str, phase: Any, step: int, *more: Any) -> None:
+        if (task, step) == ("ag_news", 3):
+            raise KeyboardInterrupt
+        met(self, task, phase, step, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(History, "met", cut)
+        assert run("--log", "own")[1] != 0
+    known = json.loads(next(out.rglob(".checkpoint/trackers.json")).read_text())
+    assert known == {"own": ""}
+    assert run("--log", "own", "--resume")[1] == 0
+    assert own.runs[0] + own.runs[1] == whole and len(own.configurations) == 4  # of two units, twice
 
 
 @pytest.mark.sampled("3")
 @pytest.mark.parametrize("fails_at", [0, 3])
-def test_a_logger_that_fails_costs_nothing(
-    run: Any, fails_at: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    module = stand_in(monkeypatch, fails_at)
-    out, code = run("--log", "trackio")
-    told = [line for line in capsys.readouterr().err.splitlines() if "trackio" in line]
-    why = "note: logging to trackio has stopped: ConnectionError: the server is gone. The rest goes on without it."
+def test_a_tracker_that_fails_costs_nothing(run: Any, own: type[Own], fails_at: int, capsys: Any) -> None:
+    own.fails_at = fails_at
+    out, code = run("--log", "own")
+    told = [line for line in capsys.readouterr().err.splitlines() if "logging to own" in line]
+    why = "note: logging to own has stopped: ConnectionError: the server is gone. The rest goes on without it."
     assert (code, told) == (0, [why])  # of both units
-    assert len(module.logged) == fails_at
+    assert [len(each) for each in own.runs] == [fails_at, fails_at]
     assert len(json.loads((out / "results.json").read_text())["runs"]) == 2
 
 
 @pytest.mark.parametrize(
     ("names", "remedy"),
     [
-        (
-            ["trackio"],
-            r"--log trackio needs the library trackio, which is not installed: pip install 'forgetfree[trackio]'",
-        ),
+        (["trackio"], "--log trackio needs the library trackio, which is not installed: pip install trackio"),
         (["tensorbord"], "Did you mean 'tensorboard'?"),
         (["wandb", "wandb"], "--log names wandb twice"),
     ],
 )
-def test_what_cannot_be_logged_to_is_told_before_any_work(
+def test_a_tracker_that_is_not_there_is_told_before_any_work(
     run: Any, names: Sequence[str], remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(loggers, "find_spec", lambda name: None)
+    monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: ["wandb"])
     out, code = run(*(word for name in names for word in ("--log", name)))
     assert (code, out.exists()) == (2, False)
     assert remedy in capsys.readouterr().err
