@@ -133,8 +133,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 def test_the_scores_of_the_readme_are_those_of_the_committed_run() -> None:
     """Every score stands in the report, and none is bold; the updates are those of its options, a region's as many again."""
     from forgetfree.results.comparison import merge
-    from forgetfree.results.report.run_report import lay_out
     from forgetfree.results.stored import load_run_results
+
+    from forgetfree.results.report.run_report import lay_out
 
     lines = re.findall(
         r"^\| `([\w-]+)`(.*?)((?: \| [^|]+){5}) \| ([\d,]+) \| [^|]+ \|$", (ROOT / "README.md").read_text("utf-8"), re.M
@@ -149,8 +150,9 @@ def test_the_scores_of_the_readme_are_those_of_the_committed_run() -> None:
 
 
 def test_the_digits_are_those_of_the_committed_run() -> None:
-    from forgetfree.benchmarks.vision.digits import table
     from forgetfree.results.stored import rows_of_csv
+
+    from forgetfree.benchmarks.vision.digits import table
 
     _, measured = rows_of_csv((RESULTS / "digits.csv").read_text(encoding="utf-8"))
     rows = [line for line in table(measured).splitlines() if line.startswith("|")]

@@ -21,10 +21,10 @@ from forgetfree.errors import RunError, UsageError, names_arguments
 from forgetfree.jobs.config import BESIDE_ON, Execution, InMemory, RunConfig, key_of, strategies_of, stream_of
 from forgetfree.jobs.directory import failures, resumption
 from forgetfree.jobs.environment import caller_untouched, quiet_libraries
-from forgetfree.jobs.loaded_results import Results, load_results
 from forgetfree.jobs.progress import make_progress
 from forgetfree.options import build, by_name, name_of_function
 from forgetfree.output import no_empty_directories
+from forgetfree.results.table import Results, load_results
 from forgetfree.terminal import each_note_once, stderr, tell
 from forgetfree.training.training_options import check_optimizer
 

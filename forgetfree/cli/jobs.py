@@ -149,12 +149,11 @@ def _show(results: Json, out: Path, verbose: bool) -> None:
     """Print the headline and the first table of a run, or all, and where the report and the grafts are."""
     if not results["runs"]:
         return
-    from forgetfree.results.comparison import merge
     from forgetfree.results.report.page import brief_page, render_page
     from forgetfree.results.report.run_report import lay_out
-    from forgetfree.results.run_results import RunResults
+    from forgetfree.results.table import load_results
 
-    page = lay_out(merge([RunResults.of(results)]), ended=verbose)
+    page = lay_out(load_results(out))
     print(render_page(page if verbose else brief_page(page), "rich"))
     print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (all tables)"))
     for path in sorted(out.glob("bare-graft/seed-*/graft.safetensors")):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_training import Learner
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RunError
-from forgetfree.files import write_json
-from forgetfree.json_file import check, read_json
 from forgetfree.ledger import Ledger, check_binding, check_definitions
-from forgetfree.models.state import ModelState
+from forgetfree.models.state import ModelState, learned_in
 from forgetfree.training.encoded_task import EncodedTask
 
 
@@ -48,15 +47,15 @@ class WholeModel:
 
     def save(self, directory: Path) -> None:
         """Write the model, and the names of the tasks."""
-        ModelState.of(self._strategy.model).save(directory / "checkpoint.safetensors")
-        write_json(directory / "learned.json", [task.name for task in self._strategy.learned])
+        learned = json.dumps([task.name for task in self._strategy.learned])
+        ModelState.of(self._strategy.model).save(directory / "checkpoint.safetensors", learned=learned)
 
     def load(self, directory: Path) -> None:
         """Put the saved model into the stream's."""
-        strategy, path = self._strategy, directory / "learned.json"
-        names = read_json(path, RunError, "Restore it from a copy, or run the stream again.", _check_learned)
+        strategy, path = self._strategy, directory / "checkpoint.safetensors"
+        names = learned_in(path)
         learned = tasks_named(strategy.stream, names, path)
-        state = ModelState.load(directory / "checkpoint.safetensors")
+        state = ModelState.load(path)
         state.check_fits(strategy.model, names)
         state.load_(strategy.model)
         for task in learned:
@@ -81,11 +80,6 @@ def tasks_named(stream: Stream, names: Iterable[str], path: Path) -> list[Encode
             "Load it with its stream."
         )
     return [tasks[name] for name in names]
-
-
-def _check_learned(names: Any) -> None:
-    right = isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
-    check("the content", names, right, "a list of different task names")
 
 
 # -- A ledger -------------------------------------------------------------------------------------------

@@ -11,13 +11,12 @@ import torch
 
 from forgetfree.continual.evaluation import sample
 from forgetfree.data.sampling import representative
-from forgetfree.errors import RunError
 from forgetfree.files import write_json
-from forgetfree.json_file import check, is_number, read_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import LabelAnswers, label_answers, pack_rows
 from forgetfree.results.calibration import calibration_rows, temperature_of
+from forgetfree.results.unit_folder import FLOORS
 from forgetfree.training.encoded_task import EncodedTask, sampled
 from forgetfree.training.floors import bag_of_words, linear_probe, linear_probes, nearest_rows
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from forgetfree.training.texts_aside import TextsAside
     from forgetfree.training.training_options import TrainingOptions
 
-_FLOORS = "floors.json"
 #: By task.
 Numbers = dict[str, float | None]
 
@@ -165,30 +163,7 @@ def losses_after(strategy: ContinualStrategy, texts: TextsAside) -> dict[str, An
     return {"after": loss(strategy.regions.holding(union=False)), "by_task": by_task}
 
 
-# -- floors.json in a unit's folder: the floors of its seed, also where the unit failed later -------------
-
-
 def write_floors(directory: Path, floors: dict[str, Any]) -> None:
-    """Write the file, if there are any."""
+    """Write the floors of a seed into a unit's folder, if there are any: also where the unit failed later."""
     if floors:
-        write_json(directory / _FLOORS, floors)
-
-
-def read_floors(directory: Path) -> dict[str, Any]:
-    """Return the floors; none where the file is missing or damaged."""
-    try:
-        floors: dict[str, Any] = read_json(directory / _FLOORS, RunError, "", _check_floors)
-    except RunError:
-        return {}
-    return floors
-
-
-def _check_floors(floors: Any) -> None:
-    from forgetfree.results.run_results import LEARNED_FLOORS
-
-    check("floors", floors, isinstance(floors, dict) and floors.keys() <= LEARNED_FLOORS.keys(), "an object of floors")
-    for name, of_tasks in floors.items():
-        check(name, of_tasks, isinstance(of_tasks, dict), "an object of tasks")
-        for task, score in of_tasks.items():
-            # Whether they are within the bounds of their metrics is told of results.json, which names those.
-            check(f"{name}.{task}", score, score is None or is_number(score), "a finite number, or null")
+        write_json(directory / FLOORS, floors)

@@ -93,7 +93,7 @@ def _standing(unit: Unit, tasks: int) -> str:
 def failures(results: Json) -> list[str]:
     """Return a message for each unit that failed."""
     return [
-        f"{named({key: value for key, value in unit.items() if key not in ('error', 'matrix')}, ', ')}: {unit['error']}"
+        f"{named({key: value for key, value in unit.items() if key not in ('error', 'after')}, ', ')}: {unit['error']}"
         for unit in results["failed"]
     ]
 

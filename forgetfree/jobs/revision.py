@@ -16,26 +16,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from forgetfree import registry
 from forgetfree.data.columns import names_for
-from forgetfree.errors import RunError, TaskError, UsageError, nearest
+from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, write_json
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, stream_of, without_others
 from forgetfree.jobs.directory import as_json, merged_config, read_config_json
-from forgetfree.jobs.run import prepared, run, units_of, write_results
+from forgetfree.jobs.run import prepared, run, units_of
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.stream_prefix import Form, StreamPrefix
 from forgetfree.jobs.unit import Json, Unit
-from forgetfree.json_file import parse_json, sign
+from forgetfree.json_file import sign
 from forgetfree.kinds.kind import readout_for
 from forgetfree.models.architecture import CAUSAL_HEAD
+from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.output import check_begun, make_directory, refuse_content
 from forgetfree.results.config_file import PLACES, located, of_each
+from forgetfree.results.report.run_report import write_report
 from forgetfree.tasks import TaskDefinition, usual_max_length
-from forgetfree.tensor_file import metadata_of
 
 
 def revise(
@@ -232,7 +231,7 @@ class Revision:
                 each.write(out, content["command"])
         try:
             if not trains:
-                return write_results(out, ended=True)
+                return write_report(out, ended=True)
             return run(self.config, replace(execution, resume=True), self)
         except (RunError, UsageError):  # data, model or versions are not those of the run
             if not begun and not any(each.unit_in(out).is_begun for each in prefixes if not each.is_complete):
@@ -285,8 +284,8 @@ def _take_models(store: Path, new: Path, tasks: set[str]) -> None:
     """Take over the fine-tuned models of some tasks: by links where the disk has them, else as copies."""
     for path in sorted(store.glob("*.safetensors")):
         try:
-            own_tasks = set(parse_json(metadata_of(path)["tasks"]))
-        except (OSError, SafetensorError, LookupError, TypeError, ValueError):  # a damaged one is made again
+            own_tasks = set(ModelState.load(path).readouts)
+        except ModelError:  # a damaged one is made again
             continue
         if own_tasks <= tasks:
             make_directory(new)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from forgetfree.core.base_regions import tiny_region_note
 from forgetfree.device import find_device, kind_of_device, spread
 from forgetfree.errors import RunError, UsageError
-from forgetfree.files import sweep, write_atomically, write_json
+from forgetfree.files import sweep, write_json
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, with_precision
 from forgetfree.jobs.description import describe
 from forgetfree.jobs.directory import as_json, holdings, merged_config, read_config_json, units_in
@@ -281,28 +281,10 @@ def write_results(out: Path, ended: bool = False) -> Json:
     Args:
         out: the directory.
         ended: nothing more is run now: draw figures, too.
-
-    Raises:
-        RunError: there is no config.json of a run, or it is damaged.
     """
-    config = read_config_json(out)
-    units = [(unit, unit.record()) for unit in units_in(out, config["units"])]
-    from forgetfree.jobs.summary import summary_of_units
-    from forgetfree.results.comparison import merge
-    from forgetfree.results.report.run_report import render
-    from forgetfree.results.run_results import RunResults
-    from forgetfree.results.stored import with_timings
-    from forgetfree.results.unit_folder import signatures
+    from forgetfree.results.report.run_report import write_report  # not before there is something to report
 
-    results = summary_of_units(out, {"schema": SCHEMA, **config["about"]}, units)
-    results = sign(results | signatures(out, config["units"]))
-    write_json(out / "results.json", results)
-    comparison = merge([with_timings(RunResults.of(results, str(out)), out)])
-    if results["runs"]:
-        write_atomically(out / "report.md", render(comparison, "markdown", ended=ended))
-    if ended:
-        write_atomically(out / "report.html", render(comparison, "html"))
-    return results
+    return write_report(out, ended=ended)
 
 
 __all__ = ["UnitWork", "check_resumption", "prepared", "run", "units_of", "write_results"]

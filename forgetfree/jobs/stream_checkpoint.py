@@ -161,7 +161,7 @@ class StreamCheckpoint:
             for number, (_, _, answers) in enumerate(new_answers)
             for name, array in answers.tensors().items()
         }
-        _FILE.write_large(path, tensors, {"about": json.dumps(about)})
+        _FILE.write(path, tensors, {"about": json.dumps(about)})
 
 
 def _new(kind: str, now: Mapping[str, Answers], before: Mapping[str, Answers]) -> list[tuple[str, str, Answers]]:

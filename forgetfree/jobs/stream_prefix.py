@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -14,18 +14,19 @@ from torch import Tensor
 
 from forgetfree.errors import RunError
 from forgetfree.files import write_atomically, write_json
-from forgetfree.jobs.diagnostics import read_floors, write_floors
+from forgetfree.jobs.diagnostics import write_floors
 from forgetfree.jobs.learn import ledger_summary
-from forgetfree.jobs.predictions import PREDICTION_FILE, PREDICTIONS
+from forgetfree.jobs.predictions import PREDICTION_FILE
 from forgetfree.jobs.stream_checkpoint import LearnedStream
 from forgetfree.jobs.stream_loading import Row
-from forgetfree.jobs.unit import HISTORY, Json, Unit
+from forgetfree.jobs.unit import Json, Unit
 from forgetfree.json_file import parse_json, read_json
 from forgetfree.ledger import Ledger
 from forgetfree.output import make_directory
 from forgetfree.results.answers import json_of
+from forgetfree.results.runs import read_floors
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
-from forgetfree.results.unit_folder import BEFORE, SECONDS_PER_TASK
+from forgetfree.results.unit_folder import BEFORE, HISTORY, PREDICTIONS, SECONDS_PER_TASK
 from forgetfree.serve.source import LEDGER
 from forgetfree.training.monitor import PHASES
 
@@ -167,7 +168,7 @@ class StreamPrefix:
             now: what is kept after all of them, which may count the readouts of further tasks.
         """
         if self.ledger:
-            return [self.ledger.of_tasks(self.tasks[: count + 1]).size_in_bytes for count in range(len(self.tasks))]
+            return list(accumulate(self.ledger.sizes))
         kept: list[int] = self._record["details"]["kept_bytes"]
         return [each + now - kept[-1] for each in kept]
 

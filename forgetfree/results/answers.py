@@ -166,41 +166,6 @@ def json_of(array: npt.NDArray[Any]) -> Any:
     return parse_json(array.astype(np.uint8).tobytes().decode())
 
 
-@dataclass(frozen=True)
-class WrittenTexts:
-    """Texts that answer a task's rows, as a file of answers keeps them.
-
-    Attributes:
-        texts: what was written.
-        right: of each row the texts that are right.
-        prompts: what each row asks, as far as a report shows it; none in older files.
-        before: what was written before training, of `shown_rows`; none where nothing was asked then.
-    """
-
-    texts: Sequence[str]
-    right: Sequence[Sequence[str]]
-    prompts: Sequence[str] = ()
-    before: Sequence[str] = ()
-
-    @property
-    def array(self) -> npt.NDArray[np.uint8]:
-        """The texts as JSON in UTF-8."""
-        content = {"texts": list(self.texts), "right": [list(each) for each in self.right]}
-        content |= {"prompts": list(self.prompts)} if self.prompts else {}
-        return array_of(content)
-
-    @classmethod
-    def of_array(cls, array: npt.NDArray[Any], before: npt.NDArray[Any] | None = None) -> Self:
-        """Return what `array` gave, with the texts before training, if any; raise ``ValueError`` where it is none."""
-        content, first = json_of(array), [] if before is None else json_of(before)
-        prompts = content.get("prompts", [])
-        rows = [len(content["texts"]), len(content["right"]), *([len(prompts)] if prompts else [])]
-        check("texts, right texts and prompts", rows, len({*rows}) == 1, "those of the same rows")
-        expected = len(shown_rows(rows[0]))
-        check("texts before training", len(first), len(first) in (0, expected), f"those of {expected} rows")
-        return cls(content["texts"], content["right"], prompts, first)
-
-
 @dataclass(frozen=True, eq=False)
 class TextAnswers:
     """Texts that a model wrote, and its losses on the right ones.
@@ -276,7 +241,8 @@ class TextAnswers:
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         """Return token ids, losses, log-probabilities, and all texts as JSON in UTF-8."""
-        return self._numbers | {"texts": WrittenTexts(self.texts, self.right, self.prompts).array}
+        content = {"texts": list(self.texts), "right": [list(each) for each in self.right]}
+        return self._numbers | {"texts": array_of(content | ({"prompts": list(self.prompts)} if self.prompts else {}))}
 
     @property
     def _numbers(self) -> dict[str, npt.NDArray[Any]]:
@@ -286,13 +252,21 @@ class TextAnswers:
     @classmethod
     def of_tensors(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return answers from what `tensors` gave; raise ``ValueError`` where they do not belong together."""
-        texts = WrittenTexts.of_array(arrays["texts"])
+        content = json_of(arrays["texts"])
+        texts, right, prompts = content["texts"], content["right"], content.get("prompts", [])
         ids, lengths, losses, counts = (arrays[name] for name in _OF_ALL)
         closed = {name: arrays[name] for name in _OF_CLOSED if name in arrays}
-        rows = {len(texts.texts), len(lengths), len(counts), *map(len, closed.values())}
+        rows = {*map(len, (texts, right, lengths, counts, prompts or texts, *closed.values()))}
         sound = len(rows) == 1 and (len(ids), len(losses)) == (lengths.sum(), counts.sum())
         check("texts, token ids and losses", sorted(rows), sound, "those of the same rows")
-        return cls(ids, lengths, losses, counts, texts.texts, texts.right, texts.prompts, **closed)
+        return cls(ids, lengths, losses, counts, texts, right, prompts, **closed)
+
+
+def same_rows(one: Answers, other: Answers) -> bool:
+    """Say whether two answers are to the same rows, as far as the right answers tell; of other kinds they do not."""
+    if isinstance(one, LabelAnswers) and isinstance(other, LabelAnswers):
+        return np.array_equal(one.labels, other.labels)
+    return isinstance(one, TextAnswers) and isinstance(other, TextAnswers) and one.right == other.right
 
 
 def constant_scores(answers: Sequence[Answers], metrics: Sequence[str], *, task_known: bool = True) -> list[float]:

@@ -20,7 +20,7 @@ from forgetfree.results.config_file import check_whole
 from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.cards import hub_card
 from forgetfree.serve.source import saved_file
-from forgetfree.tensor_file import read_tensors
+from forgetfree.tensor_file import OpenFile
 
 #: What names a repository where a path may also stand.
 SCHEME = "hf://"
@@ -155,7 +155,7 @@ def _load(file: Path) -> Graft | Ledger:
     from safetensors import SafetensorError
 
     try:
-        format = read_tensors(file)[0].get("format")
+        format = OpenFile(file).metadata.get("format")
     except (SafetensorError, OSError) as error:
         raise HubError(
             f"{file} cannot be read: {first_line(error)}. Restore it from a copy, or make it again."

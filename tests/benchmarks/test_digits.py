@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from forgetfree.results.stored import rows_of_csv
 
 from forgetfree import registry
 from forgetfree.benchmarks.vision import digits
 from forgetfree.errors import UnknownNameError
-from forgetfree.results.stored import rows_of_csv
 
 
 def test_no_row_is_in_two_parts_and_each_digit_is_in_all() -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forgetfree.results.comparison import one_file
+from forgetfree.results.run_results import Run, RunResults
+from forgetfree.results.stored import load_run_results, to_csv
 
 from forgetfree import cli
 from forgetfree.benchmarks import replay
-from forgetfree.results.comparison import one_file
 from forgetfree.results.learning_matrix import summarize
-from forgetfree.results.run_results import Run, RunResults
-from forgetfree.results.stored import load_run_results, to_csv
 
 SMALL = replay.RESULTS / "small.csv"
 

@@ -22,8 +22,8 @@ import forgetfree
 from forgetfree import cli
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import DataError, OptionError, ReportError, RunError, UnknownNameError, UsageError, in_arguments
-from forgetfree.jobs.loaded_results import Results
 from forgetfree.options import option
+from forgetfree.results.table import Results
 from forgetfree.training.training_options import TrainingOptions
 
 Json = dict[str, Any]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forgetfree import cli
+from forgetfree.results.runs import read_run, to_csv
 from forgetfree.results.scores import write_scores
-from forgetfree.results.stored import load_run_results, to_csv
 
 TASKS = ("qnli", "ag_news")
 STRATEGIES = ("grafting-continual", "packnet", "bitfit", "fine-tune")
@@ -40,7 +40,7 @@ def make_samples(root: Path, data: Path, model: Path) -> Samples:
     }
     for name, arguments in commands.items():
         assert cli.main([name, *arguments, "--out", str(root / name)]) == 0
-    run = load_run_results(root / "run")
+    run = read_run(root / "run")
     (root / "run.csv").write_text(to_csv(run), encoding="utf-8")
     write_scores(root / "scores.csv", run.scores()[:12])
     resume = ["run", *commands["run"], "--resume", "--out"]

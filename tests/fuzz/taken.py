@@ -30,7 +30,7 @@ from fuzz.mutations import BYTES, JSON, SIGNED, Mutation
 from forgetfree import cli
 from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs import checkpoints, unit
-from forgetfree.jobs.loaded_results import load_results
+from forgetfree.results.table import load_results
 
 TASKS = ("sst2", "qnli")
 STRATEGIES = ("grafting-continual", "packnet", "lora", "fine-tune", "continual-ft")

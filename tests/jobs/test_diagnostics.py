@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forgetfree.results.comparison import merge, with_files
+from forgetfree.results.run_results import RunResults
+from forgetfree.results.stored import load_run_results
 from safetensors.numpy import load_file
 
 import forgetfree
@@ -20,10 +23,7 @@ from forgetfree.errors import TrainingError
 from forgetfree.jobs import diagnostics
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import LabelAnswers, pack_rows
-from forgetfree.results.comparison import merge, with_files
 from forgetfree.results.evidence import Evidence
-from forgetfree.results.run_results import RunResults
-from forgetfree.results.stored import load_run_results
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.training.encoded_task import sampled
 from forgetfree.training.floors import linear_probe, overlap, word_answers

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forgetfree.results.comparison import merge
+from forgetfree.results.stored import load_run_results
 from reported import make_run, of_equal_rows
 
 from forgetfree import cli
 from forgetfree.benchmarks.coverage import SEEDS, WORLDS, coverage
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.calibration import debiased_ece, ece_noise_floor
-from forgetfree.results.comparison import merge
 from forgetfree.results.evidence import Evidence, RowScore, forgetting, interval, ratio, shared_variance
 from forgetfree.results.learning_matrix import summarize
-from forgetfree.results.stored import load_run_results
 
 
 def noise_floor(answers: LabelAnswers) -> float:

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forgetfree.results.comparison import merge
+from forgetfree.results.run_results import RunResults
+from forgetfree.results.stored import load_run_results, of_csv, run_of_scores, to_csv
 
 from forgetfree import load_results
 from forgetfree.errors import MetricError, ReportError
 from forgetfree.results import learning_matrix
-from forgetfree.results.comparison import merge
 from forgetfree.results.report.run_report import lay_out, render
-from forgetfree.results.run_results import RunResults
-from forgetfree.results.stored import load_run_results, of_csv, run_of_scores, to_csv
 
 LOWER = [[None, None, None], [0.9, None, None], [0.8, 0.7, None], [0.6, 0.7, 0.5]]
 WHOLE = [[0.1, 0.2, 0.3], [0.9, 0.4, 0.3], [0.8, 0.7, 0.2], [0.6, 0.7, 0.5]]

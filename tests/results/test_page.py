@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forgetfree.results.comparison import Comparison, merge
+from forgetfree.results.stored import load_run_results
 from handmade import results_of, run_of, together, write
 from matplotlib import colormaps
 from reported import make_run
 
-from forgetfree.results.comparison import Comparison, merge
 from forgetfree.results.config_file import repeating_command
 from forgetfree.results.evidence import interval
 from forgetfree.results.report.figures import COLOURS, SHADES, _on
 from forgetfree.results.report.page import Page, Table, notebook_html, render_page, transposed, with_best
 from forgetfree.results.report.run_report import lay_out, render
 from forgetfree.results.report.words import headline
-from forgetfree.results.stored import load_run_results
 
 
 def compared(*runs: Any, **more: Any) -> Comparison:

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forgetfree.results.stored import load_run_results, to_csv
 from handmade import TASKS, record_of, results_of, run_of, write
 
 import forgetfree
 from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
-from forgetfree.jobs.loaded_results import Results
 from forgetfree.json_file import sign
 from forgetfree.results.scores import Score, write_scores
-from forgetfree.results.stored import load_run_results, to_csv
+from forgetfree.results.table import Results
 from forgetfree.results.unit_folder import size_and_sha256
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forgetfree.results.report.evidence_tables import text_tables
 
 from forgetfree.results.answers import LabelAnswers, WrittenTexts, array_of
 from forgetfree.results.evidence import Evidence, RowScore
-from forgetfree.results.report.evidence_tables import text_tables
 from forgetfree.results.report.page import Page, render_page
 from forgetfree.results.unit_folder import UnitFiles
 

@@ -9,6 +9,7 @@ from typing import Any
 import families
 import pytest
 import torch
+from forgetfree.results.run_results import RunResults
 from torch.nn import functional as F
 
 import forgetfree
@@ -17,7 +18,6 @@ from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, RunError, UsageError
 from forgetfree.models.loading import load_model
-from forgetfree.results.run_results import RunResults
 from forgetfree.strategies.grafting_continual import GraftingContinual
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.texts_aside import TextsAside

@@ -101,7 +101,7 @@ class Clock:
     """A clock that is set by hand, and how many files were written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds_a_write: float) -> None:
-        self.now, self.written, write = 1000.0, list[float](), TensorFile.write_large
+        self.now, self.written, write = 1000.0, list[float](), TensorFile.write
 
         def slow(*args: Any) -> None:
             self.written.append(self.now)
@@ -109,7 +109,7 @@ class Clock:
             write(*args)
 
         monkeypatch.setattr(checkpoints.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(TensorFile, "write_large", slow)
+        monkeypatch.setattr(TensorFile, "write", slow)
 
 
 @pytest.mark.parametrize(("seconds", "between"), [(0.125, 60.0), (3.0, 150.0)])
