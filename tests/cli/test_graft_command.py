@@ -27,12 +27,11 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from forgetfree import cli, recipes
+from forgetfree import cli, load_results, recipes
 from forgetfree.core.regions import Region
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs.config import RunConfig
-from forgetfree.jobs.loaded_results import load_results
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
 from forgetfree.models.loading import load_model

@@ -23,6 +23,7 @@ from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.results.report.run_report import render
+from forgetfree.results.runs import RunRecord
 from forgetfree.results.scores import read_scores, write_scores
 from forgetfree.results.table import Results
 from forgetfree.tasks import TaskDefinition
