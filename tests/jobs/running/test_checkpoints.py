@@ -537,7 +537,7 @@ def test_a_directory_that_is_deleted_in_the_midst_is_told(
         met(history, task, phase, step, *args)
 
     monkeypatch.setattr(unit.History, "met", deletes)
-    with pytest.raises(RunError, match=r"out was deleted, or what is in it, while run worked there\. Start again"):
+    with pytest.raises(RunError, match=r"out was deleted, or what is in it, while a run worked there\. Start again"):
         run(config("continual-ft", "out"))
 
 
