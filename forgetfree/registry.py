@@ -95,13 +95,6 @@ KINDS: dict[str, Entry] = {
     "generation": Entry("forgetfree.kinds.generation:Generation", "a text that answers a prompt or a chat"),
 }
 
-#: What asks and answers for learned tasks, by what their kind says in `forgetfree.kinds.kind.TaskKind.served_as`.
-SERVED: dict[str, Entry] = {
-    "classification": Entry("forgetfree.serve.classification:LabelTask"),
-    "tagging": Entry("forgetfree.serve.tagging:TaggingTask"),
-    "generation": Entry("forgetfree.serve.generation:WritingTask"),
-}
-
 #: Those of answers that are labels.
 LABEL_METRICS: dict[str, Entry] = {
     "accuracy": Entry("forgetfree.results.metrics:ACCURACY", "the share of rows that are answered rightly"),
@@ -255,12 +248,10 @@ def metric(name: str) -> Any:
     return _entry("metric", name, metrics(), "An installed package may add metrics.").load(_metric)
 
 
-def metrics_of(kind: str) -> list[str]:
-    """Return the names of the metrics that tasks of a kind can be scored by: all but ours for other answers."""
-    from forgetfree.tasks import KIND_OF_FORM
-
-    others = LABEL_METRICS if KIND_OF_FORM.get(kind) == "generation" else TEXT_METRICS
-    return [name for name in metrics() if name not in others]
+def metrics_of(name: str) -> list[str]:
+    """Return the names of the metrics that tasks of a kind can be scored by: its own, and those of packages."""
+    own = kind(name).metrics
+    return [metric for metric in metrics() if metric in own or metric not in METRICS]
 
 
 def unknown_names(task: TaskDefinition) -> list[str]:
@@ -274,6 +265,19 @@ def unknown_names(task: TaskDefinition) -> list[str]:
         for what, names in known.items()
         if getattr(task, what) not in names
     ]
+
+
+def faults_of(task: TaskDefinition) -> list[str]:
+    """Return a phrase for each fault of a definition: of its fields and names, or else what its kind says."""
+    from forgetfree.json_file import checked
+    from forgetfree.tasks import TaskDefinition
+
+    try:
+        checked(TaskDefinition, task)
+    except ValueError as error:
+        return [str(error)]
+    faults: list[str] = unknown_names(task) or kind(task.kind).faults(task)
+    return faults
 
 
 def tasks() -> dict[str, TaskDefinition]:
@@ -369,7 +373,7 @@ def strategy_class(candidate: Any) -> Any:
 
 def _kind_class(candidate: Any) -> Any:
     """Return a class of a kind of tasks as it was given; raise ``UsageError`` if it is none."""
-    _check_subclass(candidate, Entry("forgetfree.kinds.kind:TaskKind").load())  # by name: it stands in a layer above
+    _check_subclass(candidate, Entry("forgetfree.kinds.kind:Kind").load())  # by name: it stands in a layer above
     _check_whole(candidate)
     return candidate
 
@@ -406,7 +410,7 @@ def _stream_or_task(name: str, candidate: Any) -> Any:
             template=candidate.template or DEFAULT_TEMPLATE.get(candidate.kind, ""),
             causal_template=candidate.causal_template or DEFAULT_CAUSAL_TEMPLATE.get(candidate.kind, ""),
         )
-        if faults := unknown_names(task) or kind(task.kind).faults(task):
+        if faults := faults_of(task):
             raise UsageError("; ".join(faults))
         return task
     if isinstance(candidate, tuple | list) and candidate and all(isinstance(task, str) and task for task in candidate):

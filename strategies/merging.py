@@ -8,30 +8,26 @@ nothing, and θ_pre ``(n,)``, and returns the merged values ``(n,)``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from forgetfree.continual.memory import LEDGER, LedgerFile
-from forgetfree.continual.regions import TaskRegions
-from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
-from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.continual.task_training import Skill
+from forgetfree.continual.regions import EncodedTask, Region, RegionStrategy, Stream, Training
+from forgetfree.continual.storage import LEDGER, LedgerStorage
+from forgetfree.continual.strategy import TaskwiseOptions
 from forgetfree.core.base_regions import budget, most_moved
-from forgetfree.core.regions import Region
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.training.localization import LocalizationOptions, check_localization
-from forgetfree.training.training_options import TrainingOptions
+from forgetfree.training.localization import LocalizationOptions
 
 #: Entries that are merged at a time.
 _STRETCH = 2**20
@@ -108,23 +104,24 @@ class StitchOptions(TaskwiseOptions, LocalizationOptions):
     """Localize-and-Stitch."""
 
 
-class Merging(ContinualStrategy):
+class Merging(RegionStrategy):
     """Fine-tune θ_pre on each task alone, keep of θ_ft the entries that the rule needs, and merge those of all tasks.
 
     A task is answered by the merged model of all learned tasks with its own readout; so is one that is not learned yet, with
     an untrained readout. What is kept are the grafts, of which the next merge is made, and the merged model: see `_GraftFiles`.
     """
 
-    resumable: ClassVar[bool] = True
+    forget_free = False
+    resumable = True
 
     def setup(self) -> None:
-        """Make an empty ledger of grafts, in which each task stands alone."""
-        self.regions = TaskRegions(self, "alone")
-        self.kept = _GraftFiles(self)
+        """Open a ledger of grafts, in which each task stands alone."""
+        self.open_ledger("alone")
+        self.storage = _GraftFiles(self)
         self._merged: tuple[int, Graft] | None = None
 
     @abstractmethod
-    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
+    def kept_region(self, task: EncodedTask, tuned: ModelState) -> tuple[Region, float]:
         """Return the entries of θ_ft that are kept, and the share of the space that they were allowed."""
 
     @abstractmethod
@@ -133,23 +130,21 @@ class Merging(ContinualStrategy):
 
     def begin(self, task: EncodedTask) -> Training:
         """Fine-tune θ_pre on the task alone; nothing is trained after that."""
-        self.regions.ledger.check_new(task.name)
-        fine_tuned = self.fine_tuned(task)
-        return self.regions.training(task, self.skill(task, fine_tuned), fine_tuned, steps=0, options=self.options)
+        tuned = self.fine_tuned(task)
+        region, sparsity = self.kept_region(task, tuned)
+        return self.region_training(task, region, tuned, sparsity=sparsity, steps=0, options=self.options)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record the task's entries."""
-        self.regions.commit(training)
+        self.record(training)
 
-    @contextmanager
-    def answering(self, task: EncodedTask) -> Iterator[None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the merged model."""
-        with self.regions.answering_by(self.merged()):
-            yield
+        return self.ledger_model.with_graft(self.merged())
 
     def merged(self) -> Graft:
         """Return what the merged model holds on top of θ_pre, merged once after each task."""
-        records = self.regions.ledger.records
+        records = self.ledger.records
         if self._merged is None or self._merged[0] != len(records):
             grafts = [record.owned for record in records] or [Graft(Region.empty(), self.pre_trained.theta[:0])]
             self._merged = len(records), merged_graft(grafts, self.pre_trained.theta, self.rule)
@@ -160,7 +155,7 @@ class Merging(ContinualStrategy):
 
         Its composition is ``selection``: the first task owns all entries, and the region of each task is the whole of them.
         """
-        grafts, merged = self.regions.ledger, self.merged()
+        grafts, merged = self.ledger, self.merged()
         ledger = Ledger(grafts.space, grafts.fingerprint, "selection", grafts.binding)
         nothing = Graft(Region.empty(), merged.values[:0])
         for number, record in enumerate(grafts.records):
@@ -174,12 +169,7 @@ class _GraftFiles:
 
     def __init__(self, strategy: Merging) -> None:
         self._strategy = strategy
-        self._grafts = LedgerFile(strategy, strategy.regions, "grafts.safetensors")
-
-    @property
-    def ledger(self) -> Ledger:
-        """That of the grafts."""
-        return self._grafts.ledger
+        self._grafts = LedgerStorage(strategy, strategy.ledger_model, "grafts.safetensors")
 
     def save(self, directory: Path) -> None:
         """Write both."""
@@ -192,22 +182,22 @@ class _GraftFiles:
 
     def bytes_kept(self) -> int:
         """Count both."""
-        merged = self._strategy.merged_ledger().size_in_bytes if self.ledger.records else 0
+        merged = self._strategy.merged_ledger().size_in_bytes if self._strategy.ledger.records else 0
         return self._grafts.bytes_kept() + merged
 
 
 class MergeTaskArithmetic(Merging):
     """Task arithmetic: θ_pre + λ Σ_t (θ_t − θ_pre) (Ilharco et al., 2023, arXiv:2212.04089)."""
 
-    Options: ClassVar[type[TrainingOptions]] = TaskArithmeticOptions
+    Options = TaskArithmeticOptions
 
     def rule(self, theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
         """Return the merged values: see `task_arithmetic`."""
         return task_arithmetic(theta, gamma, pre, self.options.weight)
 
-    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
+    def kept_region(self, task: EncodedTask, tuned: ModelState) -> tuple[Region, float]:
         """Return all entries that moved."""
-        return Skill(most_moved(self.pre_trained.theta, fine_tuned.theta, len(self.space)), 1.0)
+        return most_moved(self.pre_trained.theta, tuned.theta, len(self.space)), 1.0
 
 
 class MergeTies(Merging):
@@ -216,7 +206,7 @@ class MergeTies(Merging):
     Yadav et al., 2023, arXiv:2306.01708, alg. 1. The trimming is done once a task, so no more of it is kept.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = TiesOptions
+    Options = TiesOptions
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
@@ -227,10 +217,10 @@ class MergeTies(Merging):
         """Return the merged values: see `ties`."""
         return ties(theta, gamma, pre, self.options.weight)
 
-    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
+    def kept_region(self, task: EncodedTask, tuned: ModelState) -> tuple[Region, float]:
         """Return the most moved entries."""
         share = self.options.density
-        return Skill(most_moved(self.pre_trained.theta, fine_tuned.theta, budget(len(self.space), share)), share)
+        return most_moved(self.pre_trained.theta, tuned.theta, budget(len(self.space), share)), share
 
 
 class MergeStitch(Merging):
@@ -240,18 +230,12 @@ class MergeStitch(Merging):
     arXiv:2302.06600), by the rows of fine-tuning, and not by a search with an L1 penalty.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = StitchOptions
-
-    @classmethod
-    def check(cls, options: Any, stream: Stream) -> None:
-        """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
-        check_localization(options, stream.model.space())
+    Options = StitchOptions
 
     def rule(self, theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
         """Return the merged values: see `stitch`."""
         return stitch(theta, gamma, pre)
 
-    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
+    def kept_region(self, task: EncodedTask, tuned: ModelState) -> tuple[Region, float]:
         """Return the task's localized region."""
-        (region,) = self.bench(task).regions(fine_tuned, self.options)
-        return Skill(region, self.options.sparsity)
+        return self.localize(task, tuned), self.options.sparsity

@@ -25,7 +25,6 @@ from forgetfree.terminal import Screen
 if TYPE_CHECKING:
     from forgetfree.ledger import Composition, Ledger
 
-_REMEDY = "Restore it from a copy: the ledger lies in its run."
 #: How damage is told where it is not known which of the two there is.
 _TWO_WAYS = re.compile(r"Restore it from a copy, or run the stream again\.$")
 File = Annotated[Path, Parameter(name="FILE", help="a ledger.safetensors")]
@@ -62,8 +61,6 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
         raise LedgerError(_TWO_WAYS.sub(lambda _: _one_way(file), str(error))) from error
     disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
     checked = [f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"]
-    if run := _verify_run(ledger, file):
-        checked.append(f"labels and prompts of {run}")
     if model:
         reach_hub(model)
         _verify_model(ledger, model, file)
@@ -104,19 +101,6 @@ def _config_beside(file: Path) -> Path | None:
     config = file.absolute().parents[2] / "config.json"
     in_unit = file.name == "ledger.safetensors" and file.absolute().parent.name.startswith("seed-")
     return config if in_unit and config.is_file() else None
-
-
-def _verify_run(ledger: Ledger, path: Path) -> Path | None:
-    """Compare the config.json of the run that the ledger lies in, if there is one, with the ledger."""
-    from forgetfree.ledger import check_definitions
-    from forgetfree.results.config_file import load_run
-    from forgetfree.tasks import TaskDefinition
-
-    if (config := _config_beside(path)) is None:
-        return None
-    tasks = [TaskDefinition.of_fields(fields) for fields in load_run(config.parent, _REMEDY)["tasks"]]
-    check_definitions(ledger, {task.name: task for task in tasks}, str(config))
-    return config
 
 
 def _verify_model(ledger: Ledger, name: str, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the commands that use a run have in common."""
+"""The options and steps that commands which use a run have in common."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length
+from forgetfree.ledger import Ledger
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
@@ -58,6 +59,7 @@ class StrategyTemplate(SupervisedTemplate):
     updates: Counter[str]
     predictions: dict[str, Answers]
     owner: Owner
+    ledger: Ledger | None
     _step: TrainingStep
     #: What is trained now, between a task's `begin` and the end of its `commit`.
     training: Training | None
@@ -86,10 +88,13 @@ class StrategyTemplate(SupervisedTemplate):
 
         Raises:
             UsageError: it is none of the stream's training experiences, or part of one, and the strategy is not `online`.
+        TaskError: the ledger has the task already.
         """
         task = self.stream.task_of(experience, training=True)
         if not self.online:
             check_whole(type(self).__name__, task, experience)
+        if self.ledger is not None:
+            self.ledger.check_new(task.name)
         return task
 
     def _before_training_exp(self, **kwargs: Any) -> None:
@@ -186,7 +191,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     @contextmanager
     def training_steps(self) -> Iterator[None]:
-        """Set up all steps of one task: the mode, the draws of dropout, where it stands, and what the monitor hears."""
+        """Set up all steps of one task: the mode, the draws of dropout, where it stands, and what the monitor logs."""
         training = training_of(self.training)
         training_mode(self.model, training.options.dropout)
         seed = self.phase_seed(training.phase, training.task)
@@ -195,7 +200,7 @@ class StrategyTemplate(SupervisedTemplate):
             self._part = WHOLE
             resumes = alone(self.plugins) and self.resumable
             self._step.begin(self.monitor.checkpoint() if resumes else None, seed)
-            self.monitor.learning_rate(lambda step: self._step.rate)
+            self.monitor.log_rate(lambda step: self._step.rate)
             with layer_checkpoints(self.model, training.options.gradient_checkpointing):
                 yield
 

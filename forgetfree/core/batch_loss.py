@@ -1,4 +1,4 @@
-"""The loss of a batch that is read in mini-batches: what a step descends."""
+"""The loss of a batch that is read in mini-batches, which a step descends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ OnStep = Callable[[int, float], None]
 
 
 class BatchLoss(Protocol):
-    """What a step descends: the mean loss over the rows of a batch; its gradients are left in the model's tensors."""
+    """The loss that a step descends: the mean over the rows of a batch; its gradients are left in the model's tensors."""
 
     @property
     def scale(self) -> float:
-        """What those gradients are multiplied by."""
+        """The factor that those gradients have."""
 
     def __call__(self, batch: Sequence[Batch]) -> float:
         """Return the loss over the mini-batches, and add their gradients to those in the tensors."""

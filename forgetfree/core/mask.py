@@ -32,7 +32,7 @@ sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 
 @dataclass(frozen=True, kw_only=True)
 class MaskOptions(Options):
-    """How the mask scores S are learned. The defaults are the paper's (§3)."""
+    """The search for the mask scores S. The defaults are the paper's (§3)."""
 
     learning_rate: float = option(1e7, "of SGD on S; the gradients of S are tiny, see score_init", above=0)
     steps: int = option(100, "SGD steps on S; 0 leaves the base region as it is", at_least=0)
@@ -193,7 +193,7 @@ class MaskSearch:
 
 @dataclass
 class _SearchState:
-    """How far a search has come; see `forgetfree.checkpoint.Resumable`.
+    """The state of a search; see `forgetfree.checkpoint.Resumable`.
 
     Attributes:
         search: S.

@@ -228,11 +228,11 @@ class ParameterSpace:
         """Return a copy ``(s,)`` of the model's values at sorted flat ``indices`` ``(s,)``, in the space's dtype."""
         self.check(indices)
         parameters = self.parameters(model)
-        values = torch.empty(len(indices), dtype=self.dtype, device=parameters[0].device)
-        for i, local, where in self.split(indices):
+        pieces = [torch.empty(0, dtype=self.dtype, device=parameters[0].device)]
+        for i, local, _ in self.split(indices):
             flat, at = entries(parameters[i], local)
-            values[where] = flat[at].to(values)
-        return values
+            pieces.append(flat[at].to(pieces[0]))
+        return torch.cat(pieces)
 
     @torch.no_grad()
     def scatter_(self, model: nn.Module, indices: Tensor, values: Tensor) -> None:

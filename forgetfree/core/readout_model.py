@@ -42,7 +42,7 @@ class Current(Enum):
 
 @dataclass(frozen=True)
 class TaskHead:
-    """What a readout needs to know about a task: name, number of labels, ids of label words.
+    """A task as a readout knows it: name, number of labels, ids of label words.
 
     There are no label words for ``linear``, and none where texts are the answers: all of the vocabulary is then read.
     """

@@ -107,7 +107,7 @@ def _rows_of_task(name: str, source: _Source, evaluate_on: EvaluatedOn, options:
     rows, metric = source.read(name), options.metric(name)
     if metric is not None:
         task = replace(rows.task, metric=metric)
-        if faults := registry.unknown_names(task) or task.label_faults():
+        if faults := registry.faults_of(task):
             raise DataError(
                 f"--metric {metric} does not fit task {name!r}: {faults[0]}. Name another, or TASK=NAME for one task."
             )

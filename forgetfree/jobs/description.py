@@ -32,14 +32,14 @@ def describe(loader: StreamLoader) -> Json:
     if common.scenario == "domain":
         tell_shared_labels(loader.tasks)
     stream, tuned = loader.stream(config.seeds[0]), loader.fine_tuned
-    if common.decoding != GREEDY and not any(task.definition.writes_freely for task in stream.tasks):
+    if common.decoding != GREEDY and all(task.definition.decoding == GREEDY for task in stream.tasks):
         tell_note(
             "num_beams, sampling_temperature and top_p have no effect: no task of the stream is answered by texts "
             "that are free."
         )
     for name, strategy in config.classes.items():
         check_options(strategy, config.options[name], stream)
-    aside = loader.texts_aside(config.seeds[0])
+    aside = loader.held_out_texts(config.seeds[0])
     apart = aside.notes(loader.tasks) if aside else []
     for note in (stream.loaded.note, tuned.note if tuned else "", *(task.note for task in stream.tasks), *apart):
         tell_note(note)

@@ -14,7 +14,7 @@ from forgetfree.data.sampling import representative
 from forgetfree.files import write_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.state import ModelState
-from forgetfree.results.answers import LabelAnswers, label_answers, pack_rows
+from forgetfree.results.answers import label_answers, pack_rows
 from forgetfree.results.calibration import calibration_rows, temperature_of
 from forgetfree.results.unit_folder import FLOORS
 from forgetfree.training.encoded_task import EncodedTask, sampled
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.data.rows import TaskRows
     from forgetfree.jobs.stream_loading import Row
-    from forgetfree.training.texts_aside import TextsAside
+    from forgetfree.training.held_out_loss import HeldOutTexts
     from forgetfree.training.training_options import TrainingOptions
 
 #: By task.
@@ -58,7 +58,7 @@ def floors(
             each.test.take(representative(kind_of(each.task).groups(each.test.labels), test_limit)) for each in rows
         ]
         floor_scores["bag_of_words"] = bag_of_words(tasks, train, test, task_known=known)
-        if any(task.definition.writes for task in tasks):
+        if any("nearest_row" in task.kind.floors for task in tasks):
             floor_scores["nearest_row"] = nearest_rows(tasks, train, test)
     if probe is not None:
         with _pre_trained(stream, probe) as model:
@@ -77,7 +77,7 @@ def temperatures(strategy: ContinualStrategy, answers: Row) -> dict[str, Numbers
 
     Nothing where the stream has no validation rows of its own; tasks whose answers have no probabilities are left out.
     """
-    scaled = {task: each for task, each in answers.items() if isinstance(each, LabelAnswers) and each.ece is not None}
+    scaled = {task: label_answers(each) for task, each in answers.items() if each.are_labels and each.ece is not None}
     benchmark = strategy.stream.benchmark
     held_out = getattr(benchmark, "validation_stream", None) or getattr(benchmark, "valid_stream", None)
     if not held_out or not scaled:
@@ -101,9 +101,9 @@ def right_rows(tasks: Sequence[EncodedTask], answers: Row) -> dict[str, dict[str
     """
     packed: dict[str, str] = {}
     for task in tasks:
-        its = answers[task.name]
-        if task.definition.metric == "accuracy" and isinstance(its, LabelAnswers) and len(its.right) == len(task.test):
-            packed[task.name] = pack_rows(its.right)
+        if task.definition.metric == "accuracy" and answers[task.name].are_labels:
+            right = label_answers(answers[task.name]).right
+            packed |= {task.name: pack_rows(right)} if len(right) == len(task.test) else {}
     return {"right_rows": packed} if packed else {}
 
 
@@ -121,7 +121,7 @@ def readouts_again(strategy: ContinualStrategy) -> Numbers:
     return scores
 
 
-def loss_before(stream: Stream, texts: TextsAside, options: TrainingOptions, device: str) -> float:
+def loss_before(stream: Stream, texts: HeldOutTexts, options: TrainingOptions, device: str) -> float:
     """Return the loss of θ_pre on texts that no task trains."""
     with _pre_trained(stream, device) as model:
         return texts.loss(model, options)
@@ -139,7 +139,7 @@ def _pre_trained(stream: Stream, device: str) -> Iterator[ReadoutModel]:
         before.load_(model)
 
 
-def losses_after(strategy: ContinualStrategy, texts: TextsAside) -> dict[str, Any]:
+def losses_after(strategy: ContinualStrategy, texts: HeldOutTexts) -> dict[str, Any]:
     """Return the loss on texts that no task trains at the end of a stream.
 
     ``after`` is without a task: by the model as the ledger takes all regions out of it, where there is a ledger; else by the
@@ -160,7 +160,7 @@ def losses_after(strategy: ContinualStrategy, texts: TextsAside) -> dict[str, An
     if not isinstance(strategy, RegionStrategy):
         return {"by_task": by_task}
     # Nothing is put back here: what a strategy spoilt outside of its regions shows.
-    return {"after": loss(strategy.regions.holding(union=False)), "by_task": by_task}
+    return {"after": loss(strategy.ledger_model.base(union=False)), "by_task": by_task}
 
 
 def write_floors(directory: Path, floors: dict[str, Any]) -> None:

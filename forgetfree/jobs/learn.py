@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,12 @@ from forgetfree.jobs.stream_checkpoint import LearnedStream, StreamCheckpoint
 from forgetfree.jobs.stream_loading import Row, StreamLoader
 from forgetfree.json_file import read_json
 from forgetfree.options import recorded
-from forgetfree.results.answers import Answers, TextAnswers, shown_rows
+from forgetfree.results.answers import Answers
 from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK, size_and_sha256
-from forgetfree.serve.source import run_binding
-from forgetfree.training.monitor import Monitor, told_seconds
+from forgetfree.serve.source import bound_of
+from forgetfree.training.monitor import Monitor, seconds_by_phase
 
 if TYPE_CHECKING:
     from forgetfree.jobs.stream_prefix import StreamPrefix
@@ -60,7 +60,7 @@ def learn(
     from forgetfree.continual.evaluation import StreamAnswers
 
     name, seed, config, common = key["strategy"], key["seed"], loader.config, loader.config.common
-    stream, texts = loader.stream(seed), loader.texts_aside(seed)
+    stream, texts = loader.stream(seed), loader.held_out_texts(seed)
     loss_of_texts = texts and loss_before(stream, texts, config.options[name], loader.device)
     bound = _bound(loader, key)
     table, checkpoint = _ScoreTable(key, directory, loader, monitor, carried), monitor.checkpoint()
@@ -118,7 +118,7 @@ def learn(
         "bound": bound,
         **models_of(directory, loader.store),
         "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
-        "seconds": told_seconds(strategy.seconds),
+        "seconds": seconds_by_phase(strategy.seconds),
     }
 
 
@@ -149,7 +149,7 @@ class _ScoreTable:
         ]
         self._scores = sorted([*self._scores, *more], key=lambda score: score.after)
         write_scores(self._path, self._scores)
-        self._monitor.scored(more)
+        self._monitor.log_scores(more)
 
     def _measured(self, answers: Answers, metric: str) -> list[tuple[str, float]]:
         if id(answers) not in self._known:
@@ -157,19 +157,17 @@ class _ScoreTable:
         return self._known[id(answers)]
 
 
-def _texts_before(row: Row) -> dict[str, list[str]]:
+def _texts_before(row: Row) -> dict[str, Sequence[str]]:
     """Return the texts before training, by task, of the rows that a report shows."""
-    texts = {task: each.texts for task, each in row.items() if isinstance(each, TextAnswers)}
-    return {task: [each[row] for row in shown_rows(len(each))] for task, each in texts.items()}
+    return {task: texts for task, each in row.items() if (texts := each.shown_texts())}
 
 
 def _bound(loader: StreamLoader, key: Mapping[str, Any]) -> Json:
     """Return what the answers of a unit depend on besides what its strategy keeps."""
-    from forgetfree.continual.task_inference import inference_of
-
     stream, options = loader.stream(key["seed"]), loader.config.options[key["strategy"]]
-    binding, inference = stream.loaded.binding(options.answering["precision"]), inference_of(options, stream)
-    return run_binding((task.definition for task in stream.tasks), binding, stream.scenario == "class", inference)
+    binding = stream.loaded.binding(options.answering["precision"])
+    definitions = (task.definition for task in stream.tasks)
+    return bound_of(definitions, binding, stream.loaded.fingerprint, stream.scenario == "class")
 
 
 def _write_floors(loader: StreamLoader, key: Mapping[str, Any], directory: Path) -> None:

@@ -54,9 +54,9 @@ from forgetfree.models.location import locate
 from forgetfree.models.module_model import ModuleModel, check_own_dtype
 from forgetfree.output import check_place, refuse_used
 from forgetfree.training.encoded_task import sampled
+from forgetfree.training.held_out_loss import HeldOutTexts
 from forgetfree.training.localization import LocalizationOptions, mask_options
 from forgetfree.training.monitor import Monitor, Phase
-from forgetfree.training.texts_aside import TextsAside
 from forgetfree.training.training_options import MOST_SHOTS, TrainingOptions
 
 #: The largest weights that are loaded, checked and timed beforehand, in bytes.
@@ -241,13 +241,13 @@ class _Look:
         attempt(loaded.check_words, self._definitions.values())
         for name, task in self._definitions.items():
             encoder = attempt(loaded.encoder, task)
-            if encoder is not None and task.writes and name in self._rows:
+            if encoder is not None and name in self._rows:
                 read = self._rows[name]
                 self._rows[name] = attempt(fitting, read, encoder, config.skip_bad_rows) or read
                 self._notes += self._rows[name].notes[len(read.notes) :]
         if config.held_aside is not None:
             data, limit = self._objects.data_or(config.data), self._common.test_limit
-            aside = attempt(TextsAside.of, config.held_aside, data, loaded, limit, config.read_options)
+            aside = attempt(HeldOutTexts.of, config.held_aside, data, loaded, limit, config.read_options)
             self._notes += (aside and attempt(aside.notes, self._rows.values())) or ()
         for name, options in self._options.items():
             with suppress(AttributeError):  # of a stream there is no more than its model

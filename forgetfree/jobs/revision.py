@@ -29,12 +29,13 @@ from forgetfree.jobs.unit import Json, Unit
 from forgetfree.json_file import sign
 from forgetfree.kinds.kind import readout_for
 from forgetfree.models.architecture import CAUSAL_HEAD
+from forgetfree.models.loading import usual_max_length
 from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.output import check_begun, make_directory, refuse_content
 from forgetfree.results.config_file import PLACES, located, of_each
 from forgetfree.results.report.run_report import write_report
-from forgetfree.tasks import TaskDefinition, usual_max_length
+from forgetfree.tasks import TaskDefinition
 
 
 def revise(

@@ -111,7 +111,6 @@ class StreamCheckpoint:
             strategy.seconds |= about["phases"] | measured["phases"]
             learned.seconds += measured["seconds"]
             strategy.updates.update(measured["updates"])
-            strategy.notes.update(measured["notes"])
         learned.rows += rows
         learned.kept_bytes += about["kept_bytes"]
         learned.broken += about["broken"]
@@ -131,7 +130,6 @@ class StreamCheckpoint:
                 "seconds": self._learned.seconds,
                 "phases": strategy.seconds,
                 "updates": strategy.updates,
-                "notes": strategy.notes,
             }
             write_json(directory / _MEASURED, sign(measured | {"files": described_files(directory)}))
         shutil.rmtree(self._directory / f"learned-{done - 1}", ignore_errors=True)

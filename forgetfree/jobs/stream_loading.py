@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forgetfree import registry
 from forgetfree.data.encoding import fitting
 from forgetfree.device import find_device
-from forgetfree.kinds.kind import readout_for
+from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.results.answers import Answers
 from forgetfree.tasks import TaskDefinition, seeded
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from forgetfree.jobs.config import RunConfig
     from forgetfree.models.fine_tuned_directory import FineTunedModel
     from forgetfree.models.loading import LoadedModel
+    from forgetfree.training.held_out_loss import HeldOutTexts
     from forgetfree.training.monitor import Monitor
-    from forgetfree.training.texts_aside import TextsAside
 
 #: The answers on every task's test rows.
 Row = dict[str, Answers]
@@ -64,14 +64,10 @@ class StreamLoader:
         if objects.reads_tensors:
             return []
         tasks = load_tasks(config.stream, objects.data_or(config.data), common.evaluate_on, config.read_options)
-        tasks = [
-            replace(rows, task=replace(rows.task, decoding=common.decoding)) if rows.task.writes_freely else rows
-            for rows in tasks
-        ]
-        if any(rows.task.writes for rows in tasks):
+        tasks = [replace(rows, task=kind_of(rows.task).with_decoding(rows.task, common.decoding)) for rows in tasks]
+        if any(kind_of(rows.task).depends_on_model for rows in tasks):
             self._fresh = fresh = self._load([rows.task for rows in tasks])
-            skip = config.skip_bad_rows
-            tasks = [fitting(rows, fresh.encoder(rows.task), skip) if rows.task.writes else rows for rows in tasks]
+            tasks = [fitting(rows, fresh.encoder(rows.task), config.skip_bad_rows) for rows in tasks]
         return tasks
 
     def _load(self, tasks: Sequence[TaskDefinition]) -> LoadedModel:
@@ -79,9 +75,9 @@ class StreamLoader:
         config, common, objects = self.config, self.config.common, self.config.objects
         arguments: dict[str, Any] = {"graftable": common.graftable, "max_length": common.max_length}
         if config.fine_tuned is not None:
-            from forgetfree.models.fine_tuned_directory import check_readout, load_fine_tuned
+            from forgetfree.models.fine_tuned_directory import load_fine_tuned
 
-            check_readout(config.readout, config.fine_tuned)
+            arguments |= {"readout": config.readout}
             self.fine_tuned = load_fine_tuned(config.fine_tuned, config.model, tasks[0], **arguments)
             return self.fine_tuned.loaded
         from forgetfree.models.loading import load_model
@@ -113,15 +109,15 @@ class StreamLoader:
                 self._stream = make_stream(config.stream, tasks, model, **drawn)
         return self._stream
 
-    def texts_aside(self, seed: int) -> TextsAside | None:
+    def held_out_texts(self, seed: int) -> HeldOutTexts | None:
         """Return the texts that no task trains, encoded for the stream of a seed; ``None`` where none are named."""
-        from forgetfree.training.texts_aside import TextsAside
+        from forgetfree.training.held_out_loss import HeldOutTexts
 
         config = self.config
         if config.held_aside is None:
             return None
         data, loaded = config.objects.data_or(config.data), self.stream(seed).loaded
-        return TextsAside.of(config.held_aside, data, loaded, config.common.test_limit, config.read_options)
+        return HeldOutTexts.of(config.held_aside, data, loaded, config.common.test_limit, config.read_options)
 
     def strategy(self, name: str, seed: int, monitor: Monitor) -> ContinualStrategy:
         """Return a new strategy on the stream of a seed."""

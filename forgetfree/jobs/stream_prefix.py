@@ -56,7 +56,6 @@ class StreamPrefix:
         is_complete: whether these are all.
         full_ledger: the ledger of all tasks of the unit's own stream, where there is one.
         ledger: that of the tasks that are carried over, likewise.
-        scales: how far along fine-tuning's move their regions started, where that was chosen.
     """
 
     def __init__(self, unit: Unit, learned: Sequence[str], tasks: Sequence[str], form: Form | None) -> None:
@@ -69,9 +68,8 @@ class StreamPrefix:
             same = [task for task in learned if task in tasks]
         # What else is said of a whole stream is not of another.
         self.tasks = same if full or (form == "state" and not extra) else []
-        self.scales = {task: scale for task, scale in extra.get("scales", {}).items() if task in self.tasks}
         self.ledger = full and full.of_tasks(self.tasks)
-        self.is_complete = bool(full) and self.tasks == self._stream and extra.keys() <= {"scales"}
+        self.is_complete = bool(full) and self.tasks == self._stream and not extra
 
     def hand_over(self, strategy: ContinualStrategy, directory: Path) -> None:
         """Hand a new strategy what was found for later tasks and depends on no other task, and a folder the logged steps."""
@@ -92,7 +90,6 @@ class StreamPrefix:
             RunError: this machine does not answer as the unit did.
         """
         strategy = learned.strategy
-        strategy.notes.update(self.scales)
         tasks = strategy.stream.tasks[: len(self.tasks)]
         rows: list[Row] = [{} for _ in tasks]
         new = [task for task in strategy.stream.tasks if task.name not in self._learned]
@@ -210,7 +207,7 @@ class StreamPrefix:
             "by_task": _of_tasks(old_details.get("by_task", {}), self.tasks),
             "ledger": ledger_summary(self.ledger),
             "kept_bytes": self.kept_bytes(self.ledger.size_in_bytes),
-            "extra": {"scales": self.scales} if self.scales else {},
+            "extra": {},
             **self._bound(old_details),
             **self._held_aside(old_details),
             "seconds": dict.fromkeys(PHASES, 0.0),

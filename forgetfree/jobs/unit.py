@@ -234,7 +234,7 @@ class History(Follower):
         """Return the unit's."""
         return self._kept
 
-    def met(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
+    def log_step(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
         """Log the step, if it is one of about a hundred."""
         if math.isfinite(loss) and is_logged(step, steps):
             line = {"task": task, "phase": phase, "step": step, "loss": loss, "rate": rate, "seconds": self.seconds}

@@ -81,12 +81,16 @@ class LedgerSwitch:
         if unknown and len(old) > common:  # which may cover their entries
             self.to(0)
             return self._pieces(stage)
-        for part in unknown:
-            graft = self._graft(part)
-            self._written[part] = graft, self._gather(graft.region.indices)
-        undone = ((graft.region.indices, pre) for graft, pre in (self._written[part] for part in old[common:]))
-        done = ((graft.region.indices, graft.values) for graft, _ in (self._written[part] for part in added))
-        return [*undone, *done]
+        if unknown:
+            grafts = [self._graft(part) for part in unknown]
+            indices, order = torch.cat([graft.region.indices for graft in grafts]).sort()
+            pre = self._gather(indices)
+            pre = torch.empty_like(pre).scatter_(0, order.to(pre.device), pre)
+            parts = pre.split([len(graft.region) for graft in grafts])
+            self._written |= zip(unknown, zip(grafts, parts, strict=True), strict=True)
+        undone = [(graft.region.indices, pre) for graft, pre in (self._written[part] for part in old[common:])]
+        done = [(graft.region.indices, graft.values) for graft, _ in (self._written[part] for part in added)]
+        return [_united(pieces) for pieces in (undone, done) if pieces]
 
     def _graft(self, part: int) -> Graft:
         """Return what a part writes."""
@@ -182,6 +186,15 @@ class LedgerSwitch:
             self._backbone.get_buffer(name).copy_(wanted.get(name, before))
 
 
+def _united(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return indices and values of pieces that have no entry in common as one piece."""
+    if len(pieces) == 1:
+        return pieces[0]
+    indices, order = torch.cat([indices for indices, _ in pieces]).sort()
+    values = torch.cat([values.to(pieces[0][1].device) for _, values in pieces])
+    return indices, values[order.to(values.device)]
+
+
 def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the persistent buffers that differ from ``before``."""
     return {
@@ -269,19 +282,18 @@ def check_binding(ledger: Ledger, now: Binding, where: str) -> None:
 
 
 def check_definitions(ledger: Ledger, tasks: Mapping[str, TaskDefinition], where: str) -> None:
-    """Check that tasks have the same labels in the same order, and the same prompts, as in the ledger.
+    """Check that tasks are what they are in the ledger: kind, labels in order, prompts, and all else of their definitions.
 
     Args:
         ledger: the ledger to check.
         tasks: definitions by name.
         where: where these definitions are, for the message.
     """
-    readout = ledger.binding.readout if ledger.binding else "linear"
     for record in ledger.records:
         if record.definition is None or record.task not in tasks:
             continue
-        ours, theirs = record.definition.reading(readout), tasks[record.task].reading(readout)
-        for key, expected in ours.items():
+        theirs = tasks[record.task].fields
+        for key, expected in record.definition.fields.items():
             if theirs[key] != expected:
                 raise LedgerError(
                     f"The ledger and {where} have different {key} of task {record.task!r}: expected {_shown(expected)}, got "

@@ -1,4 +1,4 @@
-"""How a network is read, by its Hugging Face configuration: its language model, its body, its first or last token."""
+"""The way to read a network, by its Hugging Face configuration: its language model, its body, its first or last token."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class FineTunedModel:
 
     @property
     def note(self) -> str:
-        """What a graft of it lacks; an empty text where it lacks nothing."""
+        """A sentence on what a graft of it lacks; an empty text where it lacks nothing."""
         if not self.left_out:
             return ""
         return (
@@ -85,31 +85,12 @@ class FineTunedModel:
         )
 
 
-def check_readout(readout: str, directory: str) -> None:
-    """Raise ``UsageError`` if a readout is asked for that the fine-tuned model does not have."""
-    kind = readout_of(directory)
-    if readout not in ("auto", kind):
-        reader = "its own head" if kind == "classifier" else f"--readout {kind}"
-        raise UsageError(
-            f"--readout {readout} does not suit {directory!r}, which is read by {reader}. Leave --readout out."
-        )
-
-
-def readout_of(directory: str) -> ReadoutKind:
-    """Return how a fine-tuned model is read.
-
-    Raises:
-        UsageError: it is no model directory, or the model has no head.
-        ModelError: its config.json is damaged.
-    """
-    return _head(directory)[0]
-
-
 def load_fine_tuned(
     directory: str,
     model: str,
     task: TaskDefinition,
     *,
+    readout: str = "auto",
     graftable: str | None = None,
     max_length: int | None = None,
 ) -> FineTunedModel:
@@ -119,6 +100,7 @@ def load_fine_tuned(
         directory: in Hugging Face layout; a tokenizer is not needed.
         model: the pre-trained model's name or directory.
         task: what it was fine-tuned on; labels are matched by name.
+        readout: that the user asks for; its head determines which there is.
         graftable: see `ReadoutModel`.
         max_length: see `load_model`.
 
@@ -127,11 +109,16 @@ def load_fine_tuned(
         ModelError: one of the two cannot be loaded.
     """
     kind, loader = _head(directory)
+    if readout not in ("auto", kind):
+        reader = "its own head" if kind == "classifier" else f"--readout {kind}"
+        raise UsageError(
+            f"--readout {readout} does not suit {directory!r}, which is read by {reader}. Leave --readout out."
+        )
     config = read_config(directory, directory)
     # Label words need no classes; what the labels tell comes before any weight is loaded.
     classes = label_order(config.id2label, task, directory) if kind in ("classifier", "linear") else ()
-    readout = "linear" if kind == "classifier" else kind
-    loaded = load_model(model, readout, graftable=graftable, max_length=max_length, tasks=[task])
+    own = "linear" if kind == "classifier" else kind
+    loaded = load_model(model, own, graftable=graftable, max_length=max_length, tasks=[task])
     backbone, missing = read_weights(directory, loader, directory)
     if missing:
         raise ModelError(

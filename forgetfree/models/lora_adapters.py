@@ -158,7 +158,7 @@ def lora_config(*, rank: int, alpha: int, dropout: float, pattern: str) -> LoraC
 
 
 def overlap(earlier: Mapping[str, Tensor], newest: Mapping[str, Tensor]) -> Tensor:
-    """How far two subspaces are from orthogonal: Σ_jk (A_i·A_tᵀ)²_jk, summed over layers.
+    """The overlap of two subspaces, 0 if they are orthogonal: Σ_jk (A_i·A_tᵀ)²_jk, summed over layers.
 
     Args:
         earlier: A_i ``(r_i, in)`` by layer; several tasks' may be stacked, which sums their overlaps.

@@ -184,7 +184,7 @@ class TaskModel(ReadoutModel):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return next(self.parameters()).device
 
     def most_after(self, prompt: Sequence[int]) -> int:
@@ -193,7 +193,7 @@ class TaskModel(ReadoutModel):
 
     @property
     def even_length(self) -> int:
-        """How long all rows of a batch may be, in tokens, before the longest changes the factors of all their positions.
+        """The tokens that all rows of a batch may have before the longest changes the factors of all their positions.
 
         LongRoPE (Phi-3) has factors for long rows and others for short ones, and a whole batch gets those of its longest row.
         """

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import operator
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -50,34 +51,61 @@ def shown_rows(count: int) -> list[int]:
     return [i * count // few for i in range(few)]
 
 
-class Answers(Protocol):
-    """A model's answers on one task's rows, in their order: what is scored, compared to the bit, and kept."""
+class Answers(ABC):
+    """A model's answers on one task's rows, in their order: what is scored, compared to the bit, and kept.
 
+    A kind of tasks says which subclass its answers are.
+    """
+
+    #: Whether they are labels, read from logits: `LabelAnswers`.
+    are_labels: ClassVar[bool] = False
+
+    @abstractmethod
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
 
+    @abstractmethod
     def more_scores(self) -> dict[str, float]:
         """Return what stands beside the score, by name."""
 
+    @abstractmethod
     def constant_score(self, metric: str) -> float:
         """Return the score of one and the same answer to all rows, of labels the best one: what a model must beat."""
 
+    @abstractmethod
     def same_as(self, other: Self) -> bool:
         """Return whether nothing in both differs, to the last bit."""
 
+    @abstractmethod
     def agreement(self, other: Self) -> float:
         """Return the share of rows to which both say the same, in [0, 1]."""
 
+    @abstractmethod
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         """Return all of it as arrays, by name: what a file keeps."""
 
     @property
     def ece(self) -> float | None:
         """Expected calibration error, in [0, 1]; ``None`` where answers have no probabilities."""
+        return None
+
+    @property
+    def choices(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+        """Logits of all that could be answered ``(n, n_choices)``, and the numbers of right ones ``(n,)``, if any."""
+        return None
+
+    @property
+    def reference(self) -> object:
+        """The right answers, by which rows are told apart; ``None`` where they are not known."""
+        return None
+
+    def shown_texts(self) -> list[str]:
+        """Return the texts of the rows that a report shows; none where texts are not the answers."""
+        return []
 
 
 @dataclass(frozen=True, eq=False)
-class LabelAnswers:
+class LabelAnswers(Answers):
     """Labels, read from logits.
 
     Attributes:
@@ -86,6 +114,7 @@ class LabelAnswers:
         kind: of the task, or the form of its rows: whose metrics there are.
     """
 
+    are_labels = True
     logits: npt.NDArray[Any]
     labels: npt.NDArray[Any]
     kind: str = field(default="classification", kw_only=True)
@@ -93,6 +122,16 @@ class LabelAnswers:
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
         return measured(metric, self._metric(metric).score, self)
+
+    @property
+    def choices(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Logits and labels."""
+        return self.logits, self.labels
+
+    @property
+    def reference(self) -> object:
+        """The labels."""
+        return self.labels.tolist()
 
     @property
     def right(self) -> npt.NDArray[np.bool_]:
@@ -129,6 +168,29 @@ class LabelAnswers:
         """Return logits and labels."""
         return {"logits": self.logits, "labels": self.labels}
 
+    @classmethod
+    def of_tensors(cls, arrays: Mapping[str, npt.NDArray[Any]], rows: int | None = None, **more: Any) -> Self:
+        """Return answers from what `tensors` gave.
+
+        Args:
+            arrays: what it gave.
+            rows: how many labels there are to be, if that is known.
+            more: the other fields.
+
+        Raises:
+            KeyError: one is missing.
+            ValueError: they are no finite logits with a label each.
+        """
+        logits, labels = arrays["logits"], arrays["labels"]
+        count = len(labels) if labels.ndim == 1 and rows is None else rows
+        right = logits.ndim == 2 and len(logits) == count and labels.shape == (count,)
+        check("logits and labels", (logits.shape, labels.shape), right, f"one row for each of {count} test rows")
+        finite = np.issubdtype(logits.dtype, np.floating) and bool(np.isfinite(logits).all())
+        check("logits", str(logits.dtype), finite, "finite numbers")
+        within = labels.dtype == np.int64 and bool(((labels >= 0) & (labels < logits.shape[1])).all())
+        check("labels", str(labels.dtype), within, f"whole numbers below {logits.shape[1]}")
+        return cls(logits, labels, **more)
+
     @property
     def ece(self) -> float:
         """Expected calibration error, in [0, 1]."""
@@ -149,11 +211,11 @@ def label_answers(answers: Answers) -> LabelAnswers:
     Raises:
         MetricError: they are of a kind without labels.
     """
-    if not isinstance(answers, LabelAnswers):
+    if not answers.are_labels:
         raise MetricError(
             f"Expected answers that are labels, got {type(answers).__name__}. Take a task of another kind."
         )
-    return answers
+    return cast(LabelAnswers, answers)
 
 
 def array_of(content: Any) -> npt.NDArray[np.uint8]:
@@ -167,7 +229,7 @@ def json_of(array: npt.NDArray[Any]) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class TextAnswers:
+class TextAnswers(Answers):
     """Texts that a model wrote, and its losses on the right ones.
 
     Attributes:
@@ -194,11 +256,19 @@ class TextAnswers:
     labels: npt.NDArray[Any] | None = None
 
     @property
+    def choices(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+        """Log-probabilities of closed answers and the numbers of right ones; ``None`` where texts are free."""
+        return None if self.logits is None or self.labels is None else (self.logits, self.labels)
+
+    @property
+    def reference(self) -> object:
+        """The right texts."""
+        return [list(texts) for texts in self.right]
+
+    @property
     def ece(self) -> float | None:
         """Expected calibration error, in [0, 1]; ``None`` where texts are free, and none has a probability among others."""
-        if self.logits is None or self.labels is None:
-            return None
-        return expected_calibration_error(self.logits, self.labels)
+        return None if self.choices is None else expected_calibration_error(*self.choices)
 
     def score(self, metric: str) -> float:
         """Return the score by a registered metric.
@@ -229,6 +299,10 @@ class TextAnswers:
         common = [text for text, _ in Counter(texts[0] for texts in self.right).most_common(_CONSTANTS)]
         scores = [sign(metric) * replace(self, texts=[text] * len(self.right)).score(metric) for text in common]
         return common[int(np.argmax(scores))]
+
+    def shown_texts(self) -> list[str]:
+        """Return the texts of `shown_rows`."""
+        return [self.texts[row] for row in shown_rows(len(self.texts))]
 
     def same_as(self, other: Self) -> bool:
         """Return whether the token ids, the losses and the log-probabilities are equal, to the last bit."""
@@ -263,10 +337,8 @@ class TextAnswers:
 
 
 def same_rows(one: Answers, other: Answers) -> bool:
-    """Say whether two answers are to the same rows, as far as the right answers tell; of other kinds they do not."""
-    if isinstance(one, LabelAnswers) and isinstance(other, LabelAnswers):
-        return np.array_equal(one.labels, other.labels)
-    return isinstance(one, TextAnswers) and isinstance(other, TextAnswers) and one.right == other.right
+    """Return whether two answers are to the same rows, as far as the right answers tell; of other kinds they do not."""
+    return one.reference is not None and one.reference == other.reference
 
 
 def constant_scores(answers: Sequence[Answers], metrics: Sequence[str], *, task_known: bool = True) -> list[float]:
@@ -278,9 +350,9 @@ def constant_scores(answers: Sequence[Answers], metrics: Sequence[str], *, task_
         task_known: whether the answer may depend on the task. Else it is one for all of them, that of the best mean score; one
             of which lower is better counts as its negative. Answers that are no labels have none in common.
     """
-    labelled = [each for each in answers if isinstance(each, LabelAnswers)]
-    if task_known or len(labelled) < len(answers):
+    if task_known or not all(each.are_labels for each in answers):
         return [each.constant_score(metric) for each, metric in zip(answers, metrics, strict=True)]
+    labelled = list(map(label_answers, answers))
     signs = [sign(metric) for metric in metrics]
     candidates = [
         [each.constant(label).score(metric) for each, metric in zip(labelled, metrics, strict=True)]

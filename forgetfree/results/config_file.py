@@ -138,7 +138,10 @@ def _check_run(config: Any) -> None:
         raise ValueError(f"run.{missing[0]} is missing")
     for number, fields in enumerate(config["tasks"]):
         try:
-            unknown = registry.unknown_names(TaskDefinition.of_fields(fields))
+            task = TaskDefinition.of_fields(fields)
+            unknown = registry.unknown_names(task)
+            if not unknown and (faults := registry.faults_of(task)):
+                raise ValueError("; ".join(faults))
         except ValueError as error:
             raise ValueError(f"tasks[{number}]: {error}") from error
         if unknown:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, MetricError, ReportError, UsageError, first_line
 from forgetfree.json_file import check, check_fields, checked, parse_json, read_bounded, read_json
-from forgetfree.results.answers import Answers, LabelAnswers, TextAnswers, json_of
+from forgetfree.results.answers import Answers, TextAnswers, json_of
 from forgetfree.results.learning_matrix import forgetting_per_task, summarize
 from forgetfree.results.metrics import Floats, limits_of
 from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
@@ -38,7 +38,7 @@ from forgetfree.results.unit_folder import (
     check_own,
     read_record,
 )
-from forgetfree.tasks import KIND_OF_FORM, TaskDefinition
+from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -192,13 +192,12 @@ class UnitFiles:
     @property
     def probabilities(self) -> dict[str, Any]:
         """The answers with logits and labels: of labels, and of texts that are closed."""
-        kinds = (LabelAnswers, TextAnswers)
-        return {task: each for task, each in self.answers.items() if isinstance(each, kinds) and each.ece is not None}
+        return {task: each for task, each in self.answers.items() if each.choices and each.ece is not None}
 
     @property
     def texts(self) -> dict[str, TextAnswers]:
         """The answers that are texts."""
-        return {task: each for task, each in self.answers.items() if isinstance(each, TextAnswers)}
+        return {task: cast(TextAnswers, each) for task, each in self.answers.items() if each.shown_texts()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,7 +287,7 @@ class Run:
     @property
     def outcome(self) -> Json:
         """What is the same whenever the same command runs on the same machine."""
-        facts = self.facts.model_dump(exclude={"seconds", "seconds_per_task", "made"})
+        facts = self.facts.model_dump(exclude={"seconds", "seconds_per_task", "made", "summary"})
         return {**facts, "scores": self._values}
 
 
@@ -436,7 +435,7 @@ def _check_frame(frame: pd.DataFrame, about: About) -> None:
     for (metric, task), those in frame.groupby(["metric", "task"], sort=False):
         own = about.metric[str(task)] if metric == f"{UNION}accuracy" else str(metric)
         low, high = limits_of(own)
-        if not those["value"].between(low, high).all():
+        if not (np.isfinite(those["value"]) & those["value"].between(low, high)).all():
             raise ValueError(f"{metric} of {task} must be in [{low:g}, {high:g}], got {those['value'].tolist()[:5]}")
     twice = frame.duplicated([*UNIT, "task", "after", "metric"])
     if twice.any():
@@ -596,8 +595,8 @@ def _labels(tasks: Sequence[TaskDefinition], scenario: str) -> dict[str, dict[in
     """Return the names of the labels of each task whose rows have one, as its answers number them."""
     named, first = dict[str, dict[int, str]](), 0
     for task in tasks:
-        names = task.closed_answers or task.labels
-        if KIND_OF_FORM.get(task.kind, task.kind) != "tagging" and names:
+        names = registry.kind(task.kind).choices(task)
+        if names:
             named[task.name] = dict(enumerate(names, first))
         first += len(names) if scenario == "class" else 0  # of all tasks, each has its own numbers
     return named
@@ -649,8 +648,8 @@ def _losses(path: Path) -> list[Json]:
 
 def to_csv(record: RunRecord) -> str:
     """Return a run as the text of a CSV file."""
-    lines = [record.about.model_dump(exclude_defaults=True)]
-    lines += [run.facts.model_dump(exclude_defaults=True) for run in record.runs]
+    lines = [record.about.model_dump(exclude_unset=True)]
+    lines += [run.facts.model_dump(exclude_unset=True) | {"summary": run.summary} for run in record.runs]
     text = "".join(f"# {json.dumps(line, allow_nan=False)}\n" for line in lines)
     frame = pd.concat([run.scores for run in record.runs]) if record.runs else frame_of([])
     index = [*UNIT, "task", "after", "rows"]
@@ -672,9 +671,7 @@ def of_csv(text: str, source: str = "") -> RunRecord:
         raise ValueError("it must begin with a line `# {…}` that says what was measured")
     about, *units = header
     index = [*UNIT, "task", "after", "rows"]
-    kinds: Any = {"strategy": str, "task": str, "seed": "int64", "after": "int64", "rows": "int64"}
-    wide = pd.read_csv(
-        io.StringIO(text), dtype=kinds, keep_default_na=False, na_values=[""], float_precision="round_trip"
-    )
-    frame = wide.melt(index, var_name="metric").dropna(subset="value").astype({"value": float})
+    wide = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
+    frame = wide.melt(index, var_name="metric")
+    frame = frame[frame["value"] != ""].astype({"seed": int, "after": int, "rows": int, "value": float})
     return whole_run(about, frame[[*UNIT, *COLUMNS]], units, source)

@@ -14,13 +14,12 @@ from forgetfree.data.encoding import Encoder, Slot
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.display import escaped
 from forgetfree.errors import GraftError, ReportError
+from forgetfree.kinds.networks import READOUT, TOKEN_CLASSIFIER, Reading
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft, GraftOrigin
 from forgetfree.results.config_file import load_run
 from forgetfree.results.report.page import in_markdown
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores
-from forgetfree.serve.network import READOUT, Reading
-from forgetfree.serve.served_task import served
 
 # -- A model ---------------------------------------------------------------------------------------------
 
@@ -75,7 +74,7 @@ def model_card(origin: GraftOrigin, reading: Reading, change: Change) -> str:
         .render(
             **of_all,
             pair=pair,
-            tagged=served(task).of_words,
+            tagged=reading.loader == TOKEN_CLASSIFIER,
             prompted=origin.readout in BY_WORDS,
             words=", ".join(words),
             readout_file=READOUT,

@@ -109,7 +109,7 @@ class TaskAdapters:
         self.records: dict[str, TaskTensors] = {}
         #: The readout in training and its tensors as they were before; none between tasks.
         self._untrained: tuple[nn.Module, dict[str, Tensor]] | None = None
-        strategy.kept = self
+        strategy.storage = self
 
     @property
     def newest(self) -> str:

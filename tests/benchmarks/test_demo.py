@@ -145,7 +145,7 @@ def test_make_demo_gives_all_strategies_the_same_training(typed: list[str]) -> N
     config = build(RunConfig, values_of(RunConfig, {"config": file}), "run")
     assert (config.stream, config.data, config.model) == ("demo", "demo", "minilm")
     assert STREAMS["demo"] == ("who_did_it", "ag_news", "was_it_kind")
-    options = config.checked().options
+    options = config.check().options
     assert list(options) == ["fine-tune", "continual-ft", "grafting-continual"]
     alike = ("steps", "batch_size", "optimizer", "learning_rate", "readout_learning_rate", "schedule", "dropout")
     for name in alike:

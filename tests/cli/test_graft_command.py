@@ -27,10 +27,9 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from forgetfree import cli, load_results, recipes
+from forgetfree import cli, recipes
 from forgetfree.core.regions import Region
 from forgetfree.data.sources import load_task
-from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs.config import RunConfig
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
@@ -39,12 +38,11 @@ from forgetfree.models.task_model import ClassifierModel
 from forgetfree.recipes import ModelEntry
 from forgetfree.results import calibration, metrics
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.tensor_file import TensorFile
+from forgetfree.results.table import load_results
 from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.single_task import SingleTask
 
 #: Tensors and metadata of any format, with their checksum.
-ANY_FILE = TensorFile(ForgetfreeError, "")
 
 LABELS = {0: "negative", 1: "positive"}
 
@@ -155,17 +153,6 @@ def test_it_is_a_run_of_two_strategies(graft: GraftCommand, finished: Path, caps
 def test_a_graft_of_all_that_moved_answers_as_the_fine_tuned_model(graft: GraftCommand) -> None:
     out = graft("--sparsity", "1", "--set", "base_fraction=1", *LEARN)
     assert figures(out, "bare-graft") == figures(out, "fine-tune")
-
-
-def test_a_graft_may_go_further_than_fine_tuning_went(graft: GraftCommand) -> None:
-    """The file holds the scaled values."""
-    asked = ["--set", "learning_rate=0.05", "--shots", "8"]
-    plain, scaled = graft(*asked), graft(*asked, "--set", "largest_scale=8")
-    scale = run_of(scaled, "bare-graft")["scales"]["sst2"]
-    model = AutoModel.from_pretrained(graft.directory("bert"))
-    pre = saved(plain).space.gather(model, saved(plain).region.indices)
-    assert torch.equal(saved(plain).region.indices, saved(scaled).region.indices) and scale in (0, 2, 4, 8)
-    assert torch.equal(saved(scaled).values, torch.lerp(pre, saved(plain).values, scale))
 
 
 @pytest.mark.sampled("bias")

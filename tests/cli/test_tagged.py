@@ -15,11 +15,11 @@ from tagged import PEOPLE, TOPICS, tagged_task
 from forgetfree import cli
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import UsageError
+from forgetfree.kinds.tagging import words_of
 from forgetfree.ledger import Ledger, LedgerSwitch, MixedBatchModel
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
 from forgetfree.serve.inference import Predictor
-from forgetfree.serve.tagging import words_of
 from forgetfree.serve.task_switch import TaskSwitch
 from forgetfree.training.loop import predict
 

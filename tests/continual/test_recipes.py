@@ -92,11 +92,11 @@ def test_run_graft_and_experiments_agree_on_the_recipe_of_a_model() -> None:
             key for key in LocalizationOptions.__dataclass_fields__ if getattr(measured, key) != getattr(alone, key)
         }
         assert differ <= {"steps", "precision", "validation_rows", "sparsity"}, name  # what a setting says of its own
-    trained = RunConfig(stream="sst2", model="minilm").checked().options
+    trained = RunConfig(stream="sst2", model="minilm").check().options
     setting = EXPERIMENTS["continual"].setting
     assert setting.options.keys() & recipes.recipe_of("minilm").keys() <= {"precision", "steps"}
     config = RunConfig(stream="sst2", model=setting.model, settings=dict(setting.options))
-    for name, options in config.checked().options.items():
+    for name, options in config.check().options.items():
         for key in set(type(options).__dataclass_fields__) - setting.options.keys():
             assert getattr(options, key) == getattr(trained[name], key)
 
@@ -157,7 +157,7 @@ def test_a_strategy_that_searches_for_its_mask_takes_no_region_from_the_others()
         "grafting-continual.region_rate_factor": 3.0,
         "grafting-continual.region_dropout": False,
     }
-    options = config.checked().options
+    options = config.check().options
     assert options["grafting-continual"].region_from == "movement"
     assert options["graft-retrain"].region_from == registry.strategy("graft-retrain").Options().region_from
     config = RunConfig(stream="sst2", model="minilm", settings={"grafting-continual.mask_steps": 1})

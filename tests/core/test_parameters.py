@@ -63,11 +63,6 @@ def test_patterns_choose_tensors(toy: Toy) -> None:
     assert [t.name for t in rest.tensors] == ["second", "classifier.weight", "classifier.bias"]
 
 
-def test_a_space_without_tensors_is_refused_with_the_patterns(toy: Toy) -> None:
-    with pytest.raises(RegionError, match=r"No graftable tensor in Toy.*'nothing'.*other patterns"):
-        ParameterSpace.of(toy, include=["nothing"])
-
-
 def test_integers_are_not_graftable(toy: Toy) -> None:
     toy.counts = nn.Parameter(torch.zeros(4, dtype=torch.int64), requires_grad=False)
     assert [t.name for t in ParameterSpace.of(toy).tensors] == ["first", "second"]
@@ -173,22 +168,6 @@ def test_flatten_and_load_are_inverse_and_exact(toy: Toy, space: ParameterSpace)
     assert torch.equal(toy.first, torch.arange(6.0).view(2, 3))
 
 
-def test_flatten_copies(toy: Toy, space: ParameterSpace) -> None:
-    flat = space.flatten(toy)
-    flat.zero_()
-    assert toy.second.tolist() == [10, 11, 12]
-
-
-def test_views_copy_nothing(space: ParameterSpace) -> None:
-    flat = torch.zeros(9)
-    first, second = space.views(flat)
-    assert first.shape == (2, 3)
-    assert first.data_ptr() == flat.data_ptr()
-    assert second.data_ptr() == flat[6:].data_ptr()
-    second[0] = 5
-    assert flat[6] == 5
-
-
 def test_split_breaks_indices_up_by_tensor(space: ParameterSpace) -> None:
     pieces = [(i, local.tolist(), where) for i, local, where in space.split(torch.tensor([0, 5, 6, 8]))]
     assert pieces == [(0, [0, 5], slice(0, 2)), (1, [0, 2], slice(2, 4))]
@@ -201,12 +180,6 @@ def test_gather_and_scatter_touch_only_the_named_entries(toy: Toy, space: Parame
     assert space.gather(toy, indices).tolist() == [1, 5, 10]
     space.scatter_(toy, indices, torch.tensor([-1.0, -5.0, -10.0]))
     assert space.flatten(toy).tolist() == [0, -1, 2, 3, 4, -5, -10, 11, 12]
-
-
-def test_scatter_leaves_tensors_without_an_index_alone(toy: Toy, space: ParameterSpace) -> None:
-    version = toy.second._version
-    space.scatter_(toy, torch.tensor([0]), torch.tensor([7.0]))
-    assert toy.second._version == version
 
 
 def test_scatter_of_gathered_values_undoes_any_change_bit_for_bit() -> None:
@@ -258,47 +231,18 @@ def test_another_models_tensors_are_refused(space: ParameterSpace) -> None:
     ("name", "layer", "kind"),
     [
         ("encoder.layer.0.attention.self.query.weight", "0", "query weight"),
-        ("roberta.encoder.layer.11.attention.self.key.bias", "11", "key bias"),
-        ("encoder.layer.3.attention.self.value.weight", "3", "value weight"),
-        ("encoder.layer.3.attention.output.dense.weight", "3", "attention output weight"),
-        ("encoder.layer.3.attention.output.LayerNorm.bias", "3", "LayerNorm bias"),
-        ("encoder.layer.3.intermediate.dense.weight", "3", "first feed-forward weight"),
-        ("encoder.layer.3.output.dense.bias", "3", "second feed-forward bias"),
         ("transformer.h.5.attn.c_attn.weight", "5", "query+key+value weight"),
-        ("h.5.attn.c_proj.weight", "5", "attention output weight"),
-        ("h.5.mlp.c_fc.weight", "5", "first feed-forward weight"),
-        ("h.5.mlp.c_proj.bias", "5", "second feed-forward bias"),
         ("transformer.ln_f.weight", "–", "LayerNorm weight"),
-        ("transformer.layer.1.attention.q_lin.weight", "1", "query weight"),
-        ("transformer.layer.1.sa_layer_norm.bias", "1", "LayerNorm bias"),
         ("encoder.layer.2.attention.self.value_proj.bias", "2", "value bias"),
-        ("encoder.LayerNorm.weight", "–", "LayerNorm weight"),
-        ("encoder.albert_layer_groups.0.albert_layers.0.attention.dense.weight", "0", "attention output weight"),
-        ("encoder.albert_layer_groups.0.albert_layers.0.full_layer_layer_norm.bias", "0", "LayerNorm bias"),
-        ("encoder.albert_layer_groups.0.albert_layers.0.ffn.weight", "0", "first feed-forward weight"),
         ("encoder.albert_layer_groups.0.albert_layers.0.ffn_output.weight", "0", "second feed-forward weight"),
-        ("encoder.layer.0.attention.attn.k.weight", "0", "key weight"),
         ("encoder.layer.0.attention.attn.o.weight", "0", "attention output weight"),
         ("layers.4.attn.Wqkv.weight", "4", "query+key+value weight"),
-        ("layers.4.mlp_norm.weight", "4", "LayerNorm weight"),
-        ("model.layers.7.self_attn.o_proj.weight", "7", "attention output weight"),
-        ("model.layers.7.mlp.gate_proj.weight", "7", "first feed-forward weight"),
-        ("model.layers.7.post_attention_layernorm.weight", "7", "LayerNorm weight"),
-        ("model.norm.weight", "–", "LayerNorm weight"),
-        ("gpt_neox.layers.3.attention.dense.bias", "3", "attention output bias"),
-        ("gpt_neox.layers.3.mlp.dense_h_to_4h.weight", "3", "first feed-forward weight"),
         ("gpt_neox.layers.3.mlp.dense_4h_to_h.weight", "3", "second feed-forward weight"),
         ("something.else", "–", "other weight"),
     ],
 )
 def test_names_tell_layer_and_kind(name: str, layer: str, kind: str) -> None:
     assert (layer_of(name), parameter_kind(name)) == (layer, kind)
-
-
-@pytest.mark.parametrize("kind", tiny.KINDS)
-def test_every_graftable_tensor_of_the_known_models_has_a_kind(kind: str) -> None:
-    model, _ = tiny.build(kind)
-    assert not [t.name for t in ParameterSpace.of(model).tensors if parameter_kind(t.name).startswith("other")]
 
 
 def test_weight_matrices_have_entries() -> None:

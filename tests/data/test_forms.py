@@ -174,7 +174,8 @@ def test_packed_files_are_measured_unpacked(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "mood.csv.gz"
     path.write_bytes(gzip.compress(b"text,label\n" + b"x" * 80 + b",0\n" + (b"y" * 80 + b",1\n") * 5000))
     assert path.stat().st_size < 5000
-    monkeypatch.setattr("forgetfree.data.table_files.MOST_BYTES", 100_000)
+    for module in ("places", "table_files"):
+        monkeypatch.setattr(f"forgetfree.data.{module}.MOST_BYTES", 100_000)
     assert "bytes or more when unpacked, and at most 100,000 are read" in refusal(str(path))
 
 
@@ -247,12 +248,6 @@ def test_a_wrong_byte_is_named_by_its_position(tmp_path: Path, content: bytes, p
     (tmp_path / "mood.csv").write_bytes(content)
     assert f"mood.csv, {place}" in (text := refusal(str(tmp_path / "mood.csv")))
     assert text.endswith("Write the file again, in UTF-8.")
-
-
-def test_what_another_encoding_may_be_is_told(tmp_path: Path) -> None:
-    texts = ("Отличный фильм, всем советую", "Очень плохо", "Еда была вкусной", "Больше не приду")
-    (tmp_path / "mood.csv").write_bytes(("text,label\n" + "".join(f'"{text}",0\n' for text in texts)).encode("koi8-r"))
-    assert "UTF-16 and Windows-1252. It may be in koi8_r. Write" in refusal(str(tmp_path / "mood.csv"))
 
 
 def test_a_json_file_may_hold_a_record_a_line(tmp_path: Path) -> None:

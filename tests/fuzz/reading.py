@@ -166,4 +166,4 @@ def read_task_notes(path: Path) -> Any:
 
 def sound_notes(found: Any, path: Path) -> None:
     _, task = found
-    assert task.faults() == [] and all(label.strip() for label in task.labels)
+    assert registry.faults_of(task) == [] and all(label.strip() for label in task.labels)

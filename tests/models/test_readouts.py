@@ -145,20 +145,6 @@ PRE_TRAINING = {
 }
 
 
-@pytest.mark.sampled("albert", "hiera")
-@pytest.mark.parametrize("kind", PRE_TRAINING)
-def test_pre_training_is_read_by_prompts_where_it_fills_in_masks(kind: str) -> None:
-    """Check every …ForPreTraining of transformers: does it hold the tensors of the masked language model of its family?"""
-    architecture, masked = PRE_TRAINING[kind], modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.get(kind)
-    config = transformers.AutoConfig.for_model(kind, architectures=[architecture])
-    fills = False
-    if masked:
-        with torch.device("meta"):
-            whole, needed = (set(getattr(transformers, each)(config).state_dict()) for each in (architecture, masked))
-        fills = needed <= whole
-    assert language_model(config) == ("prompt" if fills else None)
-
-
 @pytest.mark.parametrize(
     ("kind", "changes", "readout"),
     [

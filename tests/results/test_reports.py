@@ -269,7 +269,7 @@ def test_models_stand_side_by_side_on_the_same_rows() -> None:
     assert merged.strategies == ["a (model=small)", "a (model=larger)"] and "model" not in merged.settings
     assert merged.learned_floors == {}
     twins = together([of("small", "0123456789", 0.7), of("small", "9876543210", 0.8)])
-    assert twins.strategies == ["a (model='small 01234567')", "a (model='small 98765432')"]
+    assert twins.strategies == ["a (model=small 01234567)", "a (model=small 98765432)"]
 
 
 def test_different_metrics_are_refused() -> None:
@@ -280,17 +280,14 @@ def test_different_metrics_are_refused() -> None:
 
 def test_configurations_of_one_strategy_stand_in_rows_of_their_own() -> None:
     """Named by what differs only: `steps` is the same in all."""
-    merged = together(
-        [
-            results_of(
-                run_of("a", 0, [0.6, 0.7], options={"sparsity": 0.01, "steps": 9}),
-                run_of("b", 0, [0.6, 0.7], options={"sparsity": 0.01}),
-                run_of("a", 0, [0.6, 0.8], options={"sparsity": 0.05, "steps": 9}),
-                run_of("a", 1, [0.6, 0.8], options={"steps": 9, "sparsity": 0.05}),
-                run_of("a", 2, [0.6, 0.8], options={"steps": 9}),
-            )
-        ]
-    )
+    runs = [
+        run_of("a", 0, [0.6, 0.7], options={"sparsity": 0.01, "steps": 9}),
+        run_of("b", 0, [0.6, 0.7], options={"sparsity": 0.01}),
+        run_of("a", 0, [0.6, 0.8], options={"sparsity": 0.05, "steps": 9}),
+        run_of("a", 1, [0.6, 0.8], options={"steps": 9, "sparsity": 0.05}),
+        run_of("a", 2, [0.6, 0.8], options={"steps": 9}),
+    ]
+    merged = together([results_of(run) for run in runs])
     assert [(entry.label, len(entry.runs)) for entry in merged.entries] == [
         ("a (sparsity=0.01)", 1),
         ("a (sparsity=0.05)", 2),

@@ -322,21 +322,6 @@ def test_a_run_goes_on_in_the_midst_of_a_phase(
     assert not list(tmp_path.rglob(CHECKPOINT))
 
 
-@pytest.mark.sampled(share=0.4)
-def test_what_a_strategy_tells_at_the_end_is_kept_with_its_tasks(
-    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings: Json = {"region_start": "scaled", "region_dropout": False, "localize_at": "union", "dtype": "bfloat16"}
-    whole = run(config("grafting-continual", "whole", **settings))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        Cut(patch, "qnli", "train", 2)
-        run(config("grafting-continual", "cut", **settings))
-    again = run(config("grafting-continual", "cut", **settings), Execution(resume=True))
-    assert again["runs"][0]["scales"] == whole["runs"][0]["scales"]
-    assert list(again["runs"][0]["scales"]) == ["sst2", "qnli"]
-    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
-
-
 @pytest.mark.sampled("changes2-another")
 @pytest.mark.parametrize(
     ("changes", "name"),

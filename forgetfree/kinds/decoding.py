@@ -32,26 +32,14 @@ Answer = Callable[[Tensor, Any], Tensor]
 #: From prompts and a batch size to the numbers of those that are answered together, each time with what answers them, if it is
 #: not the model; the model may be another each time.
 Turns = Callable[[Sequence[Sequence[int]], int], Iterable[tuple[Sequence[int], Answer | None]]]
-#: Hears of each token that is decided: the ids of its text up to there.
-Heard = Callable[[Sequence[int]], object]
+#: Takes note that a token is decided.
+Decided = Callable[[], object]
 #: How far logits of one row may differ between batches, as a share of the largest: far more than is measured.
 _FLOAT32, _HALF = 1e-3, 2**-4
 
 
-def unheard(_: Sequence[int]) -> None:
-    """Hear of a token, and do nothing."""
-
-
-def counting(tell: Callable[[int], object]) -> Heard:
-    """Return what tells how many tokens have been heard of."""
-    count = 0
-
-    def heard(_: Sequence[int]) -> None:
-        nonlocal count
-        count += 1
-        tell(count)
-
-    return heard
+def unnoted() -> None:
+    """Take no note of a token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,23 +64,21 @@ class Passes:
 
 
 def write(
-    task: TaskDefinition, model: TaskModel, rows: EncodedTexts, passes: Passes, heard: Heard = unheard
+    task: TaskDefinition, model: TaskModel, rows: EncodedTexts, passes: Passes, decided: Decided = unnoted
 ) -> list[list[int]]:
-    """Return the token ids that a model writes after each prompt, in the rows' order; each process writes batches of its own.
+    """Return the token ids that a model writes after each prompt, in the rows' order.
 
     Args:
         task: whose rows; it says how long a text may be, and what ends it.
         model: the model.
         rows: the rows; what stands there after the prompts is not read.
         passes: how they are read.
-        heard: hears of each token when it is decided.
+        decided: takes note of each token.
     """
     prompts = rows.prompts
     written: list[list[int]] = [[] for _ in prompts]
     with evaluating(model, passes.precision):
         for together, answering in passes.together(prompts):
-            # Of each batch the ids of all texts, how many each text has, and the number of each row.
-            found = list[tuple[Tensor, Tensor, Tensor]]()
             for places in by_length([len(prompts[i]) for i in together], passes.batch_size):
                 batch = [together[place] for place in places]
                 asked: list[list[int]] = [prompts[i] for i in batch]
@@ -100,7 +86,7 @@ def write(
                     "most": task.max_new_tokens,
                     "ends": partial(stops, rows.tokenizer, stop=task.stop),
                     "end": rows.end,
-                    "heard": heard,
+                    "decided": decided,
                 }
                 if task.decoding.is_greedy:
                     texts = write_greedily(model, asked, task=rows.task, answer=answering, **arguments)
@@ -111,13 +97,8 @@ def write(
                         "The strategy answers by a function in the model's place, and by such texts are written greedily "
                         "alone. Leave num_beams and sampling_temperature out."
                     )
-                ids = torch.tensor([token for text in texts for token in text], dtype=torch.int64, device="cpu")
-                found.append(
-                    (ids, torch.tensor([len(text) for text in texts], device="cpu"), torch.tensor(batch, device="cpu"))
-                )
-            for ids, lengths, numbers in found:
-                for number, text in zip(numbers.tolist(), torch.split(ids, lengths.tolist()), strict=True):
-                    written[number] = text.tolist()
+                for number, text in zip(batch, texts, strict=True):
+                    written[number] = text
     return written
 
 
@@ -135,25 +116,6 @@ def special_stops(tokenizer: Any, stop: Sequence[str]) -> set[int]:
     return {int(tokenizer.convert_tokens_to_ids(end)) for end in stop if end in special}
 
 
-def plain_generation(tokenizer: Any, pad: int, config: Any) -> Any:
-    """Return transformers' configuration of what is written, without what a model's own says of temperature or repetition.
-
-    Args:
-        tokenizer: which token ends a text.
-        pad: the id that fills short rows.
-        config: the model's; of an encoder-decoder it says what its decoder begins with.
-    """
-    from transformers import GenerationConfig
-
-    start = getattr(config, "decoder_start_token_id", None)
-    return GenerationConfig(  # type: ignore[no-untyped-call]
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=pad,
-        decoder_start_token_id=start,
-    )
-
-
 # -- Greedily --------------------------------------------------------------------------------------------
 
 
@@ -165,10 +127,10 @@ class _Text:
         ended: whether it is at its end.
     """
 
-    def __init__(self, limit: int, end: int, ends: Callable[[Sequence[int]], bool], heard: Heard) -> None:
+    def __init__(self, limit: int, end: int, ends: Callable[[Sequence[int]], bool], decided: Decided) -> None:
         self.ids = list[int]()
         self.ended = limit < 1
-        self._limit, self._end, self._ends, self._heard = limit, end, ends, heard
+        self._limit, self._end, self._ends, self._decided = limit, end, ends, decided
 
     @property
     def room(self) -> int:
@@ -181,7 +143,7 @@ class _Text:
         if not self.ended:
             self.ids.append(token)
             self.ended = not self.room or self._ends(self.ids)
-            self._heard(self.ids)
+            self._decided()
 
 
 @torch.no_grad()
@@ -194,7 +156,7 @@ def write_greedily(
     ends: Callable[[Sequence[int]], bool],
     end: int,
     answer: Answer | None = None,
-    heard: Heard = unheard,
+    decided: Decided = unnoted,
 ) -> list[list[int]]:
     """Return the ids that a model writes after each prompt, without the token that ends a text.
 
@@ -206,10 +168,10 @@ def write_greedily(
         ends: whether a text is at its end, by its ids.
         end: the token that ends a text.
         answer: from marked ids and task labels to logits, what answers in the model's place, if anything.
-        heard: hears of each token when it is decided.
+        decided: takes note of each token.
     """
     alone = partial(_alone, answer or model, model.device, task)
-    rows = [(prompt, _Text(min(most, model.most_after(prompt)), end, ends, heard)) for prompt in prompts]
+    rows = [(prompt, _Text(min(most, model.most_after(prompt)), end, ends, decided)) for prompt in prompts]
     longest = model.even_length if answer is None else 0  # a row that may get longer is read alone
     while unfinished := [row for row in rows if not row[1].ended]:
         even = [(prompt, text) for prompt, text in unfinished if len(prompt) + len(text.ids) + text.room <= longest]
@@ -287,7 +249,7 @@ def write_alone(
     most: int,
     ends: Callable[[Sequence[int]], bool],
     end: int,
-    heard: Heard = unheard,
+    decided: Decided = unnoted,
 ) -> list[int]:
     """Return the ids that a model writes after a prompt, without the token that ends a text.
 
@@ -298,7 +260,7 @@ def write_alone(
         most: the most tokens of a text; fewer where the model has fewer positions.
         ends: whether a text is at its end, by its ids.
         end: the token that ends a text.
-        heard: hears of each token when it is decided: of beams, which decide at their end, of all one after another.
+        decided: takes note of each token: of beams, which decide at their end, of all one after another.
     """
     limit = min(most, model.most_after(prompt))
     if limit < 1:
@@ -311,7 +273,7 @@ def write_alone(
         alone, token = torch.full_like(logits, -torch.inf), drawn(logits[0], decoding, generator)
         alone[0, token] = 0.0
         if token != end:
-            heard([*ids[0, begin:].tolist(), token])
+            decided()
         return alone
 
     def stop(ids: Tensor, _: Any) -> Tensor:
@@ -333,8 +295,8 @@ def write_alone(
     text = text[: text.index(end)] if end in text else text
     while text and text[-1] == model.tokens.pad:  # fills a beam that a stop text ended
         text.pop()
-    for count in range(1, 1 + len(text) * (decoding.num_beams > 1)):
-        heard(text[:count])
+    for _ in range(len(text) * (decoding.num_beams > 1)):
+        decided()
     return text
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from forgetfree import registry
 from forgetfree.data.prompts import EncodedTexts
-from forgetfree.models.generation import Passes, drawn, write, write_alone
+from forgetfree.kinds.decoding import Passes, drawn, write, write_alone
 from forgetfree.models.loading import LoadedModel
 from forgetfree.tasks import Decoding, TaskDefinition
 
@@ -126,7 +127,7 @@ def test_tokens_are_drawn_by_their_probabilities_among_the_likeliest() -> None:
 )
 def test_what_cannot_be_is_told(decoding: Decoding, fault: str) -> None:
     assert fault in decoding.faults()[0]
-    assert fault in replace(TASK, decoding=decoding).faults()[0]
+    assert fault in registry.faults_of(replace(TASK, decoding=decoding))[0]
 
 
 def test_no_temperature_is_too_low_to_draw_at() -> None:

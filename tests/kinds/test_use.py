@@ -1,8 +1,7 @@
-"""A task of each kind in use: its rows, its answers, and how they are shown, without a model."""
+"""New texts of each kind of tasks, without a model: rows, replies, and what is shown of them."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -12,20 +11,18 @@ import torch
 from forgetfree import registry
 from forgetfree.data.rows import Rows
 from forgetfree.errors import UsageError
-from forgetfree.serve.classification import LabelTask
-from forgetfree.serve.served_task import served
-from forgetfree.serve.tagging import TaggingTask
+from forgetfree.kinds.kind import kind_of
 from forgetfree.tasks import KIND_OF_FORM, TaskDefinition
 
-MOOD = served(TaskDefinition("mood", "single", ("sad", "glad")))
-PAIR = served(TaskDefinition("same", "pair", ("no", "yes")))
-PEOPLE = served(TaskDefinition.of_entities("people", ["PER"]))
+MOOD = TaskDefinition("mood", "single", ("sad", "glad"))
+PAIR = TaskDefinition("same", "pair", ("no", "yes"))
+PEOPLE = TaskDefinition.of_entities("people", ["PER"])
 
 
-def test_a_kind_of_tasks_is_used_by_one_class() -> None:
-    assert [type(each) for each in (MOOD, PAIR, PEOPLE)] == [LabelTask, LabelTask, TaggingTask]
+def test_no_text_has_no_reply() -> None:
     for kind in (*KIND_OF_FORM, *registry.kinds()):
-        assert served(TaskDefinition("one", kind, ("O", "B-X", "I-X"))).answers([], torch.empty(0, 3), []) == []
+        task = TaskDefinition("one", kind, ("O", "B-X", "I-X"))
+        assert kind_of(task).replies(task, [], torch.empty(0, 3), []) == []
 
 
 @pytest.mark.parametrize(
@@ -40,7 +37,7 @@ def test_a_kind_of_tasks_is_used_by_one_class() -> None:
 def test_texts_become_rows(task: Any, texts: Any, expected: Rows | None) -> None:
     if expected is None:
         expected = Rows(("Jane went", "New\u00a0York", "a b\u00a0c"), (), ((0, 0), (0,), (0, 0)))
-    assert task.rows(texts) == expected
+    assert kind_of(task).rows(task, texts) == expected
 
 
 @pytest.mark.parametrize(
@@ -60,11 +57,11 @@ def test_texts_become_rows(task: Any, texts: Any, expected: Rows | None) -> None
 )
 def test_texts_that_do_not_fit_are_refused(task: Any, texts: list[Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        task.rows(texts)
+        kind_of(task).rows(task, texts)
 
 
 def test_a_label_is_shown_as_a_line_as_json_and_as_a_row_of_a_table() -> None:
-    (answer,) = MOOD.answers(["fine"], torch.tensor([[0.0, 0.0]]), [3])
+    (answer,) = kind_of(MOOD).replies(MOOD, ["fine"], torch.tensor([[0.0, 0.0]]), [3])
     shown = {
         "task": "mood",
         "label": "sad",
@@ -72,35 +69,35 @@ def test_a_label_is_shown_as_a_line_as_json_and_as_a_row_of_a_table() -> None:
         "probabilities": {"sad": 0.5, "glad": 0.5},
         "cut_tokens": 3,
     }
-    assert MOOD.lines(("fine",), answer) == ["sad\t0.500\tfine"]
-    assert MOOD.json(("fine",), answer) == {"text": "fine", **shown}
-    assert PAIR.json(("a", "b"), answer) == {"text_a": "a", "text_b": "b", **shown}
-    assert MOOD.response(answer).model_dump() == shown
-    cells = MOOD.cells(answer)
-    assert [cells[column] for column in MOOD.columns()] == ["mood", "sad", 0.5, 0.5, 0.5]
+    assert kind_of(MOOD).lines(MOOD, ("fine",), answer) == ["sad\t0.500\tfine"]
+    assert kind_of(MOOD).json(MOOD, answer, ("fine",)) == {"text": "fine", **shown}
+    assert kind_of(PAIR).json(PAIR, answer, ("a", "b")) == {"text_a": "a", "text_b": "b", **shown}
+    assert kind_of(MOOD).json(MOOD, answer) == shown
+    cells = kind_of(MOOD).cells(MOOD, answer)
+    assert [cells[column] for column in kind_of(MOOD).columns(MOOD)] == ["mood", "sad", 0.5, 0.5, 0.5]
 
 
 def test_tags_are_shown_as_lines_and_as_json_and_are_no_table() -> None:
     logits = torch.tensor([[9.0, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 9.0], [9.0, 0.0, 0.0]])
-    first, second = PEOPLE.answers(["so Jane Smith", ["no"]], logits, [0, 1])
+    first, second = kind_of(PEOPLE).replies(PEOPLE, ["so Jane Smith", ["no"]], logits, [0, 1])
     assert (first.tags, second.tags, second.cut_tokens) == (("O", "B-PER", "I-PER"), ("O",), 1)
-    assert PEOPLE.lines(("…",), first) == ["PER\t1.000\tJane Smith\tso Jane Smith"]
-    assert PEOPLE.lines(("…",), second) == ["-\t-\t-\tno"]
-    shown = PEOPLE.json(("…",), first)
-    assert list(shown) == ["words", "tags", "probabilities", "cut_tokens", "entities"]
-    assert json.loads(PEOPLE.response(first).model_dump_json()) == {"task": "people", **json.loads(json.dumps(shown))}
+    assert kind_of(PEOPLE).lines(PEOPLE, ("…",), first) == ["PER\t1.000\tJane Smith\tso Jane Smith"]
+    assert kind_of(PEOPLE).lines(PEOPLE, ("…",), second) == ["-\t-\t-\tno"]
+    shown = kind_of(PEOPLE).json(PEOPLE, first, ("…",))
+    assert list(shown) == ["task", "words", "tags", "probabilities", "cut_tokens", "entities"]
+    assert [each["text"] for each in shown["entities"]] == ["Jane Smith"]
     with pytest.raises(UsageError, match="finds any number of entities in a text, which is no table"):
-        PEOPLE.columns()
+        kind_of(PEOPLE).columns(PEOPLE)
 
 
 def test_a_cell_of_a_file_may_be_a_list_of_words_for_a_task_of_words_alone() -> None:
-    assert [each.written(["a", "b"]) for each in (MOOD, PEOPLE)] == [None, '["a", "b"]']
-    assert [each.written("a b") for each in (MOOD, PEOPLE)] == ["a b", "a b"]
-    assert [each.written(["a", 1]) for each in (MOOD, PEOPLE)] == [None, None]
+    assert [kind_of(each).text_of_cell(each, ["a", "b"]) for each in (MOOD, PEOPLE)] == [None, '["a", "b"]']
+    assert [kind_of(each).text_of_cell(each, "a b") for each in (MOOD, PEOPLE)] == ["a b", "a b"]
+    assert [kind_of(each).text_of_cell(each, ["a", 1]) for each in (MOOD, PEOPLE)] == [None, None]
 
 
 @pytest.mark.parametrize("task", [MOOD, PAIR, PEOPLE])
 def test_a_text_in_place_of_a_list_is_refused(task: Any) -> None:
     """Else each of its letters would be answered."""
     with pytest.raises(UsageError, match=r"Expected a list of texts, got the text 'Jane'\. Give \['Jane'\]\."):
-        task.rows("Jane")
+        kind_of(task).rows(task, "Jane")

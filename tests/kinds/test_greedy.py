@@ -15,9 +15,9 @@ import torch
 
 from forgetfree.data.prompts import EncodedTexts
 from forgetfree.errors import ModelError
+from forgetfree.kinds import decoding
+from forgetfree.kinds.decoding import Passes, write, write_greedily
 from forgetfree.kinds.generation import text_of
-from forgetfree.models import generation
-from forgetfree.models.generation import Passes, write, write_greedily
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.tasks import TaskDefinition
 
@@ -107,14 +107,14 @@ def test_of_two_tokens_that_nearly_agree_the_row_alone_decides(
     model = loaded(family)
     rows = prompts(model)
     expected = [slow(model, row) for row in rows]
-    likeliest, calls = generation._likeliest, list[int]()
+    likeliest, calls = decoding._likeliest, list[int]()
 
     def wrong(logits: torch.Tensor, share: float) -> list[tuple[int, bool]]:
         calls.append(len(logits))
         right = likeliest(logits, share)
         return [(7, True) if (len(calls) + i) % every == 0 else each for i, each in enumerate(right)]
 
-    monkeypatch.setattr(generation, "_likeliest", wrong)
+    monkeypatch.setattr(decoding, "_likeliest", wrong)
     assert written(model, rows) == expected
     assert max(calls) == len(rows)
 
@@ -138,7 +138,7 @@ def test_rounding_between_batches_is_far_below_what_is_doubted(
 
     for row, logits in zip(rows, logits_of(rows), strict=True):
         (alone,) = logits_of([row])
-        assert float((alone - logits).abs().max()) < 1e-2 * generation._FLOAT32 * max(1.0, float(alone.abs().max()))
+        assert float((alone - logits).abs().max()) < 1e-2 * decoding._FLOAT32 * max(1.0, float(alone.abs().max()))
 
 
 @torch.no_grad()
@@ -182,8 +182,8 @@ def test_a_text_ends_at_a_special_token_that_is_a_stop_text(loaded: Callable[[st
     special = tokenizer.all_special_tokens[0]
     plain = tokenizer("great", add_special_tokens=False)["input_ids"]
     ids = [*plain, tokenizer.convert_tokens_to_ids(special), *plain]
-    assert not generation.stops(tokenizer, plain, (special,))
-    assert generation.stops(tokenizer, ids, (special,))
+    assert not decoding.stops(tokenizer, plain, (special,))
+    assert decoding.stops(tokenizer, ids, (special,))
     assert text_of(tokenizer, ids, (special,)) == text_of(tokenizer, plain)
     assert text_of(tokenizer, ids) != text_of(tokenizer, plain)
 

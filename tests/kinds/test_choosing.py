@@ -12,8 +12,8 @@ from torch import Tensor
 
 from forgetfree.data.prompts import EncodedTexts, PromptEncoder
 from forgetfree.errors import ModelError
-from forgetfree.models import generation
-from forgetfree.models.generation import Passes, log_probabilities
+from forgetfree.kinds import decoding
+from forgetfree.kinds.decoding import Passes, log_probabilities
 from forgetfree.models.loading import LoadedModel
 from forgetfree.tasks import TaskDefinition
 
@@ -52,7 +52,7 @@ def test_it_is_the_sum_over_the_tokens_and_depends_on_the_row_alone(
     assert torch.allclose(whole, torch.tensor(expected), atol=1e-4)
     assert torch.equal(found(model, PROMPTS[::-1], 2).flip(0), whole)
     assert torch.equal(torch.cat([found(model, [prompt]) for prompt in PROMPTS]), whole)
-    monkeypatch.setattr(generation, "_TOGETHER", 3)
+    monkeypatch.setattr(decoding, "_TOGETHER", 3)
     assert torch.allclose(found(model, PROMPTS), whole, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""What a strategy keeps to answer later, written, read and counted: the one model that answers all tasks, or a ledger."""
+"""Storage of what a strategy answers with later: the one model of all tasks, or a ledger."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from forgetfree.models.state import ModelState, learned_in
 from forgetfree.training.encoded_task import EncodedTask
 
 
-class Memory(Protocol):
-    """What a strategy keeps of the tasks that it has learned: set as `ContinualStrategy.kept`."""
+class Storage(Protocol):
+    """Writes, reads and counts what a strategy has learned: set as `ContinualStrategy.storage`."""
 
     def save(self, directory: Path) -> None:
         """Write all that is needed to answer later."""
@@ -34,7 +34,7 @@ class Memory(Protocol):
         """Return the bytes kept to answer for the tasks learned so far and to learn the next, beside θ_pre itself."""
 
 
-class WholeModel:
+class ModelStorage:
     """The one model that answers all tasks: all that training may change of it.
 
     Args:
@@ -90,7 +90,7 @@ LEDGER = "ledger.safetensors"
 
 
 class LedgerUser(Protocol):
-    """Answers by a ledger, and can go on with another."""
+    """Answers by a ledger, and can go on with another: `forgetfree.continual.ledger_model.LedgerModel`."""
 
     ledger: Ledger
 
@@ -98,31 +98,26 @@ class LedgerUser(Protocol):
         """Go on with ``ledger``."""
 
 
-class LedgerFile:
-    """Writes a strategy's ledger, and reads one that it goes on with.
+class LedgerStorage:
+    """The ledger of a strategy.
 
     Args:
         strategy: its model holds θ_pre.
-        regions: what answers by the ledger: `forgetfree.continual.regions.TaskRegions`.
-        file: what it is called.
+        user: answers by the ledger.
+        file: what the ledger's file is called.
     """
 
-    def __init__(self, strategy: Learner, regions: LedgerUser, file: str = LEDGER) -> None:
-        self._strategy, self._regions, self._file = strategy, regions, file
-
-    @property
-    def ledger(self) -> Ledger:
-        """The ledger."""
-        return self._regions.ledger
+    def __init__(self, strategy: Learner, user: LedgerUser, file: str = LEDGER) -> None:
+        self._strategy, self._user, self._file = strategy, user, file
 
     def save(self, directory: Path) -> None:
         """Write the ledger."""
-        self.ledger.save(directory / self._file)
+        self._user.ledger.save(directory / self._file)
 
     def load(self, directory: Path) -> None:
         """Read the ledger; the next task may be learned on top of it."""
         path, strategy = directory / self._file, self._strategy
-        ledger, composition = Ledger.load(path), self.ledger.composition
+        ledger, composition = Ledger.load(path), self._user.ledger.composition
         if ledger.composition != composition:
             raise LedgerError(
                 f"{path} has composition {ledger.composition}, and {type(strategy).__name__.lower()} needs {composition}. "
@@ -143,11 +138,12 @@ class LedgerFile:
                     f"{path}: the readout of task {record.task!r} does not fit: expected {expected}, got {got}. Load it with "
                     "the model and scenario of its stream."
                 )
-        self._regions.use(ledger)
+        self._user.use(ledger)
         for record in ledger.records:
             load_tensors_(strategy.model.readout_module(tasks[record.task].label), record.readout)
             strategy.note_learned(tasks[record.task], dict(record.readout))
 
     def bytes_kept(self) -> int:
         """Count the ledger."""
-        return self.ledger.size_in_bytes if self.ledger.records else 0
+        ledger = self._user.ledger
+        return ledger.size_in_bytes if ledger.records else 0
