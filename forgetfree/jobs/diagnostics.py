@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.data.rows import TaskRows
-    from forgetfree.jobs.stream_learner import Row
+    from forgetfree.jobs.stream_loading import Row
     from forgetfree.training.held_out_loss import HeldOutTexts
     from forgetfree.training.training_options import TrainingOptions
 

@@ -17,7 +17,7 @@ import torch
 
 from forgetfree import Ledger, cli
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.jobs.stream_learner import StreamCheckpoint
+from forgetfree.jobs.stream_checkpoint import StreamCheckpoint
 from forgetfree.json_file import sign
 from forgetfree.strategies.grafting_continual import GraftingContinual
 from forgetfree.training.single_task import SingleTask

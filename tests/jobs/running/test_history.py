@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.jobs.running.unit import History
+from forgetfree.jobs.unit import History
 from forgetfree.options import build
 from forgetfree.registry import strategy
 from forgetfree.results.unit_folder import HISTORY

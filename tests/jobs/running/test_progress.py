@@ -22,8 +22,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from forgetfree import cli
-from forgetfree.jobs.running import progress
-from forgetfree.jobs.running.progress import Ended, LiveProgress, PlainProgress, Progress, Step, make_progress
+from forgetfree.jobs import progress
+from forgetfree.jobs.progress import Ended, LiveProgress, PlainProgress, Progress, Step, make_progress
 from forgetfree.results.scores import Score
 
 UNITS = ["fine-tune seed 0", "grafting-continual seed 0"]
