@@ -33,7 +33,7 @@ from forgetfree.models.loading import usual_max_length
 from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.output import check_begun, make_directory, refuse_content
-from forgetfree.results.config_file import PLACES, located, of_each
+from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.report.run_report import write_report
 from forgetfree.tasks import TaskDefinition
 
@@ -91,7 +91,7 @@ class FinishedRun:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.config = read_config_json(directory)
+        self.config = load_run(directory) | read_config_json(directory)
         self.tasks = [str(each["name"]) for each in self.config["tasks"]]
         if objects := self.config.get("objects"):
             raise RunError(
