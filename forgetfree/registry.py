@@ -136,6 +136,10 @@ WEIGHTS: dict[str, Entry] = {
 }
 
 
+#: Lays out the report of `forgetfree.results.table.Results`, which shows its tables.
+REPORT = Entry("forgetfree.results.report.run_report:lay_out")
+
+
 def strategies() -> dict[str, Entry]:
     """Return all strategies: ours first, then those of installed packages, which cannot take our names."""
     return STRATEGIES | _plugins("strategies")

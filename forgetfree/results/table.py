@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from forgetfree import registry
 from forgetfree.display import NULL, PERCENT, PLAIN, Scale, brief
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.options import typed
-from forgetfree.registry import metrics as registered_metrics
 from forgetfree.results.answers import same_rows
 from forgetfree.results.evidence import Evidence, RowScore
 from forgetfree.results.label_scores import LabelScores
@@ -416,17 +416,15 @@ class Results:
 
     def __repr__(self) -> str:
         from forgetfree.results.report.page import render_page
-        from forgetfree.results.report.run_report import lay_out
 
-        page = lay_out(self)
+        page = registry.REPORT.load()(self)
         return render_page(replace(page, tables=page.tables[:1]), "rich").rstrip()
 
     def _repr_html_(self) -> str:
         """Return the tables of the report for a notebook."""
         from forgetfree.results.report.page import notebook_html
-        from forgetfree.results.report.run_report import lay_out
 
-        return notebook_html(lay_out(self))
+        return notebook_html(registry.REPORT.load()(self))
 
     # ---- parts --------------------------------------------------------------------------------------------
 
@@ -459,7 +457,7 @@ class Results:
     def _scale(self, metric: str) -> Scale:
         if metric in (SCORE, FORGETTING):
             return self.scale
-        return scale_of(metric) if metric in registered_metrics() else PERCENT if limits_of(metric) == (0, 1) else PLAIN
+        return scale_of(metric) if metric in registry.metrics() else PERCENT if limits_of(metric) == (0, 1) else PLAIN
 
     def _label_scores(self, strategy: str, task: str, seed: int) -> LabelScores:
         run = self._run(strategy, seed)
