@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from forgetfree.errors import ForgetfreeError, ReportError, UnknownNameError, UsageError
-from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.results.runs import Run, RunRecord, read_run
 
 Json = dict[str, Any]
@@ -42,20 +42,22 @@ def replay(results: RunRecord, unit: str, data: str, out: Path, model: str | Non
         ReportError: data or model are not the published ones, or the unit failed.
         UsageError: an option of the published run is no longer there.
     """
-    from forgetfree.jobs.run import RunJob
-    from forgetfree.jobs.running.engine import perform
-    from forgetfree.jobs.running.environment import circumstances, set_threads, threads_as_before
+    from forgetfree.jobs.description import describe
+    from forgetfree.jobs.environment import circumstances, set_threads, threads_as_before
+    from forgetfree.jobs.run import prepared, run
+    from forgetfree.jobs.stream_loading import StreamLoader
 
     published = units_of(results).get(unit)
     if published is None:
         raise UnknownNameError("unit", unit, units_of(results))
-    job = RunJob(config_of(results, published, data, out, model))
-    _check_same(results, job.describe()["about"])
+    config = prepared(config_of(results, published, data, out, model))
+    loader = StreamLoader(config)
+    _check_same(results, describe(loader)["about"])
     with threads_as_before():
-        set_threads(job.threads)
-        made, now = published.facts.made, circumstances(job.device)
+        set_threads(config.common.threads)
+        made, now = published.facts.made, circumstances(loader.device)
     same_machine = made.get("versions") == now["versions"] and now["machine"].items() <= made.get("machine", {}).items()
-    found = perform(job)
+    found = run(config)
     if found["failed"]:
         raise ReportError(f"{unit} failed: {found['failed'][0]['error']}")
     return compared(published, read_run(out).runs[0], list(results.test_rows.values()), exactly=same_machine)
@@ -68,7 +70,7 @@ def units_of(results: RunRecord) -> dict[str, Run]:
 
 def config_of(results: RunRecord, run: Run, data: str, out: Path, model: str | None = None) -> Any:
     """Return the configuration that repeats a run; arguments as those of `replay`."""
-    from forgetfree.jobs.run_config import RunConfig, RunOptions
+    from forgetfree.jobs.config import RunConfig, RunOptions
 
     own, about = RunOptions.__dataclass_fields__, results.about
     settings = {key: value for key, value in about.set.items() if key in own}

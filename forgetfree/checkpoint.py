@@ -29,7 +29,7 @@ class Resumable(Protocol):
 
 
 class Checkpoint:
-    """Keeps nothing: every phase begins with its first step. `forgetfree.jobs.running.checkpoints` has one that keeps files.
+    """Keeps nothing: every phase begins with its first step. `forgetfree.jobs.checkpoints` has one that keeps files.
 
     Attributes:
         directory: where files are kept; ``None``: nowhere.

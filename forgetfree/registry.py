@@ -10,7 +10,7 @@ A strategy is registered here by one line. Any installed package adds names of i
 prompts gets the defaults. A task's rows come from ``--data DIR`` or from its ``hub``, whose ``path`` may be a
 folder that the package itself ships.
 
-``forgetfree.kinds``: the object is a subclass of `forgetfree.kinds.kind.TaskKind`. ``kind`` in a task's ``source.json``, or in
+``forgetfree.kinds``: the object is a subclass of `forgetfree.kinds.kind.Kind`. ``kind`` in a task's ``source.json``, or in
 its definition, names it.
 
 ``forgetfree.metrics``: the object is a `forgetfree.results.metrics.Metric`. ``metric`` in a task's ``source.json``, or in its
@@ -210,7 +210,7 @@ def kinds() -> dict[str, Entry]:
 
 
 def kind(name: str) -> Any:
-    """Return the kind of tasks, a `forgetfree.kinds.kind.TaskKind`, of a name.
+    """Return the kind of tasks, a `forgetfree.kinds.kind.Kind`, of a name.
 
     Args:
         name: its own, or that of a form of rows, as definitions have them: ``single``, ``pair``, ``tokens``.

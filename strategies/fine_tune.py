@@ -43,7 +43,7 @@ class FineTune(ContinualStrategy):
         self.scope.enter_context(undo_on_error(lambda: self.pre_trained.load_(self.model)))
         known = self.scope.enter_context(self.models.making(task))
         if known:
-            self.monitor.found(task.name, self.full_steps(task), self.models.seconds(task))
+            self.monitor.log_reused(task.name, self.full_steps(task), self.models.seconds(task))
         (known or self.pre_trained).load_(self.model)
         steps = 0 if known else self.full_steps(task)
         return self.everything(task, steps=steps, phase="fine_tune")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from forgetfree.errors import RunError
-from forgetfree.jobs.running.unit import Unit
+from forgetfree.jobs.unit import Unit
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.results.unit_folder import HISTORY, PREDICTIONS, RECORD

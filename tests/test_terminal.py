@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forgetfree.cli.words import fail, silence
-from forgetfree.jobs.running.progress import Ended, make_progress
+from forgetfree.jobs.progress import Ended, make_progress
 from forgetfree.terminal import stderr, tell, tell_note
 
 ROOT = Path(__file__).parents[1]

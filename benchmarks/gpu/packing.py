@@ -116,12 +116,13 @@ def requirements(python: str, torch: str) -> list[str]:
     if minor is None:
         raise UsageError(f"--torch must be a version of PyTorch such as 2.11.0, got {torch!r}.")
     versions["torchvision"] = f"0.{int(minor[1]) + 15}.0"  # each goes with one version of PyTorch
-    asked = [*project["dependencies"], *project["optional-dependencies"]["smollm2"]]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *extras["smollm2"], *extras["texts"]]
     names = sorted({*needed(asked, python)})
     unknown = [name for name in names if name not in versions]
     if unknown:
         raise UsageError(f"constraints.txt has no version of {', '.join(unknown)}. Run make lock.")
-    return [*(f"{name}=={versions[name]}" for name in names), WHEEL, *project["optional-dependencies"]["minilm"]]
+    return [*(f"{name}=={versions[name]}" for name in names), WHEEL, *extras["minilm"]]
 
 
 def needed(asked: Iterable[str], python: str) -> Iterator[str]:

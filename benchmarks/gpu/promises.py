@@ -19,7 +19,7 @@ from forgetfree.continual.streams import make_stream
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
-from forgetfree.jobs.running.checkpoints import pack, unpack
+from forgetfree.jobs.checkpoints import pack, unpack
 from forgetfree.ledger import Composition
 from forgetfree.options import build
 from forgetfree.training.loop import fine_tune, predict

@@ -268,7 +268,7 @@ def train_together(benches: Sequence[SingleTask], options: TrainingOptions) -> M
             stack.enter_context(bench.holding(bench.pre))
         on_step = stack.enter_context(first.monitor.phase("all tasks", "fine_tune", steps))
         stack.enter_context(in_training(model, trained, readouts))
-        first.monitor.learning_rate(scheduled_rate(options, steps))
+        first.monitor.log_rate(scheduled_rate(options, steps))
         step = TrainingStep(model, trained, readouts, options, steps)
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, options.dropout)

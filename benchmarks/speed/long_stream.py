@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,9 +18,11 @@ import numpy as np
 
 from forgetfree.benchmarks.speed.evaluation import small_tasks
 from forgetfree.benchmarks.speed.measurement import Figure
-from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.unit import Unit
+from forgetfree.jobs.config import RunConfig
+from forgetfree.jobs.learn import learn
+from forgetfree.jobs.run import prepared
+from forgetfree.jobs.stream_loading import StreamLoader
+from forgetfree.jobs.unit import Unit
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.testing.tiny import tiny_model
 from forgetfree.training.monitor import Monitor
@@ -28,32 +31,32 @@ TASKS, STEPS = 50, 60
 
 
 @contextmanager
-def small_run(strategy: str) -> Iterator[RunJob]:
+def small_run(strategy: str) -> Iterator[StreamLoader]:
     """Give a run of 50 small tasks on a tiny BERT into a directory that is gone afterwards."""
     with tempfile.TemporaryDirectory() as out:
         settings: dict[str, Any] = {"upper_triangle": False, "evaluation_batch_size": 32}
         if strategy == "grafting-continual":
             settings |= {"sparsity": 1e-3, "mask_steps": 4}
         config = RunConfig(stream="sst2", data="demo", strategies=(strategy,), steps=STEPS, settings=settings, out=out)
-        job = RunJob(config)
-        job.learner.tasks = small_tasks(TASKS, train=64, test=256)
+        loader = StreamLoader(prepared(config))
+        loader.tasks = small_tasks(TASKS, train=64, test=256)
         with patch("forgetfree.models.loading.load_model", lambda *_, **__: tiny_model(positions=128)):
-            yield job
+            yield loader
 
 
 def seconds_per_task(strategy: str) -> np.ndarray:
     """Return how long each task took: training, evaluation, saving, and what is written after it."""
     times: list[float] = []
-    with small_run(strategy) as job:
-        unit = Unit({"strategy": strategy, "seed": 0}, Path(job.out) / strategy / "seed-0")
-        job.learner.stream(0)
+    with small_run(strategy) as loader:
+        unit = Unit({"strategy": strategy, "seed": 0}, Path(loader.config.out) / strategy / "seed-0")
+        loader.stream(0)
 
         def written(path: Path, scores: Sequence[Score]) -> None:
             write_scores(path, scores)
             times.append(time.perf_counter())
 
-        with patch("forgetfree.jobs.run.write_scores", written):
-            job(unit, Monitor(), debug=True)
+        with patch("forgetfree.jobs.learn.write_scores", written):
+            unit.run(partial(learn, loader), Monitor(), loader.device, debug=True)
         assert (unit.directory / SCORES_FILE).is_file()
     return np.diff(times)
 

@@ -16,7 +16,7 @@ from forgetfree.cli.words import fail
 from forgetfree.display import is_text
 from forgetfree.errors import ForgetfreeError, UsageError, first_line, out_of_memory
 from forgetfree.files import is_full
-from forgetfree.jobs.running.signals import terminable
+from forgetfree.jobs.signals import terminable
 from forgetfree.terminal import each_note_once, open_closed_streams
 
 #: What a lone hyphen means.

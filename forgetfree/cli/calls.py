@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
@@ -17,14 +18,10 @@ from forgetfree.data.columns import named_metrics
 from forgetfree.data.places import tasks_of_files
 from forgetfree.data.sources import check_form, default_data, no_stream
 from forgetfree.errors import RunError, UsageError, names_arguments
-from forgetfree.jobs.config import InMemory, JobConfig, key_of
-from forgetfree.jobs.job import Job
-from forgetfree.jobs.run_config import RunConfig, strategies_of, stream_of
-from forgetfree.jobs.running.directory import failures, resumption
-from forgetfree.jobs.running.engine import perform
-from forgetfree.jobs.running.environment import caller_untouched, quiet_libraries
-from forgetfree.jobs.running.execution import Execution
-from forgetfree.jobs.running.progress import make_progress
+from forgetfree.jobs.config import BESIDE_ON, Execution, InMemory, RunConfig, key_of, strategies_of, stream_of
+from forgetfree.jobs.directory import failures, resumption
+from forgetfree.jobs.environment import caller_untouched, quiet_libraries
+from forgetfree.jobs.progress import make_progress
 from forgetfree.options import build, by_name, name_of_function
 from forgetfree.output import no_empty_directories
 from forgetfree.results.table import Results, load_results
@@ -53,6 +50,8 @@ def run(
     readout: str = "auto",
     device: str = "auto",
     out: Any = None,
+    on: Any = None,
+    without: str | None = None,
     resume: bool = False,
     allow_changed: bool = False,
     jobs: int | Literal["auto"] = 1,
@@ -84,6 +83,9 @@ def run(
         readout: ``auto``, ``linear``, ``mean``, ``prompt``, ``causal`` or ``generate``.
         device: where to train; ``auto``: on a GPU, if there is one.
         out: directory to write; default: none, and all is kept in memory.
+        on: a finished run: ``stream`` is learned on top of it, by its own options. Beside it may stand ``data``, where the
+            further rows are, ``model``, if it lies elsewhere now, ``strategies``, ``seeds``, and what says how rows are read.
+        without: with ``on``: the task of that run that is taken away, as if it had never been learned.
         resume: go on in ``out``; what is finished there is kept.
         allow_changed: resume with other versions or on another device, too.
         jobs: how many units run at a time, or ``auto``, more than one as worker processes: a script then calls this below
@@ -102,12 +104,21 @@ def run(
         RunError: nothing could be finished.
         ForgetfreeError: data or model cannot be loaded.
     """
+    execution = Execution(resume=resume, allow_changed=allow_changed, jobs=jobs, cluster=cluster, debug=debug)
     if stream is None and isinstance(data, Mapping):
         stream = stream_of(data)
     elif stream is None and _is_place(data):
         stream = stream_of(tasks_of_files(_place(data)))
     names, classes = _named_strategies(strategies)
     strategy_settings = {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
+    objects = InMemory(
+        strategies=classes,
+        data=None if data is None or _is_place(data) else data,
+        model=None if _is_name(model) else model,
+        tokenizer=tokenizer,
+    )
+    places = default_data() if data is None else data
+    check_form(places)
     values: Json = {
         "stream": _joined(stream, data),
         "strategies": list(strategies_of(names)),
@@ -115,23 +126,39 @@ def run(
         "sparsity": sparsity,
         "held_aside": None if held_aside is None else str(held_aside),
         "fine_tuned": None if fine_tuned is None else str(fine_tuned),
-        **_common(model, data, metric, readout, steps, seeds, device),
+        "model": _named(model, f"a {type(model).__name__}{recipes.IN_MEMORY}"),
+        "data": _place(places) if _is_place(places) else "in memory",
+        "metrics": named_metrics(metric),
+        "readout": readout,
+        "steps": steps,
+        "seeds": _listed(seeds),
+        "device": str(device),
     }
     values |= _settings(values, settings | strategy_settings)
-    objects = _objects(data, model, tokenizer, classes)
-
-    def make(out: str) -> Job[Any]:
-        from forgetfree.jobs.run import RunJob
-
-        config = build(RunConfig, _without_none(values | {"out": out}), "run")
-        if not config.stream:
-            raise no_stream(objects.data_or(config.data))
-        job = RunJob(config, replace(objects, call=_call(config, values)))
-        _tell(progress, f"Running {config.stream}", config)
-        return job
-
-    execution = Execution(resume=resume, allow_changed=allow_changed, jobs=jobs, cluster=cluster, debug=debug)
-    return _performed(make, values, out, progress, execution)
+    if out is None and execution.resume:
+        raise UsageError("resume=True needs out. Give the directory to continue.")
+    cache = values["settings"].get("cache")
+    with warnings.catch_warnings(), caller_untouched(), each_note_once(), _directory(out, cache) as directory:
+        quiet_libraries()
+        values["out"] = str(directory)
+        if on is not None or without is not None:
+            perform, told = _on(on, without, values if data is not None else values | {"data": None}, objects)
+        else:
+            perform, told = _whole(values, objects)
+        reach_hub("minilm" if objects.model is not None else values["model"], values["data"])
+        if progress:
+            tell(told)
+            execution = replace(execution, progress=make_progress(stderr()))
+            tell(resumption(directory) if execution.resume else "")
+        failed = failures(perform(execution))
+        results = load_results(directory)
+        if failed and results.scores.empty:
+            raise RunError(f"Nothing was finished. {failed[0]}")
+        for message in failed:
+            tell(f"forgetfree: error: {message}")
+        if out is None:
+            results.hold()
+        return results
 
 
 def graft(task: str, **arguments: Any) -> Results:
@@ -148,29 +175,51 @@ def graft(task: str, **arguments: Any) -> Results:
     return run([task], strategies=recipes.GRAFT, **arguments)
 
 
-def _performed(
-    make: Callable[[str], Job[Any]], values: Json, out: Any, progress: bool, execution: Execution
-) -> Results:
-    """Perform a job, and return its results; without a directory they are kept in memory."""
-    if out is None and execution.resume:
-        raise UsageError("resume=True needs out. Give the directory to continue.")
-    cache = values["settings"].get("cache")
-    with warnings.catch_warnings(), caller_untouched(), each_note_once(), _directory(out, cache) as directory:
-        quiet_libraries()
-        job = make(str(directory))
-        reach_hub("minilm" if job.in_memory.model is not None else values["model"], values["data"])
-        if progress:
-            execution = replace(execution, progress=make_progress(stderr()))
-            tell(resumption(type(job), job.out) if execution.resume else "")
-        failed = failures(perform(job, execution))
-        results = load_results(directory)
-        if failed and results.scores.empty:
-            raise RunError(f"Nothing was finished. {failed[0]}")
-        for message in failed:
-            tell(f"forgetfree: error: {message}")
-        if out is None:
-            results.hold()
-        return results
+#: Performs a run, and what is said before.
+_Ready = tuple[Callable[[Execution], Json], str]
+
+
+def _whole(values: Json, objects: InMemory) -> _Ready:
+    """Return what performs a run of its own."""
+    from forgetfree.jobs.run import prepared
+    from forgetfree.jobs.run import run as perform
+
+    config = build(RunConfig, _without_none(values), "run")
+    if not config.stream:
+        raise no_stream(objects.data_or(config.data))
+    config = prepared(replace(config, objects=replace(objects, call=_call(config, values))))
+    recipe = recipe_of(config)
+    return partial(perform, config), f"Running {config.stream} into {config.out}" + (f"\n{recipe}" if recipe else "")
+
+
+def _on(run: Any, without: str | None, values: Json, objects: InMemory) -> _Ready:
+    """Return what performs a run on top of a finished one; raise ``UsageError`` for arguments that are that run's own."""
+    from forgetfree.jobs.revision import revise
+
+    if run is None:
+        raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
+    if given := objects.listed({}):
+        raise UsageError(
+            f"A run on top of another reads files, and given are {', '.join(given)}. Give a file or directory."
+        )
+    usual = RunConfig()
+    asked = {
+        key_of(field): values[field.name]
+        for field in fields(RunConfig)
+        if values.get(field.name) and field.name not in ("out", "stream", "device", "settings")
+        if field.name == "data" or values[field.name] not in (one := getattr(usual, field.name), _listed(one))
+    }
+    if wrong := [*(key for key in asked if key not in BESIDE_ON), *values["settings"]]:
+        raise UsageError(
+            f"{wrong[0]} cannot be given with on: a run goes on with its own options, so that it equals one that had all tasks "
+            "from the start. Leave it out, or run the whole stream."
+        )
+    stream = "" if without and not asked.get("data") else values["stream"]
+    tasks = [name.strip() for name in stream.split(",") if name.strip()]
+    shown = {"stream": stream, "on": str(run), "without": without, **asked}
+    call = f"forgetfree.run({', '.join(f'{key}={each!r}' for key, each in shown.items() if each)})"
+    revision = revise(Path(run), tasks, without, Path(values["out"]), asked, replace(objects, call=call))
+    return revision.write, f"{revision}, into {values['out']}"
 
 
 @contextmanager
@@ -184,27 +233,15 @@ def _directory(out: Any, cache: Any) -> Iterator[Path]:
             yield Path(out)
 
 
-def _common(model: Any, data: Any, metric: Any, readout: str, steps: Any, seeds: Any, device: Any) -> Json:
-    """Return what run and graft are asked for alike, by the names of the configuration."""
-    if data is None:
-        data = default_data()
-    check_form(data)
-    return {
-        "model": _named(model, f"a {type(model).__name__}{recipes.IN_MEMORY}"),
-        "data": _place(data) if _is_place(data) else "in memory",
-        "metrics": named_metrics(metric),
-        "readout": readout,
-        "steps": steps,
-        "seeds": _listed(seeds),
-        "device": str(device),
-    }
-
-
 def _settings(values: Json, arguments: Json) -> Json:
     """Return ``settings``, and what has a flag of its own on the command line, such as the column of the texts."""
     check_optimizer(arguments.get("optimizer"))  # once, not for every strategy
     hints = get_type_hints(RunConfig)
-    flags = {key_of(field): field.name for field in fields(RunConfig) if field.name not in {*values, "settings", "out"}}
+    flags = {
+        key_of(field): field.name
+        for field in fields(RunConfig)
+        if field.metadata and field.name not in {*values, "settings", "out"}
+    }
     own = {
         flags[key]: _listed(value) if get_origin(hints[flags[key]]) is tuple else value
         for key, value in arguments.items()
@@ -213,28 +250,19 @@ def _settings(values: Json, arguments: Json) -> Json:
     return own | {"settings": {key: by_name(value) for key, value in arguments.items() if key not in flags}}
 
 
-def _objects(data: Any, model: Any, tokenizer: Any, classes: Mapping[str, type]) -> InMemory:
-    return InMemory(
-        strategies=classes,
-        data=None if data is None or _is_place(data) else data,
-        model=None if _is_name(model) else model,
-        tokenizer=tokenizer,
-    )
-
-
-def _call(config: JobConfig, values: Json) -> str:
+def _call(config: RunConfig, values: Json) -> str:
     """Return the call as config.json says it: what is not the default."""
-    usual = type(config)()
+    usual = RunConfig()
     arguments = {
         "metric" if key == "metrics" else key: each
         for key, each in values.items()
-        if key != "settings" and getattr(config, key) != getattr(usual, key)
+        if key not in ("settings", "out") and getattr(config, key) != getattr(usual, key)
     }
     shown = [f"{key}={each!r}" for key, each in arguments.items()]
     shown += [
         f"{key}={name_of_function(each) if callable(each) else repr(each)}" for key, each in config.settings.items()
     ]
-    return f"forgetfree.{config.command}({', '.join(shown)})"
+    return f"forgetfree.run({', '.join(shown)})"
 
 
 def _named_strategies(
@@ -263,12 +291,6 @@ def _named_strategies(
             )
         names.append(registered or name)
     return names, classes
-
-
-def _tell(progress: bool, what: str, config: Any) -> None:
-    if progress:
-        tell(what)
-        tell(recipe_of(config))
 
 
 def _joined(stream: Any, data: Any) -> str:

@@ -14,7 +14,7 @@ from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
 from forgetfree.display import counted, escaped
 from forgetfree.errors import GraftError, UsageError
-from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.output import check_empty, make_directory, no_empty_directories
 
 if TYPE_CHECKING:

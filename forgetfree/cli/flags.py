@@ -16,9 +16,18 @@ from forgetfree.data.places import tasks_of_files
 from forgetfree.data.sources import default_data, no_stream
 from forgetfree.display import brief
 from forgetfree.errors import UsageError
-from forgetfree.jobs.config import ALSO_SETTINGS, CommonOptions, SettingFlags, key_of, section_types
-from forgetfree.jobs.run_config import RunConfig, left_behind, stream_of, without_others
-from forgetfree.jobs.running.execution import Execution
+from forgetfree.jobs.config import (
+    ALSO_SETTINGS,
+    Execution,
+    RunConfig,
+    RunOptions,
+    SettingFlags,
+    key_of,
+    left_behind,
+    section_types,
+    stream_of,
+    without_others,
+)
 from forgetfree.options import FLAGGED, HelpGroup, build, option
 from forgetfree.output import free_directory
 from forgetfree.results.config_file import read_options
@@ -51,7 +60,7 @@ class CommandFlags:
 
 #: Options of ``--set`` that have a flag of their own, too.
 _SETTINGS: Mapping[str, Field[Any]] = {
-    name: {**SettingFlags.__dataclass_fields__, **CommonOptions.__dataclass_fields__}[name] for name in FLAGGED
+    name: {**SettingFlags.__dataclass_fields__, **RunOptions.__dataclass_fields__}[name] for name in FLAGGED
 }
 _GROUPS = {name: Group.create_ordered(name) for name in get_args(HelpGroup)}
 #: What the shell completes.
@@ -71,7 +80,7 @@ _WITHOUT = {"run": ("fine_tuned",), "graft": ("strategies", "held_aside")}
 def arguments_of(command: str) -> Iterator[Argument]:
     """Yield the argument without a flag, and every flag, of ``run`` or ``graft``, as they are declared."""
     hints = get_type_hints(RunConfig)
-    options = {field.name: field for field in fields(RunConfig) if field.name not in _WITHOUT[command]}
+    options = {each.name: each for each in fields(RunConfig) if each.metadata and each.name not in _WITHOUT[command]}
     stream = options.pop("stream")
     if command == "graft":
         parameter = Parameter(
@@ -165,7 +174,7 @@ def execution_of(flags: Mapping[str, Any]) -> Execution:
     if flags.get("allow_changed") and not flags.get("resume"):
         raise UsageError("--allow-changed is about what is resumed. Add --resume, or leave it out.")
     if "log" in flags:
-        from forgetfree.jobs.running.trackers import check_trackers
+        from forgetfree.jobs.trackers import check_trackers
 
         check_trackers(flags["log"])
     values = of_class(Execution, flags) | {"log": tuple(flags.get("log", ()))}
@@ -188,7 +197,7 @@ def _lacks_stream(command: str, flags: Mapping[str, Any], data: Any) -> UsageErr
 
 def values_of(flags: Mapping[str, Any]) -> Json:
     """Return the values of a configuration's fields: the file's first, then the command line's over them."""
-    plain, types = dict.fromkeys(_SETTINGS, Any), section_types(RunConfig)
+    plain, types = dict.fromkeys(_SETTINGS, Any), section_types()
     file = read_options(Path(flags["config"]), types | plain) if "config" in flags else {}
     if "strategy" in flags and not flags.get("resume"):
         file = _without_others(file, flags)

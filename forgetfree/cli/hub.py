@@ -19,7 +19,7 @@ from forgetfree.cli.usage import Debug
 from forgetfree.display import escaped
 from forgetfree.errors import UnknownNameError, UsageError, first_line
 from forgetfree.files import is_place
-from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.output import check_empty
 from forgetfree.recipes import IN_MEMORY, MODELS
 from forgetfree.terminal import tell

@@ -1,10 +1,10 @@
-"""``forgetfree run`` and ``graft``: how each job begins, and what is printed when it has ended."""
+"""``forgetfree run`` and ``graft``: how a run begins, and what is printed when it has ended."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from inspect import Parameter as Argument
 from inspect import Signature
@@ -21,9 +21,8 @@ from forgetfree.data.places import tasks_of_files
 from forgetfree.data.sources import check_one, check_stream
 from forgetfree.display import escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.environment import quiet_libraries
-from forgetfree.jobs.running.execution import Execution
+from forgetfree.jobs.config import BESIDE_ON, Execution, RunConfig
+from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.output import check_alone, check_out, free_directory, no_empty_directories
 from forgetfree.terminal import stderr, tell
 
@@ -48,230 +47,168 @@ Without = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class ReadyJob:
-    """A job that is checked, and announced.
-
-    Attributes:
-        perform: performs it, and returns the content of results.json.
-        show: prints that, with the directory, and all tables or only the first.
-        model: that is loaded.
-        cache: a directory of fine-tuned models that it may make.
-    """
-
-    perform: Callable[[Execution], Json]
-    show: Callable[[Json, Path, bool], None]
-    model: str
-    cache: object
+def run(*subjects: str, on: Path | None = None, without: str | None = None, debug: bool = False, **flags: Any) -> int:
+    """Train strategies on a stream of tasks."""
+    if on is not None or without is not None:
+        return _run_on(on, without, subjects, flags | {"debug": debug})
+    return _train("run", subjects, flags, debug)
 
 
-def job_command(name: str, prepare: Callable[[RunConfig], ReadyJob]) -> Callable[..., int]:
-    """Return a command whose flags are the options of a run.
-
-    Args:
-        name: ``run`` or ``graft``.
-        prepare: checks the configuration as a whole, and then says what will be done.
-    """
-    arguments = [*arguments_of(name)]
-
-    def command(*subjects: str, debug: bool = False, **flags: Any) -> int:
-        config, execution, output = read_flags(name, subjects, flags)
-        quiet_libraries()
-        out = Path(config.out)
-        check_alone(out)  # while another job runs there, nothing else need be told
-        if output.check:
-            from forgetfree.cli.plan import show_plan
-
-            with silence(output.quiet or output.json):
-                show_plan(config, execution, output.json)
-            return 0
-        used = os.path.lexists(out / "config.json")
-        with silence(output.quiet):
-            try:
-                check_out(out, name, execution.resume)  # before anything is announced
-                return _perform(prepare(config), config, replace(execution, debug=debug), output.quiet, output.verbose)
-            except ForgetfreeError as error:
-                if debug or execution.resume or os.path.lexists(out / "config.json") != used:  # or it has begun
-                    raise
-                from forgetfree.jobs.running.preflight import with_all_faults
-
-                raise with_all_faults(error, config) from error
-
-    command.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
-    command.__annotations__ = {}
-    return command
+def graft(*subjects: str, debug: bool = False, **flags: Any) -> int:
+    """Run the two strategies of a graft on one task."""
+    return _train("graft", subjects, flags, debug)
 
 
-def _perform(job: ReadyJob, config: RunConfig, execution: Execution, quiet: bool, verbose: bool) -> int:
-    """Perform a job, show what it made, tell what failed and what is left of one that is cut short.
+def _train(command: str, subjects: Sequence[str], flags: Json, debug: bool) -> int:
+    """Check what is asked for, say what will be done, and do it; or print the plan."""
+    config, execution, output = read_flags(command, subjects, flags)
+    quiet_libraries()
+    out = Path(config.out)
+    check_alone(out)  # while another run works there, nothing else need be told
+    if output.check:
+        from forgetfree.cli.plan import show_plan
 
-    Args:
-        job: the job.
-        config: its configuration.
-        execution: how it is run.
-        quiet: show no progress.
-        verbose: show all tables, not only the first.
+        with silence(output.quiet or output.json):
+            show_plan(config, execution, output.json)
+        return 0
+    used = os.path.lexists(out / "config.json")
+    with silence(output.quiet):
+        try:
+            check_out(out, "run", execution.resume)  # before anything is announced
+            from forgetfree.jobs.run import prepared
+            from forgetfree.jobs.run import run as perform
 
-    Returns:
-        The exit code.
-    """
-    from forgetfree.jobs.running.directory import failures, holdings, resumption
-    from forgetfree.jobs.running.progress import make_progress
+            config = prepared(config)
+            if command == "graft":
+                check_one(config.stream.rstrip(","), config.data, config.read_options)
+            else:
+                check_stream(config.stream, config.data, config.read_options)
+            _announce(config, "Grafting" if command == "graft" else "Running")
+            return _perform(partial(perform, config), config, replace(execution, debug=debug), output)
+        except ForgetfreeError as error:
+            if debug or execution.resume or os.path.lexists(out / "config.json") != used:  # or it has begun
+                raise
+            from forgetfree.jobs.preflight import with_all_faults
 
-    if not quiet:
-        execution = replace(execution, progress=make_progress(stderr()))
-    if needs_hub(job.model, config.data):
-        from forgetfree.models.location import locate
-
-        locate(job.model)  # before data are downloaded
-        go_offline_if_cut_off()
-    from forgetfree.jobs.run import RunJob
-
-    out, job_class = Path(config.out), RunJob
-    tell(resumption(job_class, out) if execution.resume else "")
-    try:
-        with no_empty_directories(out, job.cache):
-            results = job.perform(execution)
-    except KeyboardInterrupt:
-        return fail(f"Interrupted. {holdings(job_class, out)}".strip(), 1)
-    except (UsageError, RunError, ReportError):  # of what cannot be begun or resumed: they say themselves what to do
-        raise
-    except (ForgetfreeError, OSError) as error:
-        if execution.debug or not (remains := holdings(job_class, out)):
-            raise
-        raise RunError(f"{error} {remains}") from error
-    job.show(results, out, verbose)
-    messages = failures(results)
-    for message in messages[:-1]:
-        fail(message, 1)
-    return fail(f"{messages[-1]} {holdings(job_class, out)}", 1) if messages else 0
+            raise with_all_faults(error, config) from error
 
 
-# -- Run -------------------------------------------------------------------------------------------------
-
-
-def _check_stream(config: RunConfig) -> None:
-    """Raise unless the data hold the tasks of a stream; no rows are read."""
-    check_stream(config.stream, config.data, config.read_options)
-
-
-def _prepare_run(config: RunConfig) -> ReadyJob:
-    from forgetfree.jobs.run import RunJob
-    from forgetfree.jobs.running.engine import perform
-
-    job = RunJob(config)
-    _check_stream(config)
-    tell(f"Running {config.stream} into {config.out}")
+def _announce(config: RunConfig, doing: str) -> None:
+    tell(f"{doing} {config.stream} into {config.out}")
     for name, note in registry.shadowed("strategies").items():
         if name in config.strategies:
             tell(f"note: {note}")
     tell(recipe_of(config))
-    return ReadyJob(partial(perform, job), _show_run, config.model, config.settings.get("cache"))
 
 
-def _show_run(results: Json, out: Path, verbose: bool) -> None:
-    """Print the headline and the first table of a run, or all, and where the report is."""
+def _perform(
+    perform: Callable[[Execution], Json], config: RunConfig, execution: Execution, output: CommandFlags
+) -> int:
+    """Perform a run, show what it made, tell what failed and what is left of one that is cut short.
+
+    Args:
+        perform: performs it, and returns the content of results.json.
+        config: what is asked for.
+        execution: how it is run.
+        output: what is printed.
+
+    Returns:
+        The exit code.
+    """
+    from forgetfree.jobs.directory import failures, holdings, resumption
+    from forgetfree.jobs.progress import make_progress
+
+    if not output.quiet:
+        execution = replace(execution, progress=make_progress(stderr()))
+    if needs_hub(config.model, config.data):
+        from forgetfree.models.location import locate
+
+        locate(config.model)  # before data are downloaded
+        go_offline_if_cut_off()
+    out = Path(config.out)
+    tell(resumption(out) if execution.resume else "")
+    try:
+        with no_empty_directories(out, config.settings.get("cache")):
+            results = perform(execution)
+    except KeyboardInterrupt:
+        return fail(f"Interrupted. {holdings(out)}".strip(), 1)
+    except (UsageError, RunError, ReportError):  # of what cannot be begun or resumed: they say themselves what to do
+        raise
+    except (ForgetfreeError, OSError) as error:
+        if execution.debug or not (remains := holdings(out)):
+            raise
+        raise RunError(f"{error} {remains}") from error
+    _show(results, out, output.verbose)
+    messages = failures(results)
+    for message in messages[:-1]:
+        fail(message, 1)
+    return fail(f"{messages[-1]} {holdings(out)}", 1) if messages else 0
+
+
+def _show(results: Json, out: Path, verbose: bool) -> None:
+    """Print the headline and the first table of a run, or all, and where the report and the grafts are."""
+    if not results["runs"]:
+        return
     from forgetfree.results.report.page import brief_page, render_page
     from forgetfree.results.report.run_report import lay_out
     from forgetfree.results.table import load_results
 
-    if results["runs"]:
-        page = lay_out(load_results(out))
-        print(render_page(page if verbose else brief_page(page), "rich"))
-        print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (all tables)"))
-
-
-# -- Graft -----------------------------------------------------------------------------------------------
-
-
-def _prepare_graft(config: RunConfig) -> ReadyJob:
-    from forgetfree.jobs.run import RunJob
-    from forgetfree.jobs.running.engine import perform
-
-    check_one(config.stream.rstrip(","), config.data, config.read_options)
-    job = RunJob(config)
-    tell(f"Grafting {config.stream} into {config.out}")
-    tell(recipe_of(config))
-    return ReadyJob(partial(perform, job), _show_graft, config.model, config.settings.get("cache"))
-
-
-def _show_graft(results: Json, out: Path, verbose: bool) -> None:
-    """Print what a run prints, and the files of the grafts."""
-    _show_run(results, out, verbose)
+    page = lay_out(load_results(out))
+    print(render_page(page if verbose else brief_page(page), "rich"))
+    print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (all tables)"))
     for path in sorted(out.glob("bare-graft/seed-*/graft.safetensors")):
         print(escaped(f"Graft: {path} ({path.stat().st_size:,} bytes)"))
 
 
 # -- Run on top of another run -----------------------------------------------------------------------------
 
-#: What may be given beside ``--on``: where rows and model are, what is trained again, and how.
-_BESIDE_ON = {"data", "model", "strategy", "seed", "text_column", "label_column", "kind", "metric", "skip_bad_rows"}
-
-
-def _run_command() -> Callable[..., int]:
-    """Return the command ``run``, which may stand on a finished run."""
-    trains = job_command("run", _prepare_run)
-    own = [
-        Argument("on", Argument.KEYWORD_ONLY, default=None, annotation=On),
-        Argument("without", Argument.KEYWORD_ONLY, default=None, annotation=Without),
-    ]
-
-    def command(*subjects: str, on: Path | None = None, without: str | None = None, **flags: Any) -> int:
-        if on is None and without is None:
-            return trains(*subjects, **flags)
-        return _run_on(on, without, subjects, flags)
-
-    signature = trains.__signature__  # type: ignore[attr-defined]
-    command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *own])  # type: ignore[attr-defined]
-    command.__annotations__ = {}
-    return command
-
 
 def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: Json) -> int:
     """Learn further tasks on top of a finished run, or write it without one of its tasks."""
     if run is None:
         raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
-    debug, output = flags.pop("debug", False), CommandFlags(**of_class(CommandFlags, flags))
+    debug, output = flags.pop("debug"), CommandFlags(**of_class(CommandFlags, flags))
     if output.check or output.json:
         raise UsageError(
             "--check is of a whole run. Leave it out: beside --on all is checked before anything is written."
         )
     how = {field.name for field in (*fields(Execution), *fields(CommandFlags))} - {"config", "check", "json"}
-    if wrong := [name for name in flags if name not in _BESIDE_ON | how | {"out"}]:
+    if wrong := [name for name in flags if name not in {*BESIDE_ON} | how | {"out"}]:
         raise UsageError(
             f"--{wrong[0].replace('_', '-')} cannot be given with --on: a run goes on with its own options, so that it equals "
             "one that had all tasks from the start. Leave it out, or run the whole stream."
         )
     execution = replace(execution_of(flags), debug=debug)
-    options = {name: flags[name] for name in _BESIDE_ON if name in flags}
+    options = {name: flags[name] for name in BESIDE_ON if name in flags}
     if len(options.get("data", ())) == 1:
         (options["data"],) = options["data"]
     quiet_libraries()
-    from forgetfree.jobs import revision
+    from forgetfree.jobs.revision import revise
 
     tasks = [name.strip() for subject in subjects for name in subject.split(",") if name.strip()]
-    if task is not None and tasks:
-        raise UsageError(
-            f"--without {task} takes a task away, and {', '.join(tasks)} would be learned. Do one after the other."
-        )
-    tasks = tasks or ([] if task else [*tasks_of_files(options.get("data", ()))])
     if task is None and not tasks:
-        raise UsageError(f"Nothing says what to learn on top of {run}. Name a task, or give its file by --data.")
+        tasks = [*tasks_of_files(options.get("data", ()))]
     out = Path(flags.get("out") or free_directory(run.resolve().name))
     with silence(output.quiet):
-        if task is None:
-            job, what = revision.extension(run, tasks, out, options), f"Learning {', '.join(tasks)} on top of {run}"
-        else:
-            job, what = revision.removal(run, task, out, options), f"Writing {run} without {task}"
-        tell(f"{what}, into {out}")
-        ready = ReadyJob(job.write, _show_run, job.config.model, job.config.settings.get("cache"))
-        code = _perform(ready, job.config, execution, output.quiet, output.verbose)
+        revision = revise(run, tasks, task, out, options)
+        tell(f"{revision}, into {out}")
+        code = _perform(revision.write, revision.config, execution, output)
     if task is not None:
         print(escaped(f"{run} still holds {task}. Delete that directory to have it gone."))
-        if cache := job.config.settings.get("cache"):
+        if cache := revision.config.settings.get("cache"):
             print(escaped(f"The shared cache {cache} may hold its fine-tuned models. Delete them, too."))
     return code
 
 
-run = _run_command()
-graft = job_command("graft", _prepare_graft)
+def _with_signature(command: Callable[..., int], *more: Argument) -> None:
+    """Give a command the flags of its options, as the parser of the command line reads them."""
+    command.__signature__ = Signature([*arguments_of(command.__name__), *more])  # type: ignore[attr-defined]
+    command.__annotations__ = {}
+
+
+_with_signature(
+    run,
+    Argument("on", Argument.KEYWORD_ONLY, default=None, annotation=On),
+    Argument("without", Argument.KEYWORD_ONLY, default=None, annotation=Without),
+)
+_with_signature(graft)

@@ -154,7 +154,7 @@ def _imports_unheard(debug: bool) -> Iterator[None]:
 
 def _list_strategies_in_full(debug: bool) -> None:
     """List every strategy with its own options, then the options that all of them take, within 80 columns."""
-    from forgetfree.jobs.run_config import RunOptions
+    from forgetfree.jobs.config import RunOptions
     from forgetfree.options import Description, describe
     from forgetfree.training.training_options import TrainingOptions
 

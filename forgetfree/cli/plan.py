@@ -1,4 +1,4 @@
-"""``--check``: what a job would do, printed; and the same as a function."""
+"""``--check``: what a run would do, printed; and the same as a function."""
 
 from __future__ import annotations
 
@@ -8,49 +8,43 @@ from typing import Any
 from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import recipe_of, silence
 from forgetfree.display import counted, escaped
-from forgetfree.jobs.config import InMemory
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.execution import Execution
+from forgetfree.jobs.config import Execution, RunConfig
 from forgetfree.results.report.page import size
 
 #: The most units that are printed.
 _SHOWN = 12
 
 
-def plan(
-    config: RunConfig, in_memory: InMemory | None = None, *, resume: bool = False, allow_changed: bool = False
-) -> dict[str, Any]:
-    """Return what a job would do, as `forgetfree.jobs.running.preflight` says; nothing is written.
+def plan(config: RunConfig, *, resume: bool = False, allow_changed: bool = False) -> dict[str, Any]:
+    """Return what a run would do, as `forgetfree.jobs.preflight` says; nothing is written.
 
     Args:
-        config: of the job.
-        in_memory: objects in the place of names.
-        resume: whether the job goes on in its directory.
+        config: of the run.
+        resume: whether it goes on in its directory.
         allow_changed: whether it may go on with other versions or on another device.
 
     Raises:
         UsageError: naming all that is wrong.
         RunError: it cannot go on in its directory.
     """
-    return _plan(config, in_memory, Execution(resume=resume, allow_changed=allow_changed))
+    return _plan(config, Execution(resume=resume, allow_changed=allow_changed))
 
 
-def _plan(config: RunConfig, in_memory: InMemory | None, execution: Execution) -> dict[str, Any]:
-    reach_hub(config.model if in_memory is None or in_memory.model is None else None)
-    from forgetfree.jobs.running.preflight import plan_of
+def _plan(config: RunConfig, execution: Execution) -> dict[str, Any]:
+    reach_hub(config.model if config.objects.model is None else None)
+    from forgetfree.jobs.preflight import plan_of
 
     if execution.resume:
-        from forgetfree.jobs.run import RunJob
-        from forgetfree.jobs.running.engine import check_resumption
+        from forgetfree.jobs.run import check_resumption, prepared
 
         with silence(True):  # the plan has the same notes
-            check_resumption(RunJob(config, *filter(None, [in_memory])), execution)
-    return plan_of(config, in_memory, resume=execution.resume)
+            check_resumption(prepared(config), execution)
+    return plan_of(config, resume=execution.resume)
 
 
 def show_plan(config: RunConfig, execution: Execution, as_json: bool) -> None:
-    """Print the plan of a job."""
-    job_plan = _plan(config, None, execution)
+    """Print the plan of a run."""
+    job_plan = _plan(config, execution)
     if as_json:
         print(json.dumps(job_plan, ensure_ascii=False))
         return

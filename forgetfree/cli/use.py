@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from forgetfree.cli.hub import reach_hub
 from forgetfree.errors import LedgerError
-from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.results.unit_folder import check_own
 from forgetfree.terminal import tell
 

@@ -49,7 +49,7 @@ class ContinualStrategy(StrategyTemplate):
         device: where to train; ``auto``: on a GPU, if there is one.
         plugins: Avalanche plugins.
         evaluator: an Avalanche ``EvaluationPlugin`` for its metrics and loggers; default: none.
-        monitor: hears of phases and steps.
+        monitor: logs phases and steps.
         store: where fine-tuned models are kept and shared; default: in memory.
         eval_every, peval_mode: Avalanche's periodic evaluation.
         optimizer: refused, unlike Avalanche's: see `Options`, for there is an optimiser of its own for every task.

@@ -248,9 +248,9 @@ class TaskByTask:
 
 
 def writer_of(answer: Answer | None, monitor: Monitor) -> dict[str, Any]:
-    """Return who writes texts, from what `answer_for` yields, and who hears of it: arguments of `Kind.with_texts`."""
+    """Return who writes texts, from what `answer_for` yields, and who logs it: arguments of `Kind.with_texts`."""
     who: dict[str, Any] = {"turns": answer.turns} if isinstance(answer, TaskByTask) else {"answer": answer}
-    return who | {"wrote": monitor.wrote}
+    return who | {"wrote": monitor.log_tokens}
 
 
 @contextmanager

@@ -191,7 +191,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     @contextmanager
     def training_steps(self) -> Iterator[None]:
-        """Set up all steps of one task: the mode, the draws of dropout, where it stands, and what the monitor hears."""
+        """Set up all steps of one task: the mode, the draws of dropout, where it stands, and what the monitor logs."""
         training = training_of(self.training)
         training_mode(self.model, training.options.dropout)
         seed = self.phase_seed(training.phase, training.task)
@@ -200,7 +200,7 @@ class StrategyTemplate(SupervisedTemplate):
             self._part = WHOLE
             resumes = alone(self.plugins) and self.resumable
             self._step.begin(self.monitor.checkpoint() if resumes else None, seed)
-            self.monitor.learning_rate(lambda step: self._step.rate)
+            self.monitor.log_rate(lambda step: self._step.rate)
             with layer_checkpoints(self.model, training.options.gradient_checkpointing):
                 yield
 

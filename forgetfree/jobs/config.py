@@ -1,51 +1,51 @@
-"""The configuration of a job: the options that run and graft share, checked as a whole.
+"""A run as it was asked for: one frozen configuration, checked once as a whole; and how it is run.
 
-A job's configuration is a frozen dataclass. The command line makes its flags from the fields, and a file of options has
-them under the same names. What a Python program hands over as objects stands beside it, in `InMemory`.
+The command line makes its flags from the fields, and a file of options has them under the same names. What a Python program
+hands over as objects stands in `InMemory`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 from pydantic import Field as Bounds
 
-from forgetfree import registry
+from forgetfree import recipes, registry
 from forgetfree.data.columns import ReadOptions
-from forgetfree.display import brief
-from forgetfree.errors import (
-    Faults,
-    OptionError,
-    ReportError,
-    UnknownNameError,
-    UsageError,
-)
+from forgetfree.display import brief, first_twice
+from forgetfree.errors import Faults, ForgetfreeError, OptionError, ReportError, UnknownNameError, UsageError
 from forgetfree.json_file import read_json
 from forgetfree.options import Options, build, faults_in, name_of_function, option
 from forgetfree.recipes import ModelDtype, StepsRule
+from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.results.config_file import PLACES, of_each, portable
-from forgetfree.tasks import EvaluatedOn
+from forgetfree.tasks import OF_ALL_LABELS, Decoding, EvaluatedOn, Scenario
 
-T = TypeVar("T", bound=Options)
+if TYPE_CHECKING:
+    from forgetfree.jobs.progress import Progress
+    from forgetfree.jobs.workers import Executor
+
 Seed = Annotated[int, Bounds(ge=0, lt=2**63)]
-Shots = Annotated[int, Bounds(ge=1)]
-Sparsity = Annotated[float, Bounds(gt=0, le=1)]
 Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
-#: Options of a job that ``--set`` could give, too.
+#: Options with a flag that ``--set`` could give, too.
 ALSO_SETTINGS = ("steps", "sparsity")
+#: What may be given beside ``--on``: where rows and model are, what is trained again, and how rows are read.
+BESIDE_ON = ("data", "model", "strategy", "seed", "text_column", "label_column", "kind", "metric", "skip_bad_rows")
 #: What a file of options does not name unless it is given.
 _UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "fine_tuned", "held_aside")
+#: What `RunOptions` call a field of `Decoding`, where it has another name.
+_NAMES_OF_DECODING = {"temperature": "sampling_temperature", "seed": "sampling_seed"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonOptions(Options):
-    """What ``--set`` reaches in every command that trains."""
+class RunOptions(Options):
+    """What ``--set`` reaches of a run, beside the strategies' own options."""
 
     test_limit: int | None = option(
         None, "evaluate on at most this many test rows a task", at_least=1, group="How to run"
@@ -80,6 +80,49 @@ class CommonOptions(Options):
         "float32, or bfloat16: the model's weights take half the memory, and what trains a region stays in float32",
     )
 
+    scenario: Scenario = option(
+        "task",
+        "what is known at inference: the task; or not, with the labels of all tasks told apart (class), or the same "
+        "labels in all tasks (domain)",
+    )
+    upper_triangle: bool | None = option(
+        None,
+        "evaluate tasks before they are learned, too, which fwt needs; none: unless their readouts are drawn at random, whose "
+        "answers say nothing before they are trained (linear, mean)",
+    )
+    floors: Literal["constant", "words", "probe"] = option(
+        "probe",
+        "what scores are compared with: constant: one answer to all rows; words: a bag of words, too (a second a task or "
+        "so); probe: and linear probes on the pre-trained model, at its readout and at the mean of tokens (one pass over "
+        "training and test rows, for each seed)",
+    )
+    temperature_scaling: bool = option(
+        True,
+        "at the end, fit a temperature a task to as many validation rows as test rows (at least 64, at most 512, as far "
+        "as there are so many), and tell the ECE with it",
+    )
+    readout_again: bool = option(
+        False,
+        "at the end, also train each task's linear readout again on the model as it is then, and tell its score: how much of "
+        "forgetting is the readout's (one pass over training and test rows, for each strategy and seed)",
+    )
+
+    num_beams: int = option(
+        1, "where texts are the answers, they are searched with so many beams; 1: greedily", at_least=1
+    )
+    sampling_temperature: float = option(
+        0.0,
+        "where texts are the answers, each token is drawn at this temperature; 0: the likeliest, always",
+        at_least=0,
+    )
+    top_p: float = option(
+        1.0, "tokens are drawn among the likeliest, which make up this probability", above=0, at_most=1
+    )
+
+    sampling_seed: int | None = option(
+        None, "of the tokens that are drawn; none: the seed of the run; each prompt draws on its own", at_least=0
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
@@ -91,14 +134,19 @@ class CommonOptions(Options):
         cores = os.cpu_count() or 1
         if self.threads is not None and self.threads > cores:
             raise OptionError(f"threads must be at most {cores}, the CPU cores of this machine, got {self.threads}.")
+        faults = self.decoding.faults(lambda name: _NAMES_OF_DECODING.get(name, name))
+        if self.sampling_seed is not None and not self.sampling_temperature:
+            faults.append(
+                f"sampling_seed must be none where texts are not drawn, got {self.sampling_seed}: give sampling_temperature, "
+                "too, or leave it out"
+            )
+        if faults:
+            raise OptionError(f"{'; '.join(faults)}.", faults)
 
-
-def check_or_fewer(options: CommonOptions, shots: int | None) -> None:
-    """Raise ``UsageError`` where ``or_fewer`` has nothing to do."""
-    if options.or_fewer and shots is None:
-        raise UsageError(
-            "or_fewer is set without --shots, and all rows are taken anyway. Give --shots, or leave it out."
-        )
+    @property
+    def decoding(self) -> Decoding:
+        """How texts are written; where no seed of what is drawn is given, `seeded` puts that of the run in."""
+        return Decoding(self.num_beams, self.sampling_temperature, self.top_p, self.sampling_seed or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +163,55 @@ class SettingFlags:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobConfig:
-    """What run and graft are asked for alike. `checked` of a subclass checks it as a whole."""
+@dataclass(frozen=True)
+class InMemory:
+    """Objects in the place of names. config.json says what they were, but cannot bring them back.
 
-    #: Names a section of config.json, and the command.
-    command: ClassVar[str]
+    Attributes:
+        strategies: classes by the names that stand in the configuration.
+        data: rows, as `load_tasks` takes them; none: those that the configuration names.
+        model: a model, as `load_stream` takes it, which copies it; none: the one that the configuration names.
+        tokenizer: of the model; without one, it reads tensors.
+        call: what the program called, for config.json; empty: the command line.
+    """
+
+    strategies: Mapping[str, Any] = field(default_factory=dict)
+    data: Any = None
+    model: Any = None
+    tokenizer: Any = None
+    call: str = ""
+
+    def listed(self, settings: Mapping[str, Any]) -> list[str]:
+        """List what cannot be named in a file, for config.json."""
+        listed = [f"the strategy {name} (a class)" for name in self.strategies]
+        listed += [
+            f"{key}={name_of_function(value)} (a function)" for key, value in settings.items() if callable(value)
+        ]
+        listed += ["data in memory"] * (self.data is not None)
+        return listed + [f"a {type(self.model).__name__} in memory"] * (self.model is not None)
+
+    @property
+    def reads_tensors(self) -> bool:
+        """Say whether the model is any network, for rows of tensors."""
+        return self.model is not None and self.tokenizer is None
+
+    def data_or(self, named: Any) -> Any:
+        """Return the rows, or else what names them."""
+        return named if self.data is None else self.data
+
+    def model_or(self, named: str) -> Any:
+        """Return the model, or else its name."""
+        return named if self.model is None else self.model
+
+    @property
+    def model_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `load_model` that only a model in memory has."""
+        return {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A run as it was asked for. `check` tells all that is wrong with it, together."""
 
     model: str = option(
         "minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR", completion="models"
@@ -189,20 +280,82 @@ class JobConfig:
     )
     out: str = option("", "directory to write", group="How to run", placeholder="DIR")
 
-    def checked(self, classes: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        """Return what follows from it, such as the options of strategies: a job asks for that once, when it is made.
+    stream: str = option("", "a registered stream, or task names joined by commas", completion="streams")
+    shots: int | None = option(None, "training rows per label (default: all)", at_least=1, group="How to learn")
+    sparsity: float | None = option(
+        None, "share of the parameters that a region may have", group="How to learn", placeholder="F"
+    )
+
+    strategies: tuple[str, ...] = option(
+        DEFAULT_STRATEGIES,
+        "name of 'forgetfree list strategies', or [NAME=]MODULE:CLASS of your own; may be given several times; all: every one "
+        "of ours",
+        flag="strategy",
+        placeholder="NAME",
+        completion="strategies",
+    )
+
+    fine_tuned: str | None = option(
+        None,
+        "a model fine-tuned from --model on the one task, in Hugging Face layout; none is trained then",
+        placeholder="DIR",
+    )
+    held_aside: str | None = option(
+        None,
+        "texts that no task trains, to tell their loss before and after the stream: a file with a text a line or a column "
+        "text, or a task, of --data or in a folder (causal language models)",
+        placeholder="TEXTS|TASK",
+    )
+    #: Objects in the place of names: what no flag and no file can give.
+    objects: Any = InMemory()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.strategies, tuple):  # else a fault, which `check` tells
+            object.__setattr__(self, "strategies", strategies_of(self.strategies))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields alone: each process finds strategies for itself."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the tasks, as the stream has them."""
+        return registry.streams().get(self.stream) or tuple(filter(None, map(str.strip, self.stream.split(","))))
+
+    @property
+    def strategy_names(self) -> tuple[str, ...]:
+        """Return what tables, options and folders call the strategies."""
+        return tuple(map(registry.strategy_name, self.strategies))
+
+    @property
+    def read_options(self) -> ReadOptions:
+        """Return what is said of how rows are read."""
+        return ReadOptions(self.text_columns, self.label_columns, self.skip_bad_rows, self.metrics, self.kinds)
+
+    @property
+    def unnamed(self) -> list[str]:
+        """List what it has in memory and no file can name."""
+        listed: list[str] = self.objects.listed(self.settings)
+        return listed
+
+    def flags(self) -> dict[str, Any]:
+        """Return the options that a flag of this command gives and that ``--set`` could give, too."""
+        given = {name: getattr(self, name, None) for name in ALSO_SETTINGS}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def recipe(self, strategy: str | None = None) -> dict[str, Any]:
+        """Return the model's recipe, for the options that are not set otherwise; nothing where ``optimizer`` is set.
 
         Args:
-            classes: strategies that are not registered, by their names.
-
-        Raises:
-            UsageError: naming every fault.
+            strategy: whose; settings for others do not count. Default: for all.
         """
-        raise NotImplementedError
+        return recipes.recipe_of(self.model, {**self.settings, **self.flags()}, self.strategy_names, strategy)
 
     def section(self) -> dict[str, Any]:
         """Return the configuration as a file in ``out`` has it: what ``--config`` reads back."""
-        section = {key_of(field): getattr(self, field.name) for field in fields(self) if field.name != "out"}
+        section = {
+            key_of(field): getattr(self, field.name) for field in fields(self) if field.metadata and field.name != "out"
+        }
         section = {key: value for key, value in section.items() if value or key not in _UNLESS_GIVEN}
         for key in PLACES:
             if section.get(key):
@@ -211,30 +364,69 @@ class JobConfig:
             (section["label_column"],) = self.label_columns
         return {key: list(value) if isinstance(value, tuple) else value for key, value in section.items()}
 
-    def recipe(self) -> dict[str, Any]:
-        """Return the options that the model brings and that are not set otherwise; a job may take none from it."""
-        return {}
+    # -- What follows from it --------------------------------------------------------------------------------
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the tasks, as far as they are known without data."""
-        return ()
+    @cached_property
+    def classes(self) -> dict[str, Any]:
+        """The strategies by name."""
+        named = zip(self.strategy_names, self.strategies, strict=True)
+        return {name: self.objects.strategies.get(name) or registry.strategy(each) for name, each in named}
 
-    @property
-    def read_options(self) -> ReadOptions:
-        """Return what is said of how rows are read."""
-        return ReadOptions(self.text_columns, self.label_columns, self.skip_bad_rows, self.metrics, self.kinds)
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The options of each strategy, by its name."""
+        faults = Faults()
+        options = self._options(self.classes, faults)
+        faults.report()
+        return options
 
-    def flags(self) -> dict[str, Any]:
-        """Return the options that a flag of this command gives and that ``--set`` could give, too."""
-        given = {name: getattr(self, name, None) for name in ALSO_SETTINGS}
-        return {name: value for name, value in given.items() if value is not None}
+    @cached_property
+    def common(self) -> RunOptions:
+        """The run's own options, which ``--set`` gives."""
+        given = {key: value for key, value in self.settings.items() if key in RunOptions.__dataclass_fields__}
+        return build(RunOptions, given, "the run")
+
+    def check(self) -> Self:
+        """Return it, if it is sound.
+
+        Raises:
+            UsageError: naming every fault.
+        """
+        self.faults().report()
+        return self
 
     def faults(self) -> Faults:
+        """Return all that is wrong with it, as far as no file is looked at."""
+        faults = self._faults_of_each()
+        attempt = faults.attempt
+        if again := first_twice(name.casefold() for name in self.strategy_names):
+            same = [each for each in self.strategies if registry.strategy_name(each).casefold() == again]
+            faults.add(f"--strategy {' and '.join(same)} have one name. Give one another: NAME=MODULE:CLASS.")
+        named = zip(self.strategy_names, self.strategies, strict=True)
+        resolved = {name: self.objects.strategies.get(name) or attempt(registry.strategy, each) for name, each in named}
+        classes = {name: cls for name, cls in resolved.items() if cls is not None}
+        known = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
+        own = set(RunOptions.__dataclass_fields__)
+        if len(classes) == len(resolved):  # else the options of one are unknown
+            for key in self.settings:
+                attempt(_check_setting, key, own, known)
+        if self.sparsity is not None and not any("sparsity" in names for names in known.values()):
+            faults.add("--sparsity is given, but none of the strategies has it. Leave it out.")
+        if self.fine_tuned is not None:
+            self._check_fine_tuned(faults)
+        if self.held_aside in self.names:
+            faults.add(f"--held-aside {self.held_aside} is a task of the stream, which trains its texts. Give others.")
+        options = self._options(classes, faults)
+        common = attempt(lambda: self.common)
+        if common is not None:
+            _check_together(self, common, options, faults)
+        return faults
+
+    def _faults_of_each(self) -> Faults:
         """Return what is wrong with each option by itself."""
         from forgetfree.device import find_device
 
-        faults, keys = Faults(), keys_of(self)
+        faults, keys = Faults(), keys_of()
         for fault in faults_in(self, lambda name: f"--{keys[name].replace('_', '-')}"):
             faults.add(f"{fault}.")
         if isinstance(self.device, str):
@@ -262,23 +454,144 @@ class JobConfig:
                     faults.add(f"optimizer is a function, which sets {key} itself. Leave --set {key} out.")
         return faults
 
-    def set_of(self, options: type[T]) -> T:
-        """Return those options of a job itself that ``--set`` gives."""
-        given = {key: value for key, value in self.settings.items() if key in options.__dataclass_fields__}
-        return build(options, given, f"the {self.command}")
+    def _check_fine_tuned(self, faults: Faults) -> None:
+        """Add what does not go with a model that is fine-tuned already."""
+        from forgetfree.training.training_options import TrainingOptions
+
+        if not Path(str(self.fine_tuned)).is_dir():
+            faults.add(f"--fine-tuned {self.fine_tuned!r} is no directory. Give one that save_pretrained wrote.")
+        if len(self.names) > 1 or not {*self.strategy_names} <= {*recipes.GRAFT}:
+            faults.add(
+                f"--fine-tuned is a model of one task, for {' and '.join(recipes.GRAFT)}, got {self.stream} and "
+                f"{', '.join(self.strategy_names)}. Leave it out, or the others."
+            )
+        # Steps and batch size say how many rows fine-tuning read, and so how many mask steps are the default.
+        still_read = {"steps", "batch_size", "precision", "answer_precision", "evaluation_batch_size", "deterministic"}
+        for key in (TrainingOptions.__dataclass_fields__.keys() - still_read) & self.settings.keys():
+            faults.add(f"--set {key} has no effect with --fine-tuned: nothing is trained. Leave it out.")
+        for key, usual in (("cache", None), ("dtype", "float32"), ("scenario", "task")):
+            if self.settings.get(key, usual) not in (usual, str(usual)):
+                faults.add(f"{key}={self.settings[key]} does not go with --fine-tuned. Leave it out.")
+
+    def _options(self, classes: Mapping[str, Any], faults: Faults) -> dict[str, Any]:
+        """Return the options of each strategy; a fault that several of them have is added once."""
+        options, wrong = dict[str, Any](), dict[str, list[str]]()
+        for name, cls in classes.items():
+            try:
+                options[name] = build(cls.Options, self._values_for(name, set(cls.Options.__dataclass_fields__)), name)
+            except OptionError as error:
+                whole = str(error).removeprefix(f"Options of {name}: ").removesuffix(".")
+                for part in error.parts or (whole,):
+                    wrong.setdefault(part, []).append(name)
+        for part, names in wrong.items():
+            name = part.partition(" ")[0]
+            if not (
+                name in self.flags() and any(fault.startswith(f"--{name} must ") for fault in faults)
+            ):  # it is told
+                faults.add(f"Options of {', '.join(names)}: {part}.")
+        return options
+
+    def _values_for(self, strategy: str, known: set[str]) -> dict[str, Any]:
+        """Return the options of one strategy, weakest first: recipe, flags, ``--set key``, ``--set strategy.key``."""
+        scoped = {k.removeprefix(f"{strategy}."): v for k, v in self.settings.items() if k.startswith(f"{strategy}.")}
+        merged = {**self.recipe(strategy), **self.flags(), **self.settings, **scoped}
+        return {key: value for key, value in merged.items() if key in known}
 
 
-C = TypeVar("C", bound=JobConfig)
+def _check_together(config: RunConfig, common: RunOptions, options: Mapping[str, Any], faults: Faults) -> None:
+    """Add what the run's own options do not go with."""
+    if common.or_fewer and config.shots is None:
+        faults.add("or_fewer is set without --shots, and all rows are taken anyway. Give --shots, or leave it out.")
+    unfit = [name for each in config.metrics if (name := each.rpartition("=")[2]) not in OF_ALL_LABELS]
+    if unfit and common.scenario == "class":
+        faults.add(
+            f"scenario=class tells the labels of all tasks apart, which {' and '.join(OF_ALL_LABELS)} score, and --metric "
+            f"names {', '.join(unfit)}. Name one of these, or leave it out."
+        )
+    finding = {name: str(getattr(each, "task_inference", "last")) for name, each in options.items()}
+    finding = {name: choice for name, choice in finding.items() if choice != "last"}
+    if finding and common.scenario == "task":
+        faults.add(
+            f"task_inference={min(finding.values())} is for streams that withhold the task, and {', '.join(finding)} would "
+            "be told it. Set scenario=class or scenario=domain, too."
+        )
 
 
-def with_precision(config: C, in_memory: InMemory | None = None) -> C:
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How a job is run; the outcome does not depend on it.
+
+    Attributes:
+        resume: go on in a directory that was begun: what is finished there is kept. Default: the directory must be empty.
+        allow_changed: resume under other versions or on another device, too; config.json says so.
+        jobs: how many units run at a time, more than one as worker processes; ``auto``: on a CPU as many as there are cores,
+            with one thread each, so that the bits do not depend on their number. Default: 1, in this process.
+        cluster: runs units as tasks of Ray: ``ray`` or ``ray://HOST:PORT``, see `forgetfree.jobs.cluster`.
+        log: also log losses, rates and scores there, see `forgetfree.jobs.trackers`.
+        progress: hears of all units. Default: silence.
+        debug: let an unexpected exception of a unit through, instead of going on with the others.
+        executor: runs the units in place of this process or workers of its own.
+    """
+
+    resume: bool = option(False, "continue in --out; what is finished is kept", group="How to run")
+    allow_changed: bool = option(
+        False, "resume with other versions or on another device, too; config.json says so", group="How to run"
+    )
+    jobs: int | Literal["auto"] | None = option(
+        None,
+        "how many units run at a time; auto: as many as there are cores, with one thread each",
+        group="How to run",
+        placeholder="N|auto",
+    )
+    cluster: str | None = option(
+        None,
+        "run units as tasks of Ray: ray (this machine, or $RAY_ADDRESS) or ray://HOST:PORT",
+        group="How to run",
+        placeholder="ray|ray://…",
+    )
+    log: tuple[str, ...] = option(
+        (),
+        "also log losses, rates and scores there: tensorboard, wandb, mlflow, trackio or another tracker of accelerate; may be "
+        "given several times",
+        group="How to run",
+    )
+    progress: Progress | None = None
+    debug: bool = False
+    executor: Executor | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.jobs in (None, "auto") or (isinstance(self.jobs, int) and self.jobs >= 1)):
+            raise UsageError(f"--jobs must be auto or at least 1, got {self.jobs}.")
+        if self.cluster is not None:
+            from forgetfree.jobs.cluster import check_cluster
+
+            check_cluster(self.cluster, self.at_a_time)
+
+    @property
+    def at_a_time(self) -> int:
+        """How many units are asked for at a time; 1 where ``auto`` decides."""
+        return self.jobs if isinstance(self.jobs, int) else 1
+
+    def check(self, objects: Sequence[str]) -> None:
+        """Raise ``UsageError`` where a job cannot be run like this that has such objects in memory, which no file can name."""
+        if (self.at_a_time > 1 or self.executor or self.cluster) and objects:
+            raise UsageError(
+                f"Worker processes load all by name, and given are {', '.join(objects)}. Leave jobs at 1"
+                f"{', and cluster out' if self.cluster else ''}."
+            )
+
+
+#: From the start, in this process, in silence.
+USUAL = Execution()
+
+
+def with_precision(config: RunConfig) -> RunConfig:
     """Return the configuration with what a precision ``auto`` means: what it meant when ``out`` was begun, else what is faster.
 
     config.json names what was taken, so that all units, and whoever goes on with it or repeats it, compute alike.
 
     Args:
         config: the configuration; where there is something to measure, all of it is checked first.
-        in_memory: objects in the place of names.
     """
     settings = {**config.recipe(), **config.settings}
     keys = [key for key, value in settings.items() if key.endswith("precision") and value == "auto"]
@@ -287,36 +600,34 @@ def with_precision(config: C, in_memory: InMemory | None = None) -> C:
     begun = _begun_with(config)
     taken = {key: begun[key] for key in keys if key in begun}
     if left := [key for key in keys if key not in taken]:
-        taken |= dict.fromkeys(left, _measured(config, in_memory or InMemory()))
+        taken |= dict.fromkeys(left, _measured(config.check()))
     return replace(config, settings={**config.settings, **taken})
 
 
-def _measured(config: JobConfig, in_memory: InMemory) -> str:
-    """Return the faster precision for the model of a job, on its device and with its threads."""
+def _measured(config: RunConfig) -> str:
+    """Return the faster precision for the model of a run, on its device and with its threads."""
     from forgetfree.core.precision import faster_precision
     from forgetfree.device import find_device
-    from forgetfree.jobs.running.environment import set_threads, threads_as_before
+    from forgetfree.jobs.environment import set_threads, threads_as_before
     from forgetfree.models.loading import load_model
 
-    config.checked(in_memory.strategies)
-    device = find_device(config.device)
-    common = config.set_of(CommonOptions)
+    device, common, objects = find_device(config.device), config.common, config.objects
     given: dict[str, Any] = {"graftable": common.graftable, "dtype": common.dtype}
     with threads_as_before():
         set_threads(common.threads)
-        if in_memory.reads_tensors:
+        if objects.reads_tensors:
             from forgetfree.continual.streams import load_stream
 
-            stream = load_stream(config.names, data=in_memory.data, model=in_memory.model, **given)
+            stream = load_stream(config.names, data=objects.data, model=objects.model, **given)
             return faster_precision(stream.model.to(device), stream.tasks[0].train)
-        loaded = load_model(in_memory.model_or(config.model), config.readout, **given, **in_memory.model_arguments)
+        loaded = load_model(objects.model_or(config.model), config.readout, **given, **objects.model_arguments)
         return faster_precision(loaded.model.to(device))
 
 
-def _begun_with(config: JobConfig) -> Mapping[str, Any]:
+def _begun_with(config: RunConfig) -> Mapping[str, Any]:
     """Return the settings in the config.json of ``out``; nothing where there is none to be read."""
     try:
-        settings = read_json(Path(config.out) / "config.json", ReportError, "", signed=True)[config.command]["set"]
+        settings = read_json(Path(config.out) / "config.json", ReportError, "", signed=True)["run"]["set"]
     except (ReportError, LookupError, TypeError):
         return {}
     return settings if isinstance(settings, dict) else {}
@@ -327,64 +638,83 @@ def key_of(field: Field[Any]) -> str:
     return field.metadata.get("flag") or field.name
 
 
-def keys_of(config: JobConfig | type[JobConfig]) -> dict[str, str]:
+def keys_of() -> dict[str, str]:
     """Return the names of all options in a file, by the names of their fields."""
-    return {field.name: key_of(field) for field in fields(config)}
+    return {field.name: key_of(field) for field in fields(RunConfig)}
 
 
-def section_types(config: type[JobConfig]) -> dict[str, Any]:
+def section_types() -> dict[str, Any]:
     """Return the names in a file of options and the type of each."""
-    hints = get_type_hints(config, include_extras=True)
-    return {key_of(field): hints[field.name] for field in fields(config) if field.name != "out"}
+    hints = get_type_hints(RunConfig, include_extras=True)
+    return {key_of(field): hints[field.name] for field in fields(RunConfig) if field.metadata and field.name != "out"}
 
 
-def check_known(key: str, known: Collection[str]) -> None:
-    """Raise ``UnknownNameError`` unless an option is known."""
-    if key not in known:
-        raise UnknownNameError("option", key, known)
+def stream_of(tasks: Iterable[str]) -> str:
+    """Return tasks as one text; a comma after a name that is a registered stream's, too, says that it is the task's."""
+    stream = ",".join(map(str, tasks))
+    return f"{stream}," if stream in registry.streams() else stream
 
 
-@dataclass(frozen=True)
-class InMemory:
-    """Objects in the place of names. config.json says what they were, but cannot bring them back.
+def strategies_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names, with every strategy of ours in the place of ``all``."""
+    return tuple(name for each in names for name in (registry.STRATEGIES if each == "all" else [each]))
 
-    Attributes:
-        strategies: classes by the names that stand in the configuration.
-        data: rows, as `load_tasks` takes them; none: those that the configuration names.
-        model: a model, as `load_stream` takes it, which copies it; none: the one that the configuration names.
-        tokenizer: of the model; without one, it reads tensors.
-        call: what the program called, for config.json; empty: the command line.
+
+def left_behind(section: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, str]:
+    """Return what a file of options says that only its own strategies have, and none of those asked for in their place.
+
+    Args:
+        section: the options by their names on the command line, of which ``strategy`` may be missing.
+        strategies: those asked for.
+
+    Returns:
+        By name, as it is typed: ``{"sparsity": "--sparsity", "ewc.ewc_lambda": "--set ewc.ewc_lambda"}``; nothing where a
+        strategy is not known, which the job tells.
     """
+    try:
+        had, now = (_names_of(each) for each in (section.get("strategy") or DEFAULT_STRATEGIES, strategies))
+    except ForgetfreeError:
+        return {}
+    left = {key: f"--set {key}" for key in section.get("set", {}) if key in had - now}
+    if section.get("sparsity") and "sparsity" in had - now:
+        left["sparsity"] = "--sparsity"
+    return left
 
-    strategies: Mapping[str, Any] = field(default_factory=dict)
-    data: Any = None
-    model: Any = None
-    tokenizer: Any = None
-    call: str = ""
 
-    def objects(self, settings: Mapping[str, Any]) -> list[str]:
-        """List what cannot be named in a file, for config.json."""
-        listed = [f"the strategy {name} (a class)" for name in self.strategies]
-        listed += [
-            f"{key}={name_of_function(value)} (a function)" for key, value in settings.items() if callable(value)
-        ]
-        listed += ["data in memory"] * (self.data is not None)
-        return listed + [f"a {type(self.model).__name__} in memory"] * (self.model is not None)
+def without_others(section: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a file without those that `left_behind` names."""
+    left = left_behind(section, strategies)
+    kept = {key: value for key, value in section.items() if key not in left}
+    return kept | {"set": {key: value for key, value in section.get("set", {}).items() if key not in left}}
 
-    @property
-    def reads_tensors(self) -> bool:
-        """Say whether the model is any network, for rows of tensors."""
-        return self.model is not None and self.tokenizer is None
 
-    def data_or(self, named: Any) -> Any:
-        """Return the rows, or else what names them."""
-        return named if self.data is None else self.data
+def _names_of(strategies: Sequence[str]) -> set[str]:
+    """Return the names of all options of strategies, with their prefix and without."""
+    classes = {registry.strategy_name(each): registry.strategy(each) for each in strategies_of(strategies)}
+    names = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
+    scoped = {f"{name}.{key}" for name, keys in names.items() for key in keys}
+    return scoped.union(*names.values())
 
-    def model_or(self, named: str) -> Any:
-        """Return the model, or else its name."""
-        return named if self.model is None else self.model
 
-    @property
-    def model_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `load_model` that only a model in memory has."""
-        return {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+def _check_setting(key: str, own: set[str], known_of: Mapping[str, set[str]]) -> None:
+    """Raise ``UsageError`` unless some strategy (or the run itself) has the option."""
+    strategy, _, name = key.rpartition(".")
+    if strategy and strategy not in known_of:
+        if strategy in registry.strategies():
+            raise UsageError(
+                f"{strategy} is not among the strategies of this run: {', '.join(known_of)}. Add --strategy {strategy}."
+            )
+        raise UnknownNameError("strategy in --set", strategy, known_of)
+    known = known_of[strategy] if strategy else own.union(*known_of.values())
+    if name not in known:
+        if key in {key_of(each) for each in fields(RunConfig)} - {"stream", "set"}:
+            raise UsageError(f"{key!r} is no option of a strategy. Give it as --{key.replace('_', '-')}.")
+        options = {each: set(registry.strategy(each).Options.__dataclass_fields__) for each in registry.STRATEGIES}
+        owners = [each for each, names in options.items() if key in names]
+        if owners:
+            raise UsageError(
+                f"{key!r} is no option of {', '.join(known_of)}. Strategies that have it: {', '.join(owners)}. Add one by "
+                f"--strategy, or leave --set {key} out."
+            )
+        others = set() if strategy else {each.name for each in fields(RunConfig)}.union(*options.values())
+        raise UnknownNameError("option", key, known, others=others)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.data.rows import TaskRows
-    from forgetfree.jobs.stream_learner import Row
-    from forgetfree.training.texts_aside import TextsAside
+    from forgetfree.jobs.stream_loading import Row
+    from forgetfree.training.held_out_loss import HeldOutTexts
     from forgetfree.training.training_options import TrainingOptions
 
 #: By task.
@@ -121,7 +121,7 @@ def readouts_again(strategy: ContinualStrategy) -> Numbers:
     return scores
 
 
-def loss_before(stream: Stream, texts: TextsAside, options: TrainingOptions, device: str) -> float:
+def loss_before(stream: Stream, texts: HeldOutTexts, options: TrainingOptions, device: str) -> float:
     """Return the loss of θ_pre on texts that no task trains."""
     with _pre_trained(stream, device) as model:
         return texts.loss(model, options)
@@ -139,7 +139,7 @@ def _pre_trained(stream: Stream, device: str) -> Iterator[ReadoutModel]:
         before.load_(model)
 
 
-def losses_after(strategy: ContinualStrategy, texts: TextsAside) -> dict[str, Any]:
+def losses_after(strategy: ContinualStrategy, texts: HeldOutTexts) -> dict[str, Any]:
     """Return the loss on texts that no task trains at the end of a stream.
 
     ``after`` is without a task: by the model as the ledger takes all regions out of it, where there is a ledger; else by the

@@ -12,26 +12,20 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
+from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
-from forgetfree.files import link_or_copy, write_atomically, write_json
-from forgetfree.jobs.config import keys_of
-from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig, stream_of, without_others
-from forgetfree.jobs.running.directory import as_json, merged_request, read_job_config
-from forgetfree.jobs.running.engine import assemble, perform
-from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.jobs.stream_learner import LearnedStream, Row, StreamLearner
+from forgetfree.files import link_or_copy, write_json
+from forgetfree.jobs.config import USUAL, Execution, RunConfig, stream_of, without_others
+from forgetfree.jobs.directory import as_json, merged_config, read_config_json
+from forgetfree.jobs.run import prepared, run, units_of
+from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.stream_prefix import Form, StreamPrefix
+from forgetfree.jobs.unit import Json, Unit
 from forgetfree.json_file import sign
 from forgetfree.kinds.kind import readout_for
 from forgetfree.models.architecture import CAUSAL_HEAD
@@ -40,80 +34,64 @@ from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.output import check_begun, make_directory, refuse_content
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
-from forgetfree.results.scores import Score
-from forgetfree.results.unit_folder import HISTORY
+from forgetfree.results.report.run_report import write_report
 from forgetfree.tasks import TaskDefinition
-from forgetfree.training.monitor import Monitor
-
-if TYPE_CHECKING:
-    from forgetfree.continual.evaluation import StreamAnswers
-    from forgetfree.continual.regions import RegionStrategy
-    from forgetfree.continual.strategy import ContinualStrategy
 
 
-def extension(
-    run: Path,
-    tasks: Sequence[str],
-    out: Path,
-    options: Mapping[str, Any] = MappingProxyType({}),
-) -> RevisedRun:
-    """Return the run of further tasks on top of a finished one.
+def revise(
+    run: Path, tasks: Sequence[str], without: str | None, out: Path, options: Mapping[str, Any], objects: Any = None
+) -> Revision:
+    """Return the run of further tasks on top of a finished one; or that run as it would be, had it never learned one task.
+
+    Where the tasks that are left stand alone, or nothing comes after, neither data nor model are needed.
 
     Args:
         run: what ``forgetfree run`` wrote; it does not change.
         tasks: what is learned after its tasks.
+        without: the task that is taken away; ``None``: none is.
         out: the new directory.
-        options: in the place of those of the run, by their names in a file: ``data``, where the further tasks are;
-            ``model``, if it lies elsewhere now; ``strategy`` and ``seed``; and what says how rows are read.
+        options: in the place of those of the run, by their names in a file: ``data``, where the further tasks are, or the
+            others lie now; ``model``, if it lies elsewhere now; ``strategy`` and ``seed``; and what says how rows are read.
+        objects: what a Python program gives in the place of names.
 
     Raises:
-        TaskError: the run has learned one of the tasks.
+        UsageError: there is nothing to learn or to take away, or there is both.
+        TaskError: the run has learned one of the tasks, or did not learn the one that is taken away, or nothing else.
         RunError: the run is not finished, or its files are damaged.
     """
-    finished = _Run(run)
+    if without is not None and tasks:
+        raise UsageError(
+            f"--without {without} takes a task away, and {', '.join(tasks)} would be learned. Do one after the other."
+        )
+    if without is None and not tasks:
+        raise UsageError(f"Nothing says what to learn on top of {run}. Name a task, or give its file by --data.")
+    finished = FinishedRun(run)
     if known := [task for task in tasks if task in finished.tasks]:
         raise TaskError(
             f"{run} has learned {known[0]!r}. New rows of it are a task of another name: call the file or folder "
             f"{known[0]}-2, say."
         )
-    return RevisedRun(finished, [*finished.tasks, *tasks], out, finished.options(options))
-
-
-def removal(run: Path, task: str, out: Path, options: Mapping[str, Any] = MappingProxyType({})) -> RevisedRun:
-    """Return a run as it would be, had one of its tasks never been learned.
-
-    Where tasks stand alone, or nothing comes after, neither data nor model are needed.
-
-    Args:
-        run: what ``forgetfree run`` wrote; it does not change.
-        task: the task.
-        out: the new directory.
-        options: as of `extension`; ``data`` is where the other tasks are, if they lie elsewhere now.
-
-    Raises:
-        TaskError: the run did not learn the task, or learned nothing else.
-        RunError: as `extension`.
-    """
-    finished = _Run(run)
-    if task not in finished.tasks:
+    if without is not None and without not in finished.tasks:
         raise TaskError(
-            f"{run} did not learn a task {task!r}.{nearest(task, finished.tasks)} It learned: {', '.join(finished.tasks)}."
+            f"{run} did not learn a task {without!r}.{nearest(without, finished.tasks)} It learned: "
+            f"{', '.join(finished.tasks)}."
         )
-    if not (tasks := [name for name in finished.tasks if name != task]):
-        raise TaskError(f"{run} learned nothing but {task!r}. Delete the directory.")
-    return RevisedRun(finished, tasks, out, finished.options(options))
+    if not (stream := [*(name for name in finished.tasks if name != without), *tasks]):
+        raise TaskError(f"{run} learned nothing but {without!r}. Delete the directory.")
+    config = finished.config_of(stream, out, finished.options(options))
+    return Revision(finished, tuple(stream), prepared(replace(config, objects=objects or config.objects)))
 
 
 #: Options that say how the rows of tasks are read: those of further tasks are given beside those of the run.
 _OF_ROWS = ("text_column", "label_column", "kind", "metric")
 
 
-class _Run:
+class FinishedRun:
     """A finished run."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.config = load_run(directory) | read_job_config(directory)
+        self.config = load_run(directory) | read_config_json(directory)
         self.tasks = [str(each["name"]) for each in self.config["tasks"]]
         if objects := self.config.get("objects"):
             raise RunError(
@@ -179,115 +157,44 @@ def _has_label_words(model: Json) -> bool:
     return bool(re.search(rf"{CAUSAL_HEAD}|ForMaskedLM|ForPreTraining", architectures))
 
 
-def _check_same(out: Path, config: Json) -> None:
-    """Raise ``UsageError`` unless a directory was begun with this configuration, from a run of the same rows and model."""
-    before = read_job_config(out)
-    merged_request(out, before.get("run", {}), config["run"], (), keys_of(RunConfig))
-    rows_before = {task: before["data"].get(task) for task in config["data"]}
-    if rows_before != config["data"] or before["model"]["fingerprint"] != config["model"]["fingerprint"]:
-        raise UsageError(f"{out} was begun from another run. Give that run, or another directory.")
+@dataclass(frozen=True)
+class Revision:
+    """The run of another stream, whose units begin with what is carried over.
 
-
-class _RevisedLearner(StreamLearner):
-    """Learns another stream, whose units begin with what is carried over.
-
-    Args:
-        job: the run of that stream.
-        run: the run that is carried over.
-        tasks: those of the stream.
+    Attributes:
+        base: the run that is carried over.
+        tasks: those of the other stream.
+        config: of that stream's run.
     """
 
-    def __init__(self, job: RunJob, run: _Run, tasks: Sequence[str]) -> None:
-        super().__init__(job.config, job.checked, job.in_memory, job.cache)
-        self._of, self._stream_tasks = run, tasks
-        self._prefixes: dict[str, StreamPrefix | None] = {}
-        self._reused: set[str] = set()
+    base: FinishedRun
+    tasks: tuple[str, ...]
+    config: RunConfig
 
-    def prefix(self, key: Mapping[str, Any]) -> StreamPrefix | None:
+    def __str__(self) -> str:
+        taken = [task for task in self.base.tasks if task not in self.tasks]
+        if taken:
+            return f"Writing {self.base.directory} without {taken[0]}"
+        return f"Learning {', '.join(self.tasks[len(self.base.tasks) :])} on top of {self.base.directory}"
+
+    def carried(self, loader: StreamLoader, key: Mapping[str, Any]) -> StreamPrefix | None:
         """Return what is carried over from a unit; ``None`` where the run does not have it."""
-        folder = f"{key['strategy']}/seed-{key['seed']}"
-        if folder not in self._prefixes:
-            unit = self._of.units.get(folder)
-            carried = unit and StreamPrefix(unit, self._of.tasks, self._stream_tasks, self._form(key))
-            self._prefixes[folder] = carried or None
-        return self._prefixes[folder]
+        unit = self.base.units.get(f"{key['strategy']}/seed-{key['seed']}")
+        return StreamPrefix(unit, self.base.tasks, self.tasks, self._form(loader, key)) if unit else None
 
-    def _form(self, key: Mapping[str, Any]) -> Form | None:
+    def _form(self, loader: StreamLoader, key: Mapping[str, Any]) -> Form | None:
         """Return what a unit's folder has of each task: what only the built-in strategies promise."""
         from forgetfree.continual.regions import RegionStrategy
 
-        strategy = self.checked.classes[key["strategy"]]
-        if key["strategy"] not in registry.STRATEGIES or self.checked.run.scenario != "task":
+        strategy = self.config.classes[key["strategy"]]
+        if key["strategy"] not in registry.STRATEGIES or self.config.common.scenario != "task":
             return None
         if issubclass(strategy, RegionStrategy):
             return "ledger"
         # What it would have answered to a further task while it learned the others is not kept.
-        grows = self._stream_tasks[: len(self._of.tasks)] == self._of.tasks
-        return (
-            "state"
-            if grows and strategy.resumable and not self.answers_unlearned(self.stream(key["seed"]).model)
-            else None
-        )
-
-    def prepare(self, name: str, strategy: ContinualStrategy) -> None:
-        """Hand over what was found for later tasks and depends on no other task."""
-        prefix = self.prefix({"strategy": name, "seed": strategy.seed})
-        found = prefix and prefix.full_ledger
-        self._reused = cast("RegionStrategy", strategy).reuse(found) if found else set()
-
-    def texts_before(self, key: Mapping[str, Any], learned: LearnedStream) -> dict[str, Sequence[str]]:
-        """Return what was answered before training; of the tasks that the other run had, by that run."""
-        prefix = self.prefix(key)
-        return (prefix.texts_before if prefix else {}) | super().texts_before(key, learned)
-
-    def begin(self, name: str, learned: LearnedStream, answers: StreamAnswers, directory: Path | None) -> int:
-        """Put in place what is carried over, measure it, and return of how many tasks that is."""
-        strategy = learned.strategy
-        prefix = self.prefix({"strategy": name, "seed": strategy.seed})
-        if prefix and directory is not None and not (directory / HISTORY).stat().st_size:
-            write_atomically(directory / HISTORY, prefix.history(self._reused))
-        if not prefix or not prefix.tasks or directory is None:
-            return super().begin(name, learned, answers, directory)
-        tasks = strategy.stream.tasks[: len(prefix.tasks)]
-        rows: list[Row] = [{} for _ in tasks]
-        new = [task for task in strategy.stream.tasks if task.name not in self._of.tasks]
-        if new and self.answers_unlearned(strategy.model):  # what the others left was not asked about it yet
-            for count in range(len(tasks)):
-                prefix.put(strategy, count, directory)
-                rows[count] = strategy.evaluate(new)
-        prefix.put(strategy, len(tasks), directory)
-        rows.append(answers.begun(tasks))
-        for task in tasks:
-            now = rows[-1][task.name].tensors()
-            if not all(
-                np.array_equal(array, prefix.predictions[f"{task.name}/{name}"].numpy()) for name, array in now.items()
-            ):
-                raise RunError(
-                    f"This machine does not answer {task.name} bit for bit as {prefix.unit.directory} did, so later "
-                    "tasks would not be trained as they were. Use as many threads, the same machine and the same versions."
-                )
-        learned.kept_bytes = prefix.kept_bytes(strategy.bytes_kept())
-        learned.rows, learned.seconds = rows, prefix.seconds
-        return len(tasks)
-
-
-class RevisedRun(RunJob):
-    """The run of another stream, whose units begin with what is carried over.
-
-    Args:
-        run: the run that is carried over.
-        tasks: those of the other stream.
-        out: the new directory.
-        options: in the place of those of the run.
-    """
-
-    def __init__(self, run: _Run, tasks: Sequence[str], out: Path, options: Json) -> None:
-        super().__init__(run.config_of(tasks, out, options))
-        self._of, self._tasks, self._options = run, tasks, options
-        self.learner = self.revised = _RevisedLearner(self, run, tasks)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._of, self._tasks, self.out, self._options)
+        grows = list(self.tasks[: len(self.base.tasks)]) == self.base.tasks
+        keeps = grows and strategy.resumable and not loader.answers_unlearned(loader.stream(key["seed"]).model)
+        return "state" if keeps else None
 
     def write(self, execution: Execution = USUAL) -> Json:
         """Write the directory, and return the content of results.json.
@@ -299,52 +206,57 @@ class RevisedRun(RunJob):
             UsageError: the directory is not empty; or with ``resume``, it was begun otherwise.
             RunError: data, model, versions or the machine are not those of the run.
         """
-        run, out = self._of, self.out
+        out, loader, units = Path(self.config.out), StreamLoader(self.config), units_of(self.config)
         if execution.resume:
             check_begun(out)
         else:
             make_directory(out)
             refuse_content(out, "Give a new directory, or --resume to go on with what was cut short.")
-        units = self.keys()
-        prefixes = [prefix for key in units.values() if (prefix := self.revised.prefix(key))]
+        prefixes = [prefix for key in units.values() if (prefix := self.carried(loader, key))]
         begun = os.path.lexists(out / "config.json")
         trains = len(prefixes) < len(units) or not all(each.is_complete for each in prefixes)
         if not begun and trains:
-            self.learner.stream(self.config.seeds[0])  # before anything is written
-        known = run.config["options"]
-        config = _without(run.config, [name for name in run.tasks if name not in self._tasks]) | {
-            "run": as_json(self.request()),
-            "command": " ".join(["forgetfree", *sys.argv[1:]]),
-            "units": {folder: key for folder, key in units.items() if folder in run.units},
-            "options": {name: known[name] for name in self.config.strategy_names if name in known},
-        }
+            loader.stream(self.config.seeds[0])  # before anything is written
+        content = self._config_json(units)
         if begun:
-            _check_same(out, config)
+            self._check_begun(content)
         else:
             make_directory(out)
-            write_json(out / "config.json", sign(config))
-        if self.common.cache is None and self.common.scenario != "class":  # where readouts know all labels
-            _take_models(run.directory / "fine-tuned", out / "fine-tuned", set(self._tasks))
+            write_json(out / "config.json", sign(content))
+        if (
+            self.config.common.cache is None and self.config.common.scenario != "class"
+        ):  # where readouts know all labels
+            _take_models(self.base.directory / "fine-tuned", out / "fine-tuned", set(self.tasks))
         for each in prefixes:
             if each.is_complete and not each.unit_in(out).is_done():
-                each.write(out, config["command"])
+                each.write(out, content["command"])
         try:
-            return perform(self, replace(execution, resume=True)) if trains else assemble(out, ended=True)
+            if not trains:
+                return write_report(out, ended=True)
+            return run(self.config, replace(execution, resume=True), self)
         except (RunError, UsageError):  # data, model or versions are not those of the run
             if not begun and not any(each.unit_in(out).is_begun for each in prefixes if not each.is_complete):
                 shutil.rmtree(out)
             raise
 
-    def scored(self, key: Mapping[str, Any]) -> list[Score]:
-        """Return the scores from before the last task that is carried over."""
-        prefix = self.revised.prefix(key)
-        return [score for score in prefix.scores if score.after < len(prefix.tasks)] if prefix else []
+    def _config_json(self, units: Json) -> Json:
+        """Return the config.json of the run as if it had learned the tasks that are carried over, and no others."""
+        base, known = self.base, self.base.config["options"]
+        return _without(base.config, [name for name in base.tasks if name not in self.tasks]) | {
+            "run": as_json(self.config.section()),
+            "command": self.config.objects.call or " ".join(["forgetfree", *sys.argv[1:]]),
+            "units": {folder: key for folder, key in units.items() if folder in base.units},
+            "options": {name: known[name] for name in self.config.strategy_names if name in known},
+        }
 
-    def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
-        """Learn what comes after, beside what is carried over."""
-        details, prefix = super().measure(key, directory, monitor), self.revised.prefix(key)
-        details["by_task"]["updates"] |= prefix.updates if prefix else {}
-        return details
+    def _check_begun(self, content: Json) -> None:
+        """Raise ``UsageError`` unless the directory was begun so, from a run of the same rows and model."""
+        out = Path(self.config.out)
+        before = read_config_json(out)
+        merged_config(out, before, {"run": content["run"]}, allow_changed=True)
+        rows_before = {task: before["data"].get(task) for task in content["data"]}
+        if rows_before != content["data"] or before["model"]["fingerprint"] != content["model"]["fingerprint"]:
+            raise UsageError(f"{out} was begun from another run. Give that run, or another directory.")
 
 
 def _without(config: Json, tasks: Sequence[str]) -> Json:

@@ -1,317 +1,290 @@
-"""One run of the command line: a stream, some strategies, some seeds. A unit is one strategy with one seed.
+"""A run: a stream, some strategies, some seeds. A unit is one strategy with one seed, and has a folder of its own.
 
-OUT/report.md, OUT/report.html        the tables; the page: figures and tables
+OUT/config.json                       what was asked for and found, and all that is needed to repeat it
+OUT/results.json                      made from the units, whenever one has ended
+OUT/report.md, OUT/report.html        the tables; the page: figures and tables, made when the run ends, however it ends
 OUT/fine-tuned/                       each task's fine-tuned model, shared by the strategies
-OUT/STRATEGY/seed-S/                  ledger.safetensors or checkpoint.safetensors, predictions.safetensors (the last
-                                      row's logits and labels on every task's test rows), seconds-per-task.json
+OUT/STRATEGY/seed-S/                  a unit, see `forgetfree.jobs.unit`: what the strategy keeps, scores.csv,
+                                      predictions.safetensors (the last row's logits and labels on every task's test
+                                      rows), seconds-per-task.json
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from itertools import product
+import os
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.core.regions import distribution
-from forgetfree.errors import Faults, RunError
-from forgetfree.files import write_json
-from forgetfree.jobs.config import InMemory, with_precision
-from forgetfree.jobs.diagnostics import write_floors
-from forgetfree.jobs.job import Job
-from forgetfree.jobs.predictions import save_predictions
-from forgetfree.jobs.run_config import CheckedRun, RunConfig, RunOptions
-from forgetfree.jobs.running.directory import model_and_data
-from forgetfree.jobs.running.environment import left_out_of, tell_shared_labels, tell_shared_rows
-from forgetfree.jobs.running.unit import Json
-from forgetfree.jobs.running.workload import PlannedUnit, Workload
-from forgetfree.jobs.stream_learner import Row, StreamLearner
-from forgetfree.json_file import read_json
-from forgetfree.options import recorded
-from forgetfree.results.answers import constant_scores
-from forgetfree.results.parameter_kinds import layer_of, parameter_kind
-from forgetfree.results.scores import SCORES_FILE, Score, write_scores
-from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK, size_and_sha256
-from forgetfree.serve.source import run_binding
-from forgetfree.tasks import GREEDY, seeded
+from forgetfree.core.base_regions import tiny_region_note
+from forgetfree.device import find_device, kind_of_device, spread
+from forgetfree.errors import RunError, UsageError
+from forgetfree.files import sweep, write_json
+from forgetfree.jobs.config import USUAL, Execution, RunConfig, with_precision
+from forgetfree.jobs.description import describe
+from forgetfree.jobs.directory import as_json, holdings, merged_config, read_config_json, units_in
+from forgetfree.jobs.environment import check_precision, environment, set_threads, threads_as_before, threads_of_each
+from forgetfree.jobs.environment import versions as versions_here
+from forgetfree.jobs.learn import learn
+from forgetfree.jobs.progress import Progress
+from forgetfree.jobs.signals import STOP, terminable
+from forgetfree.jobs.stream_loading import StreamLoader
+from forgetfree.jobs.unit import Json, Unit, remove_checkpoints
+from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses, units_at_a_time
+from forgetfree.json_file import sign
+from forgetfree.output import LOCK, check_begun, exclusive, is_unused, make_directory, refuse_used
 from forgetfree.terminal import tell_note
-from forgetfree.training.localization import LocalizationOptions
-from forgetfree.training.monitor import Monitor, told_seconds
 
 if TYPE_CHECKING:
-    from forgetfree.continual.strategy import ContinualStrategy
-    from forgetfree.core.parameters import ParameterSpace
-    from forgetfree.data.rows import TaskRows
-    from forgetfree.ledger import Ledger
-    from forgetfree.models.loading import LoadedModel
-    from forgetfree.results.answers import Answers
+    from forgetfree.jobs.revision import Revision
+    from forgetfree.training.monitor import Monitor
 
-#: Settings that say nothing of the outcome, or that results.json says elsewhere.
-_OF_THE_PLACE = ("cache", "threads", "evaluate_on", "scenario")
+SCHEMA = 1
 
 
-_REMEDY = "Restore it from a copy, or start again with another --out."
+def prepared(config: RunConfig) -> RunConfig:
+    """Return a configuration that is checked as a whole, with the precision that ``auto`` means.
+
+    Raises:
+        UsageError: naming every fault.
+    """
+    config = with_precision(config).check()
+    precisions = [name for each in config.options.values() for name in each.precisions]
+    check_precision(precisions, find_device(config.device))
+    return config
 
 
-class RunJob(Job[RunConfig]):
-    """A run. Its strategies with one seed learn one stream, one after the other, on one model.
+def run(config: RunConfig, execution: Execution = USUAL, revision: Revision | None = None) -> Json:
+    """Run all units that are not done, and return the content of results.json.
 
     Args:
-        config: what was asked for.
-        in_memory: objects in the place of names.
+        config: what is asked for, `prepared`.
+        execution: how it is run.
+        revision: the finished run that it stands on top of.
+
+    Raises:
+        UsageError: the directory is not empty, was begun with another configuration, or there is nothing to resume.
+        RunError: another process works in the directory, it was begun with other data, models or versions, it was
+            deleted, or a worker was killed.
+        ForgetfreeError: data or model cannot be loaded.
     """
+    execution.check(config.unnamed)
+    if execution.log:
+        from forgetfree.jobs.trackers import check_trackers
 
-    growing = ("strategy", "seed")
-    learns_stream = True
-
-    def __init__(self, config: RunConfig, in_memory: InMemory | None = None) -> None:
-        in_memory = in_memory or InMemory()
-        config = with_precision(config, in_memory)
-        checked = config.checked(in_memory.strategies)
-        self.common = checked.run
-        precisions = [name for each in checked.options.values() for name in each.precisions]
-        super().__init__(config, checked, self.common, precisions, in_memory)
-        self.learner = StreamLearner(config, checked, self.in_memory, self.cache)
-
-    @classmethod
-    def workload(cls, config: RunConfig, checked: CheckedRun | None, faults: Faults) -> Workload:
-        """Return every strategy with every seed."""
-        common = checked.run if checked else RunOptions()
-        workload = Workload(config.model, config.readout, config.names, common)
-        workload.held_aside = config.held_aside
-        if checked is not None:
-            every = product(config.seeds, checked.classes)
-            workload.units = [_planned(name, config.names, checked, config.shots, seed) for seed, name in every]
-        return workload
-
-    def keys(self) -> Json:
-        """Return every strategy, seed after seed."""
-        return {
-            f"{name}/seed-{seed}": {"strategy": name, "seed": seed}
-            for seed in self.config.seeds
-            for name in self.config.strategy_names
-        }
-
-    def describe(self) -> Json:
-        """Describe tasks, model and data, and check the options against the stream."""
-        from forgetfree.continual.construction import check_options  # with Avalanche
-
-        tell_shared_rows(self.learner.tasks, self.common.evaluate_on)
-        if self.common.scenario == "domain":
-            tell_shared_labels(self.learner.tasks)
-        stream = self.learner.stream(self.config.seeds[0])
-        if self.common.decoding != GREEDY and all(task.definition.decoding == GREEDY for task in stream.tasks):
-            tell_note(
-                "num_beams, sampling_temperature and top_p have no effect: no task of the stream is answered by texts "
-                "that are free."
-            )
-        for name, strategy in self.checked.classes.items():
-            check_options(strategy, self.checked.options[name], stream)
-        model, unanswered = self.config.model, [task.unanswered for task in stream.tasks]
-        metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
-        description, about = model_and_data(model, self.request()["model"], stream.loaded, stream.tasks)
-        if self.common.sampling_seed is None:  # what is written for all seeds names none of them
-            description["tasks"] = [seeded(task.definition, 0, None).fields for task in stream.tasks]
-        aside = self.learner.texts_aside(self.config.seeds[0])
-        apart = aside.notes(self.learner.tasks) if aside else []
-        tuned = self.learner.fine_tuned
-        for note in (stream.loaded.note, tuned.note if tuned else "", *(task.note for task in stream.tasks), *apart):
-            tell_note(note)
-        return {
-            **description,
-            **({"held_aside": aside.rows.digest} if aside else {}),
-            **({"fine_tuned": {"architecture": tuned.architecture, "fingerprint": tuned.fingerprint}} if tuned else {}),
-            "scenario": stream.scenario,
-            "options": {name: recorded(options) for name, options in self.checked.options.items()},
-            "about": {
-                "stream": self.config.stream.rstrip(","),
-                "tasks": [task.name for task in stream.tasks],
-                "scenario": stream.scenario,
-                "evaluated_on": self.common.evaluate_on,
-                "model": about,
-                "data": {
-                    "shots": self.config.shots,
-                    "steps": shared_value(options.steps for options in self.checked.options.values()),
-                    "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
-                    "test_rows": {task.name: len(task.test) for task in stream.tasks},
-                    **left_out_of(self.learner.tasks),
-                },
-                "floors": {"constant": constant_scores(unanswered, metric, task_known=task_known)},
-                "set": {key: value for key, value in self.config.settings.items() if key not in _OF_THE_PLACE},
-                "shared_rows": {rows.task.name: rows.shared for rows in self.learner.tasks},
-            },
-        }
-
-    def space(self) -> ParameterSpace:
-        """Return that of the stream's model."""
-        return self.learner.stream(self.config.seeds[0]).model.space()
-
-    # -- A unit ----------------------------------------------------------------------------------------------
-
-    def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
-        """Learn the stream, and write scores, predictions, and what the strategy keeps."""
-        tasks, scores = self.learner.stream(key["seed"]).tasks, self.scored(key)
-
-        known: dict[int, list[tuple[str, float]]] = {}  # most answers stay the same objects from row to row
-
-        def measured(answers: Answers, metric: str) -> list[tuple[str, float]]:
-            if id(answers) not in known:
-                known[id(answers)] = [(metric, answers.score(metric)), *answers.more_scores().items()]
-            return known[id(answers)]
-
-        def write(rows: Sequence[Row]) -> None:
-            more = [
-                Score(key, task.name, len(rows) - 1, metric, value, len(task.test))
-                for task in tasks
-                if task.name in rows[-1]
-                for metric, value in measured(rows[-1][task.name], task.definition.metric)
-            ]
-            scores.extend(more)
-            scores.sort(key=lambda score: score.after)
-            write_scores(directory / SCORES_FILE, scores)
-            monitor.scored(more)
-
-        from forgetfree.jobs.diagnostics import loss_before, losses_after, readouts_again, right_rows, temperatures
-
-        bound, texts = self._bound(key), self.learner.texts_aside(key["seed"])
-        stream, options = self.learner.stream(key["seed"]), self.checked.options[key["strategy"]]
-        before = texts and loss_before(stream, texts, options, self.device)
-        try:
-            learned = self.learner.learn(key["strategy"], key["seed"], monitor, directory, write)
-        except Exception:
-            self._write_floors(key, directory)
-            raise
-        self._write_floors(key, directory)  # after learning, whose losses are awaited
-        strategy = learned.strategy
-        by_task: Json = {"updates": {task.name: strategy.updates[task.name] for task in tasks}}
-        by_task |= right_rows(tasks, learned.rows[-1])
-        by_task |= temperatures(strategy, learned.rows[-1]) if self.common.temperature_scaling else {}
-        by_task |= {"readout_again": readouts_again(strategy)} if self.common.readout_again else {}
-        aside = texts and {"before": before, **losses_after(strategy, texts), **texts.counts}
-        save_predictions(directory, learned.rows[-1], self.learner.texts_before(key, learned))
-        write_json(directory / SECONDS_PER_TASK, learned.seconds)
-        return {
-            "options": recorded(strategy.options),
-            "ledger": ledger_summary(strategy.ledger),
-            "kept_bytes": learned.kept_bytes,
-            "by_task": by_task,
-            **({"held_aside": aside} if aside else {}),
-            "bound": bound,
-            **models_of(directory, self.cache),
-            "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
-            "seconds": told_seconds(strategy.seconds),
-        }
-
-    def _bound(self, key: Mapping[str, Any]) -> Json:
-        """Return what the answers of a unit depend on besides what its strategy keeps."""
-        from forgetfree.continual.task_inference import inference_of
-
-        stream, options = self.learner.stream(key["seed"]), self.checked.options[key["strategy"]]
-        binding, inference = stream.loaded.binding(options.answering["precision"]), inference_of(options, stream)
-        return run_binding((task.definition for task in stream.tasks), binding, stream.scenario == "class", inference)
-
-    def _write_floors(self, key: Mapping[str, Any], directory: Path) -> None:
-        """Measure the floors of a seed, which are the same for all strategies: the first one does."""
-        if key["strategy"] == self.config.strategy_names[0]:
-            write_floors(directory, self.floors(key["seed"]))
-
-    def floors(self, seed: int) -> Json:
-        """Return the scores that take no fine-tuning, beside those of a constant answer."""
-        from forgetfree.jobs.diagnostics import floors
-
-        common, learner = self.common, self.learner
-        if common.floors == "constant":
-            return {}
-        probe = self.device if common.floors == "probe" else None
-        return floors(learner.stream(seed), learner.tasks, self.config.shots, common.or_fewer, common.test_limit, probe)
-
-    def scored(self, key: Mapping[str, Any]) -> list[Score]:
-        """Return the scores of a unit from before where it begins."""
-        return []
+        check_trackers(execution.log)
+    out, work = Path(config.out), UnitWork(config, execution, revision)
+    if execution.resume:
+        check_begun(out)
+    make_directory(out)
+    with terminable(), exclusive(out), threads_as_before():
+        begun = _begun(config, execution, work.loader.store)
+        content = _config_json(work.loader, execution, begun)  # every fault of data and model is told here
+        missing = _missing(work.loader, content)
+        progress = execution.progress or Progress()
+        with progress.job([str(unit) for unit in missing], len(content["tasks"])):
+            executor = _executor(work, execution, len(missing), progress)
+            if begun:
+                write_results(out)
+            try:
+                with closing(executor.run(work, missing)) as ended:  # an error here stops them, too
+                    for _ in ended:
+                        write_results(out)
+            except BaseException as error:
+                if told := _cut_short(error, out):
+                    raise told from error
+                raise
+            return write_results(out, ended=True)
 
 
-def _planned(name: str, tasks: tuple[str, ...], checked: CheckedRun, shots: int | None, seed: int) -> PlannedUnit:
-    """Return the unit of a strategy and a seed, before it begins."""
-    strategy, options = checked.classes[name], checked.options[name]
-    return PlannedUnit(
-        f"{name}/seed-{seed}",
-        name,
-        tasks,
-        options,
-        partial(_learn_first, strategy, checked.run, shots, seed),
-        shots,
-        seed,
-        sparsities=(options.sparsity,) if isinstance(options, LocalizationOptions) else (),
-        check=strategy.check,
-    )
+def check_resumption(config: RunConfig, execution: Execution) -> None:
+    """Raise what `run` raises where a run cannot go on in its directory; nothing is written."""
+    execution.check(config.unnamed)
+    check_begun(Path(config.out))
+    if begun := _config_before(config, execution):
+        with threads_as_before():
+            _config_json(StreamLoader(config), execution, begun)
 
 
-def _learn_first(
-    strategy: type[ContinualStrategy],
-    run: RunOptions,
-    shots: int | None,
-    seed: int,
-    loaded: LoadedModel,
-    rows: TaskRows,
-    options: Any,
-    device: str,
-    monitor: Monitor,
-) -> None:
-    """Let a strategy learn one task, and keep nothing."""
-    from forgetfree.continual.streams import make_stream
-
-    drawn: Json = {"shots": shots, "or_fewer": run.or_fewer, "seed": seed, "test_limit": 1}
-    stream = make_stream(rows.task.name, [rows], loaded, **drawn)
-    learner = strategy(stream=stream, options=options, seed=seed, device=device, monitor=monitor)
-    learner.train(stream.benchmark.train_stream[0])
-
-
-def shared_value(values: Iterable[Any]) -> Any:
-    """Return the value that all have; ``None`` where they differ."""
-    distinct = set(values)
-    return distinct.pop() if len(distinct) == 1 else None
-
-
-def models_of(directory: Path, store: Path) -> Json:
-    """Return under `MODELS` size and SHA-256 of the fine-tuned models that a unit's fine-tuned.json names in the store."""
-    try:
-        keys = read_json(directory / "fine-tuned.json", RunError, "")
-    except RunError:
-        return {}
-    files = [store / f"{key}.safetensors" for key in keys.values()]
-    return {MODELS: {path.name: size_and_sha256(path) for path in files if path.is_file()}}
-
-
-def ledger_summary(ledger: Ledger | None) -> dict[str, Any] | None:
-    """Return what results.json says of a ledger."""
-    if ledger is None:
-        return None
+def units_of(config: RunConfig) -> Json:
+    """Return every strategy with every seed, seed after seed, by the names of their folders."""
     return {
-        "tasks": ledger.tasks,
-        "composition": ledger.composition,
-        **({"alone": [record.alone for record in ledger.records]} if ledger.composition == "auto" else {}),
-        "region_size": [len(record.region) for record in ledger.records],
-        "owned_size": [len(record.owned.region) for record in ledger.records],
-        "bytes": ledger.size_in_bytes,
-        "overlap": ledger.overlap(),
-        "places": _places(ledger),
+        f"{name}/seed-{seed}": {"strategy": name, "seed": seed}
+        for seed in config.seeds
+        for name in config.strategy_names
     }
 
 
-def _places(ledger: Ledger) -> list[Json]:
-    """Return how many entries of each layer and kind the space has, and how many of them each task owns."""
-    regions = [record.owned.region for record in ledger.records]
-    owned = [distribution(region, ledger.space, _place) for region in regions]
-    sizes = Counter[tuple[str, str]]()
-    for tensor in ledger.space.tensors:
-        sizes[_place(tensor.name)] += tensor.size
-    return [
-        {"layer": layer, "kind": kind, "entries": size, "owned": [counts[layer, kind] for counts in owned]}
-        for (layer, kind), size in sizes.items()
-    ]
+class UnitWork:
+    """What is done to a unit, in any process. It is pickled without what it has loaded; each process loads that once.
+
+    Args:
+        config: of the run.
+        execution: how it is run.
+        revision: the finished run that it stands on top of.
+    """
+
+    def __init__(self, config: RunConfig, execution: Execution, revision: Revision | None = None) -> None:
+        self._config, self._revision = config, revision
+        self._debug, self._log = execution.debug, tuple(execution.log)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "loader"}
+
+    @cached_property
+    def loader(self) -> StreamLoader:
+        """What loads the stream."""
+        return StreamLoader(self._config)
+
+    def unload(self) -> None:
+        """Let go of all that was loaded, for processes that load for themselves."""
+        del self.loader
+
+    def __call__(self, unit: Unit, monitor: Monitor) -> None:
+        """Let the unit's strategy learn the stream."""
+        carried = self._revision.carried(self.loader, unit.key) if self._revision else None
+        measure = partial(learn, self.loader, carried=carried)
+        if not self._log:
+            unit.run(measure, monitor, self.loader.device, self._debug)
+            return
+        from forgetfree.jobs.trackers import track
+
+        tracked = partial(track, self._log, unit, Path(self._config.out), self._config.section())
+        unit.run(measure, monitor, self.loader.device, self._debug, tracked)
 
 
-def _place(name: str) -> tuple[str, str]:
-    return layer_of(name), parameter_kind(name)
+# -- Before the first unit -------------------------------------------------------------------------------
+
+
+def _begun(config: RunConfig, execution: Execution, store: Path) -> Json:
+    """Return the config.json that the directory was begun with; an empty one where nothing was. What a kill left goes."""
+    out, begun = Path(config.out), _config_before(config, execution)
+    if begun or is_unused(out):
+        for folder in [out, *(path for path in out.rglob("*") if path.is_dir())]:
+            if folder != store:  # which others may use now
+                sweep(folder)
+    if not begun:
+        refuse_used(out, "run")
+    if config.common.cache or os.path.lexists(store):
+        make_directory(store, "--cache" if config.common.cache else "--out")
+    return begun
+
+
+def _config_before(config: RunConfig, execution: Execution) -> Json:
+    """Return the config.json of the directory in which a run goes on, compared with what is asked for now."""
+    out = Path(config.out)
+    if not execution.resume or not os.path.lexists(out / "config.json"):
+        return {}
+    begun = read_config_json(out)
+    if lacking := [each for each in begun.get("objects", ()) if each not in config.unnamed]:
+        raise UsageError(
+            f"{out} was begun from Python with {', '.join(lacking)}, which no file can name. Go on by the "
+            "same call in Python, with resume=True."
+        )
+    now = {"run": as_json(config.section()), "versions": versions_here()}
+    merged_config(out, begun, now, execution.allow_changed)  # before anything is loaded
+    return begun
+
+
+def _config_json(loader: StreamLoader, execution: Execution, begun: Json) -> Json:
+    """Load data and model, and return config.json with all that was asked for in this directory, now and before."""
+    config, units = loader.config, units_of(loader.config)
+    set_threads(config.common.threads)
+    each = 1 if _is_auto(config, execution) else threads_of_each(min(_at_a_time(config, execution), len(units)))
+    description, threads = describe(loader), begun.get("machine", {}).get("threads")
+    # On them depends the order in which numbers are added, so all units of a directory have as many.
+    set_threads(config.common.threads or (threads if isinstance(threads, int) else each))
+    section, here = as_json(config.section()), environment(loader.device)
+    content = {"schema": SCHEMA, "run": section, **here, **description, "units": units}
+    if config.objects.call:
+        content["command"] = config.objects.call
+    if config.unnamed:  # it cannot be repeated from this file alone
+        content["objects"] = config.unnamed
+    out = Path(config.out)
+    return merged_config(out, begun, as_json(content), execution.allow_changed) if begun else as_json(content)
+
+
+def _missing(loader: StreamLoader, content: Json) -> list[Unit]:
+    """Write config.json, and return the units that are not done, each with its folder."""
+    config, out = loader.config, Path(loader.config.out)
+    remove_checkpoints(units_in(out, content["units"]))
+    missing = [unit for unit in units_in(out, units_of(config)) if not unit.is_done()]
+    if missing:
+        sparsities = {getattr(options, "sparsity", None): None for options in config.options.values()}
+        space = loader.stream(config.seeds[0]).model.space()
+        tell_note(tiny_region_note(len(space), [each for each in sparsities if each is not None]))
+    for unit in missing:
+        make_directory(unit.directory)
+        unit.forget()
+    write_json(out / "config.json", sign(content))
+    return missing
+
+
+# -- Where units run -------------------------------------------------------------------------------------
+
+
+def _is_auto(config: RunConfig, execution: Execution) -> bool:
+    return execution.jobs == "auto" and kind_of_device(find_device(config.device)) == "cpu"
+
+
+def _at_a_time(config: RunConfig, execution: Execution) -> int:
+    """Return how many units are asked for at a time; default: one on each device."""
+    jobs = execution.at_a_time
+    return max(1, len(spread(config.device))) if jobs == 1 and not config.unnamed else jobs
+
+
+def _executor(work: UnitWork, execution: Execution, units: int, progress: Progress) -> Executor:
+    """Return what runs so many units: this process, workers, or a cluster."""
+    import torch
+
+    config, loader = work.loader.config, work.loader
+    if execution.cluster is not None:
+        from forgetfree.jobs.cluster import Place, RayTasks
+
+        seen = None if config.common.cache else (Path(config.out) / LOCK).absolute()
+        place = Place(loader.device, torch.get_num_threads(), seen, Path.cwd())
+        return RayTasks(execution.cluster, place, progress)
+    jobs = _at_a_time(config, execution)
+    if _is_auto(config, execution) and not config.unnamed:
+        jobs = units_at_a_time(units, len(loader.stream(config.seeds[0]).model.space()))
+    if execution.executor is None and (jobs == 1 or units < 2):
+        return ThisProcess(progress)
+    work.unload()  # workers load for themselves
+    return execution.executor or WorkerProcesses(jobs, torch.get_num_threads(), progress, spread(config.device))
+
+
+def _cut_short(error: BaseException, out: Path) -> RunError | None:
+    """Put what is cut short into the results, and return the error that says what a user needs to know, if another does not."""
+    if not os.path.lexists(out / "config.json") and not isinstance(error, KeyboardInterrupt):
+        return RunError(
+            f"{out} was deleted, or what is in it, while a run worked there. Start again, and leave the directory alone "
+            "until it has ended."
+        )
+    with suppress(Exception):
+        write_results(out, ended=not STOP.requested)  # figures take longer than a scheduler waits
+    if isinstance(error, BrokenProcessPool):
+        return RunError(
+            "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "
+            f"why). {holdings(out)} Add --jobs 1 to run one unit at a time."
+        )
+    return None
+
+
+# -- Results ---------------------------------------------------------------------------------------------
+
+
+def write_results(out: Path, ended: bool = False) -> Json:
+    """Make results.json and report.md of the units that a directory holds, and return the content of results.json.
+
+    Args:
+        out: the directory.
+        ended: nothing more is run now: draw figures, too.
+    """
+    from forgetfree.results.report.run_report import write_report  # not before there is something to report
+
+    return write_report(out, ended=ended)
+
+
+__all__ = ["UnitWork", "check_resumption", "prepared", "run", "units_of", "write_results"]

@@ -7,16 +7,19 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
+import numpy as np
 from torch import Tensor
 
 from forgetfree.errors import RunError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.diagnostics import write_floors
+from forgetfree.jobs.learn import ledger_summary
 from forgetfree.jobs.predictions import PREDICTION_FILE
-from forgetfree.jobs.run import ledger_summary
-from forgetfree.jobs.running.unit import Json, Unit
+from forgetfree.jobs.stream_checkpoint import LearnedStream
+from forgetfree.jobs.stream_loading import Row
+from forgetfree.jobs.unit import Json, Unit
 from forgetfree.json_file import parse_json, read_json
 from forgetfree.ledger import Ledger
 from forgetfree.output import make_directory
@@ -28,6 +31,8 @@ from forgetfree.serve.source import LEDGER
 from forgetfree.training.monitor import PHASES
 
 if TYPE_CHECKING:
+    from forgetfree.continual.evaluation import StreamAnswers
+    from forgetfree.continual.regions import RegionStrategy
     from forgetfree.continual.strategy import ContinualStrategy
 
 _REMEDY = "Restore it from a copy, or run the stream again."
@@ -66,7 +71,48 @@ class StreamPrefix:
         self.ledger = full and full.of_tasks(self.tasks)
         self.is_complete = bool(full) and self.tasks == self._stream and not extra
 
-    def put(self, strategy: ContinualStrategy, count: int, directory: Path) -> None:
+    def hand_over(self, strategy: ContinualStrategy, directory: Path) -> None:
+        """Hand a new strategy what was found for later tasks and depends on no other task, and a folder the logged steps."""
+        reused = cast("RegionStrategy", strategy).reuse(self.full_ledger) if self.full_ledger else set()
+        if not (directory / HISTORY).stat().st_size:
+            write_atomically(directory / HISTORY, self.history(reused))
+
+    def put_into(self, learned: LearnedStream, answers: StreamAnswers, directory: Path, unlearned: bool) -> int:
+        """Put in place what is carried over, measure it, and return of how many tasks that is.
+
+        Args:
+            learned: a new strategy that has learned nothing.
+            answers: that measure it.
+            directory: of the unit.
+            unlearned: whether tasks are answered before they are learned, too.
+
+        Raises:
+            RunError: this machine does not answer as the unit did.
+        """
+        strategy = learned.strategy
+        tasks = strategy.stream.tasks[: len(self.tasks)]
+        rows: list[Row] = [{} for _ in tasks]
+        new = [task for task in strategy.stream.tasks if task.name not in self._learned]
+        if new and unlearned:  # what the others left was not asked about it yet
+            for count in range(len(tasks)):
+                self._put(strategy, count, directory)
+                rows[count] = strategy.evaluate(new)
+        self._put(strategy, len(tasks), directory)
+        rows.append(answers.begun(tasks))
+        for task in tasks:
+            now = rows[-1][task.name].tensors()
+            if not all(
+                np.array_equal(array, self.predictions[f"{task.name}/{name}"].numpy()) for name, array in now.items()
+            ):
+                raise RunError(
+                    f"This machine does not answer {task.name} bit for bit as {self.unit.directory} did, so later "
+                    "tasks would not be trained as they were. Use as many threads, the same machine and the same versions."
+                )
+        learned.kept_bytes = self.kept_bytes(strategy.bytes_kept())
+        learned.rows, learned.seconds = rows, self.seconds
+        return len(tasks)
+
+    def _put(self, strategy: ContinualStrategy, count: int, directory: Path) -> None:
         """Put a new strategy where the unit's stood after some of the tasks, and what it keeps into a folder."""
         if self.ledger:
             self.ledger.of_tasks(self.tasks[:count]).save(directory / LEDGER)

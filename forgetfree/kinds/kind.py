@@ -215,6 +215,10 @@ class Kind(ABC):
         registered: Metric = registry.metric(name)
         return registered
 
+    def choices(self, task: TaskDefinition) -> tuple[str, ...]:
+        """Return the names of what the answers to whole rows are chosen among: by default the labels."""
+        return task.labels
+
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return what is kept of the logits of a batch ``(n, n_labels)``, a line for each label: by default all."""
         return logits

@@ -89,6 +89,16 @@ class Answers(ABC):
         """Expected calibration error, in [0, 1]; ``None`` where answers have no probabilities."""
         return None
 
+    @property
+    def choices(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+        """Logits of all that could be answered ``(n, n_choices)``, and the numbers of right ones ``(n,)``, if any."""
+        return None
+
+    @property
+    def reference(self) -> object:
+        """The right answers, by which rows are told apart; ``None`` where they are not known."""
+        return None
+
     def shown_texts(self) -> list[str]:
         """Return the texts of the rows that a report shows; none where texts are not the answers."""
         return []
@@ -112,6 +122,16 @@ class LabelAnswers(Answers):
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
         return measured(metric, self._metric(metric).score, self)
+
+    @property
+    def choices(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Logits and labels."""
+        return self.logits, self.labels
+
+    @property
+    def reference(self) -> object:
+        """The labels."""
+        return self.labels.tolist()
 
     @property
     def right(self) -> npt.NDArray[np.bool_]:
@@ -236,11 +256,19 @@ class TextAnswers(Answers):
     labels: npt.NDArray[Any] | None = None
 
     @property
+    def choices(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+        """Log-probabilities of closed answers and the numbers of right ones; ``None`` where texts are free."""
+        return None if self.logits is None or self.labels is None else (self.logits, self.labels)
+
+    @property
+    def reference(self) -> object:
+        """The right texts."""
+        return [list(texts) for texts in self.right]
+
+    @property
     def ece(self) -> float | None:
         """Expected calibration error, in [0, 1]; ``None`` where texts are free, and none has a probability among others."""
-        if self.logits is None or self.labels is None:
-            return None
-        return expected_calibration_error(self.logits, self.labels)
+        return None if self.choices is None else expected_calibration_error(*self.choices)
 
     def score(self, metric: str) -> float:
         """Return the score by a registered metric.
@@ -309,10 +337,8 @@ class TextAnswers(Answers):
 
 
 def same_rows(one: Answers, other: Answers) -> bool:
-    """Say whether two answers are to the same rows, as far as the right answers tell; of other kinds they do not."""
-    if isinstance(one, LabelAnswers) and isinstance(other, LabelAnswers):
-        return np.array_equal(one.labels, other.labels)
-    return isinstance(one, TextAnswers) and isinstance(other, TextAnswers) and one.right == other.right
+    """Return whether two answers are to the same rows, as far as the right answers tell; of other kinds they do not."""
+    return one.reference is not None and one.reference == other.reference
 
 
 def constant_scores(answers: Sequence[Answers], metrics: Sequence[str], *, task_known: bool = True) -> list[float]:

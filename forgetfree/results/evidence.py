@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.display import PERCENT
-from forgetfree.results.answers import Answers, LabelAnswers, TextAnswers, unpack_rows
+from forgetfree.results.answers import Answers, unpack_rows
 from forgetfree.results.calibration import BINS, calibration_gaps
 from forgetfree.results.metrics import Floats, limits_of, mean_of, sign
 from forgetfree.results.runs import Run
@@ -222,18 +222,18 @@ class RowScore:
     @classmethod
     def of_answers(cls, answers: Answers, metric: str) -> Self | None:
         """Return the score of answers to single rows: `ROW_METRICS` of labels, or a mean over texts; else ``None``."""
-        if isinstance(answers, TextAnswers) and metric != "ece":
-            of_rows = registry.metric(metric).rows if metric in registry.metrics() else None
-            return cls.of_rows(of_rows(answers), metric) if of_rows else None
-        if not isinstance(answers, LabelAnswers | TextAnswers) or answers.logits is None or answers.labels is None:
+        if metric in registry.metrics() and (of_rows := registry.metric(metric).rows):
+            return cls.of_rows(of_rows(answers), metric)
+        if answers.choices is None or metric not in ROW_METRICS:
             return None
-        predicted, labels = answers.logits.argmax(axis=1), answers.labels
-        if metric not in ROW_METRICS or (metric == "f1" and answers.logits.shape[1] != 2):
+        logits, labels = answers.choices
+        predicted = logits.argmax(axis=1)
+        if metric == "f1" and logits.shape[1] != 2:
             return None
         if metric == "accuracy":
             return cls.of_rows(predicted == labels, metric)
         if metric == "ece":
-            influence, value = calibration_gaps(answers.logits, labels), float(answers.ece or 0.0)
+            influence, value = calibration_gaps(logits, labels), float(answers.ece or 0.0)
         else:
             those = [1] if metric == "f1" else np.unique(labels).tolist()
             parts = [_f1(predicted == label, labels == label) for label in those]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, MetricError, ReportError, UsageError, first_line
 from forgetfree.json_file import check, check_fields, checked, parse_json, read_bounded, read_json
-from forgetfree.results.answers import Answers, LabelAnswers, TextAnswers, json_of
+from forgetfree.results.answers import Answers, TextAnswers, json_of
 from forgetfree.results.learning_matrix import forgetting_per_task, summarize
 from forgetfree.results.metrics import Floats, limits_of
 from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
@@ -38,7 +38,7 @@ from forgetfree.results.unit_folder import (
     check_own,
     read_record,
 )
-from forgetfree.tasks import KIND_OF_FORM, TaskDefinition
+from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -192,13 +192,12 @@ class UnitFiles:
     @property
     def probabilities(self) -> dict[str, Any]:
         """The answers with logits and labels: of labels, and of texts that are closed."""
-        kinds = (LabelAnswers, TextAnswers)
-        return {task: each for task, each in self.answers.items() if isinstance(each, kinds) and each.ece is not None}
+        return {task: each for task, each in self.answers.items() if each.choices and each.ece is not None}
 
     @property
     def texts(self) -> dict[str, TextAnswers]:
         """The answers that are texts."""
-        return {task: each for task, each in self.answers.items() if isinstance(each, TextAnswers)}
+        return {task: cast(TextAnswers, each) for task, each in self.answers.items() if each.shown_texts()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -596,8 +595,8 @@ def _labels(tasks: Sequence[TaskDefinition], scenario: str) -> dict[str, dict[in
     """Return the names of the labels of each task whose rows have one, as its answers number them."""
     named, first = dict[str, dict[int, str]](), 0
     for task in tasks:
-        names = task.closed_answers or task.labels
-        if KIND_OF_FORM.get(task.kind, task.kind) != "tagging" and names:
+        names = registry.kind(task.kind).choices(task)
+        if names:
             named[task.name] = dict(enumerate(names, first))
         first += len(names) if scenario == "class" else 0  # of all tasks, each has its own numbers
     return named

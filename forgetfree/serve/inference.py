@@ -23,10 +23,10 @@ from forgetfree.kinds.classification import Answer
 from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions, kind_of
 from forgetfree.kinds.texts import Text, check_texts, text_rows
 from forgetfree.ledger import Ledger, MixedBatchModel
-from forgetfree.models.loading import LoadedModel, dtype_of, load_bound, load_model
-from forgetfree.serve.source import Source, check_run_binding
+from forgetfree.models.loading import LoadedModel, load_bound, load_model
+from forgetfree.serve.source import Source
 from forgetfree.serve.weights import LedgerWeights, TaskWeights, unsaid, weights_of
-from forgetfree.tasks import MAX_LENGTH, TaskDefinition
+from forgetfree.tasks import TaskDefinition
 from forgetfree.training.loop import predict
 from forgetfree.training.task_features import TaskFeatures, share_of_entropy
 
@@ -114,22 +114,19 @@ class Predictor:
         """Return the predictor of a file that a strategy saved: see `of_run`."""
         try:
             ledger = Ledger.load(source.file) if source.is_ledger else None
-            if ledger is not None and ledger.binding:
+            if ledger is not None:
                 loaded = load_bound(source.model, ledger.binding, ledger.space)
             else:
-                readout, max_length = source.base.get("readout", "linear"), source.base.get("max_length", MAX_LENGTH)
-                graftable, dtype = (
-                    (source.graftable, source.dtype) if ledger is None else (None, dtype_of(ledger.space))
-                )
-                loaded = load_model(source.model, readout, graftable=graftable, max_length=max_length, dtype=dtype)
+                assert source.binding is not None
+                readout, length = source.binding.readout, source.binding.max_length
+                options: dict[str, Any] = {"graftable": source.graftable, "dtype": source.dtype}
+                loaded = load_model(source.model, readout, max_length=length, **options)
             loaded.model.to(find_device(device))
             features = None
             if source.task_inference == "lda":  # the model holds θ_pre now
                 features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
                 features.load(source.file.parent)
             weights = weights_of(source, loaded) if ledger is None else LedgerWeights(loaded, ledger)
-            if ledger is None:
-                check_run_binding(source, weights.binding)
             return cls(
                 loaded,
                 weights,

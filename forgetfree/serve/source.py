@@ -1,25 +1,24 @@
 """Where answers come from: a file that a strategy saved, and what its run says of it. Read once, before any model is.
 
-A ledger says itself what its answers depend on. For other files that stands under ``bound`` in unit.json, and the labels in
-config.json.
+A ledger says itself what its answers depend on; for other files their unit.json does, under ``bound``. The run's config.json
+says where the model lies, how the task of a row is found out, and whether rows are answered one by one.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.display import brief
 from forgetfree.errors import RunError, UsageError
 from forgetfree.json_file import check_fields
 from forgetfree.recipes import ModelDtype
 from forgetfree.registry import WEIGHTS
 from forgetfree.results.config_file import check_whole, load_run, located
 from forgetfree.results.unit_folder import FEATURES, RECORD, check_own, read_record
-from forgetfree.tasks import TaskDefinition, seeded
+from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
     from forgetfree.core.readout_model import Precision
@@ -40,31 +39,32 @@ class Source:
         file: the file; one of another name than `FILES` is a ledger.
         model: name or directory of the base model now.
         run_model: its name in the run, where ``model`` is another's choice; else empty.
-        base: what the run's config.json says of the base model; nothing where there is no run.
+        strategy: the name of the strategy; empty where there is no run.
         graftable: the run's ``--set graftable``.
         dtype: the run's ``--set dtype``.
-        tasks: the definitions of the run's tasks, in the order of the stream.
-        shared_labels: whether all tasks' labels have one readout (``scenario=class``).
-        precision: of forward passes.
         deterministic: whether the run answered each row in a pass of its own.
         stores: directories in which models may lie that the file names.
         task_inference: how the run found out the task of a row; ``last``: it did not.
         lda_layer: the layer that it read for that, see `TaskFeatures`.
+        tasks: of a file that is no ledger, the definitions of the run's tasks, in the order of the stream.
+        binding, fingerprint: likewise, what its answers depend on in the model.
+        shared_labels: likewise, whether all tasks' labels have one readout (``scenario=class``).
     """
 
     file: Path
     model: str
     run_model: str = ""
-    base: Mapping[str, Any] = field(default_factory=dict)
+    strategy: str = ""
     graftable: str | None = None
     dtype: ModelDtype = "float32"
-    tasks: Sequence[TaskDefinition] = ()
-    shared_labels: bool = False
-    precision: Precision = "fp32"
     deterministic: bool = False
     stores: Sequence[Path] = ()
     task_inference: str = "last"
     lda_layer: int | None = None
+    tasks: Sequence[TaskDefinition] = ()
+    binding: Binding | None = None
+    fingerprint: str = ""
+    shared_labels: bool = False
 
     @classmethod
     def of(cls, place: Path, seed: int | None = None, strategy: str | None = None, model: str | None = None) -> Source:
@@ -97,7 +97,6 @@ class Source:
             )
         settings, options = config["run"]["set"], _options(config, file.parts[-3])
         name = located(config["model"]["name"], place)
-        own_seed, given = int(file.parts[-2].removeprefix("seed-")), settings.get("sampling_seed")
         task_inference = "last" if config.get("scenario", "task") == "task" else options.get("task_inference", "last")
         if task_inference == "lda":
             check_own(file.with_name(FEATURES))
@@ -105,22 +104,20 @@ class Source:
             file=file,
             model=model or name,
             run_model="" if model is None else name,
-            base=config["model"],
+            strategy=file.parts[-3],
             graftable=settings.get("graftable"),
             dtype="bfloat16" if settings.get("dtype") == "bfloat16" else "float32",
-            tasks=[seeded(TaskDefinition.of_fields(task), own_seed, given) for task in config["tasks"]],
-            shared_labels=config.get("scenario") == "class",
-            precision="bf16" if (options.get("answer_precision") or options.get("precision")) == "bf16" else "fp32",
             deterministic=options.get("deterministic") is True,
             stores=[file.parent, Path(settings.get("cache") or place / "fine-tuned")],
             task_inference=task_inference,
             lda_layer=options.get("lda_layer"),
+            **({} if file.name == LEDGER else _read_bound(file.parent)),
         )
 
     @property
-    def strategy(self) -> str:
-        """The name of the strategy; empty for a ledger without a run."""
-        return self.file.parts[-3] if self.base else ""
+    def precision(self) -> Precision:
+        """The precision of forward passes, of a file that is no ledger."""
+        return self.binding.precision if self.binding else "fp32"
 
     @property
     def is_ledger(self) -> bool:
@@ -173,79 +170,47 @@ def _preference(file: Path) -> tuple[Any, ...]:
     return strategy != "grafting-continual", file.name != LEDGER, strategy, number, seed
 
 
-# -- What answers depend on besides the file -------------------------------------------------------------
+# -- What the answers of other files depend on -----------------------------------------------------------
 
 
-def run_binding(
-    tasks: Iterable[TaskDefinition], binding: Binding, shared_labels: bool, task_inference: str = "last"
-) -> Json:
-    """Return what answers depend on, as JSON.
+def bound_of(tasks: Iterable[TaskDefinition], binding: Binding, fingerprint: str, shared_labels: bool) -> Json:
+    """Return what the answers of a unit depend on besides its file, as its unit.json keeps it for `Source.of`.
 
     Args:
         tasks: the tasks of the stream, in order.
         binding: of the model.
+        fingerprint: of its weights.
         shared_labels: whether all tasks' labels have one readout.
-        task_inference: how the task of a row is found out; ``last``: it is not. (The layer of ``lda`` is in its own file.)
     """
     return {
+        "fingerprint": fingerprint,
         "binding": binding.json,
         "shared_labels": shared_labels,
-        "task_inference": task_inference,
-        "tasks": {task.name: _reading(task) for task in tasks},
+        "tasks": {task.name: task.fields for task in tasks},
     }
 
 
-def check_run_binding(source: Source, now: Binding) -> None:
-    """Check that what answers now is what answered in the run. A file that was taken out of its run passes.
-
-    Args:
-        source: the file that answers, and what config.json says of its run.
-        now: of the model.
+def _read_bound(folder: Path) -> Json:
+    """Return what `bound_of` gave, with the fields of `Source` for keys.
 
     Raises:
-        RunError: something differs, or unit.json is damaged.
+        RunError: the unit has not ended, or its unit.json is damaged.
     """
     from forgetfree.ledger.binding import Binding
 
-    path = source.file.with_name(RECORD)
+    path = folder / RECORD
     if not path.exists():
-        return
-    record = read_record(path.parent)
+        raise RunError(
+            f"{folder} has no {RECORD}, which says what its tasks are: it was cut short. Go on with --resume."
+        )
+    record = read_record(folder)
     try:
         check_fields("", record, {"details": dict})
         check_fields("details", record["details"], {"bound": dict})
-        stored = record["details"]["bound"]
-        check_fields("details.bound", stored, {"binding": str, "tasks": dict})
-        check_fields("details.bound.tasks", stored["tasks"], dict.fromkeys(stored["tasks"], dict))
-        then = Binding.of_json(stored["binding"])
+        bound = record["details"]["bound"]
+        expected = {"fingerprint": str, "binding": str, "shared_labels": bool, "tasks": dict}
+        check_fields("details.bound", bound, expected)
+        tasks = [TaskDefinition.of_fields(fields) for fields in bound["tasks"].values()]
+        return {**bound, "binding": Binding.of_json(bound["binding"]), "tasks": tasks}
     except ValueError as error:
         raise RunError(f"{path}: {error}. Restore it from a copy, or run the stream again.") from error
-    if differ := then.differences(now):
-        raise RunError(
-            f"{source.file} would not answer as it did: {'; '.join(differ)}. Use the model's own config.json and tokenizer, "
-            "and the options that the stream was trained with."
-        )
-    tasks = {task.name: _reading(task) for task in source.tasks}
-    _compare(source, "order of tasks", list(stored["tasks"]), list(tasks))
-    for name, reading in stored["tasks"].items():
-        for key in dict.fromkeys((*reading, *tasks[name])):
-            _compare(source, f"{key} of task {name!r}", reading.get(key), tasks[name].get(key))
-    _compare(source, "readout of all tasks' labels together", stored.get("shared_labels"), source.shared_labels)
-    _compare(source, "task_inference", stored.get("task_inference"), source.task_inference)
-
-
-def _compare(source: Source, what: str, expected: Any, got: Any) -> None:
-    if expected != got:
-        raise RunError(
-            f"{source.file.with_name(RECORD)} and the run's config.json differ in the {what}: expected {_shown(expected)}, got "
-            f"{_shown(got)}. {_REMEDY}"
-        )
-
-
-def _reading(task: TaskDefinition) -> Json:
-    """Return the fields of a task as a JSON file gives them back."""
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in task.fields.items()}
-
-
-def _shown(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else brief(value)

@@ -26,7 +26,7 @@ from forgetfree.json_file import check, read_json
 from forgetfree.ledger import Ledger, LedgerSwitch, check_binding
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.records import rows_of
-from forgetfree.models.loading import LoadedModel, config_of
+from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState, StateStore, learned_in
 from forgetfree.registry import WEIGHTS
 from forgetfree.results.unit_folder import check_own
@@ -81,10 +81,15 @@ class RunWeights(TaskWeights):
         known = {task.name: task for task in source.tasks}
         if unknown := [name for name in learned if name not in known]:
             raise RunError(
-                f"{source.file} says that task {brief(unknown[0])} was learned, which the run's config.json does not define. "
-                "The two belong to different runs."
+                f"{source.file} says that task {brief(unknown[0])} was learned, which its unit.json does not define. The "
+                "two belong to different runs."
             )
         self.source, self.binding = source, loaded.binding(source.precision)
+        if source.binding and (differ := source.binding.differences(self.binding)):
+            raise RunError(
+                f"{source.file} would not answer as it did: {'; '.join(differ)}. Use the model's own config.json and "
+                "tokenizer, and the options that the stream was trained with."
+            )
         self.definitions = {name: known[name] for name in learned}
 
     def own_rows(self, task: str, readout: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -203,17 +208,12 @@ def weights_of(source: Source, loaded: LoadedModel) -> RunWeights:
 
 
 def check_base(source: Source, loaded: LoadedModel) -> None:
-    """Raise ``ModelError`` unless ``loaded`` is the run's base model, by weights and configuration."""
-    expected, got = str(source.base.get("fingerprint", "")), loaded.fingerprint
+    """Raise ``ModelError`` unless ``loaded`` has the weights of the run's base model."""
+    expected, got = source.fingerprint, loaded.fingerprint
     if expected != got:
         raise ModelError(
             f"{source.file} belongs to other weights: expected fingerprint {expected[:12] or 'none'}, the model's is "
             f"{got[:12]}. Load the very weights the stream was trained from."
-        )
-    if "config" in source.base and source.base["config"] != config_of(loaded.model.backbone):
-        raise ModelError(
-            f"{source.file} belongs to a model with another configuration. Put back the config.json that the model had when "
-            "the stream was trained."
         )
 
 

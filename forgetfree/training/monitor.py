@@ -1,4 +1,4 @@
-"""What a strategy tells of its progress, phase by phase and step by step; `Monitor` itself hears it and shows nothing."""
+"""Progress of training, phase by phase and step by step, as a monitor logs it; `Monitor` itself logs nothing."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PHASE_NAMES: dict[Phase, str] = {
 }
 
 
-#: Beside the phases in `Stopwatch.seconds`: how many fine-tuned models were found that do not tell their seconds.
+#: Beside the phases in `Stopwatch.seconds`: how many fine-tuned models were there whose seconds are not known.
 UNCOUNTED = "fine_tune_uncounted"
 
 
 class Monitor:
-    """Is told of every phase and step, and shows nothing."""
+    """Takes the progress of phases and steps, and logs nothing."""
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
@@ -44,14 +44,14 @@ class Monitor:
         """
         yield lambda step, loss: None
 
-    def learning_rate(self, of_step: Callable[[int], float]) -> None:
-        """Hear how to tell the learning rate of a step of the phase that has begun, by its number."""
+    def log_rate(self, of_step: Callable[[int], float]) -> None:
+        """Log the learning rate of each step of the phase that has begun, by its number."""
 
-    def wrote(self, tokens: int, most: int) -> None:
-        """Hear how many tokens of texts were written so far in the phase that has begun, of ``most`` that there may be."""
+    def log_tokens(self, tokens: int, most: int) -> None:
+        """Log how many tokens of texts were written so far in the phase that has begun, of ``most`` that there may be."""
 
-    def found(self, task: str, steps: int, seconds: float | None) -> None:
-        """Hear that the fine-tuned model of a task was there.
+    def log_reused(self, task: str, steps: int, seconds: float | None) -> None:
+        """Log that the fine-tuned model of a task was there already.
 
         Args:
             task: its name.
@@ -59,11 +59,11 @@ class Monitor:
             seconds: how long it took whoever made it, if that is known.
         """
 
-    def scored(self, scores: Sequence[Score]) -> None:
-        """Hear what was measured: of a stream, on every task before the first is learned, and after each."""
+    def log_scores(self, scores: Sequence[Score]) -> None:
+        """Log scores: of a stream, on every task before the first is learned, and after each."""
 
     def checkpoint(self) -> Checkpoint:
-        """Return what keeps where a phase stands."""
+        """Return the checkpoint of the phases."""
         return Checkpoint()
 
 
@@ -79,21 +79,21 @@ class Relay(Monitor):
         with self._monitor.phase(task, phase, steps) as on_step:
             yield on_step
 
-    def learning_rate(self, of_step: Callable[[int], float]) -> None:
+    def log_rate(self, of_step: Callable[[int], float]) -> None:
         """Pass it on."""
-        self._monitor.learning_rate(of_step)
+        self._monitor.log_rate(of_step)
 
-    def wrote(self, tokens: int, most: int) -> None:
+    def log_tokens(self, tokens: int, most: int) -> None:
         """Pass it on."""
-        self._monitor.wrote(tokens, most)
+        self._monitor.log_tokens(tokens, most)
 
-    def found(self, task: str, steps: int, seconds: float | None) -> None:
+    def log_reused(self, task: str, steps: int, seconds: float | None) -> None:
         """Pass it on."""
-        self._monitor.found(task, steps, seconds)
+        self._monitor.log_reused(task, steps, seconds)
 
-    def scored(self, scores: Sequence[Score]) -> None:
+    def log_scores(self, scores: Sequence[Score]) -> None:
         """Pass them on."""
-        self._monitor.scored(scores)
+        self._monitor.log_scores(scores)
 
     def checkpoint(self) -> Checkpoint:
         """Return that of the other monitor."""
@@ -101,41 +101,41 @@ class Relay(Monitor):
 
 
 class Follower(Relay):
-    """Passes everything on to another monitor, and meets every step with its learning rate."""
+    """Passes everything on to another monitor, and logs every step with its learning rate."""
 
     def __init__(self, monitor: Monitor) -> None:
         super().__init__(monitor)
         self._rate: Callable[[int], float] = lambda step: math.nan
 
-    def met(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
-        """Meet a step of a phase of a task; loss or rate may be NaN."""
+    def log_step(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
+        """Log a step of a phase of a task; loss or rate may be NaN."""
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """Meet the steps of a phase."""
-        self._rate = lambda step: math.nan  # until it is told
+        """Log the steps of a phase."""
+        self._rate = lambda step: math.nan  # until it is logged
         with super().phase(task, phase, steps) as pass_on:
 
             def on_step(step: int, loss: float) -> None:
                 pass_on(step, loss)
-                self.met(task, phase, step, steps, loss, self._rate(step))
+                self.log_step(task, phase, step, steps, loss, self._rate(step))
 
             yield on_step
 
-    def learning_rate(self, of_step: Callable[[int], float]) -> None:
+    def log_rate(self, of_step: Callable[[int], float]) -> None:
         """Remember it; pass it on."""
         self._rate = of_step
-        super().learning_rate(of_step)
+        super().log_rate(of_step)
 
 
 class Stopwatch(Relay):
     """Passes everything on to another monitor, and sums up the seconds of each phase and the updates of each task.
 
     Attributes:
-        updates: of the weights, by task: of fine-tuning, also of models that were found, and of training; a search for a mask
+        updates: of the weights, by task: of fine-tuning, also of models that were there, and of training; a search for a mask
             has none.
-        seconds: the seconds of each phase so far; under `ELSEWHERE` those of the fine-tuned models that were found, under
-            `UNCOUNTED` how many of these do not tell theirs.
+        seconds: the seconds of each phase so far; under `ELSEWHERE` those of the fine-tuned models that were there, under
+            `UNCOUNTED` of how many of these they are not known.
     """
 
     def __init__(self, monitor: Monitor) -> None:
@@ -158,7 +158,7 @@ class Stopwatch(Relay):
                     pass_on(step, loss)
 
                 yield on_step
-                done = done or steps  # none is told where the phase had ended before the unit was resumed
+                done = done or steps  # none is logged where the phase had ended before the unit was resumed
         finally:
             self._add(phase, clock() - begin)
             if phase in ("fine_tune", "train"):
@@ -166,9 +166,9 @@ class Stopwatch(Relay):
             if phase == "fine_tune":
                 self._fine_tuned.add(task)
 
-    def found(self, task: str, steps: int, seconds: float | None) -> None:
+    def log_reused(self, task: str, steps: int, seconds: float | None) -> None:
         """Count a fine-tuned model that others made, once."""
-        super().found(task, steps, seconds)
+        super().log_reused(task, steps, seconds)
         if task not in self._fine_tuned:
             self._fine_tuned.add(task)
             self.updates[task] += steps
@@ -178,12 +178,12 @@ class Stopwatch(Relay):
         self.seconds[name] = self.seconds.get(name, 0.0) + amount
 
 
-def told_seconds(seconds: Mapping[str, float], phases: Iterable[str] = PHASES) -> dict[str, float | None]:
-    """Return what results say of `Stopwatch.seconds`.
+def seconds_by_phase(seconds: Mapping[str, float], phases: Iterable[str] = PHASES) -> dict[str, float | None]:
+    """Return the seconds that results say, of `Stopwatch.seconds`.
 
-    `ELSEWHERE` is left out where all fine-tuned models were made here, and ``None`` where one does not tell its seconds.
+    `ELSEWHERE` is left out where all fine-tuned models were made here, and ``None`` where one has no known seconds.
     """
-    told: dict[str, float | None] = {phase: round(seconds.get(phase, 0.0), 3) for phase in phases}
+    known: dict[str, float | None] = {phase: round(seconds.get(phase, 0.0), 3) for phase in phases}
     if UNCOUNTED in seconds:
-        return told | {ELSEWHERE: None}
-    return told | ({ELSEWHERE: round(seconds[ELSEWHERE], 3)} if ELSEWHERE in seconds else {})
+        return known | {ELSEWHERE: None}
+    return known | ({ELSEWHERE: round(seconds[ELSEWHERE], 3)} if ELSEWHERE in seconds else {})

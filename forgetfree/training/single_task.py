@@ -63,7 +63,7 @@ class SingleTask:
         seed: for all training.
         device: where to train.
         store: keeps and shares fine-tuned models; default: each is made anew.
-        monitor: is told of phases and steps.
+        monitor: logs phases and steps.
         taken: entries that γ is not to have; default: none.
     """
 
@@ -110,7 +110,7 @@ class SingleTask:
             test_limit: evaluate on at most this many test rows, spread evenly; default: all.
             device: where to train; ``auto``: on a GPU, if there is one.
             store: keeps and shares fine-tuned models; default: in memory.
-            monitor: is told of phases and steps.
+            monitor: logs phases and steps.
         """
         device = torch.device(find_device("auto") if device == "auto" else device)
         task = encode_task(rows, loaded, shots=shots, or_fewer=or_fewer, seed=seed, test_limit=test_limit)
@@ -137,7 +137,7 @@ class SingleTask:
         key = self.key(options)
         with self._store.making(key) as known:
             if known is not None:
-                self.monitor.found(self.task.name, self.task.full_steps(options), self._store.seconds(key))
+                self.monitor.log_reused(self.task.name, self.task.full_steps(options), self._store.seconds(key))
                 return known
             clock = self.monitor.checkpoint().clock
             begin, state = clock(), make()
@@ -223,7 +223,7 @@ class SingleTask:
         one_search = search_count(options, wanted, base, len(self.space)) == 1
         groups = [wanted] if one_search else [[sparsity] for sparsity in wanted]
         with self.monitor.phase(self.task.name, "localize", mask.steps * len(groups)) as on_step:
-            self.monitor.learning_rate(lambda step: mask.learning_rate)
+            self.monitor.log_rate(lambda step: mask.learning_rate)
             regions = list[LearnedRegion]()
             for number, group in enumerate(groups):
 
@@ -329,13 +329,13 @@ class SingleTask:
             trained: what is trained of the backbone; default: all graftable tensors.
             steps: updates; default: those of the options.
             frozen: entries of what is trained that stay as they are.
-            logged: whether losses and learning rates are told.
+            logged: whether losses and learning rates are logged.
             about: what tells the training from another that starts alike.
         """
         steps = self.task.full_steps(options) if steps is None else steps
         with self.monitor.phase(self.task.name, phase, steps) as on_step:
             if logged:
-                self.monitor.learning_rate(scheduled_rate(options, steps))
+                self.monitor.log_rate(scheduled_rate(options, steps))
 
             frozen = frozen or Region.empty()
             tensors, values = (

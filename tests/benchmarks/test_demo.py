@@ -14,7 +14,7 @@ import pytest
 from forgetfree.benchmarks.demo import TASKS, load
 from forgetfree.benchmarks.streams import STREAMS
 from forgetfree.cli.flags import values_of
-from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.config import RunConfig
 from forgetfree.options import build
 
 LABELS = {"qnli": 2, "ag_news": 4, "sst2": 2, "who_did_it": 2, "was_it_kind": 2}
@@ -145,7 +145,7 @@ def test_make_demo_gives_all_strategies_the_same_training(typed: list[str]) -> N
     config = build(RunConfig, values_of(RunConfig, {"config": file}), "run")
     assert (config.stream, config.data, config.model) == ("demo", "demo", "minilm")
     assert STREAMS["demo"] == ("who_did_it", "ag_news", "was_it_kind")
-    options = config.checked().options
+    options = config.check().options
     assert list(options) == ["fine-tune", "continual-ft", "grafting-continual"]
     alike = ("steps", "batch_size", "optimizer", "learning_rate", "readout_learning_rate", "schedule", "dropout")
     for name in alike:

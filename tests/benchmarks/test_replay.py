@@ -66,7 +66,7 @@ def test_every_published_unit_can_still_be_asked_for(name: str, tmp_path: Path) 
     results = read_run(replay.RESULTS / f"{name}.csv")
     for run in results.runs:
         asked = replay.config_of(results, run, "demo", tmp_path)
-        options = asked.checked().options[run.strategy]
+        options = asked.check().options[run.strategy]
         assert {key: getattr(options, key) for key in run.facts.options} == run.facts.options
 
 

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from forgetfree import __version__, cli, recipes, registry
-from forgetfree.jobs.run_config import strategies_of
-from forgetfree.jobs.running import progress
-from forgetfree.jobs.running.directory import merged_config
-from forgetfree.jobs.running.engine import assemble
+from forgetfree.jobs import progress
+from forgetfree.jobs.config import strategies_of
+from forgetfree.jobs.directory import merged_config
+from forgetfree.jobs.run import write_results
 
 TASKS = ["qnli", "ag_news", "sst2"]
 STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]
@@ -566,7 +566,7 @@ def test_damaged_results_are_made_again_from_the_units(tiny_cli: Tiny, tmp_path:
         assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 0
         assert results_of(out) == before
     (out / "results.json").unlink()
-    assert assemble(out, ended=True) == before == results_of(out)
+    assert write_results(out, ended=True) == before == results_of(out)
 
 
 # -- report, ledger, predict, list -------------------------------------------------------------------------
@@ -964,7 +964,7 @@ def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(
 
 
 def test_a_recipe_may_be_for_one_strategy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forgetfree.jobs.run_config import RunConfig
+    from forgetfree.jobs.config import RunConfig
     from forgetfree.recipes import ModelEntry
 
     recipe = {"learning_rate": 0.5, "ewc.ewc_lambda": 7.0}
@@ -972,7 +972,7 @@ def test_a_recipe_may_be_for_one_strategy_alone(monkeypatch: pytest.MonkeyPatch)
 
     def options(**settings: Any) -> dict[str, Any]:
         config = RunConfig(stream="sst2", strategies=("ewc", "rwalk"), model="toy", settings=settings)
-        return dict(config.checked().options)
+        return dict(config.check().options)
 
     given = options()
     assert (given["ewc"].ewc_lambda, given["ewc"].learning_rate) == (7.0, 0.5)

@@ -77,8 +77,8 @@ def test_python_has_the_list_of_bad_rows(here: Path) -> None:
     ]
     stream = forgetfree.load_stream(data="a.csv", model="model", skip_bad_rows=True)
     assert sum(len(getattr(stream.tasks[0], split)) for split in ("train", "validation", "test")) == 30
-    from forgetfree.jobs.run_config import RunConfig
-    from forgetfree.jobs.running.preflight import plan_of
+    from forgetfree.jobs.config import RunConfig
+    from forgetfree.jobs.preflight import plan_of
 
     with pytest.raises(SeveralFaultsError) as told:
         plan_of(RunConfig(stream="a", data="a.csv", model="model", steps=0, out="out"))

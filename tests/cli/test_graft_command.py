@@ -30,7 +30,7 @@ from transformers import (
 from forgetfree import cli, recipes
 from forgetfree.core.regions import Region
 from forgetfree.data.sources import load_task
-from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.config import RunConfig
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
 from forgetfree.models.loading import load_model
@@ -179,7 +179,7 @@ def test_the_models_recipe_counts_and_gives_way(monkeypatch: Any) -> None:
     recipe = {"base": "random", "sparsity": 0.5, "mask_steps": 7}
     monkeypatch.setitem(recipes.MODELS, "toy", ModelEntry("a toy", {"base": "empty"}, recipe))
     asked: Any = {"stream": "sst2", "model": "toy", "strategies": recipes.GRAFT}
-    options = RunConfig(**asked, settings={"mask_steps": "5"}).checked().options["bare-graft"]
+    options = RunConfig(**asked, settings={"mask_steps": "5"}).check().options["bare-graft"]
     assert (options.sparsity, options.mask_steps, options.base) == (0.5, 5, "random")
     assert RunConfig(**asked, settings={"optimizer": "sgd"}).recipe() == {}
     with_another = RunConfig(stream="sst2", model="toy", strategies=("bare-graft", "grafting-continual"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forgetfree import cli
-from forgetfree.jobs.running.progress import LiveProgress
+from forgetfree.jobs.progress import LiveProgress
 
 #: A title for the terminal, red, right-to-left; and what rich, markdown, HTML and matplotlib would read as theirs.
 HOSTILE = "日本\x1b]0;t\x07\x1b[31m\u202e\x9b [bold] `a` |b| $y^{ <i> \\input{x} {text}"

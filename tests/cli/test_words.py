@@ -11,7 +11,7 @@ import pytest
 
 from forgetfree import cli
 from forgetfree.cli.words import recipe_of
-from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.config import RunConfig
 from forgetfree.terminal import tell
 
 

@@ -12,7 +12,7 @@ from forgetfree.benchmarks.paper.overview import EXPERIMENTS
 from forgetfree.cli.words import recipe_of as recipe_said
 from forgetfree.continual.construction import _say_once
 from forgetfree.errors import OptionError, UnknownNameError
-from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.config import RunConfig
 from forgetfree.options import build
 from forgetfree.recipes import GRAFT, ModelEntry
 from forgetfree.training.localization import LocalizationOptions
@@ -37,7 +37,7 @@ def test_a_strategy_made_by_hand_has_the_options_of_the_command_line(
 ) -> None:
     cls, stream = registry.strategy(name), tiny_stream(stream="sst2")
     by_hand = cls(stream=stream)
-    assert by_hand.options == RunConfig(stream="sst2", strategies=(name,), model=toy).checked().options[name]
+    assert by_hand.options == RunConfig(stream="sst2", strategies=(name,), model=toy).check().options[name]
     assert by_hand.options.learning_rate == 0.5 and by_hand.options.optimizer == "adamw"
     told = capsys.readouterr().err
     assert told.startswith(f"Recipe of {toy} for {name}: optimizer=adamw learning_rate=0.5")
@@ -83,7 +83,7 @@ def test_options_may_start_from_the_recipe() -> None:
 
 def test_run_graft_and_experiments_agree_on_the_recipe_of_a_model() -> None:
     """For a region that is trained after it was found, and for a graft on its own, wherever either is made."""
-    alone = RunConfig(stream="sst2", model="minilm", strategies=GRAFT).checked().options["bare-graft"]
+    alone = RunConfig(stream="sst2", model="minilm", strategies=GRAFT).check().options["bare-graft"]
     for name in ("localization", "sparsity-curve", "calibration"):
         setting = EXPERIMENTS[name].setting
         chosen = {**setting.options, **setting.optimizer, "sparsity": setting.sparsity}
@@ -92,11 +92,11 @@ def test_run_graft_and_experiments_agree_on_the_recipe_of_a_model() -> None:
             key for key in LocalizationOptions.__dataclass_fields__ if getattr(measured, key) != getattr(alone, key)
         }
         assert differ <= {"steps", "precision", "validation_rows", "sparsity"}, name  # what a setting says of its own
-    trained = RunConfig(stream="sst2", model="minilm").checked().options
+    trained = RunConfig(stream="sst2", model="minilm").check().options
     setting = EXPERIMENTS["continual"].setting
     assert setting.options.keys() & recipes.recipe_of("minilm").keys() <= {"precision", "steps"}
     config = RunConfig(stream="sst2", model=setting.model, settings=dict(setting.options))
-    for name, options in config.checked().options.items():
+    for name, options in config.check().options.items():
         for key in set(type(options).__dataclass_fields__) - setting.options.keys():
             assert getattr(options, key) == getattr(trained[name], key)
 
@@ -157,7 +157,7 @@ def test_a_strategy_that_searches_for_its_mask_takes_no_region_from_the_others()
         "grafting-continual.region_rate_factor": 3.0,
         "grafting-continual.region_dropout": False,
     }
-    options = config.checked().options
+    options = config.check().options
     assert options["grafting-continual"].region_from == "movement"
     assert options["graft-retrain"].region_from == registry.strategy("graft-retrain").Options().region_from
     config = RunConfig(stream="sst2", model="minilm", settings={"grafting-continual.mask_steps": 1})

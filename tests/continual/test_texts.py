@@ -160,7 +160,7 @@ def test_the_tokens_of_an_evaluation_are_counted() -> None:
     counts = list[tuple[int, int]]()
 
     class Counting(Monitor):
-        def wrote(self, tokens: int, most: int) -> None:
+        def log_tokens(self, tokens: int, most: int) -> None:
             counts.append((tokens, most))
 
     stream, cls = mixed(), registry.strategy("continual-ft")

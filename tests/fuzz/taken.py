@@ -29,7 +29,7 @@ from fuzz.mutations import BYTES, JSON, SIGNED, Mutation
 
 from forgetfree import cli
 from forgetfree.errors import ForgetfreeError
-from forgetfree.jobs.running import checkpoints, unit
+from forgetfree.jobs import checkpoints, unit
 from forgetfree.results.table import load_results
 
 TASKS = ("sst2", "qnli")

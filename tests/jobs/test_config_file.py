@@ -13,7 +13,6 @@ import pytest
 from forgetfree import cli
 from forgetfree.cli.flags import values_of
 from forgetfree.errors import RunError, UnknownNameError
-from forgetfree.jobs.run_config import RunConfig
 from forgetfree.results.config_file import load_run, located, portable, read_section
 
 QUICK = ["--shots", "4", "--steps", "1", "--strategy", "grafting-continual", "--sparsity", "0.01"]
@@ -312,5 +311,5 @@ def test_the_command_line_wins_over_the_file_whichever_way_it_is_said(
     file: str, line: dict[str, Any], steps: tuple[Any, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "options.toml").write_text(file)
-    values = values_of(RunConfig, {"config": str(tmp_path / "options.toml"), **line})
+    values = values_of({"config": str(tmp_path / "options.toml"), **line})
     assert (values.get("steps"), values["settings"].get("steps")) == steps

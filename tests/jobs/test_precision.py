@@ -16,12 +16,10 @@ from forgetfree.core import precision
 from forgetfree.core.precision import faster_precision
 from forgetfree.core.readout_model import autocast
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.jobs.config import InMemory, with_precision
-from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.engine import perform
-from forgetfree.jobs.running.execution import Execution
-from forgetfree.jobs.running.preflight import plan_of
+from forgetfree.jobs.config import Execution, InMemory, RunConfig, with_precision
+from forgetfree.jobs.preflight import plan_of
+from forgetfree.jobs.run import prepared
+from forgetfree.jobs.run import run as perform
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
 from forgetfree.training.loop import fine_tune, fine_tuned_key, predict
@@ -210,12 +208,12 @@ def test_a_run_that_goes_on_computes_as_it_began(bf16_takes: Any, tmp_path: Path
         out=str(tmp_path / "out"),
     )
     bf16_takes(0.5)
-    perform(RunJob(config))
+    perform(prepared(config))
     passes = bf16_takes(2.0)
     precision._measured.clear()
     for file in (tmp_path / "cache" / "precision").iterdir():
         file.unlink()
-    perform(RunJob(replace(config, seeds=(0, 1))), Execution(resume=True))
+    perform(prepared(replace(config, seeds=(0, 1))), Execution(resume=True))
     recorded = json.loads((tmp_path / "out" / "config.json").read_text())
     units = [json.loads(each.read_text()) for each in (tmp_path / "out").glob("*/*/unit.json")]
     assert recorded["run"]["set"]["precision"] == "bf16" and not passes

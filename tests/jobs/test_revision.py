@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+import forgetfree
 from forgetfree import Ledger, cli
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.jobs.stream_learner import StreamCheckpoint
+from forgetfree.errors import UsageError
+from forgetfree.jobs.stream_checkpoint import StreamCheckpoint
 from forgetfree.json_file import sign
 from forgetfree.strategies.grafting_continual import GraftingContinual
 from forgetfree.training.single_task import SingleTask
@@ -105,7 +107,7 @@ def hashes(run: Path) -> dict[str, str]:
 def results(run: Path) -> Any:
     """results.json without seconds."""
     found = json.loads((run / "results.json").read_text())
-    del found["made_of"], found["checksum"]  # of seconds, too
+    found.pop("checksum", None)  # of seconds, too
     return found | {"runs": [{key: value for key, value in each.items() if key != "seconds"} for each in found["runs"]]}
 
 
@@ -115,7 +117,7 @@ def same(one: Path, other: Path) -> None:
     assert results(one) == results(other)
     ours, theirs = (json.loads((each / "config.json").read_text()) for each in (one, other))
     for config in (ours, theirs):
-        del config["command"]
+        del config["command"], config["checksum"]  # of the command, too
         config["run"]["data"] = config["run"]["model"] = ""  # relative to the directory
     assert ours == theirs
 
@@ -378,3 +380,21 @@ def test_what_cannot_be_learned_on_top_is_refused(
     assert extend(tmp_path / "older", "sst2", out) == 1
     assert "the version of torch (was 1.0" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_python_has_the_same_words(run: MakeRun, tmp_path: Path) -> None:
+    base = run("qnli", **GRAFTING)
+    results = forgetfree.run("sst2", on=base, out=tmp_path / "more", progress=False)
+    assert results.tasks == ["qnli", "sst2"]
+    same(tmp_path / "more", run("qnli", "sst2", **GRAFTING))
+    forgetfree.run(on=tmp_path / "more", without="sst2", out=tmp_path / "less", progress=False)
+    same(tmp_path / "less", base)
+    call = json.loads((tmp_path / "more" / "config.json").read_text())["command"]
+    assert call.startswith("forgetfree.run(stream='sst2', on=")
+    for message, arguments in (
+        ("steps cannot be given with on: a run goes on with its own options", {"on": base, "steps": 9}),
+        ("mask_steps cannot be given with on", {"on": base, "mask_steps": 2}),
+        ("needs the run that learned the task", {"without": "qnli"}),
+    ):
+        with pytest.raises(UsageError, match=message):
+            forgetfree.run("sst2", **arguments, progress=False)

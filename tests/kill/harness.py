@@ -28,8 +28,7 @@ import tiny
 import torch
 
 from forgetfree import cli, files
-from forgetfree.jobs.run import RunJob  # with all that it needs
-from forgetfree.jobs.running import checkpoints, engine, unit, workers
+from forgetfree.jobs import checkpoints, run, unit, workers
 from forgetfree.serve.inference import Predictor
 from forgetfree.strategies import continual_ft, fine_tune, grafting_continual
 
@@ -37,7 +36,7 @@ Json = dict[str, Any]
 #: What a run is doing.
 PLACES = ("else", "fine_tune", "localize", "train", "evaluate", "reports")
 STRATEGIES = ("fine-tune", "grafting-continual", "continual-ft")
-_IMPORTED = RunJob, Predictor, fine_tune, grafting_continual, continual_ft
+_IMPORTED = run, Predictor, fine_tune, grafting_continual, continual_ft
 #: The longest that a child may take.
 _PATIENCE = 300.0
 
@@ -111,7 +110,7 @@ class Watch:
 @contextmanager
 def told(watch: Watch, log: int) -> Iterator[None]:
     """Let phases and reports tell of themselves inside, and write it into an open file, which other processes share."""
-    phase, assemble = unit.History.phase, engine.assemble
+    phase, assemble = unit.History.phase, run.write_results
 
     def tell(place: str) -> None:
         watch.tell(place)
@@ -135,11 +134,11 @@ def told(watch: Watch, log: int) -> Iterator[None]:
         tell("else")
         return made
 
-    unit.History.phase, engine.assemble = telling, assembling  # type: ignore[assignment, method-assign]
+    unit.History.phase, run.write_results = telling, assembling  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        unit.History.phase, engine.assemble = phase, assemble  # type: ignore[method-assign]
+        unit.History.phase, run.write_results = phase, assemble  # type: ignore[method-assign]
 
 
 class Child:

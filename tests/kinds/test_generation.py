@@ -24,9 +24,11 @@ from forgetfree.continual.template import sizes_of
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, MetricError, ModelError, UsageError
-from forgetfree.jobs.revision import removal
-from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.config import RunConfig
+from forgetfree.jobs.description import describe
+from forgetfree.jobs.revision import revise
+from forgetfree.jobs.run import prepared
+from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.kinds import generation
 from forgetfree.models.loading import load_model
 from forgetfree.results.answers import TextAnswers
@@ -358,7 +360,7 @@ def test_rows_of_texts_are_read_further_than_others(data: Path, tmp_path: Path) 
     bloom = families.write("Bloom", tmp_path / "bloom")  # reads rows of any length
     how: dict[str, Any] = {"stream": "labels,last", "data": str(both), "model": str(bloom), "steps": 2, "sparsity": 0.2}
     forgetfree.run(strategies=("grafting-continual",), out=str(tmp_path / "both"), **how)
-    removal(tmp_path / "both", "last", tmp_path / "one").write()
+    revise(tmp_path / "both", [], "last", tmp_path / "one", {}).write()
     for out in ("both", "one"):
         assert json.loads((tmp_path / out / "config.json").read_text())["model"]["max_length"] == 1024
     binding = Ledger.load(tmp_path / "one" / "grafting-continual" / "seed-0" / "ledger.safetensors").binding
@@ -376,7 +378,7 @@ def test_ways_to_write_texts_are_told_where_none_are_written(
         config = RunConfig(
             stream=stream, data=str(place), model=str(model), strategies=("continual-ft",), settings={"num_beams": 2}
         )
-        RunJob(config).describe()
+        describe(StreamLoader(prepared(config)))
         assert ("num_beams, sampling_temperature and top_p have no effect" in capsys.readouterr().err) == (
             stream == "labels"
         )

@@ -288,7 +288,6 @@ def _import_everything() -> None:
         "avalanche.training",
         "transformers",
         "forgetfree.cli",
-        "forgetfree.jobs.running.engine",
         "forgetfree.jobs.run",
     ):
         importlib.import_module(name)

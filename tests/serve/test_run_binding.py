@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from forgetfree import Predictor, cli
+from forgetfree import Predictor
 from forgetfree.errors import LedgerError, RunError
 from forgetfree.json_file import sign
 
 MakeRun = Callable[..., Path]
 STRATEGIES = ("grafting-continual", "lora", "continual-ft", "fine-tune")
 each = pytest.mark.parametrize("strategy", STRATEGIES)
-of_run = pytest.mark.parametrize("strategy", STRATEGIES[1:])  # whose labels stand in config.json
 
 
 @pytest.fixture
@@ -34,53 +33,20 @@ def change(run: Path, changes: Callable[[Any], object]) -> None:
     path.write_text(json.dumps(sign(config)))
 
 
-def test_a_ledger_says_itself_what_its_labels_are(run: Path) -> None:
-    expected = Predictor.of_run(run).answer("sst2", ["a film"])
+@each
+def test_what_answers_says_itself_what_its_labels_are(run: Path, strategy: str) -> None:
+    """A ledger, or the unit.json of another file; config.json is not asked a second time."""
+    expected = Predictor.of_run(run, 0, strategy).answer("sst2", ["a film"])
     change(run, lambda config: config["tasks"][1]["labels"].reverse())
     change(run, lambda config: config["tasks"].reverse())
-    assert Predictor.of_run(run).answer("sst2", ["a film"]) == expected
-
-
-@of_run
-def test_labels_that_are_turned_round_answer_nothing(run: Path, strategy: str, tmp_path: Path, capsys: Any) -> None:
-    asked = ("--task", "sst2", "--strategy", strategy)
-    assert cli.main(["predict", str(run), *asked, "a film"]) == 0
-    change(run, lambda config: config["tasks"][1]["labels"].reverse())
-    capsys.readouterr()
-    assert cli.main(["predict", str(run), *asked, "a film"]) == 1
-    said = capsys.readouterr().err
-    assert "labels of task 'sst2': expected negative, positive, got positive, negative. Put back" in said
-    assert cli.main(["export", str(run), *asked, "--out", str(tmp_path / "model")]) == 1
-    assert not (tmp_path / "model").exists()
-
-
-def test_another_way_to_find_the_task_answers_nothing(finished_run: MakeRun, tmp_path: Path) -> None:
-    """It stands in config.json alone, and each way gives other answers."""
-    made = finished_run("bert", "fine-tune", stream="qnli,sst2", more=("--set", "scenario=class"))
-    run = Path(shutil.copytree(made, tmp_path / "run"))
-    Predictor.of_run(run)
-    change(run, lambda config: config["options"]["fine-tune"].update(task_inference="router"))
-    with pytest.raises(RunError, match="differ in the task_inference: expected 'last', got 'router'"):
-        Predictor.of_run(run)
-
-
-@of_run
-def test_tasks_in_another_order_answer_nothing(run: Path, strategy: str) -> None:
-    change(run, lambda config: config["tasks"].reverse())
-    with pytest.raises(RunError, match="differ in the order of tasks: expected qnli, sst2, got sst2, qnli"):
-        Predictor.of_run(run, 0, strategy)
+    change(run, lambda config: config.update(scenario="class"))
+    assert Predictor.of_run(run, 0, strategy).answer("sst2", ["a film"]) == expected
 
 
 def test_a_config_that_was_changed_answers_nothing(run: Path) -> None:
     path = run / "config.json"
     path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
     with pytest.raises(RunError, match=r"config\.json: checksum must be that of the content.* restore it from a copy"):
-        Predictor.of_run(run, 0, "lora")
-
-
-def test_one_readout_for_all_labels_is_not_made_of_several(run: Path) -> None:
-    change(run, lambda config: config.update(scenario="class"))
-    with pytest.raises(RunError, match="readout of all tasks' labels together: expected False, got True"):
         Predictor.of_run(run, 0, "lora")
 
 
@@ -112,6 +78,9 @@ def test_a_unit_that_does_not_say_it_answers_nothing(run: Path) -> None:
         Predictor.of_run(run, 0, "lora")
 
 
-def test_a_file_outside_its_run_answers(run: Path) -> None:
-    (run / "lora" / "seed-0" / "unit.json").unlink()
-    assert Predictor.of_run(run, 0, "lora").answer("sst2", ["a film"])
+def test_a_ledger_answers_without_its_unit_and_no_other_file_does(run: Path) -> None:
+    for strategy in ("grafting-continual", "lora"):
+        (run / strategy / "seed-0" / "unit.json").unlink()
+    assert Predictor.of_run(run, 0).answer("sst2", ["a film"])
+    with pytest.raises(RunError, match=r"has no unit\.json, which says what its tasks are: it was cut short"):
+        Predictor.of_run(run, 0, "lora")

@@ -22,7 +22,7 @@ from forgetfree.checkpoint import Checkpoint
 from forgetfree.continual import composition
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.sources import load_tasks
-from forgetfree.jobs.running.checkpoints import pack
+from forgetfree.jobs.checkpoints import pack
 from forgetfree.ledger import Record
 from forgetfree.tensor_file import checksum
 from forgetfree.training.loop import predict

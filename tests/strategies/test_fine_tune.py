@@ -11,7 +11,7 @@ from forgetfree.models.state import ModelState, StateStore
 from forgetfree.strategies.fine_tune import FineTune
 from forgetfree.strategies.grafting_continual import GraftingContinual
 from forgetfree.testing.tiny import tiny_stream
-from forgetfree.training.monitor import told_seconds
+from forgetfree.training.monitor import seconds_by_phase
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -43,7 +43,7 @@ def test_whoever_finds_a_model_tells_how_long_it_took(tmp_path: Path) -> None:
     def seconds(strategy: Any) -> dict[str, float | None]:
         for experience in strategy.stream.benchmark.train_stream:
             strategy.train(experience)
-        return told_seconds(strategy.seconds)
+        return seconds_by_phase(strategy.seconds)
 
     def grafting() -> GraftingContinual:
         options = GraftingContinual.Options(steps=2, sparsity=0.1, region_from="movement")

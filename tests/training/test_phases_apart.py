@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from forgetfree.data.sources import load_tasks
-from forgetfree.jobs.running import checkpoints
-from forgetfree.jobs.running.checkpoints import FileCheckpoint
+from forgetfree.jobs import checkpoints
+from forgetfree.jobs.checkpoints import FileCheckpoint
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
 from forgetfree.training.localization import LocalizationOptions

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from forgetfree import cli
-from forgetfree.jobs.running import workers
-from forgetfree.jobs.running.workers import units_at_a_time
+from forgetfree.jobs import workers
+from forgetfree.jobs.workers import units_at_a_time
 
 
 @pytest.mark.parametrize(

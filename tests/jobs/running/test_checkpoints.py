@@ -22,14 +22,13 @@ import torch
 from forgetfree import cli
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import locked
-from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running import checkpoints, directory, environment, unit
-from forgetfree.jobs.running.checkpoints import CHECKPOINT, FileCheckpoint, pack, unpack
-from forgetfree.jobs.running.directory import holdings, resumption
-from forgetfree.jobs.running.engine import perform
-from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.signals import STOP, terminable
+from forgetfree.jobs import checkpoints, directory, environment, unit
+from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint, pack, unpack
+from forgetfree.jobs.config import USUAL, Execution, RunConfig
+from forgetfree.jobs.directory import holdings, resumption
+from forgetfree.jobs.run import prepared
+from forgetfree.jobs.run import run as perform
+from forgetfree.jobs.signals import STOP, terminable
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.tensor_file import TensorFile
 from forgetfree.training.step import generators, set_generators
@@ -41,7 +40,7 @@ Json = dict[str, Any]
 
 def run(config: RunConfig, execution: Execution = USUAL) -> Json:
     """Do what a configuration asks for."""
-    return perform(RunJob(config), execution)
+    return perform(prepared(config), execution)
 
 
 @pytest.fixture
@@ -312,8 +311,8 @@ def test_a_run_goes_on_in_the_midst_of_a_phase(
         Cut(patch, task, phase, step)
         run(config(strategy, "cut"))
     where = "in the midst of task 2 of 2" if task == "qnli" else "in the midst of task 1 of 2"
-    assert f"goes on: {strategy} seed 0 {where}" in holdings(RunJob, tmp_path / "cut")
-    assert f"goes on: {strategy} seed 0 {where}" in resumption(RunJob, tmp_path / "cut")
+    assert f"goes on: {strategy} seed 0 {where}" in holdings(tmp_path / "cut")
+    assert f"goes on: {strategy} seed 0 {where}" in resumption(tmp_path / "cut")
     with monkeypatch.context() as patch:
         done = Cut(patch).steps
         again = run(config(strategy, "cut"), Execution(resume=True))
@@ -374,7 +373,7 @@ def test_what_cannot_be_kept_in_a_phase_goes_on_after_a_task_or_starts_again(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(unit.History, "met", stop)
         run(config(strategy, "cut"))
-    assert told in holdings(RunJob, tmp_path / "cut")
+    assert told in holdings(tmp_path / "cut")
     with monkeypatch.context() as patch:
         done = Cut(patch).steps
         run(config(strategy, "cut"), Execution(resume=True))
@@ -481,7 +480,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half_written(
         patch.setattr(os, "fsync", full)
         run(config("continual-ft", "cut"))
     out = tmp_path / "cut"
-    assert not [path for path in out.rglob(".*") if path.is_file()] and "goes on: " in holdings(RunJob, out)
+    assert not [path for path in out.rglob(".*") if path.is_file()] and "goes on: " in holdings(out)
     run(config("continual-ft", "cut"), Execution(resume=True))
     assert outcome(out) == outcome(tmp_path / "whole")
 
@@ -523,7 +522,7 @@ def test_a_directory_that_is_deleted_in_the_midst_is_told(
         met(history, task, phase, step, *args)
 
     monkeypatch.setattr(unit.History, "met", deletes)
-    with pytest.raises(RunError, match=r"out was deleted, or what is in it, while run worked there\. Start again"):
+    with pytest.raises(RunError, match=r"out was deleted, or what is in it, while a run worked there\. Start again"):
         run(config("continual-ft", "out"))
 
 

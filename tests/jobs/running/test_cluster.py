@@ -22,9 +22,9 @@ import torch
 import forgetfree
 from forgetfree import cli
 from forgetfree.errors import UsageError
-from forgetfree.jobs.running import cluster, engine
-from forgetfree.jobs.running.cluster import Place, check_cluster, read_files, replace_files
-from forgetfree.jobs.running.unit import Unit
+from forgetfree.jobs import cluster
+from forgetfree.jobs.cluster import Place, check_cluster, read_files, replace_files
+from forgetfree.jobs.unit import Unit
 from forgetfree.output import LOCK
 from forgetfree.results.unit_folder import RECORD
 from forgetfree.training.monitor import Monitor
@@ -229,7 +229,7 @@ def watched(until: Callable[[], bool], then: Callable[[], object]) -> threading.
 
 def careful(note: str, *given: Any) -> Any:
     """Run a unit on a node, with a checkpoint after every step, and note after how many steps its phases begin."""
-    from forgetfree.jobs.running import checkpoints, cluster
+    from forgetfree.jobs import checkpoints, cluster
 
     begin = checkpoints.FileCheckpoint.begin
 
@@ -272,7 +272,7 @@ def test_a_node_that_dies_changes_nothing(
             register = pytest.importorskip("ray").cloudpickle.register_pickle_by_value
             register(sys.modules[__name__])  # which no node can import
             monkeypatch.setattr(cluster, "_run", lambda *given: careful(str(note), *given))
-            monkeypatch.setattr(engine, "Place", partial(Place, kept=0.5))
+            monkeypatch.setattr(cluster, "Place", partial(Place, kept=0.5))
 
         def ready() -> bool:
             """Both units are at their first task: its model is made, or a checkpoint of its search, too, has come here."""

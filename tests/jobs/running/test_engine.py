@@ -32,15 +32,14 @@ from forgetfree.errors import (
     first_line,
 )
 from forgetfree.files import locked
-from forgetfree.jobs.job import Job
-from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.directory import resumption
-from forgetfree.jobs.running.engine import assemble, perform
-from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.progress import Progress
-from forgetfree.jobs.running.unit import Unit
-from forgetfree.jobs.running.workers import ThisProcess
+from forgetfree.jobs import run
+from forgetfree.jobs.config import USUAL, Execution, RunConfig
+from forgetfree.jobs.directory import resumption
+from forgetfree.jobs.progress import Progress
+from forgetfree.jobs.run import prepared, write_results
+from forgetfree.jobs.run import run as perform
+from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.workers import ThisProcess
 from forgetfree.json_file import sign
 from forgetfree.output import LOCK
 from forgetfree.results.unit_folder import RECORD
@@ -53,23 +52,19 @@ Json = dict[str, Any]
 
 @dataclass
 class Command:
-    """One of the three commands on two units.
+    """A run of two units.
 
     Attributes:
-        name: of the command.
         config: what is asked for.
-        job: its class, whose ``measure`` a test may replace.
         units: folders of the units.
     """
 
-    name: str
     config: Any
-    job: type[Job[Any]]
     units: tuple[str, ...]
 
     def perform(self, config: Any, execution: Execution = USUAL) -> Json:
         """Do what a configuration asks for."""
-        return perform(self.job(config), execution)
+        return perform(prepared(config), execution)
 
     def at(self, out: Path, **changes: Any) -> Any:
         """The configuration with another directory, whose models are kept inside."""
@@ -108,7 +103,7 @@ def command(data_directory: Path, model_directory: Any) -> Command:
     common["settings"] = {"steps": 2, "mask_steps": 1, "mask_batch_size": 8, "threads": 1}
     both = ("fine-tune", "grafting-continual")
     config: Any = RunConfig(stream="sst2", strategies=both, shots=4, sparsity=0.05, **common)
-    return Command("run", config, RunJob, tuple(f"{name}/seed-0" for name in both))
+    return Command(config, tuple(f"{name}/seed-0" for name in both))
 
 
 @pytest.fixture(scope="module")
@@ -142,17 +137,16 @@ def bytes_of(out: Path) -> dict[str, bytes]:
 
 def failing(command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, unit: int = 1) -> list[str]:
     """Let one unit fail; the folders of all that are measured from then on."""
-    job = command.job
-    measure, measured = job.measure, list[str]()
+    learn, measured = run.learn, list[str]()
 
-    def fails(self: Any, key: Any, directory: Path, monitor: Any) -> Json:
-        folder = directory.relative_to(self.out).as_posix()
+    def fails(loader: Any, key: Any, directory: Path, monitor: Any, **more: Any) -> Json:
+        folder = f"{directory.parent.name}/{directory.name}"
         measured.append(folder)
         if folder == command.units[unit]:
             raise error
-        return measure(self, key, directory, monitor)
+        return learn(loader, key, directory, monitor, **more)
 
-    monkeypatch.setattr(job, "measure", fails)
+    monkeypatch.setattr(run, "learn", fails)
     return measured
 
 
@@ -224,7 +218,7 @@ def test_a_unit_with_a_damaged_file_is_told_and_run_again_alone(
             history.unlink()
         else:
             history.write_bytes(damaged)
-        assert f"finished: {first}; damaged, begins again: {second} (history.jsonl)" in resumption(command.job, out)
+        assert f"finished: {first}; damaged, begins again: {second} (history.jsonl)" in resumption(out)
     with monkeypatch.context() as patch:
         again = failing(command, patch, TrainingError(""), unit=0)
         command.perform(command.at(out), Execution(resume=True))
@@ -348,12 +342,10 @@ def test_fine_tuned_models_are_taken_from_a_cache(command: Command, tmp_path: Pa
     first = command.perform(command.at(tmp_path / "first", **shared), Execution(progress=Listening()))
     assert "fine_tune" in phases
     phases.clear()
-    if command.name == "run":  # in which fine-tune says that it has no step to do
-        shared["strategies"] = ("grafting-continual",)
+    shared["strategies"] = ("grafting-continual",)  # fine-tune says that it has no step to do
     second = command.perform(command.at(tmp_path / "second", **shared), Execution(progress=Listening()))
     assert "fine_tune" not in phases
-    if command.name != "run":
-        assert timeless(first) == timeless(second)
+    assert timeless(first)["tasks"] == timeless(second)["tasks"]
 
 
 def test_a_second_process_is_refused_and_nothing_is_lost(command: Command, whole: Path, tmp_path: Path) -> None:
@@ -372,7 +364,7 @@ def test_a_second_process_is_refused_and_nothing_is_lost(command: Command, whole
 def test_results_are_made_of_the_units_at_any_time(command: Command, whole: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     (out / "results.json").unlink()
-    assert as_json(assemble(RunJob, out, ended=True)) == results_of(whole) == results_of(out)
+    assert as_json(write_results(out, ended=True)) == results_of(whole) == results_of(out)
 
 
 def test_more_seeds_are_more_units(command: Command, tmp_path: Path) -> None:
@@ -499,7 +491,7 @@ def test_two_units_that_need_one_model_make_it_once(data_directory: Path, model_
         "shots": 4,
     }
     config = RunConfig(stream="sst2", strategies=both, sparsity=0.05, out=str(tmp_path / "out"), **common)
-    perform(RunJob(config), Execution(jobs=2))
+    perform(prepared(config), Execution(jobs=2))
     made = [
         name
         for name in both

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forgetfree.jobs.running import environment
+from forgetfree.jobs import environment
 from forgetfree.training.monitor import Monitor, Stopwatch
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.jobs.running.unit import History
+from forgetfree.jobs.unit import History
 from forgetfree.options import build
 from forgetfree.registry import strategy
 from forgetfree.results.unit_folder import HISTORY
@@ -52,7 +52,7 @@ def test_each_logged_step_has_its_rate(name: str, tmp_path: Path) -> None:
 def test_a_phase_that_tells_no_rate_has_none(tmp_path: Path) -> None:
     history = History(Monitor(), tmp_path, Checkpoint())
     with history.phase("a", "train", 2) as on_step:
-        history.learning_rate(lambda step: step / 10)
+        history.log_rate(lambda step: step / 10)
         on_step(1, 0.5)
     with history.phase("a", "localize", 2) as on_step:
         on_step(1, 0.5)

@@ -14,8 +14,8 @@ import tiny
 import transformers
 
 from forgetfree import cli
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running import workload
+from forgetfree.jobs import preflight
+from forgetfree.jobs.config import RunConfig
 from forgetfree.models.loading import load_model, sized
 
 Plan = Callable[..., dict[str, Any]]
@@ -83,7 +83,7 @@ def test_a_run_takes_the_updates_that_were_planned(
 def test_seconds_are_those_of_a_step_times_the_updates(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of half a second, as the clock has it; fine-tuned models are made once."""
     clock = count(0, 0.5)
-    monkeypatch.setattr(workload.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(preflight.time, "perf_counter", lambda: next(clock))
     words = ["run", "qnli,sst2", "--strategy", "continual-ft", "--strategy", "fine-tune", "--strategy", "merge-ties"]
     found = plan(*words, "--steps", "20", "--readout", "linear", "--set", "density=0.05")
     assert [unit["seconds"] for unit in found["units"]] == [20.0, 20.0, 0.0]
@@ -103,11 +103,9 @@ def test_updates_follow_a_rule_by_its_name(plan: Plan) -> None:
     assert plan(*words, "--steps", "auto")["total"]["updates"] == 200
     assert plan(*words, "--set", "steps=paper")["total"]["updates"] == 384
     recipe = RunConfig(stream="sst2", model="minilm")
-    assert {options.steps for options in recipe.checked().options.values()} == {"auto"}
+    assert {options.steps for options in recipe.check().options.values()} == {"auto"}
     named = RunConfig(stream="sst2", model="minilm", steps="paper")
-    assert {options.steps for options in named.checked().options.values()} == {
-        "paper"
-    } and "steps" not in named.recipe()
+    assert {options.steps for options in named.check().options.values()} == {"paper"} and "steps" not in named.recipe()
 
 
 def test_a_graft_has_a_plan(plan: Plan) -> None:

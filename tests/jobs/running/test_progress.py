@@ -22,8 +22,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from forgetfree import cli
-from forgetfree.jobs.running import progress
-from forgetfree.jobs.running.progress import Ended, LiveProgress, PlainProgress, Progress, Step, make_progress
+from forgetfree.jobs import progress
+from forgetfree.jobs.progress import Ended, LiveProgress, PlainProgress, Progress, Step, make_progress
 from forgetfree.results.scores import Score
 
 UNITS = ["fine-tune seed 0", "grafting-continual seed 0"]
@@ -136,14 +136,14 @@ def test_the_share_counts_units_tasks_and_steps_and_never_falls() -> None:
         heard.hear(Step(UNITS[0], "a", "evaluate", 0, 100))
         assert heard.share == pytest.approx(0.5 / 4)
         heard.hear(Step(UNITS[0], "a", "evaluate", 100, 100))
-        first.scored(scores(0, 0.25, 0.5))  # before training: no task is learned
+        first.log_scores(scores(0, 0.25, 0.5))  # before training: no task is learned
         assert heard.share == pytest.approx(0.5 / 4)
-        first.scored(scores(1, 0.75, 0.5))
+        first.log_scores(scores(1, 0.75, 0.5))
         assert heard.share == pytest.approx(1 / 4)
         heard.hear(Step(UNITS[0], "b", "train", 50, 100))
         assert heard.share == pytest.approx(1.25 / 4)  # a task has 200 steps
-        second.scored(scores(1, 0.75, 0.5))
-        first.scored(scores(2, 0.75, 0.5))
+        second.log_scores(scores(1, 0.75, 0.5))
+        first.log_scores(scores(2, 0.75, 0.5))
         heard.hear(Ended(UNITS[0]))
         assert heard.share == pytest.approx(3 / 4)
         heard.hear(Ended(UNITS[1]))  # which failed
@@ -158,7 +158,7 @@ def test_the_time_left_follows_from_the_time_so_far(monkeypatch: pytest.MonkeyPa
         now[0] = 170.0  # the model is loaded
         heard.hear(Step(UNITS[0], "a", "train", 0, 10))
         now[0] = 200.0
-        heard.monitor(UNITS[0]).scored(scores(1, 0.5))
+        heard.monitor(UNITS[0]).log_scores(scores(1, 0.5))
         assert heard.left == pytest.approx(90)
     assert [progress.clock(seconds) for seconds in (0.4, 61, 3600)] == ["0:00", "1:01", "1:00:00"]
 
@@ -182,10 +182,10 @@ def test_plain_lines_come_with_each_task_and_once_a_minute(monkeypatch: pytest.M
             for step in range(1, 11):
                 now[0] += 8.0
                 on_step(step, 1 / step)
-        monitor.scored(scores(1, 0.75))
+        monitor.log_scores(scores(1, 0.75))
         with monitor.phase("b", "train", 10) as on_step:
             on_step(10, 0.5)
-        monitor.scored(scores(2, 0.5, 1.0))
+        monitor.log_scores(scores(2, 0.5, 1.0))
         plain.hear(Ended(UNITS[0]))
     assert out.getvalue().splitlines() == [
         "20 % (4:16 left) · fine-tune seed 0 · a · train 8/10 loss 0.125",  # 64 s, 8 of 10 steps: 0.8 of a quarter
@@ -205,9 +205,9 @@ def test_tokens_are_counted_while_texts_are_written(monkeypatch: pytest.MonkeyPa
         with monitor.phase("a", "evaluate", 2) as on_step:
             on_step(2, math.nan)
             now[0] += 61.0
-            monitor.wrote(1, 100)
+            monitor.log_tokens(1, 100)
             now[0] += 61.0
-            monitor.wrote(50, 100)
+            monitor.log_tokens(50, 100)
             assert plain.share == pytest.approx(0.75 / 2)
         assert plain.share == pytest.approx(1 / 2)  # of a first task, nobody knows what is still to come
     assert [line.split(" · ", 1)[1] for line in out.getvalue().splitlines()] == [

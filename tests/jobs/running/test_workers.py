@@ -25,12 +25,11 @@ from forgetfree import cli, device, errors
 from forgetfree.device import spread
 from forgetfree.errors import RunError, UnknownNameError
 from forgetfree.files import write_json
-from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.engine import perform
-from forgetfree.jobs.running.execution import Execution
-from forgetfree.jobs.running.unit import Unit
-from forgetfree.jobs.running.workers import WorkerProcesses, devices_of_workers
+from forgetfree.jobs.config import Execution, RunConfig
+from forgetfree.jobs.run import prepared
+from forgetfree.jobs.run import run as perform
+from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.workers import WorkerProcesses, devices_of_workers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -110,7 +109,7 @@ def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: 
     with pytest.raises(
         RunError, match=r"(?s)stopped from outside, .*finished: nothing.* --resume --out .* goes on\. Add --jobs 1"
     ):
-        perform(RunJob(config), Execution(jobs=2))
+        perform(prepared(config), Execution(jobs=2))
     assert none_is_left()
 
 
@@ -180,7 +179,7 @@ def test_an_error_of_the_parent_stops_the_workers(
             raise OSError(28, "No space left on device")
         write_json(path, content)
 
-    monkeypatch.setattr("forgetfree.jobs.running.engine.write_json", full)
+    monkeypatch.setattr("forgetfree.jobs.run.write_json", full)
     many = [part for seed in range(4, 20) for part in ("--seed", str(seed))]
     with pytest.raises(OSError, match="No space left"):
         more = ["--set", "steps=100", "--debug", "--jobs", "2", "--out", str(tmp_path / "out")]
@@ -209,8 +208,8 @@ def test_no_module_of_the_working_directory_takes_the_place_of_ours(tmp_path: Pa
 import sys
 sys.path.remove("")
 from pathlib import Path
-from forgetfree.jobs.running.unit import Unit
-from forgetfree.jobs.running.workers import WorkerProcesses, devices_of_workers
+from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.workers import WorkerProcesses, devices_of_workers
 from surroundings import tell_surroundings
 units = [Unit({{"seed": 0}}, Path({str(tmp_path)!r}) / "seed-0")]
 print(len(list(WorkerProcesses(1).run(tell_surroundings, units))))

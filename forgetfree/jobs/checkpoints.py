@@ -2,7 +2,7 @@
 
 circumstances.json    threads, versions and device it is computed with: under others the unit starts again
 PHASE.safetensors     where a phase of training stands: a file for each phase since the last task that was learned
-STRATEGY/             what of a stream is learned, see `forgetfree.jobs.stream_learner`
+STRATEGY/             what of a stream is learned, see `forgetfree.jobs.stream_checkpoint`
 
 A phase is known by the digest of all that it starts from. So none goes on from another's state, and one that ended is passed
 over: its last state is kept, too.
@@ -22,7 +22,7 @@ from torch import Tensor
 from forgetfree.checkpoint import Checkpoint, Resumable
 from forgetfree.errors import RunError
 from forgetfree.files import write_json
-from forgetfree.jobs.running.signals import STOP
+from forgetfree.jobs.signals import STOP
 from forgetfree.json_file import read_json
 from forgetfree.tensor_file import TensorFile, checksum
 
@@ -120,6 +120,11 @@ def remove_checkpoint(directory: Path) -> None:
 def in_a_phase(directory: Path) -> bool:
     """Say whether a unit was cut short in a phase that goes on from where it was."""
     return any((directory / CHECKPOINT).glob("*.safetensors"))
+
+
+def tasks_learned(directory: Path) -> int:
+    """Return how many tasks of a stream a strategy's folder of checkpoints says are learned."""
+    return max((int(path.name.removeprefix("learned-")) for path in directory.glob("learned-*")), default=0)
 
 
 def _read(directory: Path) -> Any:

@@ -19,7 +19,7 @@ from forgetfree.errors import DataError, RunError, UsageError
 from forgetfree.models.loading import load_model
 from forgetfree.strategies.grafting_continual import GraftingContinual
 from forgetfree.training.encoded_task import EncodedTask
-from forgetfree.training.texts_aside import TextsAside
+from forgetfree.training.held_out_loss import HeldOutTexts
 from forgetfree.training.training_options import TrainingOptions
 
 TEXTS = ["great film", "the movie was a terrible movie", "", "a great movie of a film"]
@@ -61,7 +61,7 @@ def test_the_loss_is_the_mean_over_all_next_tokens(model: Path, lines: Path, tmp
     table = tmp_path / "texts.jsonl"
     table.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     for place in (lines, table):
-        texts = TextsAside.of(str(place), "demo", loaded)
+        texts = HeldOutTexts.of(str(place), "demo", loaded)
         assert texts.counts == {"texts": 3, "tokens": len(torch.cat(losses))}
         assert texts.loss(loaded.model, TrainingOptions()) == pytest.approx(expected, rel=1e-5)
 
@@ -75,7 +75,7 @@ def test_grafts_leave_it_as_it_was_to_the_last_bit(model: Path, data: Path, line
     )
     found = {run.strategy: run.facts.held_aside for run in forgetfree.load_results(tmp_path / "out").runs}
     fresh = load_model(str(model), "generate")
-    before = TextsAside.of(str(lines), str(data), fresh).loss(fresh.model, TrainingOptions())
+    before = HeldOutTexts.of(str(lines), str(data), fresh).loss(fresh.model, TrainingOptions())
     assert (found["grafting-continual"].after, found["lora"].after) == (before, None)  # there is no lora without a task
     for name in names[:-1]:
         assert found[name].before == before
@@ -111,13 +111,13 @@ def test_what_a_strategy_spoils_outside_of_its_regions_shows(
 
 def test_a_task_may_be_set_aside(model: Path, data: Path) -> None:
     loaded = load_model(str(model), "generate")
-    named = TextsAside.of("other", str(data), loaded)
+    named = HeldOutTexts.of("other", str(data), loaded)
     assert named.counts["tokens"] < sum(named.rows.lengths)  # prompts are read, and only answers are predicted
-    in_folder = TextsAside.of(str(data / "other"), "demo", loaded)
+    in_folder = HeldOutTexts.of(str(data / "other"), "demo", loaded)
     assert torch.equal(in_folder.rows.tokens, named.rows.tokens)
-    assert len(TextsAside.of("other", str(data), loaded, 3).rows) == 3
+    assert len(HeldOutTexts.of("other", str(data), loaded, 3).rows) == 3
     reader = load_model(str(model), "causal")
-    reviews = TextsAside.of("sst2", "demo", reader, 4)
+    reviews = HeldOutTexts.of("sst2", "demo", reader, 4)
     lengths = [len(reader.tokenizer(text)["input_ids"]) for text in texts(4)]
     assert reviews.counts["tokens"] + 4 == sum(min(length, reader.max_length) for length in lengths)
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_measured_is_refused(
     loaded = load_model(str(families.write(family, tmp_path / "model")), readout)
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(error, match=message):
-        TextsAside.of(place.replace("EMPTY", str(tmp_path / "empty.txt")), "demo", loaded)
+        HeldOutTexts.of(place.replace("EMPTY", str(tmp_path / "empty.txt")), "demo", loaded)
 
 
 def test_rows_without_a_text_are_told(model: Path, tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ def test_rows_without_a_text_are_told(model: Path, tmp_path: Path) -> None:
     table, lines = tmp_path / "texts.jsonl", tmp_path / "texts.txt"
     table.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("great film", " ", None, "a movie")))
     lines.write_text("great film\n\na movie\n")
-    note = TextsAside.of(str(table), "demo", loaded).note
+    note = HeldOutTexts.of(str(table), "demo", loaded).note
     assert note == f"Rows of --held-aside {table} left out: no text of two tokens or more (2)."
-    assert TextsAside.of(str(lines), "demo", loaded).note == ""
+    assert HeldOutTexts.of(str(lines), "demo", loaded).note == ""
 
 
 def test_bad_rows_and_rows_that_do_not_fit_are_refused_or_left_out(model: Path, tmp_path: Path) -> None:
@@ -179,14 +179,14 @@ def test_bad_rows_and_rows_that_do_not_fit_are_refused_or_left_out(model: Path, 
     for split, more in (("train", []), ("validation", []), ("test", [{"prompt": "film", "target": "film " * 40}])):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*good, *more]))
     with pytest.raises(DataError, match=r"test\.jsonl, row 3: .* --skip-bad-rows leaves such rows out"):
-        TextsAside.of(str(folder), "demo", loaded)
+        HeldOutTexts.of(str(folder), "demo", loaded)
     with (folder / "test.jsonl").open("a") as file:
         file.write(json.dumps({"prompt": "film", "target": ""}) + "\n")
     with pytest.raises(
         DataError, match=r"test\.jsonl, row 4, column 'target': expected .* --skip-bad-rows leaves such"
     ):
-        TextsAside.of(str(folder), "demo", loaded)
-    texts = TextsAside.of(str(folder), "demo", loaded, options=ReadOptions(skip_bad_rows=True))
+        HeldOutTexts.of(str(folder), "demo", loaded)
+    texts = HeldOutTexts.of(str(folder), "demo", loaded, options=ReadOptions(skip_bad_rows=True))
     assert (texts.counts["texts"], len(texts.texts)) == (2, 2)
     assert texts.note == f"Rows of --held-aside {folder} left out: answer does not fit (1), no target (1)."
 
@@ -194,12 +194,12 @@ def test_bad_rows_and_rows_that_do_not_fit_are_refused_or_left_out(model: Path, 
 def test_texts_that_a_task_trains_are_told_or_refused(model: Path, data: Path, tmp_path: Path) -> None:
     loaded, tasks = load_model(str(model), "generate"), load_tasks("first", str(data))
     with pytest.raises(UsageError, match="All 8 texts of --held-aside are also training rows"):
-        TextsAside.of(str(data / "first"), "demo", loaded).notes(tasks)
+        HeldOutTexts.of(str(data / "first"), "demo", loaded).notes(tasks)
     mixed = tmp_path / "mixed.txt"
     mixed.write_text("first film 3\ngreat film\na great movie of a film\n")
-    notes = TextsAside.of(str(mixed), "demo", loaded).notes(tasks)  # a prompt, a right text, and neither
+    notes = HeldOutTexts.of(str(mixed), "demo", loaded).notes(tasks)  # a prompt, a right text, and neither
     assert notes == ["2 of 3 texts of --held-aside are also training rows. Remove them."]
-    assert TextsAside.of("other", str(data), loaded).notes(tasks) == []
+    assert HeldOutTexts.of("other", str(data), loaded).notes(tasks) == []
 
 
 def test_other_texts_are_noticed_on_resume(model: Path, data: Path, lines: Path, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree.errors import UnknownNameError, UsageError, first_line
 from forgetfree.files import locked, write_json
-from forgetfree.jobs.running.checkpoints import CHECKPOINT
-from forgetfree.jobs.running.unit import Unit, is_logged
+from forgetfree.jobs.checkpoints import CHECKPOINT
+from forgetfree.jobs.unit import Unit, is_logged
 from forgetfree.results.unit_folder import HISTORY
 from forgetfree.terminal import tell_note
 from forgetfree.training.monitor import Follower, Monitor, Phase
@@ -145,7 +145,7 @@ class TrackedMonitor(Follower):
         with super().phase(task, phase, steps) as on_step:
             yield on_step
 
-    def met(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
+    def log_step(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
         """Log loss and rate of a step, if it is one of about a hundred."""
         key = (task, phase)
         if step == 1 and key in self._met:  # a second phase of that name
@@ -158,9 +158,9 @@ class TrackedMonitor(Follower):
                 self._last = at
                 self._log({f"loss/{phase}": loss} | ({} if math.isnan(rate) else {f"rate/{phase}": rate}))
 
-    def scored(self, scores: Sequence[Score]) -> None:
+    def log_scores(self, scores: Sequence[Score]) -> None:
         """Log them by task; of a unit that goes on, those of learned tasks are told again, before its first phase."""
-        super().scored(scores)
+        super().log_scores(scores)
         if not self._goes_on:
             self._log({_name(score): score.value for score in scores})
 

@@ -27,10 +27,10 @@ from forgetfree.device import kind_of_device
 from forgetfree.display import brief
 from forgetfree.errors import RunError, UsageError, first_line
 from forgetfree.files import write_atomically
-from forgetfree.jobs.running.environment import quiet_libraries, set_threads
-from forgetfree.jobs.running.progress import Ended, Event, Progress, Teller
-from forgetfree.jobs.running.unit import Unit
-from forgetfree.jobs.running.workers import Work
+from forgetfree.jobs.environment import quiet_libraries, set_threads
+from forgetfree.jobs.progress import Ended, Event, Progress, Teller
+from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.workers import Work
 from forgetfree.results.unit_folder import RECORD
 from forgetfree.terminal import tell_note
 

@@ -35,7 +35,7 @@ _NEXT_TOKEN = ("causal", "generate")
 
 
 @dataclass(frozen=True)
-class TextsAside:
+class HeldOutTexts:
     """Texts that no task trains, encoded for a model.
 
     Attributes:

@@ -117,7 +117,7 @@ class Teller(Monitor):
         now, self._now = self._now or begun, None
         self._tell(replace(now, step=max(steps, now.step), most=now.tokens))
 
-    def wrote(self, tokens: int, most: int) -> None:
+    def log_tokens(self, tokens: int, most: int) -> None:
         """Tell of tokens, as often."""
         if self._now is not None:
             self._follow(replace(self._now, tokens=tokens, most=most))
@@ -128,7 +128,7 @@ class Teller(Monitor):
             self._last = now
             self._tell(step)
 
-    def scored(self, scores: Sequence[Score]) -> None:
+    def log_scores(self, scores: Sequence[Score]) -> None:
         """Tell what a task that was learned came to."""
         if after := max((score.after for score in scores), default=0):
             self._tell(TaskLearned(self._unit, after, list(scores)))

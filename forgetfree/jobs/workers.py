@@ -18,10 +18,10 @@ from multiprocessing.queues import SimpleQueue
 from typing import Protocol
 
 from forgetfree.device import give_device
-from forgetfree.jobs.running.environment import quiet_libraries, set_threads, threads_of_each
-from forgetfree.jobs.running.progress import Ended, Event, Progress, Teller
-from forgetfree.jobs.running.signals import GRACE, terminable
-from forgetfree.jobs.running.unit import Unit
+from forgetfree.jobs.environment import quiet_libraries, set_threads, threads_of_each
+from forgetfree.jobs.progress import Ended, Event, Progress, Teller
+from forgetfree.jobs.signals import GRACE, terminable
+from forgetfree.jobs.unit import Unit
 from forgetfree.terminal import open_closed_streams
 from forgetfree.training.monitor import Monitor
 

@@ -2,7 +2,7 @@
 
 scores.csv       its scores, see `forgetfree.results.scores`
 history.jsonl    task, phase, step, loss, rate and seconds since the unit began, of at most about a hundred steps a phase
-.checkpoint/     where it stands, until it has ended, see `forgetfree.jobs.running.checkpoints`
+.checkpoint/     where it stands, until it has ended, see `forgetfree.jobs.checkpoints`
 …                what else it makes: a ledger, predictions, a graft, floors
 unit.json        written last: how it ended, with the size and SHA-256 of each file beside it
 """
@@ -33,8 +33,8 @@ from forgetfree.errors import (
     out_of_memory,
 )
 from forgetfree.files import size_of, write_atomically, write_json
-from forgetfree.jobs.running.checkpoints import CHECKPOINT, FileCheckpoint, remove_checkpoint
-from forgetfree.jobs.running.environment import circumstances, environment
+from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint, remove_checkpoint
+from forgetfree.jobs.environment import circumstances, environment
 from forgetfree.json_file import parse_json, sign
 from forgetfree.results.unit_folder import HISTORY, RECORD, read_record, size_and_sha256
 from forgetfree.training.monitor import Follower, Monitor, Phase
@@ -234,7 +234,7 @@ class History(Follower):
         """Return the unit's."""
         return self._kept
 
-    def met(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
+    def log_step(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
         """Log the step, if it is one of about a hundred."""
         if math.isfinite(loss) and is_logged(step, steps):
             line = {"task": task, "phase": phase, "step": step, "loss": loss, "rate": rate, "seconds": self.seconds}

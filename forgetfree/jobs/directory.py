@@ -1,0 +1,260 @@
+"""The directory of a run: how its units stand, and what must be as it was when the run is resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forgetfree import recipes, registry
+from forgetfree.device import kind_of_device
+from forgetfree.display import counted
+from forgetfree.errors import RunError, UsageError
+from forgetfree.jobs.checkpoints import CHECKPOINT, in_a_phase, tasks_learned
+from forgetfree.jobs.config import keys_of
+from forgetfree.jobs.environment import versions
+from forgetfree.jobs.unit import Json, Unit, named
+from forgetfree.json_file import check, check_fields, read_json
+from forgetfree.options import flag_of, name_of_function, typed
+from forgetfree.results.config_file import load_run
+
+#: As many units as a message names.
+_NAMED = 8
+
+
+def units_in(out: Path, keys: Mapping[str, Json]) -> list[Unit]:
+    """Return the units of a directory, of which config.json has the keys."""
+    return [Unit(key, out / folder) for folder, key in keys.items()]
+
+
+# -- How units stand -------------------------------------------------------------------------------------
+
+
+#: How a unit stands.
+_STANDINGS = (
+    "finished",
+    "damaged, begins again",
+    "goes on",
+    "will start again",
+    "failed, begins again",
+    "not begun",
+)
+
+
+def holdings(out: Path) -> str:
+    """Say what a run that was cut short has left behind, and how to go on; an empty text where it left nothing."""
+    if not (units := _by_standing(out)):
+        return ""
+    parts = [f"finished: {_listed(units['finished'])}"]
+    more = ("damaged, begins again", "goes on", "will start again")
+    parts += [f"{what}: {_listed(units[what])}" for what in more if units[what]]
+    return f"{out} holds what was computed ({'; '.join(parts)}); the same command with --resume --out {out} goes on."
+
+
+def resumption(out: Path) -> str:
+    """Say where a run that is resumed goes on; an empty text where nothing was begun."""
+    parts = [f"{what}: {_listed(names)}" for what, names in _by_standing(out).items() if names]
+    return f"Going on in {out}; {'; '.join(parts)}" if parts else ""
+
+
+def _by_standing(out: Path) -> dict[str, list[str]]:
+    """Return the names of a directory's units by how they stand; nothing where there is no run."""
+    try:
+        config = read_config_json(out)
+    except RunError:
+        return {}
+    units: dict[str, list[str]] = {what: [] for what in _STANDINGS}
+    for unit in units_in(out, config["units"]):
+        record = unit.record()
+        if record and record["status"] != "done":
+            units["failed, begins again"].append(str(unit))
+        elif record and (damaged := unit.damaged(record)):
+            units["damaged, begins again"].append(f"{unit} ({', '.join(damaged)})")
+        elif record:
+            units["finished"].append(str(unit))
+        elif unit.is_begun:
+            where = _standing(unit, len(config["tasks"]))
+            units["goes on" if where else "will start again"].append(f"{unit}{where}")
+        else:
+            units["not begun"].append(str(unit))
+    return units
+
+
+def _standing(unit: Unit, tasks: int) -> str:
+    """Say from where a unit that was cut short goes on, of so many tasks; an empty text where it starts again."""
+    folder, midst = unit.directory / CHECKPOINT, in_a_phase(unit.directory)
+    learned = max(map(tasks_learned, folder.iterdir()), default=0) if folder.is_dir() else 0
+    if midst:
+        return f" in the midst of task {learned + 1} of {tasks}"
+    return f" after {learned} of {counted(tasks, 'task')}" if learned else ""
+
+
+def failures(results: Json) -> list[str]:
+    """Return a message for each unit that failed."""
+    return [
+        f"{named({key: value for key, value in unit.items() if key not in ('error', 'after')}, ', ')}: {unit['error']}"
+        for unit in results["failed"]
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "nothing" if len(names) <= _NAMED else f"{len(names)} units"
+
+
+# -- config.json, and what must be as it was when the run is resumed --------------------------------------
+
+_CONFIG: dict[str, type] = {
+    **{"run": dict, "machine": dict, "model": dict, "tasks": list, "data": dict, "about": dict, "units": dict},
+}
+#: Lists that may be longer when the run is resumed.
+_GROWING = ("strategy", "seed")
+#: Whose versions decide bits.
+_PACKAGES = ("forgetfree", "torch", "transformers")
+#: What may be there beside model, tasks and data.
+_BESIDE = {"fine_tuned": "the fine-tuned model", "held_aside": "the texts of --held-aside"}
+_REMEDY = "Start again with another --out."
+
+
+def read_config_json(out: Path) -> Json:
+    """Read the config.json of a run, and check it.
+
+    Raises:
+        RunError: it is missing or damaged, or something else wrote it.
+    """
+
+    def check_config(config: Any) -> None:
+        check_fields("", config, _CONFIG)
+        check_fields("", {"versions": {}} | config, {"versions": dict})
+        for key in ("data", "units"):
+            right = all(isinstance(value, dict) for value in config[key].values())
+            check(key, config[key], right, "an object of objects")
+
+    read_json(out / "config.json", RunError, _REMEDY, check_config, signed=True)
+    return load_run(out, _REMEDY)
+
+
+def as_json(value: Any) -> Any:
+    """Return the value as a JSON file gives it back, functions as their names."""
+    return json.loads(json.dumps(value, default=name_of_function))
+
+
+def merged_config(out: Path, before: Json, now: Json, allow_changed: bool = False) -> Json:
+    """Compare the config.json that a run was begun with and what is asked for and found now; return both, merged.
+
+    What ``now`` does not say is not compared, so that what is asked for can be compared before anything is loaded.
+
+    Args:
+        out: the directory.
+        before: its config.json.
+        now: what that would be if the run began now, or a part of it.
+        allow_changed: go on with other versions and on another device, too, and say so under ``changed``.
+
+    Returns:
+        ``now``, with the strategies, seeds and units of before.
+
+    Raises:
+        UsageError: something else is asked for.
+        RunError: data, model, versions or device are not those that it was begun with.
+    """
+    request = _merged_request(out, before["run"], now["run"])
+    changed, circumstances = _changed(before, now), _changed_circumstances(before, now)
+    if what := [*changed, *([] if allow_changed else circumstances)]:
+        remedy = "put the old files back" if changed else "give --allow-changed: then config.json names the change"
+        raise RunError(
+            f"{out} cannot be resumed: {' and '.join(what)} changed since it was begun. {_REMEDY[:-1]}, or {remedy}."
+        )
+    now = now | {"run": request}
+    if "units" not in now:
+        return now
+    if changes := [*before.get("changed", []), *circumstances]:
+        now["changed"] = changes
+    if isinstance(begun := before["about"].get("model"), dict):
+        now["about"]["model"]["name"] = begun.get("name")  # the weights identify it, not where they lie
+    options = before.get("options", {}) | now["options"]  # whose strategies may be others than before
+    steps = {each.get("steps") for each in options.values()}
+    now["options"], now["about"]["data"]["steps"] = options, steps.pop() if len(steps) == 1 else None
+    return now if before["units"].keys() <= now["units"].keys() else now | {"units": before["units"] | now["units"]}
+
+
+def _merged_request(out: Path, before: Json, now: Json) -> Json:
+    """Return what was asked for in a directory, now and before; raise ``UsageError`` where something else is."""
+    keys = keys_of()
+    listed = {key: before[key] if isinstance(before.get(key), list) else [] for key in _GROWING}
+    new = [registry.strategy_name(each) for each in now["strategy"] if each not in listed["strategy"]]
+    # Nothing there was made with the options of strategies that join now.
+    settings = {key: value for key, value in now["set"].items() if key.rpartition(".")[0] not in new}
+    differ = _differing(
+        before,
+        now | {"set": settings},
+        lambda key: key if key == "stream" else f"--{keys.get(key, key).replace('_', '-')}",
+    )
+    classes = {registry.strategy_name(each): each for each in listed["strategy"] if isinstance(each, str)}
+    for each in now["strategy"]:
+        if (was := classes.get(registry.strategy_name(each), each)) != each:
+            differ.append(f"--strategy {each} (was {was})")
+    if differ:
+        raise UsageError(
+            f"--resume needs the configuration that {out} was begun with; these differ: {', '.join(differ)}. Start again with "
+            f"another --out, or give the old options, which {out / 'config.json'} has."
+        )
+    return now | {key: [*each, *(one for one in now[key] if one not in each)] for key, each in listed.items()}
+
+
+def _differing(before: Json, now: Json, name: Callable[[str], str]) -> list[str]:
+    """List the options that differ, as they are typed. Where data and models lie does not count: what they hold is compared."""
+    differences = []
+    for key in dict.fromkeys((*before, *now)):
+        was, is_now = before.get(key), now.get(key)
+        recipe = bool({str(was), str(is_now)} & recipes.MODELS.keys())  # a registered model may bring one
+        if isinstance(was, dict) and isinstance(is_now, dict):
+            differences += _differing(was, is_now, flag_of)
+        elif was != is_now and key not in (*_GROWING, "data", "fine_tuned") and (key != "model" or recipe):
+            both = ("not given" if each is None else typed(each) for each in (was, is_now))
+            differences.append("{} (was {}, now {})".format(name(key), *both))
+    return differences
+
+
+def _changed_circumstances(before: Json, now: Json) -> list[str]:
+    """List what may be other than before by a flag."""
+    was, is_now = before.get("versions", {}), versions()
+    changes = [
+        f"the version of {package} (was {was.get(package, 'none')}, is {is_now.get(package)})"
+        for package in _PACKAGES
+        if was.get(package) != is_now.get(package)
+    ]
+    if "machine" not in now:
+        return changes
+    was, is_now = before["machine"], now["machine"]
+    if kind_of_device(str(was.get("device"))) != kind_of_device(is_now["device"]):  # which of several does not count
+        return [*changes, f"the device (was {was.get('device')}, is {is_now['device']})"]
+    if was.get("processor", is_now["processor"]) != is_now["processor"]:
+        changes.append(f"the processor (was {was['processor']}, is {is_now['processor']})")
+    return changes
+
+
+def _changed(before: Json, now: Json) -> list[str]:
+    """List what no run can go on with."""
+    if "model" not in now:
+        return []
+    changes = [what for key, what in _BESIDE.items() if before.get(key) != now.get(key)]
+    model, model_now = before["model"], now["model"]
+    same_weights = model.get("fingerprint") == model_now["fingerprint"]
+    if not same_weights:
+        changes.append("the weights of the model")
+    elif any(model.get(key) != model_now[key] for key in ("config", "max_length")):
+        changes.append("the model's config.json")
+    was, is_now = (_by_name(each["tasks"]) for each in (before, now))
+    for task, rows in before["data"].items():
+        rows_now = now["data"].get(task, {})
+        if rows.get("fingerprint") != rows_now.get("fingerprint"):
+            changes.append(f"data of {task!r}")
+        elif was.get(task) != is_now.get(task):
+            changes.append(f"labels, label words, templates or metrics of {task!r}")
+        elif same_weights and rows.get("encoded") != rows_now.get("encoded"):
+            changes.append(f"the tokenizer or the prompt of {task!r}")
+    return changes
+
+
+def _by_name(tasks: list[Any]) -> Mapping[str, Any]:
+    return {str(task.get("name")): task for task in tasks if isinstance(task, dict)}

@@ -1,0 +1,433 @@
+"""What a run will do, and all that is wrong with it, before anything is downloaded or written.
+
+A plan is JSON:
+
+    model       name, readout, parameters, graftable, local
+    tasks       name, labels, and rows of each split, as far as the data are here
+    units       unit, its updates by task, and the seconds they take
+    total       units, updates, seconds, and memory_bytes: the most that was held while a few steps were taken
+    notes       what could not be checked, and what may go wrong
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise, product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from forgetfree import registry
+from forgetfree.core.base_regions import budget, tiny_region_note
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.precision import faster_precision
+from forgetfree.data.bad_rows import DataFaults
+from forgetfree.data.encoding import fitting
+from forgetfree.data.rows import TaskRows
+from forgetfree.data.sampling import evenly
+from forgetfree.data.sources import check_task, read_tasks
+from forgetfree.device import find_device, kind_of_device
+from forgetfree.errors import (
+    Faults,
+    ForgetfreeError,
+    ModelError,
+    SeveralFaultsError,
+    UsageError,
+    first_line,
+    out_of_memory,
+)
+from forgetfree.files import is_place
+from forgetfree.jobs.config import RunConfig, RunOptions
+from forgetfree.jobs.environment import check_precision, set_threads, threads_as_before
+from forgetfree.jobs.unit import Json
+from forgetfree.kinds.kind import kind_of, readout_for
+from forgetfree.models.loading import LoadedModel, load_model, sized
+from forgetfree.models.location import locate
+from forgetfree.models.module_model import ModuleModel, check_own_dtype
+from forgetfree.output import check_place, refuse_used
+from forgetfree.training.encoded_task import sampled
+from forgetfree.training.held_out_loss import HeldOutTexts
+from forgetfree.training.localization import LocalizationOptions, mask_options
+from forgetfree.training.monitor import Monitor, Phase
+from forgetfree.training.training_options import MOST_SHOTS, TrainingOptions
+
+#: The largest weights that are loaded, checked and timed beforehand, in bytes.
+_TIMED = 10**9
+#: Training rows of a task that are encoded to see whether texts are cut.
+_SAMPLE = 64
+#: Steps that are taken of each phase; the first, which prepares memory and kernels, does not count.
+_TAKEN = 4
+
+
+def plan_of(config: RunConfig, *, resume: bool = False) -> Json:
+    """Return the plan of a run; nothing is written or downloaded.
+
+    Args:
+        config: what is asked for.
+        resume: whether the run is to go on in its directory.
+
+    Raises:
+        UsageError: naming every fault of configuration, places, data, model, readouts and budgets.
+    """
+    look = _Look(config, resume)
+    look.faults.report()
+    return look.plan()
+
+
+def with_all_faults(error: ForgetfreeError, config: RunConfig) -> ForgetfreeError:
+    """Return the error that keeps a run from beginning, or all that is wrong with it, if that is more."""
+    faults = _Look(config, False).faults
+    for fault in getattr(error, "faults", (str(error),)):
+        faults.add(fault)
+    return error if len(faults) == 1 else SeveralFaultsError(faults, getattr(error, "rows", ()))
+
+
+@dataclass
+class _Model:
+    """A model as far as it is known beforehand; ``loaded`` where its weights are here and not too large."""
+
+    name: str
+    readout: str
+    parameters: int
+    space: ParameterSpace | None
+    local: bool
+    load: Callable[[], LoadedModel] | None = None
+    loaded: LoadedModel | None = None
+
+    @property
+    def graftable(self) -> int:
+        """The number of graftable entries; 0: not known."""
+        return len(self.space) if self.space else 0
+
+
+class _Look:
+    """Looks at all that can be looked at.
+
+    Args:
+        config: what is asked for.
+        resume: whether the run is to go on in its directory.
+
+    Attributes:
+        faults: what is wrong.
+    """
+
+    def __init__(self, config: RunConfig, resume: bool) -> None:
+        self._config, self._objects, self._notes = config, config.objects, list[str]()
+        self.faults = Faults(ForgetfreeError)
+        for fault in config.faults():
+            self.faults.add(fault)
+        attempt = self.faults.attempt
+        self._common: RunOptions = attempt(lambda: config.common) or RunOptions()
+        self._options: Mapping[str, Any] = {} if len(self.faults) else dict(config.options)
+        attempt(check_place, Path(config.out))
+        if self._common.cache:
+            attempt(check_place, Path(self._common.cache), "--cache")
+        if not resume:
+            attempt(refuse_used, Path(config.out), "run")
+        self._device = attempt(find_device, config.device) or "cpu"
+        attempt(check_precision, [name for each in self._options.values() for name in each.precisions], self._device)
+        self._rows = {rows.task.name: rows for rows in self._read()}
+        self._definitions = {name: each.task for name, each in self._rows.items()}
+        for name in config.names:
+            if name not in self._rows and (task := registry.tasks().get(name)):
+                self._definitions[name] = task
+        self._model: _Model = attempt(self._known_model) or _Model("", "", 0, None, False)
+        if any("auto" in each.precisions for each in self._options.values()):
+            self._decide_precision()
+        if self._model.loaded is not None:
+            self._check_against(self._model.loaded)
+        for sparsity in self._sparsities if self._model.space else ():
+            attempt(budget, self._model.graftable, sparsity)
+        if self._model.space and (note := tiny_region_note(self._model.graftable, self._sparsities)):
+            self._notes.append(note)
+
+    @property
+    def _sparsities(self) -> list[float]:
+        """The shares of the space that regions may have, each once."""
+        of_regions = [each.sparsity for each in self._options.values() if isinstance(each, LocalizationOptions)]
+        return list(dict.fromkeys(of_regions))
+
+    # -- Data and model --------------------------------------------------------------------------------------
+
+    def _read(self) -> list[TaskRows]:
+        """Return the rows of the tasks whose data are here."""
+        config, attempt = self._config, self.faults.attempt
+        data = self._objects.data_or(config.data)
+        if self._objects.reads_tensors:
+            return []
+        if data == "hub":
+            for name in config.names:
+                attempt(check_task, name, data, registry.streams() if len(config.names) == 1 else ())
+            self._notes.append(
+                "The rows are read from the hub when the job starts: they are not checked, nor counted, here."
+            )
+            return []
+        options = self._common.evaluate_on, config.read_options
+        tasks, wrong = attempt(read_tasks, config.stream, data, *options) or ([], DataFaults())
+        attempt(wrong.report)
+        tasks += wrong.rest  # for what else is wrong
+        for rows in tasks:
+            self._notes += filter(None, (*rows.notes, rows.shared_note(self._common.evaluate_on)))
+        for seed, rows in product(config.seeds if self._options else (), tasks):
+            attempt(sampled, rows, config.shots, seed, self._common.or_fewer)
+        return list(tasks)
+
+    def _known_model(self) -> _Model:
+        config, common, objects, tasks = self._config, self._common, self._objects, list(self._definitions.values())
+        readout = readout_for(config.readout, tasks)
+        arguments: Json = {"graftable": common.graftable, "max_length": common.max_length, "dtype": common.dtype}
+        if objects.reads_tensors:
+            check_own_dtype(objects.model, common.dtype)
+            self._notes.append("The model reads tensors: it is not timed here.")
+            size = sum(parameter.numel() for parameter in objects.model.parameters())
+            space = ModuleModel(objects.model, graftable=common.graftable).space()
+            return _Model(type(objects.model).__name__, "linear", size, space, True)
+        path = None if objects.model is not None else locate(config.model)
+        local = path is None or Path(path).is_dir()
+        if not local:
+            if not is_place(config.model) and config.model.count("/") > 1:
+                raise UsageError(
+                    f"--model {config.model!r} is no hub name, which is OWNER/NAME. Give one, or a directory."
+                )
+            self._notes.append(f"The weights of {config.model} come from the hub: they are not checked here.")
+        weights = sum(each.stat().st_size for each in Path(path).glob("*.safetensors")) if path and local else 0
+        if local and weights <= _TIMED:
+            arguments |= {"tasks": tasks, **objects.model_arguments}
+            load = partial(load_model, objects.model_or(config.model), readout, **arguments)
+            loaded = load()
+            self._notes += [loaded.note] if loaded.note else []
+            size = sum(parameter.numel() for parameter in loaded.model.backbone.parameters())
+            return _Model(loaded.name, loaded.readout, size, loaded.model.space(), True, load, loaded)
+        self._notes.append("The model is not timed here: its weights are large, or come from the hub.")
+        try:
+            arguments = {"graftable": common.graftable, "dtype": common.dtype, "tasks": tasks if local else ()}
+            found, _, size, space = sized(str(path), config.model, readout, **arguments)
+            return _Model(config.model, found, size, space, local)
+        except ModelError as error:
+            if local:
+                raise
+            self._notes.append(
+                f"Its configuration cannot be read either, so that nothing is known of it: {first_line(error)}."
+            )
+            return _Model(config.model, readout, 0, None, False)
+
+    def _decide_precision(self) -> None:
+        """Put into the options what ``auto`` means for the model; where it is not here, as if it were fp32."""
+        loaded, precision = self._model.loaded, "fp32"
+        if loaded is None:
+            self._notes.append("precision=auto is measured when the job starts: time is told for fp32.")
+        else:
+            with threads_as_before():
+                set_threads(self._common.threads)
+                precision = faster_precision(loaded.model.to(self._device))
+            loaded.model.to("cpu")  # what else is checked is there
+        names = ("precision", "answer_precision")
+        self._options = {
+            name: replace(each, **{key: precision for key in names if getattr(each, key) == "auto"})
+            for name, each in self._options.items()
+        }
+
+    def _check_against(self, loaded: LoadedModel) -> None:
+        """Check the tasks, the texts that no task trains, and the options against a model."""
+        config, attempt = self._config, self.faults.attempt
+        attempt(loaded.check_words, self._definitions.values())
+        for name, task in self._definitions.items():
+            encoder = attempt(loaded.encoder, task)
+            if encoder is not None and name in self._rows:
+                read = self._rows[name]
+                self._rows[name] = attempt(fitting, read, encoder, config.skip_bad_rows) or read
+                self._notes += self._rows[name].notes[len(read.notes) :]
+        if config.held_aside is not None:
+            data, limit = self._objects.data_or(config.data), self._common.test_limit
+            aside = attempt(HeldOutTexts.of, config.held_aside, data, loaded, limit, config.read_options)
+            self._notes += (aside and attempt(aside.notes, self._rows.values())) or ()
+        for name, options in self._options.items():
+            with suppress(AttributeError):  # of a stream there is no more than its model
+                attempt(config.classes[name].check, options, SimpleNamespace(model=loaded.model))
+
+    # -- The plan --------------------------------------------------------------------------------------------
+
+    def plan(self) -> Json:
+        """Return the plan, by a few steps of each strategy."""
+        config, model = self._config, self._model
+        set_threads(self._common.threads)
+        self._note_cut_texts()
+        times = {name: phases for name in config.classes if (phases := self._step_times(name)) is not None}
+        shared = set[Any]()
+        units = [self._unit(name, seed, times, shared) for seed, name in product(config.seeds, config.classes)]
+        self._note_full_space()
+        every = [unit["seconds"] for unit in units]
+        return {
+            "schema": 1,
+            "command": "run",
+            "out": config.out,
+            "device": self._device,
+            "model": {
+                **{"name": model.name, "readout": model.readout, "local": model.local},
+                **{"parameters": model.parameters, "graftable": model.graftable},
+            },
+            "tasks": [
+                {
+                    **{"task": name, "train": len(each.train), "validation": len(each.validation)},
+                    **{"test": len(each.test), "labels": list(each.task.labels)},
+                }
+                for name, each in self._rows.items()
+            ],
+            "units": units,
+            "total": {
+                "units": len(units),
+                "updates": sum(updates or 0 for unit in units for updates in unit["updates"].values()),
+                "seconds": round(sum(every), 1) if every and None not in every else None,
+                "memory_bytes": most_memory(self._device) if times else None,
+            },
+            "notes": list(dict.fromkeys(self._notes)),
+        }
+
+    def _unit(self, name: str, seed: int, times: Mapping[str, list[_PhaseTime]], shared: set[Any]) -> Json:
+        """Return the updates of a unit by task, and its seconds; ``shared`` are the fine-tuned models that were made."""
+        options, phases = self._options[name], times.get(name)
+        updates, seconds = dict[str, int | None](), 0.0
+        for task in self._config.names:
+            asked, drawn = self._updates(task, seed, options)
+            if phases is None or asked is None:
+                updates[task] = asked
+                continue
+            steps = [(each, each.steps(options, asked, drawn)) for each in phases]
+            updates[task] = sum(count for each, count in steps if each.phase in ("fine_tune", "train"))
+            for each, count in steps:
+                made = task, seed, options.learning_rate, options.optimizer, count
+                if each.phase != "fine_tune" or made not in shared:  # a fine-tuned model is made once
+                    seconds += each.step * count
+                shared |= {made} if each.phase == "fine_tune" else set()
+        unknown = None in updates.values()
+        if unknown:
+            self._notes.append("Without --steps or --shots, the updates depend on the rows, which are not here.")
+        told = None if unknown or phases is None else round(seconds, 1)
+        return {"unit": f"{name}/seed-{seed}", "updates": updates, "seconds": told}
+
+    def _updates(self, task: str, seed: int, options: TrainingOptions) -> tuple[int | None, int]:
+        """Return the updates that are asked for of a task, as far as they are known, and its training rows."""
+        shots, rows, definition = self._config.shots, self._rows.get(task), self._definitions.get(task)
+        drawn = None if rows is None else len(sampled(rows, shots, seed, self._common.or_fewer))
+        rarest = shots or (rows and min(MOST_SHOTS, *Counter(kind_of(rows.task).groups(rows.train.labels)).values()))
+        labels = 2 if definition is None else max(1, len(definition.labels))
+        known = rarest or isinstance(options.steps, int)
+        drawn = drawn or labels * (rarest or 0)
+        return (options.updates(labels, rarest or 0, drawn) if known else None), drawn
+
+    def _step_times(self, name: str) -> list[_PhaseTime] | None:
+        """Return what the phases of a strategy take, by a few steps of each on the first task that is here, if one is."""
+        task = next((task for task in self._config.names if task in self._rows), None)
+        if task is None or self._model.load is None:
+            return None
+        options, heard = self._options[name], _StepTimes()
+        few: dict[str, Any] = {"steps": _TAKEN, "mask_steps": _TAKEN, "mask_evaluations": 1}
+        few |= {key: _TAKEN for key in ("region_steps", "readout_steps") if getattr(options, key, None)}
+        if getattr(options, "mask_steps", None) == 0:
+            del few["mask_steps"]
+        known = type(options).__dataclass_fields__
+        options = replace(options, **{key: each for key, each in few.items() if key in known})
+        try:
+            self._learn_first(name, self._model.load(), self._rows[task], options, heard)
+        except (ForgetfreeError, RuntimeError, MemoryError) as error:
+            self._notes.append(f"A first step of {name} fails: {first_line(out_of_memory(error) or error)}")
+            return None
+        return heard.times
+
+    def _learn_first(self, name: str, loaded: LoadedModel, rows: TaskRows, options: Any, monitor: Monitor) -> None:
+        """Let a strategy learn one task, and keep nothing."""
+        from forgetfree.continual.streams import make_stream
+
+        config, common = self._config, self._common
+        drawn: Json = {"shots": config.shots, "or_fewer": common.or_fewer, "seed": config.seeds[0], "test_limit": 1}
+        stream = make_stream(rows.task.name, [rows], loaded, **drawn)
+        learner = config.classes[name](
+            stream=stream, options=options, seed=config.seeds[0], device=self._device, monitor=monitor
+        )
+        learner.train(stream.benchmark.train_stream[0])
+
+    def _note_cut_texts(self) -> None:
+        """Note which training texts are longer than the model reads, as a sample has it."""
+        if (loaded := self._model.loaded) is None:
+            return
+        for name, rows in self._rows.items():
+            sample = rows.train.take(evenly(len(rows.train), _SAMPLE))
+            encoder = loaded.encoder(rows.task)
+            encoder(sample)
+            if cut := encoder.cut_note("training row", len(sample)):
+                self._notes.append(f"Task {name!r}{', of a sample' * (len(sample) < len(rows.train))}: {cut}")
+
+    def _note_full_space(self) -> None:
+        """Note where the regions of all tasks are more than there is."""
+        tasks = len(self._config.names)
+        for seed, (name, options) in product(self._config.seeds, self._options.items()):
+            sparsity = options.sparsity if isinstance(options, LocalizationOptions) else 0
+            if tasks * sparsity > 1:
+                self._notes.append(
+                    f"{name}/seed-{seed}: {tasks} regions of {sparsity:g} of the {self._model.graftable:,} graftable entries "
+                    "are more than there are. Later tasks train what earlier ones left. Set a lower sparsity."
+                )
+
+
+# -- Seconds ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _PhaseTime:
+    """What a phase of a task takes.
+
+    Attributes:
+        phase: which.
+        taken: the steps that were taken of it.
+        step: seconds of one.
+    """
+
+    phase: Phase
+    taken: int
+    step: float
+
+    def steps(self, options: TrainingOptions, updates: int, rows: int) -> int:
+        """Return how many steps it has where a task has so many updates and training rows."""
+        if self.phase == "localize":
+            searches = isinstance(options, LocalizationOptions) and options.region_from in ("mask", "midpoint")
+            return mask_options(options, rows, updates).steps if searches else max(1, self.taken)  # type: ignore[arg-type]
+        if self.phase == "train":
+            own = getattr(options, "region_steps", None)
+        else:
+            own = None if getattr(options, "needs_fine_tuned", True) else getattr(options, "readout_steps", None)
+        return math.ceil((updates if own is None else own) * self.taken / _TAKEN)
+
+
+class _StepTimes(Monitor):
+    """Hears how long the steps of each phase take."""
+
+    def __init__(self) -> None:
+        self.times: list[_PhaseTime] = []
+
+    @contextmanager
+    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
+        """Time a phase of a task."""
+        clock = [time.perf_counter()]
+        yield lambda step, loss: clock.append(time.perf_counter())
+        clock.append(time.perf_counter())
+        apart = [after - before for before, after in pairwise(clock[1:-1])]
+        # Where no step is told apart from others, the phase is one.
+        self.times.append(_PhaseTime(phase, steps, min(apart) if apart else clock[-1] - clock[0]))
+
+
+def most_memory(device: str) -> int:
+    """Return the most bytes that this process has held: on a GPU those of tensors there, else all of its memory."""
+    if kind_of_device(device) == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most

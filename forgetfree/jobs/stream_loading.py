@@ -1,0 +1,152 @@
+"""The stream of a run: its tasks, read once in a process, and the model that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forgetfree import registry
+from forgetfree.data.encoding import fitting
+from forgetfree.device import find_device
+from forgetfree.kinds.kind import kind_of, readout_for
+from forgetfree.results.answers import Answers
+from forgetfree.tasks import TaskDefinition, seeded
+
+if TYPE_CHECKING:
+    from forgetfree.continual.evaluation import StreamAnswers
+    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.continual.streams import Stream
+    from forgetfree.core.readout_model import ReadoutModel
+    from forgetfree.data.rows import TaskRows
+    from forgetfree.jobs.config import RunConfig
+    from forgetfree.models.fine_tuned_directory import FineTunedModel
+    from forgetfree.models.loading import LoadedModel
+    from forgetfree.training.held_out_loss import HeldOutTexts
+    from forgetfree.training.monitor import Monitor
+
+#: The answers on every task's test rows.
+Row = dict[str, Answers]
+
+
+class StreamLoader:
+    """Loads the tasks of a run, the stream of a seed, and its strategies, which learn it one after the other on one model.
+
+    Args:
+        config: what was asked for.
+
+    Attributes:
+        store: the directory of fine-tuned models that strategies share.
+        fine_tuned: the model of ``--fine-tuned``, once the stream is loaded.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config, self.store = config, Path(config.common.cache or Path(config.out) / "fine-tuned")
+        self.fine_tuned: FineTunedModel | None = None
+        self._stream: Stream | None = None
+        self._fresh: LoadedModel | None = None  # the model that rows were measured by, for the first stream
+        # The answers before training, by the precision and batch size they are computed in.
+        self._first_rows: dict[tuple[str, int], Row] = {}
+
+    @property
+    def device(self) -> str:
+        """Where this process computes."""
+        return find_device(self.config.device)
+
+    @cached_property
+    def tasks(self) -> list[TaskRows]:
+        """The tasks of the stream with all their rows, unless these are tensors; the run says how texts are written."""
+        from forgetfree.data.sources import load_tasks
+
+        config, common, objects = self.config, self.config.common, self.config.objects
+        if objects.reads_tensors:
+            return []
+        tasks = load_tasks(config.stream, objects.data_or(config.data), common.evaluate_on, config.read_options)
+        tasks = [replace(rows, task=kind_of(rows.task).with_decoding(rows.task, common.decoding)) for rows in tasks]
+        if any(kind_of(rows.task).depends_on_model for rows in tasks):
+            self._fresh = fresh = self._load([rows.task for rows in tasks])
+            tasks = [fitting(rows, fresh.encoder(rows.task), config.skip_bad_rows) for rows in tasks]
+        return tasks
+
+    def _load(self, tasks: Sequence[TaskDefinition]) -> LoadedModel:
+        """Load the model for tasks; where one is fine-tuned already, with its readout."""
+        config, common, objects = self.config, self.config.common, self.config.objects
+        arguments: dict[str, Any] = {"graftable": common.graftable, "max_length": common.max_length}
+        if config.fine_tuned is not None:
+            from forgetfree.models.fine_tuned_directory import load_fine_tuned
+
+            arguments |= {"readout": config.readout}
+            self.fine_tuned = load_fine_tuned(config.fine_tuned, config.model, tasks[0], **arguments)
+            return self.fine_tuned.loaded
+        from forgetfree.models.loading import load_model
+
+        arguments |= {"dtype": common.dtype, **objects.model_arguments}
+        return load_model(objects.model_or(config.model), readout_for(config.readout, tasks), tasks=tasks, **arguments)
+
+    def stream(self, seed: int) -> Stream:
+        """Return the stream of a seed, on its own model; the last stream that was asked for is kept."""
+        from forgetfree.continual.streams import load_stream, make_stream
+
+        if self._stream is None or self._stream.seed != seed:
+            self._stream = None
+            self._first_rows.clear()
+            config, common, objects = self.config, self.config.common, self.config.objects
+            drawn: dict[str, Any] = {
+                "shots": config.shots,
+                "or_fewer": common.or_fewer,
+                "seed": seed,
+                "test_limit": common.test_limit,
+                "scenario": common.scenario,
+            }
+            if objects.reads_tensors:
+                drawn |= {"graftable": common.graftable, "evaluate_on": common.evaluate_on, "dtype": common.dtype}
+                self._stream = load_stream(config.stream, data=objects.data, model=objects.model, **drawn)
+            else:
+                tasks = [replace(rows, task=seeded(rows.task, seed, common.sampling_seed)) for rows in self.tasks]
+                model, self._fresh = self._fresh or self._load([rows.task for rows in tasks]), None
+                self._stream = make_stream(config.stream, tasks, model, **drawn)
+        return self._stream
+
+    def held_out_texts(self, seed: int) -> HeldOutTexts | None:
+        """Return the texts that no task trains, encoded for the stream of a seed; ``None`` where none are named."""
+        from forgetfree.training.held_out_loss import HeldOutTexts
+
+        config = self.config
+        if config.held_aside is None:
+            return None
+        data, loaded = config.objects.data_or(config.data), self.stream(seed).loaded
+        return HeldOutTexts.of(config.held_aside, data, loaded, config.common.test_limit, config.read_options)
+
+    def strategy(self, name: str, seed: int, monitor: Monitor) -> ContinualStrategy:
+        """Return a new strategy on the stream of a seed."""
+        from forgetfree.models.state import StateStore
+
+        stream, options = self.stream(seed), self.config.options[name]
+        strategy: ContinualStrategy = self.config.classes[name](
+            stream=stream,
+            options=options,
+            seed=seed,
+            device=self.device,
+            monitor=monitor,
+            store=StateStore(self.store),
+        )
+        if self.fine_tuned is not None:  # it stands where the one would that is trained
+            key = strategy.bench(stream.tasks[0]).key(strategy.options)
+            self.fine_tuned.put_into(strategy.store, key, stream.pre_trained)
+        return strategy
+
+    def answers_unlearned(self, model: ReadoutModel) -> bool:
+        """Return whether tasks are answered before they are learned: where no readout of theirs has to be learned first."""
+        upper = self.config.common.upper_triangle
+        return not model.readouts() if upper is None else upper
+
+    def before_training(self, name: str, answers: StreamAnswers) -> Row:
+        """Return the answers before training. Built-in strategies all answer with θ_pre then, so one evaluation serves them."""
+        if name not in registry.STRATEGIES:
+            return answers.before()
+        answering = self.config.options[name].answering
+        passes = answering["precision"], answering["batch_size"]
+        self._first_rows[passes] = answers.before(self._first_rows.get(passes))
+        return dict(self._first_rows[passes])
