@@ -3,8 +3,8 @@
 python -m forgetfree.benchmarks.speed ledger_growth
 
 The model has 21.3 M graftable entries, and every task a random region of 2,000. "A task" of load and save is their time over
-the number of tasks; `forgetfree ledger verify` takes as long as load. To read one task, the names of all are read, but no
-records.
+the number of tasks; `forgetfree ledger verify` takes as long as load. To read one task, only
+the names of all are read besides.
 """
 
 from __future__ import annotations
