@@ -29,7 +29,7 @@ from forgetfree.ledger.graft import GraftOrigin
 from forgetfree.models.generation import _Text
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import write_model
-from forgetfree.serve.cards import Change, hub_card, model_card
+from forgetfree.serve.cards import Change, model_card
 from forgetfree.serve.generation import chat_of
 from forgetfree.serve.network import Parts
 from forgetfree.serve.served_task import Ending, served
@@ -414,7 +414,6 @@ def test_a_graft_of_the_ledger_is_applied_and_described(source: str, tmp_path: P
     with predictor.weights.merged("last"):
         meant = predictor.loaded.model.backbone.state_dict()
         assert all(torch.equal(tensor, meant[name]) for name, tensor in applied.state_dict().items())
-    assert "| task | `last` (a text after a prompt) |" in hub_card(graft, file, "own/last")
 
 
 @pytest.mark.parametrize("source", ["plain", "apart"])
