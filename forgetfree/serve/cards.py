@@ -1,23 +1,18 @@
-"""The card of a model that is written: its README.md."""
+"""The card of a model that is written, its README.md: what it is, and how it is read."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from forgetfree.core.readout_model import BY_WORDS
-from forgetfree.data.encoding import Encoder, Slot
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.display import escaped
 from forgetfree.ledger.graft import GraftOrigin
 from forgetfree.results.report.page import in_markdown
 from forgetfree.serve.network import READOUT, Reading
 from forgetfree.serve.served_task import served
-
-# -- A model ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -45,104 +40,117 @@ def model_card(origin: GraftOrigin, reading: Reading, change: Change) -> str:
         reading: how to read the written model.
         change: what was done to the base model.
     """
-    task, encoder, pair = origin.task, reading.encoder, len(origin.task.text_columns) == 2
-    of_all = {"origin": origin, "task": task, "model": origin.model, "reading": reading, "change": change}
-    if isinstance(encoder, PromptEncoder):
-        before, place, after = encoder.around
-        chats = task.form == "messages"
-        card = templates().get_template("text_model_card.md.jinja")
-        return card.render(
-            **of_all,
-            causal=reading.loader == "AutoModelForCausalLM",
-            chats=chats,
-            usual=reading.usual or chats,  # whose turns no code of a few lines puts together
-            frame=encoder.frame,
-            before=before,
-            space=place.space,
-            trimming=place.trimming,
-            after=after,
-            inside=len(before) > len(encoder.opening),
-        )
-    words = (f"{label}: {word!r}" for label, word in zip(task.labels, task.label_words, strict=False))
-    return (
-        templates()
-        .get_template("model_card.md.jinja")
-        .render(
-            **of_all,
-            pair=pair,
-            tagged=served(task).of_words,
-            prompted=origin.readout in BY_WORDS,
-            words=", ".join(words),
-            readout_file=READOUT,
-            encode=encode_source(encoder, pair=pair),
-        )
+    grafted = change.command == "apply"
+    facts = {
+        "task": f"{_code(origin.task.name)}: {_answers(origin)}",
+        "base model": _code(origin.model),
+        "fingerprint of its body": f"`{origin.fingerprint}`",
+        **({"sparsity": f"{origin.sparsity:g}"} if grafted else {}),
+        **({"learned by": _code(change.strategy)} if change.strategy else {}),
+        "class": f"`{reading.loader}`",
+        **dict(_texts(origin, reading) if isinstance(reading.encoder, PromptEncoder) else _labels(origin, reading)),
+    }
+    tag, on = ("grafting", "grafted onto") if grafted else ("continual-learning", "on")
+    title = f"{_shown(origin.task.name)} {on} {_shown(origin.model)}"
+    return "\n".join(
+        [
+            *("---", "library_name: transformers", f"tags: [forgetfree, {tag}]", "---", "", f"# {title}", ""),
+            f"{change.entries:,} of {change.size:,} parameters that training may move differ from the base model's",
+            f"([Panigrahi et al., 2023](https://arxiv.org/abs/2302.06600)). Written by `forgetfree {change.command}`.",
+            *("", "| | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items()), ""),
+            *_use(origin, reading),
+            "",
+        ]
     )
 
 
-def encode_source(encoder: Encoder, *, pair: bool) -> str:
-    """Return python that does what ``encoder`` does with ``tokenizer`` and without forgetfree: a function ``encode``.
+def _answers(origin: GraftOrigin) -> str:
+    task = origin.task
+    if served(task).writes:
+        return f"a text after a {'chat' if task.form == 'messages' else 'prompt'}"
+    return _shown(", ".join(task.labels))
 
-    Args:
-        encoder: the encoder.
-        pair: whether it reads two texts.
-    """
-    joined = encoder.pieces is None and pair and not encoder.middle
-    pieces = encoder.pieces or []
-    slots = [piece for piece in pieces if isinstance(piece, Slot) and piece.name != "mask"]
-    readers = {slot.name: "inside" if slot.inside else "tokens" for slot in slots}
-    parts = [_part(piece, inside=i > 0) for i, piece in enumerate(pieces)]
-    if encoder.pieces is None:
-        readers = {"text_a": "tokens", "text_b": "inside" if joined else "tokens"} if pair else {"text": "tokens"}
-        parts = [*readers]
-        parts[1:1] = [str(encoder.middle)] * (pair and not joined)
-    around = [[str(ids)] if ids else [] for ids in (encoder.opening, encoder.closing)]
-    parts = [*around[0], *parts, *around[1]]
-    if encoder.pieces is None and not any(around):
-        parts[-1] += f" or [{encoder.blank}]"
-    return (
-        templates()
-        .get_template("encode.py.jinja")
-        .render(
-            slots=slots,
-            readers=readers,
-            joined=joined,
-            prompted=encoder.pieces is not None,  # label words are inside a row, too
-            room=encoder.room(len(readers)),
-            parts=parts,
-        )
+
+def _labels(origin: GraftOrigin, reading: Reading) -> Iterator[tuple[str, str]]:
+    """Yield how labels are read, and rows."""
+    task, where = origin.task, "first" if reading.position == 0 else "last"
+    if origin.readout in BY_WORDS:
+        words = [f"{label}: {word!r}" for label, word in zip(task.labels, task.label_words, strict=False)]
+        place = "at the mask" if origin.readout == "prompt" else "after the last token"
+        yield "readout", f"the logits of label words {place} ({_shown(', '.join(words))})"
+        yield "prompt", _shown(task.template if origin.readout == "prompt" else task.causal_template)
+    elif origin.readout == "classifier":
+        yield "readout", "the fine-tuned model's own classification head"
+    elif reading.own_readout:
+        place = "on the mean of all tokens" if origin.readout == "mean" else f"at the {where} token"
+        yield "readout", f"the linear layer in `{READOUT}` {place}"
+    else:
+        of = " of each word" if served(task).of_words else ""
+        yield "readout", f"a linear layer, inside the model's head, at the {where} token{of}"
+    yield "rows", f"Rows are read up to {origin.max_length} tokens"
+
+
+def _texts(origin: GraftOrigin, reading: Reading) -> Iterator[tuple[str, str]]:
+    """Yield how texts are written, and rows."""
+    task, decoding = origin.task, origin.task.decoding
+    drawn = (
+        f"drawn at temperature {decoding.temperature:g} with top_p {decoding.top_p:g}, here by torch's global generator"
     )
+    how = (
+        drawn if decoding.temperature else f"with {decoding.num_beams} beams" if decoding.num_beams > 1 else "greedily"
+    )
+    yield "an answer", f"at most {task.max_new_tokens:,} tokens, {how}"
+    if task.instruction:
+        yield "instruction", _shown(task.instruction)
+    if isinstance(reading.encoder, PromptEncoder) and reading.encoder.frame:
+        yield "prompt", _shown(reading.encoder.frame)
+    if task.stop:
+        yield "ends before", _shown(json.dumps(task.stop, ensure_ascii=False))
+    if task.closed_answers:
+        likeliest = _shown(", ".join(task.closed_answers))
+        yield (
+            "closed answers",
+            f"`forgetfree predict` takes the likeliest of {likeliest}; here texts are written freely",
+        )
+    yield "rows", f"{origin.max_length:,} tokens at most, with the answer; longer prompts are not cut here"
 
 
-def _part(piece: str | Slot, *, inside: bool) -> str:
-    """Return the python expression for the ids of one piece of a prompt."""
-    if isinstance(piece, str):
-        return f"{'inside' if inside else 'tokens'}({escaped(json.dumps(piece, ensure_ascii=False))})"
-    return "[tokenizer.mask_token_id]" if piece.name == "mask" else piece.name
+def _use(origin: GraftOrigin, reading: Reading) -> list[str]:
+    """Return the usual call, where it answers as the task's own model does."""
+    task, pair = served(origin.task), len(origin.task.text_columns) == 2
+    if not reading.usual and not task.of_words:
+        if reading.loader == "AutoModelForSequenceClassification":
+            return ["The tokenizer by itself reads texts in another way, so `pipeline` does not answer exactly so."]
+        if task.writes:
+            made = "chats" if origin.task.form == "messages" else "prompts"
+            return [f"The tokenizer by itself makes other tokens of some {made} here than in training."]
+        return ["This is no sequence classifier: `pipeline` has no classes for it, and fails."]
+    if task.writes and reading.loader != "AutoModelForCausalLM":
+        return [
+            "`generate` writes after its chat template. A prompt that spells a special token is read as that token here."
+        ]
+    call = 'pipeline("text-classification", model=".", truncation=True)'
+    given, beside = '"This is one text."', "A text that spells a special token is read as a text."
+    if task.of_words:
+        call = 'pipeline("token-classification", model=".", aggregation_strategy="first")'
+        given, beside = '"Jane Smith works in Paris ."', "Each word is labelled at its first token."
+    elif task.writes:
+        call = 'pipeline("text-generation", model=".")'
+        given = '[{"role": "user", "content": "What is to be answered?"}], return_full_text=False'
+        beside = "A prompt that spells a special token is read as that token here."
+        if origin.task.stop:
+            given += f", stop_sequence={escaped(json.dumps(origin.task.stop, ensure_ascii=False))}"
+    elif pair:
+        given = '{"text": "Is this one text?", "text_pair": "This is another."}'
+        beside += " For an empty second text give a blank."
+    return ["```python", "from transformers import pipeline", "", f"print({call}({given}))", "```", "", beside]
 
 
-# -- Templates -------------------------------------------------------------------------------------------
-
-
-def templates() -> Environment:
-    """Return the templates of cards; names of users pass a filter.
-
-    Between backticks it is ``plain``, in python and YAML ``quoted``, elsewhere ``shown``.
-    """
-    loader = PackageLoader("forgetfree.serve", "")
-    environment = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    environment.filters |= {"plain": _plain, "shown": _shown, "quoted": _literal, "listed": _literal}
-    return environment
-
-
-def _plain(text: str) -> str:
-    """Return a name that is safe in markdown: it cannot end a line, a table's cell or code between backticks."""
-    return escaped(text).replace("`", "'").replace("|", "/")
+def _code(name: str) -> str:
+    """Return a name between backticks: it cannot end a line, a table's cell, or them."""
+    return f"`{escaped(name).replace('`', chr(39)).replace('|', '/')}`"
 
 
 def _shown(text: str) -> str:
+    """Return a text that markdown shows as it is."""
     return in_markdown(escaped(text))
-
-
-def _literal(value: str | Sequence[str]) -> str:
-    """Return a text, or a list of texts, as python and YAML both write it."""
-    return escaped(json.dumps(value if isinstance(value, str) else list(value), ensure_ascii=False))
