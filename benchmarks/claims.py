@@ -19,11 +19,10 @@ import numpy as np
 from forgetfree.display import NULL
 from forgetfree.errors import ReportError
 from forgetfree.options import typed
-from forgetfree.results.comparison import StrategyRuns, merge, with_files
-from forgetfree.results.configurations import seconds_of_fine_tuning
-from forgetfree.results.evidence import ALPHA, Answers, Evidence, Interval, RowScore, forgetting, interval
+from forgetfree.results.evidence import ALPHA, Evidence, Interval, RowScore, forgetting, interval
 from forgetfree.results.report.page import Page, Table, render_page
-from forgetfree.results.stored import load_run_results
+from forgetfree.results.runs import UNION, read_run
+from forgetfree.results.table import Results, StrategyRuns, scores_at_end
 
 CLAIMS = Path(__file__).resolve().with_name("claims.md")
 #: The runs that were published.
@@ -107,44 +106,43 @@ class Runs:
         seeds: whose runs are judged; default: all.
 
     Raises:
-        ReportError: as `merge`.
+        ReportError: as `Results`.
     """
 
     def __init__(self, paths: Sequence[str], seeds: Collection[str] | None = None) -> None:
-        read = [load_run_results(path) for path in paths]
+        read = [read_run(Path(path)) for path in paths]
         if seeds is not None:
-            read = [each.with_runs([run for run in each.runs if str(run.seed) in seeds]) for each in read]
-        withheld = [result.content.get("scenario", "task") != "task" for result in read]
-        # Runs that know the task of a row are not merged with runs that do not.
-        self._comparisons = {
-            hidden: with_files(merge([result for result, its in zip(read, withheld, strict=True) if its == hidden]))
-            for hidden in sorted(set(withheld))
+            read = [replace(each, runs=tuple(run for run in each.runs if str(run.seed) in seeds)) for each in read]
+        # Runs that know the task of a row are not put beside runs that do not.
+        self._results = {
+            hidden: Results([each for each in read if (each.about.scenario != "task") == hidden])
+            for hidden in sorted({each.about.scenario != "task" for each in read})
         }
-        self.tasks = next(iter(self._comparisons.values())).tasks
-        self.test_rows = next(iter(self._comparisons.values())).test_rows
+        self.tasks = next(iter(self._results.values())).tasks
+        self.test_rows = next(iter(self._results.values())).test_rows
         self.entries: dict[str, StrategyRuns] = {}
-        self.answers: dict[str, Answers] = {}
+        self.answers: dict[str, dict[int, Mapping[str, Any]]] = {}
         scores: dict[str | None, dict[str, Any]] = {None: {}, "ece": {}}
-        for hidden, comparison in self._comparisons.items():
-            for entry in comparison.strategies:
+        for hidden, results in self._results.items():
+            at_end = {metric: scores_at_end(results, metric) for metric in scores}
+            for entry in results.entries:
                 role = "withheld" if hidden else _role(entry)
                 if role in self.entries:
-                    labels = ", ".join(each.label for each in comparison.strategies)
                     raise ReportError(
-                        f"Each strategy is judged in one configuration, got {labels}. Leave some runs out."
+                        f"Each strategy is judged in one configuration, got {', '.join(results.strategies)}. Leave some runs "
+                        "out."
                     )
                 self.entries[role] = entry
-                files = zip(entry.runs, entry.files, strict=True)
-                self.answers[role] = {run.seed: unit.answers for run, unit in files}
+                self.answers[role] = {run.seed: run.files.probabilities for run in entry.runs}
                 for metric, of_roles in scores.items():
-                    of_roles[role] = Evidence.of(comparison, metric).scores[entry.label]
+                    of_roles[role] = at_end[metric][entry.label]
         self.evidence, self.calibration = (Evidence(of_roles) for of_roles in scores.values())
 
     def unlike(self, wanted: Mapping[str, str]) -> list[str]:
         """Return what of the set-up is not as it is ``wanted``, for each strategy its seeds."""
         found = []
-        for comparison in self._comparisons.values():
-            there = {**comparison.settings, "stream": comparison.stream}
+        for results in self._results.values():
+            there = {**results.settings, "stream": results.stream}
             found += [
                 f"{key} is {typed(there.get(key))} and not {value}"
                 for key, value in wanted.items()
@@ -165,7 +163,7 @@ def _role(entry: StrategyRuns) -> str:
     run = entry.runs[0]
     if run.strategy != "grafting-continual":
         return run.strategy
-    return "bare" if run.options.get("region_steps") == 0 else str(run.options.get("composition", "union"))
+    return "bare" if run.facts.options.get("region_steps") == 0 else str(run.facts.options.get("composition", "union"))
 
 
 # ---- what is measured ---------------------------------------------------------------------------------
@@ -201,9 +199,9 @@ def final_union(runs: Runs, *, task: str | None = None) -> Interval | None:
     """
     chosen = [i for i, each in enumerate(runs.tasks) if task in (None, each)]
     those = runs.entries["union"].runs
-    unions = [[run.union.accuracy[i] for i in chosen] for run in those if run.union]
-    if len(unions) < len(those):
+    if not all(run.knows(f"{UNION}accuracy") for run in those):
         return None
+    unions = [run.end(f"{UNION}accuracy")[chosen] for run in those]
     # Answers under the final union are not kept: rows count as independent.
     scores: dict[str, dict[int, dict[str, RowScore]]] = {"union": {}, "own": {}}
     for run, union in zip(those, unions, strict=True):
@@ -231,8 +229,8 @@ def cost(*phases: str, role: str = "union") -> Callable[[Runs], Interval | None]
         fine_tuning: dict[int, float] = {}
         for entry in runs.entries.values():
             for run in entry.runs:
-                fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), seconds_of_fine_tuning(run))
-        own = [(sum(run.seconds[phase] or 0.0 for phase in phases), run.seed) for run in runs.entries[role].runs]
+                fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), run.facts.seconds_of_fine_tuning)
+        own = [(sum(run.facts.seconds[phase] or 0.0 for phase in phases), run.seed) for run in runs.entries[role].runs]
         if not all(fine_tuning[seed] for _, seed in own):
             return None
         return interval([seconds / fine_tuning[seed] for seconds, seed in own])
@@ -369,7 +367,7 @@ def figures(name: str, paths: Sequence[str] = ()) -> Table:
     }
     quantities[f"minus union, {runs.tasks[-1]}"] = partial(_beside, runs, "union", runs.tasks[-1])
     quantities |= {
-        "forgetting": lambda role: forgetting(runs.entries[role], runs.test_rows, runs.tasks),
+        "forgetting": lambda role: forgetting(runs.entries[role].runs, runs.test_rows),
         **{f"final union, {title}": partial(_final_union, runs, task) for title, task in (scored[0], scored[-1])},
         "ECE minus fine-tune": lambda role: calibration(runs, role),
         "seconds of localizing, share of fine-tune": lambda role: cost("localize", role=role)(runs),

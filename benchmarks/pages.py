@@ -23,10 +23,9 @@ from forgetfree.benchmarks import claims, coverage
 from forgetfree.benchmarks.gpu import table as gpu
 from forgetfree.benchmarks.paper import overview
 from forgetfree.display import NULL
-from forgetfree.results.comparison import merge
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.report.run_report import lay_out
-from forgetfree.results.stored import load_run_results
+from forgetfree.results.table import load_results
 
 FLOORS = ("a constant answer", "a bag of words")
 DOCUMENTS = Path(__file__).resolve().parents[1] / "docs"
@@ -63,8 +62,7 @@ def made(what: str) -> str:
     if kind == "averages":
         return _markdown([averages(rest.split(","))])
     files, _, titles = rest.partition(": ")
-    runs = [load_run_results(claims.RESULTS / f"{name}.csv") for name in files.split(",")]
-    tables = lay_out(merge(runs)).tables
+    tables = lay_out(load_results(*(claims.RESULTS / f"{name}.csv" for name in files.split(",")))).tables
     return _markdown([next(each for each in tables if each.title.startswith(title)) for title in titles.split("; ")])
 
 
@@ -73,8 +71,8 @@ def averages(names: Sequence[str]) -> Table:
     columns = ("fine-tune", "grafting-continual", "continual-ft", "continual-ft forgets", *FLOORS)
     rows = []
     for name in names:
-        results = load_run_results(claims.RESULTS / f"{name}.csv")
-        table = lay_out(merge([results])).tables[0]
+        results = load_results(claims.RESULTS / f"{name}.csv")
+        table = lay_out(results).tables[0]
         lines = [table.header, *table.rows]
         header, *lines = lines if "average" in table.header else list(zip(*lines, strict=True))  # many tasks are rows
         average, forgetting = header.index("average"), header.index("forgetting")

@@ -15,10 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+import numpy as np
+
 from forgetfree.errors import ForgetfreeError, ReportError, UnknownNameError, UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
-from forgetfree.results.run_results import Run, RunResults
-from forgetfree.results.stored import load_run_results
+from forgetfree.results.runs import Run, RunRecord, read_run
 
 Json = dict[str, Any]
 #: Where files are that are given by name.
@@ -26,11 +27,11 @@ RESULTS = Path(__file__).parent / "results"
 Verdict = Literal["equal to the bit", "within its interval", "different"]
 
 
-def replay(results: RunResults, unit: str, data: str, out: Path, model: str | None = None) -> Verdict:
+def replay(results: RunRecord, unit: str, data: str, out: Path, model: str | None = None) -> Verdict:
     """Run one unit again, and say how its scores compare with the published ones.
 
     Args:
-        results: a run, as `load_run_results` reads it.
+        results: a run, as `read_run` reads it.
         unit: one of `units_of`.
         data: where the tasks are, as ``--data``.
         out: a new directory.
@@ -52,42 +53,42 @@ def replay(results: RunResults, unit: str, data: str, out: Path, model: str | No
     _check_same(results, job.describe()["about"])
     with threads_as_before():
         set_threads(job.threads)
-        made, now = published.made, circumstances(job.device)
+        made, now = published.facts.made, circumstances(job.device)
     same_machine = made.get("versions") == now["versions"] and now["machine"].items() <= made.get("machine", {}).items()
     found = perform(job)
     if found["failed"]:
         raise ReportError(f"{unit} failed: {found['failed'][0]['error']}")
-    return compared(published, RunResults.of(found).runs[0], list(results.test_rows.values()), exactly=same_machine)
+    return compared(published, read_run(out).runs[0], list(results.test_rows.values()), exactly=same_machine)
 
 
-def units_of(results: RunResults) -> dict[str, Run]:
+def units_of(results: RunRecord) -> dict[str, Run]:
     """Return the runs of a file by the names of their units."""
     return {f"{run.strategy}/seed-{run.seed}": run for run in results.runs}
 
 
-def config_of(results: RunResults, run: Run, data: str, out: Path, model: str | None = None) -> Any:
+def config_of(results: RunRecord, run: Run, data: str, out: Path, model: str | None = None) -> Any:
     """Return the configuration that repeats a run; arguments as those of `replay`."""
     from forgetfree.jobs.run_config import RunConfig, RunOptions
 
-    own, content = RunOptions.__dataclass_fields__, results.content
-    settings = {key: value for key, value in content.get("set", {}).items() if key in own}
+    own, about = RunOptions.__dataclass_fields__, results.about
+    settings = {key: value for key, value in about.set.items() if key in own}
     settings.setdefault("test_limit", max(results.test_rows.values()))
-    settings |= {"scenario": content.get("scenario", "task"), "evaluate_on": content.get("evaluated_on", "test")}
+    settings |= {"scenario": about.scenario, "evaluate_on": about.evaluated_on}
     # No score depends on these.
     settings |= {"floors": "constant", "temperature_scaling": False, "readout_again": False}
-    if threads := run.made.get("machine", {}).get("threads"):
+    if threads := run.facts.made.get("machine", {}).get("threads"):
         settings["threads"] = threads
-    settings |= {f"{run.strategy}.{key}": value for key, value in run.options.items()}
+    settings |= {f"{run.strategy}.{key}": value for key, value in run.facts.options.items()}
     return RunConfig(
-        stream=results.stream,
+        stream=about.stream,
         strategies=(run.strategy,),
         seeds=(run.seed,),
-        shots=results.data["shots"],
-        model=model or results.model["name"],
-        readout=results.model["readout"],
+        shots=about.data["shots"],
+        model=model or about.model["name"],
+        readout=about.model["readout"],
         data=data,
         settings=settings,
-        device=run.made.get("machine", {}).get("device", "auto"),
+        device=run.facts.made.get("machine", {}).get("device", "auto"),
         out=str(out),
     )
 
@@ -103,7 +104,8 @@ def compared(published: Run, again: Run, rows: Sequence[int], *, exactly: bool) 
     """
     from scipy.stats import binomtest
 
-    if (published.matrix, published.ece) == (again.matrix, again.ece):
+    pairs = ((published.learning_matrix, again.learning_matrix), (published.ece, again.ece))
+    if all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
         return "equal to the bit"
     if exactly:
         return "different"
@@ -114,11 +116,11 @@ def compared(published: Run, again: Run, rows: Sequence[int], *, exactly: bool) 
     return "within its interval"
 
 
-def _check_same(results: RunResults, about: Json) -> None:
+def _check_same(results: RunRecord, about: Json) -> None:
     for what, ours, theirs in (
-        ("model", about["model"]["fingerprint"], results.model.get("fingerprint")),
-        ("data", about["data"]["fingerprints"], results.data.get("fingerprints")),
-        ("numbers of test rows", about["data"]["test_rows"], results.data.get("test_rows")),
+        ("model", about["model"]["fingerprint"], results.about.model.get("fingerprint")),
+        ("data", about["data"]["fingerprints"], results.about.data.get("fingerprints")),
+        ("numbers of test rows", about["data"]["test_rows"], results.about.data.get("test_rows")),
     ):
         if ours != theirs:
             raise ReportError(
@@ -145,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = Path(asked.name) if asked.name.endswith(".csv") else RESULTS / f"{asked.name}.csv"
         if not path.exists():
             raise UsageError(f"{path} does not exist. Give the path of a CSV file, or one of {known}.")
-        results = load_run_results(path)
+        results = read_run(path)
         if asked.unit is None:
             print("\n".join(units_of(results)))
             return 0

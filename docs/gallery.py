@@ -23,8 +23,8 @@ NEEDS = {
     "task": ("fine-tune", "grafting-continual", "packnet", "wsn", "bitfit", "graft-retrain", "lora"),
 }
 #: Of the first line of a file, and of a line of a strategy with a seed.
-_SETTING = ("stream", "tasks", "scenario", "model", "data", "floors")
-_UNIT = ("strategy", "seed", "summary", "kept_bytes", "seconds", "ece_scaled", "variant")
+_SETTING = ("stream", "tasks", "metric", "scenario", "model", "data", "floors")
+_UNIT = ("strategy", "seed", "summary", "kept_bytes", "seconds", "variant")
 
 
 def page(files: list[Path]) -> str:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from forgetfree.core.mask import learn_region as learn_region
     from forgetfree.core.parameters import ParameterSpace as ParameterSpace
     from forgetfree.core.regions import Region as Region
-    from forgetfree.jobs.loaded_results import Results as Results
-    from forgetfree.jobs.loaded_results import load_results as load_results
     from forgetfree.ledger import Ledger as Ledger
     from forgetfree.ledger import LedgerSwitch as LedgerSwitch
     from forgetfree.ledger import MixedBatchModel as MixedBatchModel
     from forgetfree.ledger.graft import Graft as Graft
     from forgetfree.models.loading import load_model as load_model
     from forgetfree.results.scored_matrix import LearningMatrix as LearningMatrix
+    from forgetfree.results.table import Results as Results
+    from forgetfree.results.table import load_results as load_results
     from forgetfree.serve.inference import Predictor as Predictor
     from forgetfree.serve.task_switch import TaskSwitch as TaskSwitch
     from forgetfree.trainers.learning import answering as answering
@@ -46,7 +46,7 @@ _HOME = {
     "ParameterSpace": "forgetfree.core.parameters",
     "Predictor": "forgetfree.serve.inference",
     "Region": "forgetfree.core.regions",
-    "Results": "forgetfree.jobs.loaded_results",
+    "Results": "forgetfree.results.table",
     "Stream": "forgetfree.continual.streams",
     "TaskSwitch": "forgetfree.serve.task_switch",
     "TrainingOptions": "forgetfree.training.training_options",
@@ -55,7 +55,7 @@ _HOME = {
     "learn_region": "forgetfree.core.mask",
     "learning": "forgetfree.trainers.learning",
     "load_model": "forgetfree.models.loading",
-    "load_results": "forgetfree.jobs.loaded_results",
+    "load_results": "forgetfree.results.table",
     "load_stream": "forgetfree.continual.streams",
     "plan": "forgetfree.cli.plan",
     "run": "forgetfree.cli.calls",

@@ -36,19 +36,14 @@ _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 def cache_directory() -> Path | None:
-    """Return where what took time is kept: in ``FORGETFREE_CACHE``, else where the system keeps the caches of a user.
+    """Return where what took time is kept: ``FORGETFREE_CACHE``, or as by the hub's library ``~/.cache`` or ``XDG_CACHE_HOME``.
 
     Nothing for a user without a home.
     """
-    import platformdirs
-
     if override := os.environ.get(CACHE_VARIABLE):
         return Path(override).absolute()
-    try:
-        cache = platformdirs.user_cache_path("forgetfree", appauthor=False)
-    except RuntimeError:
-        return None
-    return cache if cache.is_absolute() else None
+    cache = os.path.expanduser(os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "forgetfree"))
+    return Path(cache) if os.path.isabs(cache) else None
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

@@ -32,6 +32,8 @@ class ModelEntry:
     on_hub: bool = True
 
 
+#: The strategies of ``forgetfree graft``: a task's graft, beside the fine-tuned model that it comes from.
+GRAFT = ("fine-tune", "bare-graft")
 #: How a run names a model that was given as an object.
 IN_MEMORY = " in memory"
 MODELS: dict[str, ModelEntry] = {
@@ -121,7 +123,6 @@ def recipe_of(
     settings: Mapping[str, Any] = MappingProxyType({}),
     strategies: Sequence[str] = (),
     strategy: str | None = None,
-    graft: bool = False,
 ) -> dict[str, Any]:
     """Return a model's recipe, for the options that are not set otherwise.
 
@@ -136,15 +137,15 @@ def recipe_of(
     Args:
         model: as ``--model``.
         settings: the options that are set.
-        strategies: that run.
+        strategies: that run. Where these are `GRAFT` alone, it is the recipe for a graft whose region is not trained.
         strategy: whose; settings for others do not count. Default: for all.
-        graft: the recipe for a graft on its own, whose region is not trained after it was found.
     """
     entry = MODELS.get(model)
     set_here = {key.removeprefix(f"{strategy}."): value for key, value in settings.items()}
     if entry is None:
         return {}
-    recipe = entry.graft_recipe if graft else entry.recipe
+    bare = "bare-graft" in strategies and {*strategies} <= {*GRAFT}
+    recipe = entry.graft_recipe if bare else entry.recipe
     if set_here.get("optimizer", recipe.get("optimizer")) in {"sgd", "adamw"} - {recipe.get("optimizer")}:
         return {}
     own = {key.removeprefix(f"{strategy}."): value for key, value in recipe.items()}

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,9 @@ STRATEGIES: dict[str, Entry] = {
     ),
     "graft-retrain": Entry(
         "forgetfree.strategies.graft_retrain:GraftRetrain", "a region per task, retrained from θ_pre"
+    ),
+    "bare-graft": Entry(
+        "forgetfree.strategies.bare_graft:BareGraft", "a region per task with fine-tuning's values, not trained further"
     ),
     "packnet": Entry("forgetfree.strategies.packnet:PackNet", "train what is free, keep a share, release the rest"),
     "wsn": Entry("forgetfree.strategies.wsn:WSN", "a mask per task, learned with the weights (winning sub-networks)"),
@@ -92,13 +95,6 @@ KINDS: dict[str, Entry] = {
     "generation": Entry("forgetfree.kinds.generation:Generation", "a text that answers a prompt or a chat"),
 }
 
-#: What asks and answers for learned tasks, by what their kind says in `forgetfree.kinds.kind.TaskKind.served_as`.
-SERVED: dict[str, Entry] = {
-    "classification": Entry("forgetfree.serve.classification:LabelTask"),
-    "tagging": Entry("forgetfree.serve.tagging:TaggingTask"),
-    "generation": Entry("forgetfree.serve.generation:WritingTask"),
-}
-
 #: Those of answers that are labels.
 LABEL_METRICS: dict[str, Entry] = {
     "accuracy": Entry("forgetfree.results.metrics:ACCURACY", "the share of rows that are answered rightly"),
@@ -135,36 +131,8 @@ SOURCES: dict[str, Entry] = {
 #: What answers from the file that a strategy without a ledger saves, by the file's name; the first that is there counts.
 WEIGHTS: dict[str, Entry] = {
     "adapters.safetensors": Entry("forgetfree.strategies.lora.weights:AdapterWeights"),
-    "fine-tuned.json": Entry("forgetfree.serve.weights:FineTunedWeights"),
-    "checkpoint.safetensors": Entry("forgetfree.serve.weights:SharedWeights"),
-}
-
-
-@dataclass(frozen=True)
-class JobEntry:
-    """A kind of job, by the command that asks for it.
-
-    Attributes:
-        job: the class that plans, performs, gathers and reports it.
-        mark: the part of its results.json that no other kind has.
-        reader: the function that reads its results from a path.
-        page: lays them out; ``None``: several are laid out side by side.
-    """
-
-    job: Entry
-    mark: str
-    reader: Entry
-    page: Entry | None = None
-
-
-JOBS: dict[str, JobEntry] = {
-    "run": JobEntry(Entry("forgetfree.jobs.run:RunJob"), "runs", Entry("forgetfree.results.stored:load_run_results")),
-    "graft": JobEntry(
-        Entry("forgetfree.jobs.graft:GraftJob"),
-        "grafts",
-        Entry("forgetfree.results.stored:load_graft_results"),
-        Entry("forgetfree.results.report.graft_report:lay_out_graft"),
-    ),
+    "fine-tuned.json": Entry("forgetfree.serve.weights:ModelWeights"),
+    "checkpoint.safetensors": Entry("forgetfree.serve.weights:ModelWeights"),
 }
 
 
@@ -280,12 +248,10 @@ def metric(name: str) -> Any:
     return _entry("metric", name, metrics(), "An installed package may add metrics.").load(_metric)
 
 
-def metrics_of(kind: str) -> list[str]:
-    """Return the names of the metrics that tasks of a kind can be scored by: all but ours for other answers."""
-    from forgetfree.tasks import KIND_OF_FORM
-
-    others = LABEL_METRICS if KIND_OF_FORM.get(kind) == "generation" else TEXT_METRICS
-    return [name for name in metrics() if name not in others]
+def metrics_of(name: str) -> list[str]:
+    """Return the names of the metrics that tasks of a kind can be scored by: its own, and those of packages."""
+    own = kind(name).metrics
+    return [metric for metric in metrics() if metric in own or metric not in METRICS]
 
 
 def unknown_names(task: TaskDefinition) -> list[str]:
@@ -299,6 +265,19 @@ def unknown_names(task: TaskDefinition) -> list[str]:
         for what, names in known.items()
         if getattr(task, what) not in names
     ]
+
+
+def faults_of(task: TaskDefinition) -> list[str]:
+    """Return a phrase for each fault of a definition: of its fields and names, or else what its kind says."""
+    from forgetfree.json_file import checked
+    from forgetfree.tasks import TaskDefinition
+
+    try:
+        checked(TaskDefinition, task)
+    except ValueError as error:
+        return [str(error)]
+    faults: list[str] = unknown_names(task) or kind(task.kind).faults(task)
+    return faults
 
 
 def tasks() -> dict[str, TaskDefinition]:
@@ -394,7 +373,7 @@ def strategy_class(candidate: Any) -> Any:
 
 def _kind_class(candidate: Any) -> Any:
     """Return a class of a kind of tasks as it was given; raise ``UsageError`` if it is none."""
-    _check_subclass(candidate, Entry("forgetfree.kinds.kind:TaskKind").load())  # by name: it stands in a layer above
+    _check_subclass(candidate, Entry("forgetfree.kinds.kind:Kind").load())  # by name: it stands in a layer above
     _check_whole(candidate)
     return candidate
 
@@ -431,7 +410,7 @@ def _stream_or_task(name: str, candidate: Any) -> Any:
             template=candidate.template or DEFAULT_TEMPLATE.get(candidate.kind, ""),
             causal_template=candidate.causal_template or DEFAULT_CAUSAL_TEMPLATE.get(candidate.kind, ""),
         )
-        if faults := unknown_names(task) or kind(task.kind).faults(task):
+        if faults := faults_of(task):
             raise UsageError("; ".join(faults))
         return task
     if isinstance(candidate, tuple | list) and candidate and all(isinstance(task, str) and task for task in candidate):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -59,13 +59,9 @@ OF_ALL_LABELS = ("accuracy", "macro_f1")
 MOST_NEW_TOKENS = 8192
 #: The most beams, and the temperatures that tokens are drawn at.
 _MOST_BEAMS, _LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 64, 1e-6, 100
-#: The fields of a definition that are about answers that are texts.
-_OF_TEXTS = ("instruction", "max_new_tokens", "stop")
 
 #: Longest row in tokens where nothing else is said (LM-BFF's default); the longest text is cut first.
 MAX_LENGTH = 128
-#: The same where texts are the answers: instructions and what is to be summarised are long.
-_MAX_LENGTH_OF_TEXTS = 1024
 
 
 @dataclass(frozen=True)
@@ -205,44 +201,14 @@ class TaskDefinition:
             ValueError: a field is not known, is missing or does not fit; the message names each.
         """
         task = checked(cls, fields)
-        if faults := task.label_faults():
-            raise ValueError("; ".join(faults))
+        if len({*task.labels}) < len(task.labels):
+            raise ValueError(f"labels must be all different, got {brief(task.labels, 200)}")
         return replace(task, hub=None)
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All fields without ``hub``, which says where rows are and not what they mean.
-
-        Those of answers that are texts stand there for such tasks alone; ``decoding`` where it is not greedy, and
-        ``closed_answers`` where there are some.
-        """
-        unsaid = [*(() if self.writes else _OF_TEXTS), *(["decoding"] if self.decoding == GREEDY else [])]
-        unsaid += [] if self.closed_answers else ["closed_answers"]
-        return {name: value for name, value in (asdict(self) | {"hub": None}).items() if name not in unsaid}
-
-    @property
-    def writes(self) -> bool:
-        """Whether the answers are texts, which a language model writes."""
-        return self.kind in ("generation", "messages")
-
-    @property
-    def writes_freely(self) -> bool:
-        """Whether any text may answer."""
-        return self.writes and not self.closed_answers
-
-    def reading(self, readout: str) -> dict[str, Any]:
-        """Return the fields that decide how a model with this readout answers, by name.
-
-        They are kind and labels; for a readout by label words also these words and the prompt; for texts how they are asked for
-        and when they end.
-        """
-        names = ["kind", "labels"]
-        if self.writes:
-            names = ["kind", "template", *_OF_TEXTS, "decoding", "closed_answers"]
-        elif readout in ("prompt", "causal", "generate"):
-            names += ["label_words", "template" if readout == "prompt" else "causal_template"]
-        fields = asdict(self)
-        return {name: fields[name] for name in names}
+        """All fields without ``hub``, which says where rows are and not what they mean."""
+        return {name: value for name, value in asdict(self).items() if name != "hub"}
 
     @property
     def form(self) -> str:
@@ -273,93 +239,6 @@ class TaskDefinition:
         if self.kind in KIND_OF_FORM or self.labels != TaskDefinition.of_entities(self.name, kinds).labels:
             return ()
         return kinds
-
-    def faults(self) -> list[str]:
-        """Return a phrase for each fault of the definition; none if it can be used with every readout."""
-        try:
-            checked(TaskDefinition, self)
-        except ValueError as error:
-            return [str(error)]
-        if self.writes:
-            return self.template_faults()
-        if self.kind not in ("single", "pair"):
-            return self.label_faults()
-        return [*self.label_faults(), *self.prompt_faults("prompt"), *self.prompt_faults("causal", words=False)]
-
-    def prompt_faults(self, readout: str, *, words: bool = True) -> list[str]:
-        """Return a phrase for each thing that a readout by label words lacks.
-
-        Args:
-            readout: ``prompt`` or ``causal``.
-            words: whether to check the label words, too.
-        """
-        faults = []
-        if self.form == "tokens":
-            return ["its words are labelled one by one, and label words stand for whole texts"]
-        if words and len(set(self.label_words)) != len(self.labels):
-            faults.append(f"label_words must be as many as labels, all different, got {brief(self.label_words, 200)}")
-        name, expected = "causal_template", [*self.text_columns]
-        if readout == "prompt":
-            name, expected = "template", [*expected, "mask"]
-        prompt = getattr(self, name)
-        if not isinstance(prompt, str) or sorted(slots(prompt)) != sorted(expected):
-            each = ", ".join(f"{{{slot}}}" for slot in expected)
-            faults.append(f"{name} must hold each of {each} once and no other slot, got {prompt!r}")
-        return faults
-
-    def template_faults(self) -> list[str]:
-        """Return a phrase for each fault of what stands before an answer that is a text."""
-        faults = []
-        if self.labels:
-            faults.append(f"labels must be none where answers are texts, got {brief(self.labels, 200)}")
-        if self.template and self.template.count("{prompt}") != 1:
-            faults.append(f"template must hold {{prompt}} once, got {brief(self.template, 200)}")
-        if self.instruction and self.template and "{instruction}" not in self.template:
-            faults.append(f"template must hold {{instruction}}, since there is one, got {brief(self.template, 200)}")
-        if not 1 <= self.max_new_tokens <= MOST_NEW_TOKENS:
-            faults.append(f"max_new_tokens must be from 1 to {MOST_NEW_TOKENS:,}, got {self.max_new_tokens}")
-        if self.template and self.kind == "messages":
-            faults.append("template must be left out for chats, which the tokenizer's chat template puts together")
-        if not all(self.stop):
-            faults.append(f"stop must hold no empty text, got {brief(self.stop, 200)}")
-        closed = self.closed_answers
-        if closed and (
-            len({*closed}) < max(2, len(closed)) or not all(text and text == text.strip() for text in closed)
-        ):
-            faults.append(
-                "closed_answers must be at least two texts, all different, without white space around them, got "
-                f"{brief(closed, 200)}"
-            )
-        return [*faults, *self.decoding.faults()]
-
-    def label_faults(self) -> list[str]:
-        """Return a phrase for each fault of the labels, of the metric and of the hub's columns."""
-        if self.writes:
-            return self.template_faults()
-        faults = []
-        if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
-            faults.append(f"labels must be at least two names, all different, got {brief(self.labels, 200)}")
-        if self.kind == "tokens":
-            if self.labels != TaskDefinition.of_entities(self.name, self.entities).labels:
-                faults.append(
-                    f"labels must be O, and B-X and I-X for each kind X of entity, got {brief(self.labels, 200)}"
-                )
-            if self.metric != "f1":
-                faults.append(f"metric must be 'f1', that of entities, for kind 'tokens', got {self.metric!r}")
-        elif self.metric == "f1" and self.kind in KIND_OF_FORM and len(self.labels) != 2:
-            faults.append(
-                f"metric must be 'accuracy' or 'macro_f1' for {len(self.labels)} labels: 'f1' is that of label 1 of two"
-            )
-        if self.hub and len(self.hub.columns) != len(self.text_columns):
-            faults.append(
-                f"hub.columns must be one for each text, {len(self.text_columns)}, got {brief(self.hub.columns, 200)}"
-            )
-        return faults
-
-
-def usual_max_length(tasks: Iterable[TaskDefinition]) -> int:
-    """Return the longest row of a model that learns these tasks, in tokens, where nothing else is said."""
-    return _MAX_LENGTH_OF_TEXTS if any(task.writes for task in tasks) else MAX_LENGTH
 
 
 def slots(template: str) -> list[str]:

@@ -1,27 +1,45 @@
-"""Tensor files: safetensors with metadata, checked as a whole before anything of them is used. No pickle.
+"""Tensor files: safetensors with metadata, checked before anything of them is used. No pickle.
 
-Every file of ours that holds tensors is of a kind, a `TensorFile`: a ledger, a graft, weights, answers, adapters, a checkpoint.
-Its metadata have its ``format``, if it has one, and a ``checksum`` of metadata and tensors.
+Every file of ours that holds tensors is of a kind, a `TensorFile`. Its metadata have its ``format``, if it has one, and a
+``checksum`` of metadata and tensors.
+
+Ledgers, grafts, adapters and whole models are `TaskFile`: each tensor belongs to a task. ``3/readout/weight`` is that of the
+fourth. The metadata list the ``tasks``: the name of each, its fields, and a checksum of its tensors. So one task is read
+without the others.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forgetfree.display import brief
+from forgetfree.display import brief, first_twice
 from forgetfree.errors import ForgetfreeError, RegionError, first_line
-from forgetfree.files import replacing, size_of, write_atomically
+from forgetfree.files import replacing, size_of
+from forgetfree.json_file import checked, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _Made = TypeVar("_Made")
+#: What safetensors calls the dtypes that files hold, by torch's name. It refuses all others.
+_DTYPES = {
+    **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64", "bool": "BOOL"},
+    **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8"},
+    **{"uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8"},
+    **{"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
+    **{"float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ"},
+}
+#: The most bytes of a header that safetensors reads.
+MOST_HEADER = 100_000_000
+#: The form of a `TaskFile`.
+SCHEMA = 5
 
 
 @dataclass(frozen=True)
@@ -33,30 +51,20 @@ class TensorFile:
         remedy: the last sentence of its message.
         format: what the metadata name; empty: nothing.
         name: what a user calls a file whose path they give, such as ``ledger``; empty for files that only a job names.
-        apart: the tensors that the checksum leaves out, because what is read of them is checked by itself.
     """
 
     error: type[ForgetfreeError]
     remedy: str
     format: str = ""
     name: str = ""
-    apart: Collection[str] = ()
 
     def content(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
         """Return the bytes of a file. Equal tensors and metadata give equal bytes."""
         return tensor_bytes(tensors, self._signed(tensors, metadata))
 
     def write(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-        """Write a file, atomically."""
-        write_atomically(path, self.content(tensors, metadata))
-
-    def write_large(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-        """Write a file, atomically, and without a copy of it in memory; equal content may give other bytes."""
-        from safetensors.torch import save_file
-
-        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        with replacing(path) as temporary:
-            save_file(contiguous, temporary, self._signed(contiguous, metadata))
+        """Write a file, atomically, and without a copy of it in memory."""
+        write_tensors(path, tensors, self._signed(tensors, metadata))
 
     def read(self, path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         """Return metadata and tensors of a file.
@@ -64,36 +72,20 @@ class TensorFile:
         Raises:
             ForgetfreeError: `error`: it is missing, damaged or another one, with the reason.
         """
-        header, tensors = self._opened(path)
-        if header.get("checksum") != self._checksum(tensors, header):
+        file = self._opened(path)
+        with self._readable(path):
+            tensors = {name: file.tensor(name) for name in file.names}
+        if file.metadata.get("checksum") != checksum(tensors, file.metadata):
             raise self.error(f"{path} is damaged: its contents do not match its checksum. {self.remedy}")
-        return header, tensors
-
-    def load(self, path: Path, make: Callable[[dict[str, str], dict[str, Tensor]], _Made]) -> _Made:
-        """Return what ``make`` makes of a file that a user gives, after every check.
-
-        Args:
-            path: the file.
-            make: takes metadata and tensors; raises ``RegionError`` or ``ValueError`` with the reason where they are not sound.
-
-        Raises:
-            ForgetfreeError: `error`: the file is missing, damaged, another one or not sound.
-        """
-        header, tensors = self._opened(path)
-        with self.sound(path, f"is not a sound {self.name}"):
-            made = make(header, tensors)
-            # Last, because the checks in ``make`` say more.
-            if header.get("checksum") != self._checksum(tensors, header):
-                raise ValueError("its contents do not match its checksum")
-        return made
+        return file.metadata, tensors
 
     @contextmanager
     def sound(self, path: Path, otherwise: str) -> Iterator[None]:
-        """Inside, let what is read of a file say that it is not sound, by ``RegionError`` or ``ValueError``.
+        """Turn the ``RegionError`` or ``ValueError`` of what reads the file into an error about the file.
 
         Args:
             path: the file.
-            otherwise: what it is then, as the message has it: ``is not a sound file of weights``.
+            otherwise: what it is where the block raises, such as ``is not a sound ledger``.
 
         Raises:
             ForgetfreeError: `error`, with the reason.
@@ -108,90 +100,256 @@ class TensorFile:
         from safetensors import SafetensorError
 
         try:
-            return metadata_of(path).get("format") == self.format
+            return OpenFile(path).metadata.get("format") == self.format
         except (SafetensorError, OSError):
             return False
 
     def _signed(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> dict[str, str]:
         """Return the metadata with the format and the checksum."""
         header = dict(metadata or {}) | ({"format": self.format} if self.format else {})
-        return header | {"checksum": self._checksum(tensors, header)}
+        return header | {"checksum": checksum(tensors, header)}
 
-    def _checksum(self, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
-        return checksum({name: tensor for name, tensor in tensors.items() if name not in self.apart}, header)
-
-    def _opened(self, path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-        """Return metadata and tensors of a file of this format."""
-        from safetensors import SafetensorError
-
-        try:
-            header, tensors = read_tensors(path)
-        except (SafetensorError, OSError) as fault:
-            raise self._unreadable(path, fault) from fault
-        if self.format and (format := header.get("format", "none")) != self.format:
+    def _opened(self, path: Path) -> OpenFile:
+        """Return a file of this format."""
+        with self._readable(path):
+            file = OpenFile(path)
+        if self.format and (format := file.metadata.get("format", "none")) != self.format:
             is_none = f"is no {self.name}" if self.name else "is another file"
             remedy = f"Give the path of a {self.name}.safetensors." if self.name else self.remedy
             raise self.error(f"{path} {is_none}: expected the format {self.format!r}, got {brief(format)}. {remedy}")
-        return header, tensors
+        return file
 
-    def _unreadable(self, path: Path, fault: Exception) -> ForgetfreeError:
-        if not self.name:
-            return self.error(f"{path} cannot be read: {first_line(fault)}. {self.remedy}")
-        if isinstance(fault, FileNotFoundError):
-            return self.error(f"There is no {self.name} at {path}. Give the path of a {self.name}.safetensors.")
-        return self.error(
-            f"{path} is not a readable safetensors file ({fault}). It is damaged or cut short. {self.remedy}"
+    @contextmanager
+    def _readable(self, path: Path) -> Iterator[None]:
+        from safetensors import SafetensorError
+
+        try:
+            yield
+        except (SafetensorError, OSError) as fault:
+            if not self.name:
+                raise self.error(f"{path} cannot be read: {first_line(fault)}. {self.remedy}") from fault
+            if isinstance(fault, FileNotFoundError):
+                raise self.error(
+                    f"There is no {self.name} at {path}. Give the path of a {self.name}.safetensors."
+                ) from fault
+            raise self.error(
+                f"{path} is not a readable safetensors file ({fault}). It is damaged or cut short. {self.remedy}"
+            ) from fault
+
+
+# -- Files by task ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TaskTensors:
+    """What a `TaskFile` holds of one task.
+
+    Attributes:
+        task: its name; empty for what belongs to no task alone.
+        tensors: by name. A slash groups them: ``readout/weight`` is one of the readout's.
+        fields: what else is known of it, as JSON.
+    """
+
+    task: str
+    tensors: Mapping[str, Tensor]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def group(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of a group, by the rest of their names."""
+        start = f"{name}/"
+        return {key.removeprefix(start): each for key, each in self.tensors.items() if key.startswith(start)}
+
+    @cached_property
+    def checksum(self) -> str:
+        """The checksum of the tensors."""
+        return checksum(self.tensors)
+
+    @cached_property
+    def size_in_bytes(self) -> int:
+        """The bytes of the tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+def grouped(**groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of groups as `TaskTensors` names them, on the CPU."""
+    return {
+        f"{group}/{name}": tensor.detach().cpu() for group, named in groups.items() for name, tensor in named.items()
+    }
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What the metadata say of a task."""
+
+    task: str
+    checksum: str
+    fields: dict[str, Any]
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
+
+
+@dataclass(frozen=True)
+class TaskFile(TensorFile):
+    """A kind of file with tensors by task.
+
+    Attributes:
+        keys: the metadata that it must have besides.
+        groups: the groups of its tensors, and the tensors of no group.
+    """
+
+    keys: Collection[str] = ()
+    groups: Collection[str] = ()
+
+    def write_tasks(self, path: Path, tasks: Sequence[TaskTensors], metadata: Mapping[str, str]) -> None:
+        """Write a file, atomically. Equal content gives equal bytes."""
+        rows = [{"task": each.task, "checksum": each.checksum, "fields": each.fields} for each in tasks]
+        header = {"schema": str(SCHEMA), "tasks": json.dumps(rows, separators=(",", ":")), **metadata}
+        tensors = {f"{k}/{name}": tensor for k, each in enumerate(tasks) for name, tensor in each.tensors.items()}
+        write_tensors(path, tensors, self._signed({}, header))  # whose checksum covers those of the tasks
+
+    def load(self, path: Path, make: Callable[[StoredTasks], _Made]) -> _Made:
+        """Return what ``make`` makes of a file.
+
+        Args:
+            path: the file.
+            make: raises ``RegionError`` or ``ValueError`` with the reason where what it reads is not sound.
+
+        Raises:
+            ForgetfreeError: `error`: the file is missing, damaged, another one or not sound.
+        """
+        file = self._opened(path)
+        with self._readable(path), self.sound(path, f"is not a sound {self.name or 'file of weights'}"):
+            return make(StoredTasks(file, self.keys, self.groups))
+
+
+class StoredTasks:
+    """What a `TaskFile` holds; the tensors of a task are read, and checked, when they are asked for.
+
+    Attributes:
+        metadata: the file's, which match their checksum.
+        tasks: the names, in order.
+    """
+
+    def __init__(self, file: OpenFile, keys: Collection[str], groups: Collection[str]) -> None:
+        self.metadata = header = file.metadata
+        self._file, self._groups = file, groups
+        if header.get("schema", str(SCHEMA)) != str(SCHEMA):
+            raise ValueError(f"it has schema {brief(header['schema'])}, and this version reads schema {SCHEMA}")
+        if missing := {"schema", "tasks", "checksum", *keys} - set(header):
+            raise ValueError(f"its metadata lacks {', '.join(sorted(missing))}")
+        if header["checksum"] != checksum({}, header):
+            raise ValueError("its metadata do not match their checksum")
+        try:
+            self._rows = checked(tuple[_Task, ...], parse_json(header["tasks"]))
+        except ValueError as error:
+            raise ValueError(f"its tasks cannot be read ({error})") from error
+        self.tasks = [row.task for row in self._rows]
+        if (twice := first_twice(self.tasks)) is not None:
+            raise ValueError(f"it has two records of task {brief(twice)}")
+        self._names: dict[str, list[str]] = {str(k): [] for k in range(len(self._rows))}
+        for key in file.names:
+            number, _, name = key.partition("/")
+            if number not in self._names or name.partition("/")[0] not in groups:
+                raise ValueError(f"it holds the unexpected tensor {brief(key)}")
+            self._names[number].append(name)
+
+    def fields(self, k: int) -> dict[str, Any]:
+        """Return the fields of a task, which are not checked."""
+        return self._rows[k].fields
+
+    def read(self, k: int) -> TaskTensors:
+        """Return what the file holds of a task.
+
+        Raises:
+            ValueError: its tensors do not match their checksum, or hold what is no finite number.
+        """
+        row = self._rows[k]
+        found = TaskTensors(
+            row.task, {name: self._file.tensor(f"{k}/{name}") for name in self._names[str(k)]}, row.fields
         )
+        if found.checksum != row.checksum:
+            raise ValueError(f"{_of(row.task)} do not match their checksum")
+        for name, tensor in found.tensors.items():
+            if tensor.is_floating_point() and not name.startswith("buffer/") and not bool(tensor.isfinite().all()):
+                raise ValueError(f"{_of(row.task)} hold NaN or infinity, in {brief(name)}")
+        return found
+
+    def __iter__(self) -> Iterator[TaskTensors]:
+        return map(self.read, range(len(self.tasks)))
 
 
-def check_metadata(header: Mapping[str, str], keys: Collection[str]) -> None:
-    """Raise ``ValueError`` unless a file's metadata have all ``keys``."""
-    if missing := set(keys) - set(header):
-        raise ValueError(f"its metadata lacks {', '.join(sorted(missing))}")
+def _of(task: str) -> str:
+    return f"the tensors of task {task!r}" if task else "its tensors"
+
+
+# -- The bytes of a file ---------------------------------------------------------------------------------
+
+
+class OpenFile:
+    """A safetensors file, whose tensors are read when they are asked for. Nothing of it is checked.
+
+    Attributes:
+        metadata: its metadata.
+        names: the names of its tensors.
+
+    Raises:
+        SafetensorError, OSError: the file is damaged or missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import safetensors
+
+        size_of(path)
+        read: Any = safetensors.safe_open
+        self._file = read(path, "pt")
+        self.metadata: dict[str, str] = dict(self._file.metadata() or {})
+        self.names: list[str] = list(self._file.keys())
+
+    def tensor(self, name: str) -> Tensor:
+        """Read a tensor.
+
+        Raises:
+            SafetensorError: it cannot be read.
+        """
+        from safetensors import SafetensorError
+
+        try:
+            tensor: Tensor = self._file.get_tensor(name)
+        # What torch raises for a dtype or a shape that it does not know.
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+            raise SafetensorError(first_line(error)) from error
+        return tensor
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file, atomically. Equal content gives equal bytes, which those of the library are not."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        for part in _parts(tensors, metadata):
+            file.write(part)
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes of a safetensors file with tensors and metadata. Equal content gives equal bytes."""
-    from safetensors.torch import save
+    """Return the bytes that `write_tensors` writes."""
+    return b"".join(_parts(tensors, metadata))
 
-    data = save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, dict(metadata))
-    # Its header is JSON after eight bytes of length, with the metadata in an order that differs from process to process.
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:end])
-    header["__metadata__"] = dict(sorted(metadata.items()))
+
+def _parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterable[Any]:
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
+    # The widest entries first, so that each tensor begins at a multiple of its width.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    end = 0
+    for name, tensor in ordered:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight
-    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(data)[end:]))
-
-
-def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Read metadata and tensors of a safetensors file.
-
-    Raises:
-        SafetensorError, OSError: the file is damaged or missing.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    size_of(path)
-    try:
-        with safe_open(path, "pt") as file:
-            names = list(file.keys())
-            return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in names}
-    # What torch raises for a dtype or a shape that it does not know.
-    except (ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
-        raise SafetensorError(first_line(error)) from error
-
-
-def metadata_of(path: Path) -> dict[str, str]:
-    """Read the metadata of a safetensors file, which are not checked.
-
-    Raises:
-        SafetensorError, OSError: the file is damaged or missing.
-    """
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
-        return dict(file.metadata() or {})
+    text += b" " * (-len(text) % 8)
+    if len(text) > MOST_HEADER:
+        raise ValueError(f"the names of its tensors take {len(text):,} bytes, and safetensors reads {MOST_HEADER:,}")
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for _, tensor in ordered:
+        yield _bytes_of(tensor)
 
 
 def checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None) -> str:
@@ -201,13 +359,14 @@ def checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = N
         if key != "checksum":
             digest.update(f"{key}={value}\n".encode())
     for name, tensor in sorted(tensors.items()):
-        data = tensor.detach().cpu().contiguous().flatten()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(data.view(dtype=_byte_type()).numpy().data if len(data) else b"")
+        digest.update(_bytes_of(tensor))
     return digest.hexdigest()
 
 
-def _byte_type() -> Any:
+def _bytes_of(tensor: Tensor) -> Any:
+    """Return the bytes of a tensor, which are not copied where it is on the CPU and contiguous."""
     import torch  # here, so that what only names a kind of file does not import it
 
-    return torch.uint8
+    data = tensor.detach().cpu().contiguous().flatten()
+    return data.view(dtype=torch.uint8).numpy().data if len(data) else b""

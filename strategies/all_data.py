@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from avalanche.training import supervised
 
 from forgetfree.continual.adapter import TemplateStrategy
-from forgetfree.continual.strategy import Training, undo_on_error
-from forgetfree.continual.streams import EncodedTask
+from forgetfree.continual.strategy import EncodedTask, Training, undo_on_error
 from forgetfree.options import option
 from forgetfree.training.training_options import TrainingOptions
 
@@ -19,7 +18,7 @@ from forgetfree.training.training_options import TrainingOptions
 class Cumulative(TemplateStrategy, supervised.Cumulative):
     """Train on each task's rows together with those of all earlier tasks."""
 
-    online: ClassVar[bool] = True
+    online = True
     dataset: Any
 
     def setup(self) -> None:
@@ -49,7 +48,7 @@ class Joint(TemplateStrategy, supervised.JointTraining):
     learned less well than alone.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = JointOptions
+    Options = JointOptions
 
     def setup(self) -> None:
         """Keep all rows."""

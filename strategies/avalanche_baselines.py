@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from avalanche.training import plugins as avalanche
@@ -20,8 +20,7 @@ from avalanche.training.supervised.der import ClassBalancedBufferWithLogits
 from torch import Tensor, nn
 
 from forgetfree.continual.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, one_label_a_row, showing
-from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.options import option
@@ -69,7 +68,7 @@ class Replay(
 ):
     """Experience replay: each batch comes with rows of earlier tasks (Chaudhry et al., 2019, arXiv:1902.10486, alg. 1)."""
 
-    online: ClassVar[bool] = True
+    online = True
 
 
 def _a_row_a_label(name: str, options: Any, stream: Stream) -> None:
@@ -145,7 +144,7 @@ class GDumb(
     The memory is drawn after the task is seen (reservoir by label), where the paper fills it greedily row by row.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = GDumbOptions
+    Options = GDumbOptions
 
 
 def _remembered(rows: Sequence[int], most: int) -> int:
@@ -199,7 +198,7 @@ class DER(
     terms, where the paper draws two.
     """
 
-    online: ClassVar[bool] = True
+    online = True
 
     def setup(self) -> None:
         """Make a memory that knows tasks."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any
 
-from forgetfree.continual.regions import RegionStrategy, TaskRegions, check_region_rate
-from forgetfree.continual.strategy import Training
-from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.continual.task_training import Skill
+from forgetfree.continual.regions import EncodedTask, RegionStrategy, Stream, Training
 from forgetfree.core.regions import biases
 
 
@@ -20,28 +17,25 @@ class BitFit(RegionStrategy):
     Difference: embeddings, pooler and LM head are no part of the parameter space, so that their biases stay.
     """
 
-    resumable: ClassVar[bool] = True
+    resumable = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse a model without a bias."""
-        check_region_rate(options)
         biases(stream.model.space())
 
     def setup(self) -> None:
-        """Make an empty ledger, in which each task stands alone."""
-        self.regions = TaskRegions(self, "alone")
-        self._biases = biases(self.space)
+        """Open a ledger in which each task stands alone."""
+        self.open_ledger("alone")
 
     def begin(self, task: EncodedTask) -> Training:
         """Train all biases."""
-        self.regions.ledger.check_new(task.name)
-        return self.regions.training(task, Skill(self._biases, len(self._biases) / len(self.space)))
+        return self.region_training(task, biases(self.space))
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record the biases."""
-        self.regions.commit(training)
+        self.record(training)
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the task's own biases."""
-        return self.regions.answering(task)
+        return self.ledger_model.of(task)

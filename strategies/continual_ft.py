@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar
 
-from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.streams import EncodedTask
+from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Training
 
 
 class ContinualFT(ContinualStrategy):
@@ -16,8 +14,8 @@ class ContinualFT(ContinualStrategy):
     of the task.
     """
 
-    online: ClassVar[bool] = True
-    resumable: ClassVar[bool] = True
+    online = True
+    resumable = True
 
     def begin(self, task: EncodedTask) -> Training:
         """Train everything."""

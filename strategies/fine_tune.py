@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
-from forgetfree.continual.memory import tasks_named
-from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training, undo_on_error
-from forgetfree.continual.streams import EncodedTask
+from forgetfree.continual.storage import tasks_named
+from forgetfree.continual.strategy import (
+    ContinualStrategy,
+    EncodedTask,
+    TaskwiseOptions,
+    Training,
+    undo_on_error,
+)
 from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, read_json
 from forgetfree.models.state import ModelState, StateStore
-from forgetfree.training.training_options import TrainingOptions
 
 
 class FineTune(ContinualStrategy):
@@ -26,13 +30,13 @@ class FineTune(ContinualStrategy):
     Keeps a whole model per task: memory O(T·d). A task that is not learned yet is answered by θ_pre.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = TaskwiseOptions
-    forget_free: ClassVar[bool] = True
-    resumable: ClassVar[bool] = True
+    Options = TaskwiseOptions
+    forget_free = True
+    resumable = True
 
     def setup(self) -> None:
         """Keep a model per task."""
-        self.kept = self.models = TaskModels(self)
+        self.storage = self.models = TaskModels(self)
 
     def begin(self, task: EncodedTask) -> Training:
         """Train everything from θ_pre; no step where another strategy has made the fine-tuned model already."""

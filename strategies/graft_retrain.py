@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
-from forgetfree.continual.grafting import RegionTrainer, SkillOptions, TaskBenches, check_grafting, tuned
-from forgetfree.continual.regions import RegionStrategy, TaskRegions
-from forgetfree.continual.strategy import Training
-from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.regions import EncodedTask, RegionStrategy, SkillOptions, Training
 from forgetfree.options import option
-from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraftRetrainOptions(SkillOptions):
     """Grafting's options, with regions trained from θ_pre."""
 
-    region_start: Literal["fine-tuned", "pre-trained", "scaled"] = option(
+    region_start: Literal["fine-tuned", "pre-trained"] = option(
         "pre-trained", "values the region is trained from, see grafting-continual"
     )
 
@@ -32,31 +28,22 @@ class GraftRetrain(RegionStrategy):
     Where the paper is silent: a linear readout starts from the fine-tuned one and is trained with the region.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = GraftRetrainOptions
-    resumable: ClassVar[bool] = True
-
-    @classmethod
-    def check(cls, options: Any, stream: Stream) -> None:
-        """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
-        check_grafting(options, stream)
+    Options = GraftRetrainOptions
+    resumable = True
 
     def setup(self) -> None:
-        """Make an empty ledger, in which each task stands alone."""
-        self.regions = TaskRegions(self, "alone")
-        self.trainer = RegionTrainer(self, TaskBenches(self))
+        """Open a ledger in which each task stands alone."""
+        self.open_ledger("alone")
 
     def begin(self, task: EncodedTask) -> Training:
         """Fine-tune θ_pre on the task alone, localize γ, and train it."""
-        self.regions.ledger.check_new(task.name)
-        bench = self.bench(task)
-        fine_tuned = tuned(bench, self.options)
-        (region,) = bench.regions(fine_tuned, self.options)
-        return self.trainer.training(task, region, fine_tuned)
+        tuned = self.fine_tuned(task)
+        return self.region_training(task, self.localize(task, tuned), start=tuned)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record the region and its values."""
-        self.regions.commit(training)
+        self.record(training)
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the task's own region on θ_pre."""
-        return self.regions.answering(task)
+        return self.ledger_model.of(task)

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from forgetfree.continual.grafting import (
-    AutoComposition,
-    LocalizeAt,
-    RegionTrainer,
-    SkillOptions,
-    TaskBenches,
-    check_grafting,
-    tuned,
-)
-from forgetfree.continual.regions import RegionStrategy, TaskRegions, scores_of_union
-from forgetfree.continual.strategy import Training
-from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.continual.task_training import skill_of
-from forgetfree.core.regions import Region
+from forgetfree.continual.composition import better_training
+from forgetfree.continual.regions import EncodedTask, RegionStrategy, SkillOptions, Stream, Training
 from forgetfree.errors import OptionError
 from forgetfree.ledger import Ledger
 from forgetfree.options import option
-from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +23,13 @@ class GraftingOptions(SkillOptions):
         "overlap and no task depends on the order; or auto: for each task what has the lower loss on its validation rows, "
         "for which its region is trained twice",
     )
-    localize_at: LocalizeAt = option(
+    choice_rows: int = option(
+        512, "validation rows, at most, by whose loss is chosen what composition=auto records", at_least=1
+    )
+    localize_at: Literal["pretrained", "union"] = option(
         "pretrained", "where γ is searched for: on θ_pre, as in the paper; or on the union so far, among what is free"
     )
     final_union: bool = option(False, "evaluate the one final union on all tasks too")
-
-    @property
-    def choices(self) -> int:
-        """Those of a scaled start, and one for each way to train a task."""
-        return 2 * super().choices + 2 if self.composition == "auto" else super().choices
 
 
 class GraftingContinual(RegionStrategy):
@@ -61,13 +46,12 @@ class GraftingContinual(RegionStrategy):
     is trained. A task that is not learned yet is answered by the union of all regions so far.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = GraftingOptions
-    resumable: ClassVar[bool] = True
+    Options = GraftingOptions
+    resumable = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
-        """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
-        check_grafting(options, stream)
+        """Refuse compositions that contradict other options."""
         if (options.composition, options.localize_at) == ("alone", "union"):
             raise OptionError(
                 "composition=alone stands each task on θ_pre, and localize_at=union searches on a union. Leave one of them out."
@@ -78,39 +62,29 @@ class GraftingContinual(RegionStrategy):
             )
 
     def setup(self) -> None:
-        """Make an empty ledger, in which a task is inferred with the union of all regions up to its own, or with its own."""
-        self.regions = TaskRegions(self, self.options.composition)
-        self.benches = TaskBenches(self, self.options.localize_at)
-        trainer = RegionTrainer(self, self.benches)
-        self.trainer = AutoComposition(trainer) if self.options.composition == "auto" else trainer
-        #: γ_n of tasks for which it was found in another stream.
-        self.known_regions: dict[str, Region] = {}
+        """Open a ledger in which a task is inferred with the union of all regions up to its own, or with its own."""
+        self.open_ledger(self.options.composition)
 
     def begin(self, task: EncodedTask) -> Training:
         """Find γ_n, and train of it what no earlier task owns, on top of what they own."""
-        self.regions.ledger.check_new(task.name)
-
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
         #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft.
-        with self.benches.fine_tuning(task) as bench:  # on θ_pre
-            fine_tuned = tuned(bench, self.options)
-        region = self.known_regions.get(task.name)
-        if region is None:
-            with self.benches.search(task) as bench:  # the same, unless the options say the union
-                (region,) = bench.regions(fine_tuned, self.options)
+        tuned = self.fine_tuned(task)
+        region = self.localize(task, tuned, on_union=self.options.localize_at == "union")
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
-        return self.trainer.training(task, region, fine_tuned)
+        if self.options.composition == "auto" and self.ledger.last_of_union:  # beyond C.3
+            return better_training(self, task, tuned, region)
+        return self.region_training(task, region, start=tuned)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """(3) Record in the ledger who owns what, with its values."""
-        self.regions.commit(training)
-        self.notes[task.name] = skill_of(training).scale
+        self.record(training)
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k."""
-        return self.regions.answering(task)
+        return self.ledger_model.of(task)
 
     def reuse(self, ledger: Ledger) -> set[str]:
         """Take over γ_n wherever it was sought on θ_pre: what other tasks own has no part in it."""
@@ -119,6 +93,5 @@ class GraftingContinual(RegionStrategy):
         return set(self.known_regions)
 
     def extra_results(self) -> dict[str, Any]:
-        """Return scaled starts, and the scores of the one final union on all tasks: what the union per task buys."""
-        extra: dict[str, Any] = {"scales": self.notes} if self.options.region_start == "scaled" else {}
-        return extra | ({"union": scores_of_union(self)} if self.options.final_union else {})
+        """Return the scores of the one final union on all tasks: what the union per task buys."""
+        return {"union": self.ledger_model.union_scores()} if self.options.final_union else {}

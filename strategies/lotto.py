@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
-from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
 from forgetfree.core.base_regions import budget, most_moved
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_
-from forgetfree.core.trained import RegionParameters, WholeTensors
-from forgetfree.models.state import ModelState
+from forgetfree.core.trained import RegionParameters
 from forgetfree.options import option
 from forgetfree.training.training_options import TrainingOptions, region_rate
 
@@ -42,8 +39,8 @@ class LoTTO(ContinualStrategy):
     Where the paper is silent: a linear readout starts the second training from the first one's; rates as in grafting.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = LoTTOOptions
-    resumable: ClassVar[bool] = True
+    Options = LoTTOOptions
+    resumable = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
@@ -52,16 +49,16 @@ class LoTTO(ContinualStrategy):
 
     def begin(self, task: EncodedTask) -> Training:
         """Calibrate the mask on the free entries, put the model back, and train the mask."""
-        before = ModelState.of(self.model)
-        calibrated = self._calibrated(task, before)
-        count = budget(len(self.space), self.options.sparsity)
-        mask = most_moved(before.theta, calibrated.theta, count)
+        before, backbone = self.space.flatten(self.model.backbone).cpu(), self.model.backbone
+        owned = Region.from_mask(before != self.pre_trained.theta)
+        calibrated = self.training_result(task, self.space.parameters(backbone), frozen=owned)
+        mask = most_moved(before, calibrated.theta, budget(len(self.space), self.options.sparsity))
         readout, options = self.model.readout_module(task.label), self.options
         load_tensors_(readout, calibrated.readouts[task.name])
         steps = self.full_steps(task) if options.region_steps is None else options.region_steps
         return Training(
             task,
-            RegionParameters(self.model.backbone, self.space, mask),
+            RegionParameters(backbone, self.space, mask),
             list(readout.parameters()),
             steps if len(mask) else 0,  # earlier tasks may have taken every entry
             replace(
@@ -75,14 +72,3 @@ class LoTTO(ContinualStrategy):
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the one model, as it is."""
         return nullcontext()
-
-    def _calibrated(self, task: EncodedTask, before: ModelState) -> ModelState:
-        """Return what training makes of the entries that no earlier task moved; the model is as it was."""
-        backbone, space = self.model.backbone, self.space
-        owned = Region.from_mask(before.theta != self.pre_trained.theta).indices
-        # Momentum and decay would move them without a gradient.
-        put_back = partial(space.scatter_, backbone, owned, space.gather(backbone, owned))
-        with self.holding(before=before):
-            everything = WholeTensors(space.parameters(backbone))
-            self.bench(task, before).train_(self.options, "fine_tune", everything, after_update=put_back)
-            return ModelState.of(self.model, [task.name])

@@ -1,43 +1,102 @@
-"""Merging as strategies: each task is fine-tuned alone, and one merged model answers all tasks that are learned."""
+"""Merging as strategies: each task is fine-tuned alone, and one merged model answers all tasks that are learned.
+
+A task vector is τ_t = θ_t − θ_pre (Ilharco et al., 2023): here at the entries γ_t that a graft holds, and 0 elsewhere. Every
+rule is entrywise. It takes what T grafts hold at n entries, values θ_t and γ_t ``(T, n)`` with θ_pre where a graft holds
+nothing, and θ_pre ``(n,)``, and returns the merged values ``(n,)``.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from forgetfree.continual.memory import LEDGER, LedgerFile
-from forgetfree.continual.regions import TaskRegions
-from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
-from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.continual.task_training import Skill
+import torch
+from torch import Tensor
+
+from forgetfree.continual.regions import EncodedTask, Region, RegionStrategy, Stream, Training
+from forgetfree.continual.storage import LEDGER, LedgerStorage
+from forgetfree.continual.strategy import TaskwiseOptions
 from forgetfree.core.base_regions import budget, most_moved
-from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule
-from forgetfree.core.regions import Region
-from forgetfree.ledger import Ledger, merged_graft, merged_ledger
+from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.training.localization import LocalizationOptions, check_localization
-from forgetfree.training.training_options import TrainingOptions
+from forgetfree.training.localization import LocalizationOptions
+
+#: Entries that are merged at a time.
+_STRETCH = 2**20
+
+
+def task_arithmetic(theta: Tensor, gamma: Tensor, pre: Tensor, weight: float) -> Tensor:
+    """Return θ_pre + λ Σ_t τ_t (Ilharco et al., 2023, arXiv:2212.04089, §2)."""
+    return pre + weight * (theta - pre).sum(0)
+
+
+def ties(theta: Tensor, gamma: Tensor, pre: Tensor, weight: float) -> Tensor:
+    """Return θ_pre + λ times the mean of those τ_t that have the elected sign (Yadav et al., 2023, arXiv:2306.01708, alg. 1).
+
+    The elected sign is that of Σ_t τ_t; + where the sum is 0. The τ_t are those of grafts that are trimmed already.
+    """
+    vectors = theta - pre
+    elected = torch.where(vectors.sum(0) >= 0, 1, -1)
+    agrees = vectors.sign() == elected
+    return pre + weight * (vectors * agrees).sum(0) / agrees.sum(0).clamp(min=1)
+
+
+def stitch(theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
+    """Return the mean of the values of those grafts that hold an entry: Localize-and-Stitch (He et al., 2024).
+
+    That is θ_pre + Σ_t γ'_t ⊙ τ_t with γ'_t = γ_t / Σ_u γ_u (arXiv:2408.13656, §3). An entry that
+    one graft alone holds keeps its value, bit for bit.
+    """
+    return (theta * gamma).sum(0) / gamma.sum(0)
+
+
+def merged_graft(grafts: Sequence[Graft], theta_pre: Tensor, rule: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Graft:
+    """Return one graft, with the entries of all ``grafts``.
+
+    Args:
+        grafts: one a task, all of one θ_pre and on the CPU.
+        theta_pre: θ_pre, ``(N,)``, on the CPU.
+        rule: takes θ_t, γ_t and θ_pre at some entries, and returns the merged values.
+    """
+    region = reduce(or_, (graft.region for graft in grafts))
+    merged = torch.empty(len(region), dtype=theta_pre.dtype, device="cpu")
+    for start in range(0, len(region), _STRETCH):
+        entries = region.indices[start : start + _STRETCH]
+        pre = theta_pre[entries].double()
+        theta, gamma = (
+            pre.repeat(len(grafts), 1),
+            torch.zeros(len(grafts), len(entries), dtype=torch.bool, device="cpu"),
+        )
+        for number, graft in enumerate(grafts):
+            if len(graft.region):
+                place = torch.searchsorted(graft.region.indices, entries).clamp(max=len(graft.region) - 1)
+                gamma[number] = graft.region.indices[place] == entries
+                theta[number] = torch.where(gamma[number], graft.values[place].double(), pre)
+        merged[start : start + _STRETCH] = rule(theta, gamma, pre).to(merged.dtype)
+    return Graft(region, merged)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskArithmeticOptions(TaskwiseOptions):
-    """Task arithmetic."""
+    """Task arithmetic, with λ of Yadav et al. (2023, §4.2), where no validation rows choose it."""
 
-    weight: float = option(WEIGHTS["task-arithmetic"], "λ, by which the sum of the task vectors is multiplied", above=0)
+    weight: float = option(0.4, "λ, by which the sum of the task vectors is multiplied", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TiesOptions(TaskwiseOptions):
-    """TIES."""
+    """TIES, with λ and k of Yadav et al. (2023, §4.2)."""
 
-    weight: float = option(WEIGHTS["ties"], "λ, by which the merged task vector is multiplied", above=0)
-    density: float = option(DENSITY, "k: the share of the entries that each task vector keeps", above=0, at_most=1)
+    weight: float = option(1.0, "λ, by which the merged task vector is multiplied", above=0)
+    density: float = option(0.2, "k: the share of the entries that each task vector keeps", above=0, at_most=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,57 +104,64 @@ class StitchOptions(TaskwiseOptions, LocalizationOptions):
     """Localize-and-Stitch."""
 
 
-class Merging(ContinualStrategy):
+class Merging(RegionStrategy):
     """Fine-tune θ_pre on each task alone, keep of θ_ft the entries that the rule needs, and merge those of all tasks.
 
     A task is answered by the merged model of all learned tasks with its own readout; so is one that is not learned yet, with
     an untrained readout. What is kept are the grafts, of which the next merge is made, and the merged model: see `_GraftFiles`.
     """
 
-    resumable: ClassVar[bool] = True
-    rule: ClassVar[MergeRule]
+    forget_free = False
+    resumable = True
 
     def setup(self) -> None:
-        """Make an empty ledger of grafts, in which each task stands alone."""
-        self.regions = TaskRegions(self, "alone")
-        self.kept = _GraftFiles(self)
+        """Open a ledger of grafts, in which each task stands alone."""
+        self.open_ledger("alone")
+        self.storage = _GraftFiles(self)
         self._merged: tuple[int, Graft] | None = None
 
     @abstractmethod
-    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
+    def kept_region(self, task: EncodedTask, tuned: ModelState) -> tuple[Region, float]:
         """Return the entries of θ_ft that are kept, and the share of the space that they were allowed."""
+
+    @abstractmethod
+    def rule(self, theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
+        """Return the merged values ``(n,)`` of θ_t and γ_t ``(T, n)`` with θ_pre ``(n,)``."""
 
     def begin(self, task: EncodedTask) -> Training:
         """Fine-tune θ_pre on the task alone; nothing is trained after that."""
-        self.regions.ledger.check_new(task.name)
-        fine_tuned = self.fine_tuned(task)
-        return self.regions.training(task, self.skill(task, fine_tuned), fine_tuned, steps=0, options=self.options)
+        tuned = self.fine_tuned(task)
+        region, sparsity = self.kept_region(task, tuned)
+        return self.region_training(task, region, tuned, sparsity=sparsity, steps=0, options=self.options)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record the task's entries."""
-        self.regions.commit(training)
+        self.record(training)
 
-    @contextmanager
-    def answering(self, task: EncodedTask) -> Iterator[None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the merged model."""
-        with self.regions.answering_by(self.merged()):
-            yield
+        return self.ledger_model.with_graft(self.merged())
 
     def merged(self) -> Graft:
         """Return what the merged model holds on top of θ_pre, merged once after each task."""
-        records = self.regions.ledger.records
+        records = self.ledger.records
         if self._merged is None or self._merged[0] != len(records):
-            settings: dict[str, Any] = {
-                name: getattr(self.options, name) for name in ("weight", "density") if hasattr(self.options, name)
-            }
             grafts = [record.owned for record in records] or [Graft(Region.empty(), self.pre_trained.theta[:0])]
-            self._merged = len(records), merged_graft(grafts, self.pre_trained.theta, self.rule, **settings)
+            self._merged = len(records), merged_graft(grafts, self.pre_trained.theta, self.rule)
         return self._merged[1]
 
     def merged_ledger(self) -> Ledger:
-        """Return the merged model as a ledger, which answers as this strategy does."""
-        grafts = self.regions.ledger
-        return merged_ledger(grafts.space, grafts.fingerprint, grafts.binding, self.merged(), grafts.records)
+        """Return the merged model as a ledger, which answers as this strategy does, each task with its own readout.
+
+        Its composition is ``selection``: the first task owns all entries, and the region of each task is the whole of them.
+        """
+        grafts, merged = self.ledger, self.merged()
+        ledger = Ledger(grafts.space, grafts.fingerprint, "selection", grafts.binding)
+        nothing = Graft(Region.empty(), merged.values[:0])
+        for number, record in enumerate(grafts.records):
+            owned, share = nothing if number else merged, len(merged.region) / len(grafts.space)
+            ledger.append(replace(record, region=merged.region, owned=owned, sparsity=share, buffers={}))
+        return ledger
 
 
 class _GraftFiles:
@@ -103,12 +169,7 @@ class _GraftFiles:
 
     def __init__(self, strategy: Merging) -> None:
         self._strategy = strategy
-        self._grafts = LedgerFile(strategy, strategy.regions, "grafts.safetensors")
-
-    @property
-    def ledger(self) -> Ledger:
-        """That of the grafts."""
-        return self._grafts.ledger
+        self._grafts = LedgerStorage(strategy, strategy.ledger_model, "grafts.safetensors")
 
     def save(self, directory: Path) -> None:
         """Write both."""
@@ -121,19 +182,22 @@ class _GraftFiles:
 
     def bytes_kept(self) -> int:
         """Count both."""
-        merged = self._strategy.merged_ledger().size_in_bytes if self.ledger.records else 0
+        merged = self._strategy.merged_ledger().size_in_bytes if self._strategy.ledger.records else 0
         return self._grafts.bytes_kept() + merged
 
 
 class MergeTaskArithmetic(Merging):
     """Task arithmetic: θ_pre + λ Σ_t (θ_t − θ_pre) (Ilharco et al., 2023, arXiv:2212.04089)."""
 
-    Options: ClassVar[type[TrainingOptions]] = TaskArithmeticOptions
-    rule: ClassVar[MergeRule] = "task-arithmetic"
+    Options = TaskArithmeticOptions
 
-    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
+    def rule(self, theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
+        """Return the merged values: see `task_arithmetic`."""
+        return task_arithmetic(theta, gamma, pre, self.options.weight)
+
+    def kept_region(self, task: EncodedTask, tuned: ModelState) -> tuple[Region, float]:
         """Return all entries that moved."""
-        return Skill(most_moved(self.pre_trained.theta, fine_tuned.theta, len(self.space)), 1.0)
+        return most_moved(self.pre_trained.theta, tuned.theta, len(self.space)), 1.0
 
 
 class MergeTies(Merging):
@@ -142,18 +206,21 @@ class MergeTies(Merging):
     Yadav et al., 2023, arXiv:2306.01708, alg. 1. The trimming is done once a task, so no more of it is kept.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = TiesOptions
-    rule: ClassVar[MergeRule] = "ties"
+    Options = TiesOptions
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse a density that leaves no entry."""
         budget(len(stream.model.space()), options.density)
 
-    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
+    def rule(self, theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
+        """Return the merged values: see `ties`."""
+        return ties(theta, gamma, pre, self.options.weight)
+
+    def kept_region(self, task: EncodedTask, tuned: ModelState) -> tuple[Region, float]:
         """Return the most moved entries."""
         share = self.options.density
-        return Skill(most_moved(self.pre_trained.theta, fine_tuned.theta, budget(len(self.space), share)), share)
+        return most_moved(self.pre_trained.theta, tuned.theta, budget(len(self.space), share)), share
 
 
 class MergeStitch(Merging):
@@ -163,15 +230,12 @@ class MergeStitch(Merging):
     arXiv:2302.06600), by the rows of fine-tuning, and not by a search with an L1 penalty.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = StitchOptions
-    rule: ClassVar[MergeRule] = "stitch"
+    Options = StitchOptions
 
-    @classmethod
-    def check(cls, options: Any, stream: Stream) -> None:
-        """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
-        check_localization(options, stream.model.space())
+    def rule(self, theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
+        """Return the merged values: see `stitch`."""
+        return stitch(theta, gamma, pre)
 
-    def skill(self, task: EncodedTask, fine_tuned: ModelState) -> Skill:
+    def kept_region(self, task: EncodedTask, tuned: ModelState) -> tuple[Region, float]:
         """Return the task's localized region."""
-        (region,) = self.bench(task).regions(fine_tuned, self.options)
-        return Skill(region, self.options.sparsity)
+        return self.localize(task, tuned), self.options.sparsity

@@ -5,22 +5,14 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from forgetfree.continual.regions import RegionOptions, RegionStrategy, TaskRegions, check_region_rate
-from forgetfree.continual.strategy import Training
-from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.continual.task_training import Skill
+from forgetfree.continual.regions import EncodedTask, Region, RegionOptions, RegionStrategy, Stream, Training
 from forgetfree.core.base_regions import top
-from forgetfree.core.parameters import at_least_float32, entries, weight_matrices
-from forgetfree.core.regions import Region
-from forgetfree.core.tensors import load_tensors_
-from forgetfree.core.trained import WholeTensors
-from forgetfree.models.state import ModelState
+from forgetfree.core.parameters import at_least_float32, weight_matrices
 from forgetfree.options import option
-from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,29 +44,30 @@ class PackNet(RegionStrategy):
       length where `max_gradient_norm` clips it.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = PackNetOptions
-    resumable: ClassVar[bool] = True
+    Options = PackNetOptions
+    resumable = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse a model without a weight matrix."""
-        check_region_rate(options)
         weight_matrices(stream.model.space())
 
     def setup(self) -> None:
-        """Make an empty ledger, in which a task is inferred with the union of all regions up to its own."""
-        self.regions = TaskRegions(self, "union")
+        """Open a ledger in which a task is inferred with the union of all regions up to its own."""
+        self.open_ledger("union")
 
     def begin(self, task: EncodedTask) -> Training:
         """Train all that is free, keep the share of it that moved the most, tensor by tensor, and retrain that."""
-        self.regions.ledger.check_new(task.name)
-        owned = self.regions.ledger.owned()
+        owned = self.ledger.owned()
         is_free = ~owned.mask(len(self.space))
-        matrices = [self.space.tensors[i] for i in weight_matrices(self.space)]
-        wheres = [slice(spec.offset, spec.offset + spec.size) for spec in matrices]
+        matrices = weight_matrices(self.space)
+        specs = [self.space.tensors[i] for i in matrices]
+        wheres = [slice(spec.offset, spec.offset + spec.size) for spec in specs]
         region, trained = Region.empty(), None
         if any(bool(is_free[where].any()) for where in wheres):
-            trained = self._train_free(task, owned)
+            tensors = self.space.parameters(self.model.backbone)
+            untrained = self.pre_trained.readouts[task.name]
+            trained = self.training_result(task, [tensors[i] for i in matrices], frozen=owned, readout=untrained)
             change = (trained.theta.to(at_least_float32(trained.theta.dtype)) - self.pre_trained.theta).abs_()
             pieces = []
             for where in wheres:
@@ -82,38 +75,21 @@ class PackNet(RegionStrategy):
                 count = share(int(free.sum()), self.options.keep)
                 pieces.append(top(change[where], count, free).indices + where.start)
             region = Region(torch.cat(pieces))
-        return self.regions.training(
+        return self.region_training(
             task,
-            Skill(region, len(region) / len(self.space)),
+            region,
             trained,
-            budget=len(self.space),  # retraining goes on at the rate of training
+            rate_for=len(self.space),  # retraining goes on at the rate of training
             steps=retraining_steps(self.options, self.full_steps(task)),
         )
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record what is kept; the rest is θ_pre again."""
-        self.regions.commit(training)
+        self.record(training)
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the union of what the tasks up to this one keep."""
-        return self.regions.answering(task)
-
-    def _train_free(self, task: EncodedTask, owned: Region) -> ModelState:
-        """Return what training leaves; the model is as it was."""
-        model = self.model
-        tensors = self.space.parameters(model.backbone)
-        places = [entries(tensors[i].detach(), local) for i, local, _ in self.space.split(owned.indices)]
-        frozen = [(flat, at, flat[at]) for flat, at in places]
-
-        def freeze() -> None:
-            for flat, at, values in frozen:  # momentum and decay move them without a gradient
-                flat[at] = values
-
-        with self.holding():
-            load_tensors_(model.readout_module(task.label), self.pre_trained.readouts[task.name])
-            matrices = WholeTensors(tensors[i] for i in weight_matrices(self.space))
-            self.bench(task).train_(self.options, "fine_tune", matrices, after_update=freeze)
-            return ModelState.of(model, [task.name])
+        return self.ledger_model.of(task)
 
 
 def retraining_steps(options: PackNetOptions, steps: int) -> int:

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from forgetfree.continual.regions import RegionOptions, RegionStrategy, TaskRegions, check_region_rate
-from forgetfree.continual.strategy import Training
-from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.continual.task_training import Skill
+from forgetfree.continual.regions import EncodedTask, Region, RegionOptions, RegionStrategy, Stream, Training
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
-from forgetfree.core.regions import Region
 from forgetfree.ledger.graft import Graft
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
-from forgetfree.training.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,31 +52,25 @@ class WSN(RegionStrategy):
     - The mask is chosen again every `mask_every` updates. m_t leaves out what did not move and nobody owns.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = WSNOptions
-    resumable: ClassVar[bool] = True
+    Options = WSNOptions
+    resumable = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse a model without a weight matrix."""
-        check_region_rate(options)
         weight_matrices(stream.model.space())
 
     def setup(self) -> None:
-        """Make an empty ledger, in which a task is inferred with its mask alone, which may hold entries of earlier tasks."""
-        self.regions = TaskRegions(self, "selection")
+        """Open a ledger in which a task is inferred with its mask alone, which may hold entries of earlier tasks."""
+        self.open_ledger("selection")
 
     def begin(self, task: EncodedTask) -> Training:
         """Train θ and s, from θ_pre under what earlier tasks own; the mask is known only after that."""
-        self.regions.ledger.check_new(task.name)
-        return self.regions.training(
-            task,
-            Skill(Region.empty(), self.options.capacity),
-            budget=int(self.options.capacity * len(self.space)),
-            trained=partial(self._subnetwork, task),
-        )
+        subnetwork = partial(self._subnetwork, task)
+        return self.region_training(task, Region.empty(), sparsity=self.options.capacity, trained=subnetwork)
 
     def _subnetwork(self, task: EncodedTask) -> WinningSubnetwork:
-        records = self.regions.ledger.records
+        records = self.ledger.records
         indices = torch.cat(
             [torch.empty(0, dtype=torch.int64, device="cpu"), *(r.owned.region.indices for r in records)]
         )
@@ -99,11 +88,11 @@ class WSN(RegionStrategy):
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record M = M ∪ m_t; the model holds θ_pre after."""
         winning = cast(WinningSubnetwork, training.trained)
-        self.regions.commit(replace(training, skill=Skill(winning.region(), self.options.capacity)))
+        self.record(training, winning.region())
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the task's mask alone."""
-        return self.regions.answering(task)
+        return self.ledger_model.of(task)
 
 
 class WinningSubnetwork:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from forgetfree.results.comparison import Comparison, merge
-from forgetfree.results.learning_matrix import summarize
-from forgetfree.results.run_results import RunResults
+from forgetfree.results.runs import RunRecord, frame_of, to_csv, whole_run
+from forgetfree.results.scores import Score
+from forgetfree.results.table import Results
 
 Json = dict[str, Any]
 TASKS = ["qnli", "mrpc"]
+#: What stands beside the matrices of `run_of`, by task.
+BY_TASK = ("agreement", "updates", "temperature", "ece_scaled", "readout_again", "union_accuracy", "union_ece")
 
 
 def run_of(strategy: str, seed: int, last: list[float], **more: Any) -> Json:
     """A run that knew 0.5 of both tasks before, 0.8 of qnli after it, and `last` at the end."""
-    matrix = [[0.5, 0.5], [0.8, 0.5], last]
-    ece = [[0.2, 0.2], [0.2, 0.2], [0.1, 0.3]]
     return {
         "strategy": strategy,
         "seed": seed,
         "metric": ["accuracy", "f1"],
-        "matrix": matrix,
-        "ece": ece,
-        "summary": summarize(matrix, ece),
+        "matrix": [[0.5, 0.5], [0.8, 0.5], last],
+        "ece": [[0.2, 0.2], [0.2, 0.2], [0.1, 0.3]],
         "ledger": None,
         "seconds": {"fine_tune": 1.5, "evaluate": 0.25},
         **more,
@@ -33,32 +31,53 @@ def run_of(strategy: str, seed: int, last: list[float], **more: Any) -> Json:
 
 
 def ledger_of(region: list[int], owned: list[int], overlap: list[list[float]]) -> Json:
-    return {"tasks": TASKS, "region_size": region, "owned_size": owned, "bytes": 12000, "overlap": overlap}
+    return {"region_size": region, "owned_size": owned, "bytes": 12000, "overlap": overlap}
 
 
 def results_of(*runs: Json, **more: Any) -> Json:
     return {
-        "schema": 1,
         "stream": "qnli-mrpc",
         "tasks": TASKS,
-        "model": {"name": "minilm", "fingerprint": "m1"},
+        "model": {"name": "minilm", "fingerprint": "m1", "readout": "prompt"},
         "data": {"fingerprints": {"qnli": "q1", "mrpc": "p1"}, "shots": 16},
-        "readout": "prompt",
         "runs": list(runs),
         **more,
     }
 
 
-def record_of(results: Json) -> RunResults:
+def scores_of(run: Json, tasks: Sequence[str], rows: Json) -> Iterator[Score]:
+    """The scores of a run, from its matrices and what stands by task beside them."""
+    of = {"strategy": run["strategy"], "seed": run["seed"]}
+    matrices = {"": run["matrix"], "ece": run["ece"], **run.get("more_scores", {})}
+    for name, matrix in matrices.items():
+        for after, row in enumerate(matrix):
+            for i, task in enumerate(tasks):
+                if row[i] is not None:
+                    yield Score(of, task, after, name or run["metric"][i], row[i], rows.get(task, 0))
+    for name in BY_TASK:
+        for task, value in zip(tasks, run.get(name) or [], strict=False):
+            if value is not None:
+                yield Score(of, task, len(tasks), name, value, rows.get(task, 0))
+
+
+def record_of(results: Json) -> RunRecord:
     """The record of results, with where they were read under ``source``."""
-    return RunResults.of(results, results.get("source", ""))
+    about = {key: value for key, value in results.items() if key not in ("runs", "source")}
+    tasks, rows = results["tasks"], results["data"].get("test_rows", {})
+    metric = results["runs"][0]["metric"] if results["runs"] else ["accuracy"] * len(tasks)
+    scores = [score for run in results["runs"] for score in scores_of(run, tasks, rows)]
+    apart = {"metric", "matrix", "ece", "more_scores", *BY_TASK}
+    units = [{key: value for key, value in run.items() if key not in apart} for run in results["runs"]]
+    about["metric"] = dict(zip(tasks, metric, strict=True))
+    return whole_run(about, frame_of(scores), units, results.get("source", ""))
 
 
-def together(results: Sequence[Json]) -> Comparison:
-    return merge([record_of(each) for each in results])
+def together(results: Sequence[Json]) -> Results:
+    return Results([record_of(each) for each in results])
 
 
-def write(folder: Path, results: Any) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
-    return folder
+def write(path: Path, results: Json) -> Path:
+    """Write results as one CSV file."""
+    path = path.with_suffix(".csv")
+    path.write_text(to_csv(record_of(results)), encoding="utf-8")
+    return path

@@ -10,9 +10,9 @@ from typing import Any
 import families
 
 import forgetfree
-from forgetfree.jobs.predictions import load_answers
 from forgetfree.results.answers import TextAnswers
 from forgetfree.results.config_file import load_run
+from forgetfree.results.runs import read_answers
 from forgetfree.tasks import TaskDefinition
 
 WORDS = ("great", "terrible", "film", "movie")
@@ -79,5 +79,5 @@ def run(data: Path, model: Path, out: Path, *strategies: str, **options: Any) ->
 def answers_of_run(run: Path, strategy: str, seed: int = 0) -> dict[str, TextAnswers]:
     """What a strategy answered at the run's end, by task."""
     tasks = [TaskDefinition.of_fields(task) for task in load_run(run)["tasks"]]
-    found = load_answers(run / strategy / f"seed-{seed}", tasks, dict.fromkeys(TASKS, COUNTS["test"]))
+    found, _ = read_answers(run / strategy / f"seed-{seed}", tasks)
     return {name: answers for name, answers in found.items() if isinstance(answers, TextAnswers)}

@@ -132,25 +132,24 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def test_the_scores_of_the_readme_are_those_of_the_committed_run() -> None:
     """Every score stands in the report, and none is bold; the updates are those of its options, a region's as many again."""
-    from forgetfree.results.comparison import merge
     from forgetfree.results.report.run_report import lay_out
-    from forgetfree.results.stored import load_run_results
+    from forgetfree.results.table import load_results
 
     lines = re.findall(
         r"^\| `([\w-]+)`(.*?)((?: \| [^|]+){5}) \| ([\d,]+) \| [^|]+ \|$", (ROOT / "README.md").read_text("utf-8"), re.M
     )
     assert len(lines) == 4
     for name, what, cells, updates in lines:
-        results = load_run_results(RESULTS / ("movement-mask.csv" if "search" in what else "movement.csv"))
-        scores = {row[0]: row[1:] for row in lay_out(merge([results])).tables[0].rows}
-        steps = {run.strategy: run.options["steps"] * len(results.tasks) for run in results.runs}
+        results = load_results(RESULTS / ("movement-mask.csv" if "search" in what else "movement.csv"))
+        scores = {row[0]: row[1:] for row in lay_out(results).tables[0].rows}
+        steps = {run.strategy: run.facts.options["steps"] * len(results.tasks) for run in results.runs}
         assert tuple(cells.split(" | ")[1:]) == scores[name][:5], name
         assert updates == f"{steps[name] * (1 + (name == 'grafting-continual')):,}"
 
 
 def test_the_digits_are_those_of_the_committed_run() -> None:
+    from forgetfree.benchmarks.paper.rows import rows_of_csv
     from forgetfree.benchmarks.vision.digits import table
-    from forgetfree.results.stored import rows_of_csv
 
     _, measured = rows_of_csv((RESULTS / "digits.csv").read_text(encoding="utf-8"))
     rows = [line for line in table(measured).splitlines() if line.startswith("|")]

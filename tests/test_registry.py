@@ -380,16 +380,3 @@ def test_a_run_meets_a_broken_package_only_where_it_names_it(
         assert code == 2
         assert f"error: The plug-in '{name}' of package 'bad-package'" in error
         assert error.strip().endswith("Fix or uninstall that package.") and "Traceback" not in error
-
-
-@pytest.mark.parametrize("command", registry.JOBS)
-def test_every_kind_of_job_is_whole(command: str) -> None:
-    """Its class says all that is asked of a job, and its results are read back."""
-    from forgetfree.jobs.job import Job
-
-    entry = registry.JOBS[command]
-    job = entry.job.load()
-    assert issubclass(job, Job) and not job.__abstractmethods__
-    assert callable(entry.reader.load()) and (entry.page is None or callable(entry.page.load()))
-    (config,) = job.__orig_bases__[0].__args__
-    assert config.command == command

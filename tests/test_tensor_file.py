@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from damage import Change, accepted_flips, drop, note, put, rewrite, sealed, told
 from safetensors.torch import load_file, save
 
-from forgetfree.errors import RegionError, RunError
-from forgetfree.tensor_file import TensorFile, read_tensors, tensor_bytes
+from forgetfree.errors import RunError
+from forgetfree.tensor_file import OpenFile, StoredTasks, TaskFile, TaskTensors, TensorFile, checksum, tensor_bytes
 
 OURS, THEIRS = (TensorFile(RunError, "Make it again.", name) for name in ("ours", "theirs"))
 
@@ -20,7 +22,7 @@ def test_tensors_are_written_as_they_are_signed(tmp_path: Path) -> None:
     """Views of one storage, a matrix that is not contiguous, one without entries, and several dtypes."""
     vector = torch.arange(8, dtype=torch.float64)
     tensors = {"a": vector[:3], "b": vector[3:], "c": torch.ones(2, 3, dtype=torch.bfloat16).t(), "d": torch.empty(0)}
-    OURS.write_large(tmp_path / "file", tensors, {"about": "Grüße"})
+    OURS.write(tmp_path / "file", tensors, {"about": "Grüße"})
     header, back = OURS.read(tmp_path / "file")
     assert header["about"] == "Grüße" and all(torch.equal(back[name], tensors[name]) for name in tensors)
     assert os.listdir(tmp_path) == ["file"]
@@ -34,8 +36,9 @@ def test_equal_tensors_and_metadata_are_equal_bytes(tmp_path: Path) -> None:
     (written,) = {tensor_bytes(tensors, metadata) for _ in range(20)}
     path = tmp_path / "tensors.safetensors"
     path.write_bytes(written)
-    read, found = read_tensors(path)
-    assert read == metadata and found.keys() == tensors.keys()
+    opened = OpenFile(path)
+    found = {name: opened.tensor(name) for name in opened.names}
+    assert opened.metadata == metadata and found.keys() == tensors.keys()
     for each in (found, load_file(path)):
         assert all(torch.equal(each[name], tensor) for name, tensor in tensors.items())
 
@@ -60,33 +63,104 @@ def test_a_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
         OURS.read(tmp_path / "none")
 
 
-def test_what_the_checksum_leaves_out_may_change(tmp_path: Path) -> None:
-    path, kind = tmp_path / "tensors.safetensors", replace(OURS, apart=("a",))
-    kind.write(path, {"a": torch.arange(3.0)})
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    assert kind.read(path)[1]["a"].tolist() != [0.0, 1.0, 2.0]
+# -- Files by task ---------------------------------------------------------------------------------------
+
+BOX = TaskFile(RunError, "Make it again.", "box", "box", keys=("about",), groups=("value", "readout", "buffer"))
+TASKS = [
+    TaskTensors("", {"value": torch.arange(3.0), "buffer/count": torch.tensor([math.inf])}, {"of": "all"}),
+    TaskTensors("qnli", {"value": torch.ones(2), "readout/a.weight": torch.zeros(2, 2), "readout/b": torch.zeros(1)}),
+    TaskTensors("sst2", {}),
+]
 
 
-def test_a_file_that_a_user_names_is_called_what_they_call_it(tmp_path: Path) -> None:
-    path, kind = tmp_path / "x.safetensors", replace(OURS, name="box")
-    with pytest.raises(RunError, match=r"There is no box at .*x.safetensors\. Give the path of a box.safetensors\."):
-        kind.load(path, dict.__or__)
-    path.write_text("no tensors")
-    with pytest.raises(RunError, match=r"is not a readable safetensors file .*cut short\. Make it again\."):
-        kind.load(path, lambda *_: None)
-    THEIRS.write(path, {"a": torch.zeros(2)})
-    with pytest.raises(RunError, match="is no box: expected the format 'ours', got 'theirs'"):
-        kind.load(path, lambda *_: None)
-    kind.write(path, {"a": torch.zeros(2)})
+@pytest.fixture
+def box(tmp_path: Path) -> Path:
+    BOX.write_tasks(tmp_path / "x.safetensors", TASKS, {"about": "toys"})
+    return tmp_path / "x.safetensors"
 
-    def refuse(*_: object) -> None:
-        raise RegionError("it is too small.")
 
-    with pytest.raises(RunError, match=r"is not a sound box: it is too small\. Make it again\."):
-        kind.load(path, refuse)
-    assert kind.load(path, lambda header, tensors: sorted(tensors)) == ["a"]
-    path.write_bytes(tensor_bytes({"a": torch.zeros(2)}, {"format": "ours"}))
-    with pytest.raises(RunError, match="is not a sound box: its contents do not match its checksum"):
-        kind.load(path, lambda *_: None)
+def all_of(stored: StoredTasks) -> list[TaskTensors]:
+    return list(stored)
+
+
+def test_tasks_come_back_as_they_were(box: Path) -> None:
+    for one, other in zip(BOX.load(box, all_of), TASKS, strict=True):
+        assert (one.task, one.fields, one.checksum) == (other.task, other.fields, other.checksum)
+        assert one.size_in_bytes == other.size_in_bytes
+    assert BOX.load(box, lambda stored: (stored.tasks, stored.metadata["about"])) == (["", "qnli", "sst2"], "toys")
+    readout = BOX.load(box, lambda stored: stored.read(1)).group("readout")
+    assert readout.keys() == {"a.weight", "b"}
+    content = box.read_bytes()
+    BOX.write_tasks(box, TASKS, {"about": "toys"})
+    assert box.read_bytes() == content
+
+
+def test_a_task_is_read_without_the_others(box: Path) -> None:
+    rewrite(box, put("0/value", torch.zeros(3)))
+    assert BOX.load(box, lambda stored: stored.read(1)).task == "qnli"
+    with pytest.raises(RunError, match="is not a sound box: its tensors do not match their checksum"):
+        BOX.load(box, lambda stored: stored.read(0))
+
+
+def rows(text: str) -> Change:
+    return note("tasks", text)
+
+
+TWICE = json.dumps([{"task": "a", "checksum": "", "fields": {}}] * 2)
+DAMAGE: dict[str, tuple[Change, str]] = {
+    "another value": (put("1/value", torch.zeros(2)), "the tensors of task 'qnli' do not match their checksum"),
+    "another dtype": (put("1/value", torch.ones(2).int()), "the tensors of task 'qnli' do not match their checksum"),
+    "another shape": (put("1/value", torch.ones(2, 1)), "the tensors of task 'qnli' do not match their checksum"),
+    "a tensor too many": (put("2/value", torch.ones(2)), "the tensors of task 'sst2' do not match their checksum"),
+    "a tensor too few": (drop("1/readout/b"), "the tensors of task 'qnli' do not match their checksum"),
+    "a tensor of no task": (put("3/value", torch.ones(2)), "it holds the unexpected tensor '3/value'"),
+    "a tensor of no group": (put("1/stolen", torch.ones(2)), "it holds the unexpected tensor '1/stolen'"),
+    "other fields": (told(0, of="none"), "its metadata do not match their checksum"),
+    "tasks that are none": (
+        lambda tensors, header: header.update(tasks='["a"]', checksum=checksum({}, header | {"tasks": '["a"]'})),
+        "its tasks cannot be read",
+    ),
+    "another note": (note("about", "cars"), "its metadata do not match their checksum"),
+    "a note more": (note("more", "cars"), "its metadata do not match their checksum"),
+    "NaN": (sealed(put("1/value", torch.tensor([1.0, math.nan]))), "of task 'qnli' hold NaN or infinity, in 'value'"),
+    "no such note": (sealed(drop("about")), "its metadata lacks about"),
+    "nothing noted": (
+        lambda tensors, header: [header.pop(name) for name in set(header) - {"format"}],
+        "its metadata lacks about, checksum, schema, tasks",
+    ),
+    "another schema": (sealed(note("schema", "6")), "it has schema '6', and this version reads schema 5"),
+    "a task twice": (
+        lambda tensors, header: (tensors.clear(), sealed(rows(TWICE))(tensors, header)), "two records of task 'a'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_refused_with_the_reason(box: Path, damage: str) -> None:
+    change, reason = DAMAGE[damage]
+    rewrite(box, change)
+    with pytest.raises(RunError, match=reason) as caught:
+        BOX.load(box, all_of)
+    assert str(caught.value).startswith(f"{box} is not a sound box: ")
+
+
+def test_a_flipped_bit_anywhere_is_noticed_and_so_is_a_cut(box: Path) -> None:
+    sound = box.read_bytes()
+    assert accepted_flips(box, lambda path: BOX.load(path, all_of), RunError, range(len(sound))) == []
+    for content in (*(sound[:length] for length in range(0, len(sound), 97)), sound[:-1], sound + b"\0"):
+        box.write_bytes(content)
+        with pytest.raises(RunError, match=r"is not a readable safetensors file .*cut short\. Make it again\."):
+            BOX.load(box, all_of)
+
+
+def test_a_file_that_a_user_names_is_called_what_they_call_it(box: Path) -> None:
+    with pytest.raises(RunError, match=r"There is no box at .*none\. Give the path of a box.safetensors\."):
+        BOX.load(box.with_name("none"), all_of)
+    THEIRS.write(box, {"a": torch.zeros(2)})
+    with pytest.raises(RunError, match="is no box: expected the format 'box', got 'theirs'"):
+        BOX.load(box, all_of)
+
+
+def test_what_safetensors_would_not_read_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="bytes, and safetensors reads 100,000,000"):
+        OURS.write(tmp_path / "x", {"a" * 100_000_000: torch.zeros(1)})
+    assert not list(tmp_path.iterdir())

@@ -21,8 +21,7 @@ from forgetfree import __version__, load_model
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import DTYPES
 from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.models.generation import plain_generation
-from forgetfree.models.loading import LoadedModel
+from forgetfree.models.loading import LoadedModel, plain_generation
 from forgetfree.models.task_model import TaskModel, TokenLayout
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import TaskDefinition

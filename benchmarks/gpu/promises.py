@@ -66,11 +66,8 @@ def switches(bench: Bench, composition: Composition) -> Iterator[Value]:
     for name in ledger.tasks:
         model.add_task(TaskHead(name, 2))
     model.to(bench.device)
-    before, plain = space.flatten(model.backbone), predict(model, test)
+    before = space.flatten(model.backbone)
     switch = LedgerSwitch(ledger, model.backbone, check=False)
-    switch.to(1)
-    switch.to(0)
-    yield promise("the tensors laid out in one buffer answer with the same bits", same(predict(model, test), plain))
     first, kept = dict[int, Tensor](), True
     for stage in (1, 5, 8, 3, 0, 8, 1, 3, 5):
         switch.to(stage)
@@ -91,7 +88,6 @@ def switches(bench: Bench, composition: Composition) -> Iterator[Value]:
     yield promise("rows of eight tasks at once are within 1e-4 of exact answers", worst < 1e-4)
     yield Value("the largest difference of rows of eight tasks at once", worst)
     switch.to(0)
-    switch.release()
     alone = predict(model, test.subset([7]), batch_size=1)
     yield promise("a row that is read alone has the same bits", same(alone[0], predict(model, test, batch_size=1)[7]))
 

@@ -10,7 +10,7 @@ from typing import Any
 import forgetfree
 from forgetfree.benchmarks.gpu.bench import Bench
 from forgetfree.benchmarks.gpu.results import Measurement, Value
-from forgetfree.results.stored import load_run_results, to_csv
+from forgetfree.results.report.run_report import render
 
 #: What a rehearsal changes: two steps on few rows of the embedded data.
 TINY = {"data": "demo", "shots": 4, "steps": 2, "test_limit": 4, "max_length": 512, "floors": "constant"}
@@ -49,16 +49,16 @@ def measure(bench: Bench, name: str, arguments: Mapping[str, Any]) -> Iterator[V
     out.mkdir(parents=True, exist_ok=True)
     how: dict[str, Any] = {"device": str(bench.device), "cache": str(runs / "fine-tuned"), "progress": False}
     forgetfree.run(**arguments, **how, out=out, resume=True, debug=True)
-    results = load_run_results(str(out))
+    results = forgetfree.load_results(out)
     (run,) = results.runs
     yield Value("average", 100 * run.average, "%", shown=True)
     yield Value("forgetting", 100 * run.forgetting, "points", shown=True)
-    if run.broken_claims:
-        yield Value("nothing is forgotten", "; ".join(run.broken_claims), holds=False)
-    if aside := run.held_aside:
+    if run.facts.broken_claims:
+        yield Value("nothing is forgotten", "; ".join(run.facts.broken_claims), holds=False)
+    if aside := run.facts.held_aside:
         after = [aside.after] if aside.after is not None else aside.by_task or []
         yield Value(
             "loss on other texts, after minus before", sum(after) / len(after) - aside.before, "nats", shown=True
         )
-    yield Value("seconds of all phases", sum(filter(None, run.seconds.values())), "s")
-    yield Value("scores", to_csv(results), "csv")
+    yield Value("seconds of all phases", sum(filter(None, run.facts.seconds.values())), "s")
+    yield Value("scores", render(results, "csv"), "csv")

@@ -22,9 +22,9 @@ from forgetfree.core.trained import WholeTensors
 from forgetfree.data.examples import Examples
 from forgetfree.models.lora_adapters import LoraAdapters, lora_config, targets
 from forgetfree.results.answers import LabelAnswers, label_answers
-from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.figures import legend, look, panels
 from forgetfree.results.report.page import Table, percent
+from forgetfree.results.runs import CONSTANT
 from forgetfree.seeds import derive_seed
 from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.loop import answers_of, fine_tune

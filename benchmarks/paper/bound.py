@@ -43,9 +43,9 @@ from forgetfree.data.sampling import representative
 from forgetfree.models.state import ModelState
 from forgetfree.recipes import recipe_of
 from forgetfree.results.answers import Answers, label_answers
-from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.figures import legend, look, panels
 from forgetfree.results.report.page import Table, percent
+from forgetfree.results.runs import CONSTANT
 
 #: The probability that a bound fails, for each task and seed.
 DELTA = 0.05

@@ -17,10 +17,9 @@ from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, s
 from forgetfree.benchmarks.paper.setting import SMALL, Setting
 from forgetfree.display import NULL
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.figures import legend, look, panels
 from forgetfree.results.report.page import Table, percent
-from forgetfree.results.stored import load_run_results
+from forgetfree.results.runs import CONSTANT
 
 STREAM = ("qnli", "ag_news", "sst2")
 #: Table 4: after the last task, RoBERTa-base, 4096-shot.
@@ -77,21 +76,21 @@ class Continual(Experiment):
             **{key: value for key, value in more.items() if value is not None},
             **{**setting.options, **setting.fixed},
         )
-        results = load_run_results(out)
-        assert results.floors is not None
+        results = forgetfree.load_results(out)
+        assert results.constant is not None
         return [
             {
                 "strategy": run.strategy,
                 "task": task,
                 "after": len(results.tasks),
-                "test_rows": results.data["test_rows"][task],
-                "score": run.matrix[-1][i],
-                "constant": results.floors.constant[i],
-                "ece": run.ece[-1][i],
-                "learned": run.matrix[i + 1][i],
+                "test_rows": results.test_rows[task],
+                "score": float(run.learning_matrix[-1, i]),
+                "constant": results.constant[i],
+                "ece": float(run.ece[-1, i]),
+                "learned": float(run.learning_matrix[i + 1, i]),
                 "train_shots": shots,
-                "kept_bytes": run.memory[-1],
-                "steps": run.options["steps"],
+                "kept_bytes": run.facts.memory[-1],
+                "steps": run.facts.options["steps"],
             }
             for run in results.runs
             for i, task in enumerate(results.tasks)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forgetfree.benchmarks.paper.context import Context
-from forgetfree.benchmarks.paper.rows import Row, Unit
+from forgetfree.benchmarks.paper.rows import Row, Unit, rows_of_csv, rows_to_csv
 from forgetfree.benchmarks.paper.setting import Setting
 from forgetfree.data.sources import default_data
 from forgetfree.device import find_device
@@ -32,7 +32,6 @@ from forgetfree.jobs.running.environment import check_precision, quiet_libraries
 from forgetfree.json_file import read_json
 from forgetfree.output import make_directory
 from forgetfree.results.report.page import Page, Table, render_page
-from forgetfree.results.stored import rows_of_csv, rows_to_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -122,7 +121,7 @@ class Experiment(ABC):
 
 def read_rows(file: Path) -> tuple[dict[str, Any], list[Row]]:
     """Return what the rows of a CSV file were measured with, and the rows."""
-    (header,), rows = rows_of_csv(file.read_text(encoding="utf-8"))
+    header, rows = rows_of_csv(file.read_text(encoding="utf-8"))
     return header, rows
 
 
@@ -233,7 +232,7 @@ def measure(experiment: Experiment, context: Context) -> Page:
             print(f"{experiment.name}: {', '.join(f'{key} {value}' for key, value in unit.items())}", file=sys.stderr)
             write_json(file, [{**unit, **row} for row in experiment.measure(context, unit)])
         rows += read_json(file, RunError, "Remove it, and it is measured again.")
-    write_atomically(out / f"{experiment.name}.csv", rows_to_csv(rows, [header]))
+    write_atomically(out / f"{experiment.name}.csv", rows_to_csv(rows, header))
     page = experiment.page(json.loads(json.dumps(header)), rows)
     write_atomically(out / "report.md", render_page(page, "markdown"))
     save_figure(experiment.draw(rows), out / experiment.name)

@@ -19,9 +19,9 @@ from forgetfree.data.examples import EncodedRows
 from forgetfree.data.sampling import representative
 from forgetfree.display import NULL
 from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.figures import legend, look, panels
 from forgetfree.results.report.page import Table, percent
+from forgetfree.results.runs import CONSTANT
 
 #: Source to targets; of a target's names the first whose data is there.
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {

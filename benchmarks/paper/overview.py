@@ -22,8 +22,8 @@ from forgetfree.benchmarks.paper.sparsity_curve import SparsityCurve
 from forgetfree.benchmarks.paper.what_fails import WhatFails
 from forgetfree.benchmarks.paper.where import Where
 from forgetfree.display import NULL
-from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.page import Table, percent
+from forgetfree.results.runs import CONSTANT
 
 #: All, in the order of the page.
 EXPERIMENTS: dict[str, Experiment] = {

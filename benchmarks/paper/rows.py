@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,9 +12,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.figures import curves, legend, look
 from forgetfree.results.report.page import Table, cell, percent
+from forgetfree.results.runs import CONSTANT
+from forgetfree.results.scores import typed
 
 #: What ``score`` is called.
 SCORE = "Accuracy, or F1 where the task is measured by it"
@@ -134,3 +138,38 @@ def scores_over_sparsity(
     axes[0].set_ylabel("score (%)" if not set(dashed) & set(lines) else "score (%); dashed: fine-tuned")
     legend(figure, axes)
     return figure
+
+
+# ---- rows as a file -------------------------------------------------------------------------------------
+
+
+def rows_to_csv(rows: Sequence[Mapping[str, Any]], header: Mapping[str, Any]) -> str:
+    """Return rows as a CSV table below a line ``# {…}`` of JSON; a list has a column for each of its values."""
+    flat = [{name: each for key, value in row.items() for name, each in _columns(key, value)} for row in rows]
+    text = io.StringIO(f"# {json.dumps(header, allow_nan=False)}\n")
+    text.seek(0, io.SEEK_END)
+    table = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+    table.writeheader()
+    table.writerows(flat)
+    return text.getvalue()
+
+
+def _columns(key: str, value: Any) -> list[tuple[str, Any]]:
+    return [(f"{key}[{i}]", each) for i, each in enumerate(value)] if isinstance(value, list) else [(key, value)]
+
+
+def rows_of_csv(text: str) -> tuple[dict[str, Any], list[Row]]:
+    """Return the header and the rows of what `rows_to_csv` wrote; a row lacks the columns in which it has nothing."""
+    line, _, text = text.removeprefix("# ").partition("\n")
+    table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    rows = list(table)
+    columns = {name: typed([row[name] for row in rows]) for name in table.fieldnames or []}
+    filled: list[Row] = [{} for _ in rows]
+    for name, cells in columns.items():
+        key, _, place = name.partition("[")
+        for row, value in zip(filled, cells, strict=True):
+            if place and value is not None:
+                row.setdefault(key, []).append(value)
+            elif value is not None:
+                row[key] = value
+    return json.loads(line), filled

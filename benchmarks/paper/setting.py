@@ -53,7 +53,7 @@ class Setting:
 
 
 #: Of a graft on its own, as `forgetfree graft` makes it.
-_RECIPE = recipe_of("minilm", graft=True)
+_RECIPE = recipe_of("minilm", strategies=["bare-graft"])
 #: SGD with momentum and clipped gradients learns in hundreds of steps what plain SGD learns in the paper's thousands.
 SGD = {
     key: _RECIPE[key]

@@ -15,11 +15,12 @@ from forgetfree.benchmarks.paper.context import Context
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, ratio, verdict
 from forgetfree.benchmarks.paper.setting import SMALL
-from forgetfree.core.regions import Region, distribution, kind_of, layer_of
+from forgetfree.core.regions import Region, distribution
+from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 from forgetfree.results.report.figures import legend, panels, styles
 from forgetfree.results.report.page import Table, percent
 
-BY = {"layer": layer_of, "kind": kind_of}
+BY = {"layer": layer_of, "kind": parameter_kind}
 #: What figure 10 finds most of.
 KINDS_OF_CLAIM = ("value", "first feed-forward", "LayerNorm")
 

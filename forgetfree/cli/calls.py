@@ -18,9 +18,7 @@ from forgetfree.data.places import tasks_of_files
 from forgetfree.data.sources import check_form, default_data, no_stream
 from forgetfree.errors import RunError, UsageError, names_arguments
 from forgetfree.jobs.config import InMemory, JobConfig, key_of
-from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.job import Job
-from forgetfree.jobs.loaded_results import Results, load_results
 from forgetfree.jobs.run_config import RunConfig, strategies_of, stream_of
 from forgetfree.jobs.running.directory import failures, resumption
 from forgetfree.jobs.running.engine import perform
@@ -29,6 +27,7 @@ from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.progress import make_progress
 from forgetfree.options import build, by_name, name_of_function
 from forgetfree.output import no_empty_directories
+from forgetfree.results.table import Results, load_results
 from forgetfree.terminal import each_note_once, stderr, tell
 from forgetfree.training.training_options import check_optimizer
 
@@ -50,6 +49,7 @@ def run(
     steps: int | recipes.StepsRule | None = None,
     sparsity: float | None = None,
     held_aside: Any = None,
+    fine_tuned: Any = None,
     readout: str = "auto",
     device: str = "auto",
     out: Any = None,
@@ -79,6 +79,8 @@ def run(
         steps: updates per task, or ``auto`` or ``paper``, see `TrainingOptions`; default: the model's recipe, else ``paper``.
         sparsity: share of the parameters that a region may have.
         held_aside: texts that no task trains, to tell their loss before and after the stream: a file, or a task of ``data``.
+        fine_tuned: of a run of one task with ``fine-tune`` and ``bare-graft``: the directory of a model that is fine-tuned
+            already.
         readout: ``auto``, ``linear``, ``mean``, ``prompt``, ``causal`` or ``generate``.
         device: where to train; ``auto``: on a GPU, if there is one.
         out: directory to write; default: none, and all is kept in memory.
@@ -112,9 +114,10 @@ def run(
         "shots": shots,
         "sparsity": sparsity,
         "held_aside": None if held_aside is None else str(held_aside),
+        "fine_tuned": None if fine_tuned is None else str(fine_tuned),
         **_common(model, data, metric, readout, steps, seeds, device),
     }
-    values |= _settings(RunConfig, values, settings | strategy_settings)
+    values |= _settings(values, settings | strategy_settings)
     objects = _objects(data, model, tokenizer, classes)
 
     def make(out: str) -> Job[Any]:
@@ -131,87 +134,18 @@ def run(
     return _performed(make, values, out, progress, execution)
 
 
-@names_arguments
-def graft(
-    task: str,
-    *,
-    data: Any = None,
-    metric: str | None = None,
-    model: Any = "minilm",
-    tokenizer: Any = None,
-    seeds: Sequence[int] | int = (0,),
-    shots: int | None = None,
-    steps: int | recipes.StepsRule | None = None,
-    sparsities: Sequence[float] | float = (),
-    base: str | None = None,
-    fine_tuned: Any = None,
-    readout: str = "auto",
-    device: str = "auto",
-    out: Any = None,
-    resume: bool = False,
-    allow_changed: bool = False,
-    jobs: int | Literal["auto"] = 1,
-    cluster: str | None = None,
-    progress: bool = True,
-    debug: bool = False,
-    **settings: Any,
-) -> Results:
+def graft(task: str, **arguments: Any) -> Results:
     """Find the region of one task and graft it, as ``forgetfree graft`` does; `Results.graft` returns the graft.
+
+    It is a run of one task with the strategies ``fine-tune`` and ``bare-graft``.
 
     Args:
         task: a registered task, or one of ``data``.
-        data: ``hub``, ``demo``, a directory, or rows in memory by task; default: ``FORGETFREE_DATA`` if set, else ``hub``.
-        metric: what answers are scored by; default: that of the task's kind.
-        model: ``minilm``, a directory, a hub name, or a model in memory, which is copied.
-        tokenizer: of a model in memory.
-        seeds: of sampling and training; each has a graft of its own.
-        shots: training rows per label; default: all.
-        steps: updates of fine-tuning, or ``auto`` or ``paper``; default: ``paper``.
-        sparsities: shares of the parameters that the region may have; each has a graft of its own.
-        base: γ_base of eq. 4, or the file of a graft whose region it is.
-        fine_tuned: the directory of a model that is fine-tuned already.
-        readout: ``auto``, ``linear``, ``mean``, ``prompt``, ``causal`` or ``generate``; or that of ``fine_tuned``.
-        device: where to train; ``auto``: on a GPU, if there is one.
-        out: directory to write; default: none, and all is kept in memory.
-        resume: go on in ``out``; what is finished there is kept.
-        allow_changed: resume with other versions or on another device, too.
-        jobs: how many seeds run at a time, or ``auto``, more than one as worker processes: a script then calls this below
-            ``if __name__ == "__main__":``.
-        cluster: run seeds as tasks of Ray, see docs/scaling.md: ``ray`` or ``ray://HOST:PORT``.
-        progress: show on stderr, or in the notebook, what is being done.
-        debug: let an unexpected exception through, instead of going on with the other seeds.
-        **settings: any option that ``--set`` takes, such as ``mask_steps=100``; ``optimizer`` and ``schedule`` may be
-            functions.
+        **arguments: as of `run`, but ``stream`` and ``strategies``.
 
-    Returns:
-        The scores and grafts. What failed is said on stderr and in the results' notes.
-
-    Raises:
-        UsageError: an argument is wrong, in the words of the command line.
-        RunError: nothing could be finished.
-        ForgetfreeError: data or model cannot be loaded.
+    Returns, Raises: as `run`.
     """
-    values: Json = {
-        "task": task,
-        "shots": shots,
-        "sparsities": _listed(sparsities),
-        "base": None if base is None else str(base),
-        "fine_tuned": None if fine_tuned is None else str(fine_tuned),
-        **_common(model, data, metric, readout, steps, seeds, device),
-    }
-    values |= _settings(GraftConfig, values, settings)
-    objects = _objects(data, model, tokenizer, {})
-
-    def make(out: str) -> Job[Any]:
-        from forgetfree.jobs.graft import GraftJob
-
-        config = build(GraftConfig, _without_none(values | {"out": out}), "graft")
-        job = GraftJob(config, replace(objects, call=_call(config, values)))
-        _tell(progress, f"Grafting {config.task}", config)
-        return job
-
-    execution = Execution(resume=resume, allow_changed=allow_changed, jobs=jobs, cluster=cluster, debug=debug)
-    return _performed(make, values, out, progress, execution)
+    return run([task], strategies=recipes.GRAFT, **arguments)
 
 
 def _performed(
@@ -266,11 +200,11 @@ def _common(model: Any, data: Any, metric: Any, readout: str, steps: Any, seeds:
     }
 
 
-def _settings(config: type[JobConfig], values: Json, arguments: Json) -> Json:
+def _settings(values: Json, arguments: Json) -> Json:
     """Return ``settings``, and what has a flag of its own on the command line, such as the column of the texts."""
     check_optimizer(arguments.get("optimizer"))  # once, not for every strategy
-    hints = get_type_hints(config)
-    flags = {key_of(field): field.name for field in fields(config) if field.name not in {*values, "settings", "out"}}
+    hints = get_type_hints(RunConfig)
+    flags = {key_of(field): field.name for field in fields(RunConfig) if field.name not in {*values, "settings", "out"}}
     own = {
         flags[key]: _listed(value) if get_origin(hints[flags[key]]) is tuple else value
         for key, value in arguments.items()

@@ -52,7 +52,7 @@ def export(
 
     check_empty(out)
     predictor, source = predictor_of(run, seed, strategy, model, "cpu")
-    predictor.served(task)  # which refuses a task that there is not
+    predictor.definition(task)  # which refuses a task that there is not
     write = partial(export_task, predictor, task, strategy=source.strategy)
     written = _write(write, out, f"that answers {task} as {source.file} does")
     if predictor.precision != written.precision:

@@ -1,4 +1,4 @@
-"""The flags of run and graft, made from the fields of their configurations, and read back into these."""
+"""The flags of run and graft, made from the fields of a configuration, and read back into one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from inspect import Parameter as Argument
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter
 
@@ -16,7 +16,7 @@ from forgetfree.data.places import tasks_of_files
 from forgetfree.data.sources import default_data, no_stream
 from forgetfree.display import brief
 from forgetfree.errors import UsageError
-from forgetfree.jobs.config import ALSO_SETTINGS, CommonOptions, JobConfig, SettingFlags, key_of, section_types
+from forgetfree.jobs.config import ALSO_SETTINGS, CommonOptions, SettingFlags, key_of, section_types
 from forgetfree.jobs.run_config import RunConfig, left_behind, stream_of, without_others
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.options import FLAGGED, HelpGroup, build, option
@@ -24,7 +24,6 @@ from forgetfree.output import free_directory
 from forgetfree.results.config_file import read_options
 from forgetfree.terminal import tell
 
-Config = TypeVar("Config", bound=JobConfig)
 Json = dict[str, Any]
 
 
@@ -65,17 +64,22 @@ _COMPLETED: Mapping[str, Callable[[], Any]] = {
 # -- From the fields to the flags ------------------------------------------------------------------------
 
 
-def _subject(config_class: type[JobConfig]) -> str:
-    """Return the name of the option that is typed without a flag: the first that not every job has."""
-    return next(field.name for field in fields(config_class)[len(fields(JobConfig)) :])
+#: What one of the two commands has no flag for.
+_WITHOUT = {"run": ("fine_tuned",), "graft": ("strategies", "held_aside")}
 
 
-def arguments_of(config_class: type[JobConfig]) -> Iterator[Argument]:
-    """Yield the argument without a flag, and every flag, as they are declared."""
-    hints, options = get_type_hints(config_class), {field.name: field for field in fields(config_class)}
-    subject = options.pop(_subject(config_class))
-    parameter = Parameter(help=subject.metadata["help"], completer=_completer(subject))
-    yield Argument(subject.name, Argument.VAR_POSITIONAL, annotation=Annotated[str, parameter])
+def arguments_of(command: str) -> Iterator[Argument]:
+    """Yield the argument without a flag, and every flag, of ``run`` or ``graft``, as they are declared."""
+    hints = get_type_hints(RunConfig)
+    options = {field.name: field for field in fields(RunConfig) if field.name not in _WITHOUT[command]}
+    stream = options.pop("stream")
+    if command == "graft":
+        parameter = Parameter(
+            help="a registered task, or one under --data DIR", completer=lambda context: [*registry.tasks()]
+        )
+    else:
+        parameter = Parameter(help=stream.metadata["help"], completer=_completer(stream))
+    yield Argument(stream.name, Argument.VAR_POSITIONAL, annotation=Annotated[str, parameter])
     for name, field in options.items():
         several = any(get_origin(each) in (tuple, Mapping) for each in (hints[name], *get_args(hints[name])))
         kinds = [get_args(each) for each in (hints[name], *get_args(hints[name])) if get_origin(each) is Literal]
@@ -117,12 +121,12 @@ def _completer(field: Field[Any]) -> Callable[..., Any] | None:
 
 
 def read_flags(
-    config_class: type[Config], subjects: Sequence[str], flags: Mapping[str, Any]
-) -> tuple[Config, Execution, CommandFlags]:
-    """Return the configuration that a command line asks for, how the job is run, and what is printed.
+    command: str, subjects: Sequence[str], flags: Mapping[str, Any]
+) -> tuple[RunConfig, Execution, CommandFlags]:
+    """Return the configuration that a command line asks for, how it is run, and what is printed.
 
     Args:
-        config_class: of the command's jobs.
+        command: ``run`` or ``graft``.
         subjects: the arguments without a flag, of which there is to be one.
         flags: the others that were typed, by their names.
 
@@ -130,24 +134,24 @@ def read_flags(
         UsageError: flags do not go together, a value is wrong, or nothing says what to learn.
     """
     flags = {name: str(value) if isinstance(value, Path) else value for name, value in flags.items()}
-    command, subject = config_class.command, _subject(config_class)
     if len(subjects) > 1:
-        hint = f"Join the tasks of a stream by commas: {','.join(subjects)}. " if subject == "stream" else ""
+        hint = f"Join the tasks of a stream by commas: {','.join(subjects)}. " if command == "run" else ""
         more = " ".join(subjects[1:])
         raise UsageError(f"Unrecognized arguments: {more}. {hint}See 'forgetfree {command} --help'.")
     execution, output = execution_of(flags), CommandFlags(**of_class(CommandFlags, flags))
     if output.json and not output.check:
         raise UsageError("--json prints the plan of --check. Give --check, too, or leave --json out.")
-    values = values_of(config_class, {**flags, **dict(zip([subject], subjects, strict=False))})
+    values = values_of({**flags, **dict(zip(["stream"], subjects, strict=False))})
     data = values.get("data", default_data())
-    tasks = tasks_of_files(data) if subject != "name" else ()
-    if len(tasks) == 1 or (tasks and subject == "stream"):
-        values = {subject: stream_of(tasks) if subject == "stream" else tasks[0], **values}
-    if not values.get(subject):
-        raise _lacks_subject(command, subject, flags, data)
-    prefix = "" if command == "run" else f"{command}-"
-    values = {"data": default_data(), "out": free_directory(f"{prefix}{values[subject]}"), **values}
-    return build(config_class, values, command), execution, output
+    if (tasks := tasks_of_files(data)) and (len(tasks) == 1 or command == "run"):
+        values = {"stream": stream_of(tasks), **values}
+    if not values.get("stream"):
+        raise _lacks_stream(command, flags, data)
+    prefix = "" if command == "run" else "graft-"
+    values = {"data": default_data(), "out": free_directory(f"{prefix}{values['stream']}"), **values}
+    if command == "graft":
+        values["strategies"] = list(recipes.GRAFT)
+    return build(RunConfig, values, command), execution, output
 
 
 def execution_of(flags: Mapping[str, Any]) -> Execution:
@@ -175,20 +179,18 @@ def of_class(cls: type[Any], flags: Mapping[str, Any]) -> Json:
     return {field.name: flags[field.name] for field in fields(cls) if field.name in flags}
 
 
-def _lacks_subject(command: str, subject: str, flags: Mapping[str, Any], data: Any) -> UsageError:
+def _lacks_stream(command: str, flags: Mapping[str, Any], data: Any) -> UsageError:
     config = Path(flags.get("out", "")) / "config.json"
     if flags.get("resume") and config.is_file():
-        return UsageError(f"No {subject} is given. To continue that {command}, give --config {config}, too.")
-    if subject == "stream":
-        return no_stream(data)
-    return lacks(f"forgetfree {command}", [subject.upper()])
+        return UsageError(f"No stream is given. To continue that run, give --config {config}, too.")
+    return no_stream(data) if command == "run" else lacks("forgetfree graft", ["TASK"])
 
 
-def values_of(config_class: type[JobConfig], flags: Mapping[str, Any]) -> Json:
+def values_of(flags: Mapping[str, Any]) -> Json:
     """Return the values of a configuration's fields: the file's first, then the command line's over them."""
-    plain, types = dict.fromkeys(_SETTINGS, Any), section_types(config_class)
-    file = read_options(Path(flags["config"]), config_class.command, types | plain) if "config" in flags else {}
-    if config_class is RunConfig and "strategy" in flags and not flags.get("resume"):
+    plain, types = dict.fromkeys(_SETTINGS, Any), section_types(RunConfig)
+    file = read_options(Path(flags["config"]), types | plain) if "config" in flags else {}
+    if "strategy" in flags and not flags.get("resume"):
         file = _without_others(file, flags)
     if len(flags.get("data", ())) == 1:  # several files are a list of them
         flags = {**flags, "data": flags["data"][0]}
@@ -204,7 +206,7 @@ def values_of(config_class: type[JobConfig], flags: Mapping[str, Any]) -> Json:
     settings = {key: value for key, value in file.get("set", {}).items() if key not in over} | typed
     own = {key: each[key] for each in (file, flags) for key in _SETTINGS if key in each}
     values = {**file, **flags, "set": settings | own}
-    return {field.name: values[key] for field in fields(config_class) if (key := key_of(field)) in values}
+    return {field.name: values[key] for field in fields(RunConfig) if (key := key_of(field)) in values}
 
 
 def _without_others(file: Json, flags: Mapping[str, Any]) -> Json:

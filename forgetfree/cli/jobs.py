@@ -9,7 +9,7 @@ from functools import partial
 from inspect import Parameter as Argument
 from inspect import Signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -21,15 +21,12 @@ from forgetfree.data.places import tasks_of_files
 from forgetfree.data.sources import check_one, check_stream
 from forgetfree.display import escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
-from forgetfree.jobs.config import JobConfig
-from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.output import check_alone, check_out, free_directory, no_empty_directories
 from forgetfree.terminal import stderr, tell
 
-Config = TypeVar("Config", bound=JobConfig)
 Json = dict[str, Any]
 On = Annotated[
     Path | None,
@@ -68,17 +65,17 @@ class ReadyJob:
     cache: object
 
 
-def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob]) -> Callable[..., int]:
-    """Return a command whose flags are the options of a configuration.
+def job_command(name: str, prepare: Callable[[RunConfig], ReadyJob]) -> Callable[..., int]:
+    """Return a command whose flags are the options of a run.
 
     Args:
-        config_class: a dataclass; the first field that not every job has is the argument without a flag.
+        name: ``run`` or ``graft``.
         prepare: checks the configuration as a whole, and then says what will be done.
     """
-    arguments = [*arguments_of(config_class)]
+    arguments = [*arguments_of(name)]
 
     def command(*subjects: str, debug: bool = False, **flags: Any) -> int:
-        config, execution, output = read_flags(config_class, subjects, flags)
+        config, execution, output = read_flags(name, subjects, flags)
         quiet_libraries()
         out = Path(config.out)
         check_alone(out)  # while another job runs there, nothing else need be told
@@ -91,7 +88,7 @@ def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob
         used = os.path.lexists(out / "config.json")
         with silence(output.quiet):
             try:
-                check_out(out, config.command, execution.resume)  # before anything is announced
+                check_out(out, name, execution.resume)  # before anything is announced
                 return _perform(prepare(config), config, replace(execution, debug=debug), output.quiet, output.verbose)
             except ForgetfreeError as error:
                 if debug or execution.resume or os.path.lexists(out / "config.json") != used:  # or it has begun
@@ -105,7 +102,7 @@ def job_command(config_class: type[Config], prepare: Callable[[Config], ReadyJob
     return command
 
 
-def _perform(job: ReadyJob, config: JobConfig, execution: Execution, quiet: bool, verbose: bool) -> int:
+def _perform(job: ReadyJob, config: RunConfig, execution: Execution, quiet: bool, verbose: bool) -> int:
     """Perform a job, show what it made, tell what failed and what is left of one that is cut short.
 
     Args:
@@ -128,7 +125,9 @@ def _perform(job: ReadyJob, config: JobConfig, execution: Execution, quiet: bool
 
         locate(job.model)  # before data are downloaded
         go_offline_if_cut_off()
-    out, job_class = Path(config.out), registry.JOBS[config.command].job.load()
+    from forgetfree.jobs.run import RunJob
+
+    out, job_class = Path(config.out), RunJob
     tell(resumption(job_class, out) if execution.resume else "")
     try:
         with no_empty_directories(out, job.cache):
@@ -172,13 +171,12 @@ def _prepare_run(config: RunConfig) -> ReadyJob:
 
 def _show_run(results: Json, out: Path, verbose: bool) -> None:
     """Print the headline and the first table of a run, or all, and where the report is."""
-    from forgetfree.results.comparison import merge
     from forgetfree.results.report.page import brief_page, render_page
     from forgetfree.results.report.run_report import lay_out
-    from forgetfree.results.run_results import RunResults
+    from forgetfree.results.table import load_results
 
     if results["runs"]:
-        page = lay_out(merge([RunResults.of(results)]), ended=verbose)
+        page = lay_out(load_results(out))
         print(render_page(page if verbose else brief_page(page), "rich"))
         print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (all tables)"))
 
@@ -186,29 +184,22 @@ def _show_run(results: Json, out: Path, verbose: bool) -> None:
 # -- Graft -----------------------------------------------------------------------------------------------
 
 
-def _prepare_graft(config: GraftConfig) -> ReadyJob:
-    from forgetfree.jobs.graft import GraftJob
+def _prepare_graft(config: RunConfig) -> ReadyJob:
+    from forgetfree.jobs.run import RunJob
     from forgetfree.jobs.running.engine import perform
 
-    job = GraftJob(config)
-    check_one(config.task, config.data, config.read_options)
-    tell(f"Grafting {config.task} into {config.out}")
+    check_one(config.stream.rstrip(","), config.data, config.read_options)
+    job = RunJob(config)
+    tell(f"Grafting {config.stream} into {config.out}")
     tell(recipe_of(config))
     return ReadyJob(partial(perform, job), _show_graft, config.model, config.settings.get("cache"))
 
 
 def _show_graft(results: Json, out: Path, verbose: bool) -> None:
-    """Print the report, or its first table, and the files."""
-    from forgetfree.results.records import GraftResults
-    from forgetfree.results.report.graft_report import lay_out_graft
-    from forgetfree.results.report.page import brief_page, render_page
-
-    if results["rows"]:
-        page = lay_out_graft(GraftResults.of(results))
-        print(render_page(page if verbose else brief_page(page), "rich"))
-        for graft in results["grafts"]:
-            print(escaped(f"Graft: {out / graft['file']} ({graft['bytes']:,} bytes)"))
-        print(escaped(f"Report: {out / 'report.md'} (all tables)"))
+    """Print what a run prints, and the files of the grafts."""
+    _show_run(results, out, verbose)
+    for path in sorted(out.glob("bare-graft/seed-*/graft.safetensors")):
+        print(escaped(f"Graft: {path} ({path.stat().st_size:,} bytes)"))
 
 
 # -- Run on top of another run -----------------------------------------------------------------------------
@@ -219,7 +210,7 @@ _BESIDE_ON = {"data", "model", "strategy", "seed", "text_column", "label_column"
 
 def _run_command() -> Callable[..., int]:
     """Return the command ``run``, which may stand on a finished run."""
-    trains = job_command(RunConfig, _prepare_run)
+    trains = job_command("run", _prepare_run)
     own = [
         Argument("on", Argument.KEYWORD_ONLY, default=None, annotation=On),
         Argument("without", Argument.KEYWORD_ONLY, default=None, annotation=Without),
@@ -283,4 +274,4 @@ def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: 
 
 
 run = _run_command()
-graft = job_command(GraftConfig, _prepare_graft)
+graft = job_command("graft", _prepare_graft)

@@ -25,7 +25,6 @@ from forgetfree.terminal import Screen
 if TYPE_CHECKING:
     from forgetfree.ledger import Composition, Ledger
 
-_REMEDY = "Restore it from a copy: the ledger lies in its run."
 #: How damage is told where it is not known which of the two there is.
 _TWO_WAYS = re.compile(r"Restore it from a copy, or run the stream again\.$")
 File = Annotated[Path, Parameter(name="FILE", help="a ledger.safetensors, or OWNER/NAME on the hub")]
@@ -68,8 +67,6 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
         raise LedgerError(_TWO_WAYS.sub(lambda _: _one_way(file), str(error))) from error
     disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
     checked = [f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"]
-    if run := _verify_run(ledger, file):
-        checked.append(f"labels and prompts of {run}")
     if model:
         reach_hub(model)
         _verify_model(ledger, model, file)
@@ -112,19 +109,6 @@ def _config_beside(file: Path) -> Path | None:
     return config if in_unit and config.is_file() else None
 
 
-def _verify_run(ledger: Ledger, path: Path) -> Path | None:
-    """Compare the config.json of the run that the ledger lies in, if there is one, with the ledger."""
-    from forgetfree.ledger import check_definitions
-    from forgetfree.results.config_file import load_run
-    from forgetfree.tasks import TaskDefinition
-
-    if (config := _config_beside(path)) is None:
-        return None
-    tasks = [TaskDefinition.of_fields(fields) for fields in load_run(config.parent, _REMEDY)["tasks"]]
-    check_definitions(ledger, {task.name: task for task in tasks}, str(config))
-    return config
-
-
 def _verify_model(ledger: Ledger, name: str, path: Path) -> None:
     """Raise ``LedgerError`` unless the ledger belongs to the model, and would answer with it as it did."""
     from forgetfree.ledger import check_binding, check_weights
@@ -150,7 +134,8 @@ _COMPOSITIONS: dict[Composition, str] = {
 
 def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
     """Return what the tables say, for programs; the lists of overlaps, layers and kinds are in the order of the tasks."""
-    from forgetfree.core.regions import distribution, kind_of, layer_of
+    from forgetfree.core.regions import distribution
+    from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 
     tasks = [
         {
@@ -171,13 +156,14 @@ def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
         "tasks": tasks,
         "overlap": ledger.overlap(),
         "layers": [distribution(record.region, ledger.space, layer_of) for record in ledger.records],
-        "kinds": [distribution(record.region, ledger.space, kind_of) for record in ledger.records],
+        "kinds": [distribution(record.region, ledger.space, parameter_kind) for record in ledger.records],
     }
 
 
 def render_ledger(ledger: Ledger, path: StrPath) -> str:
     """Return the tables as text."""
-    from forgetfree.core.regions import distribution, kind_of, layer_of
+    from forgetfree.core.regions import distribution
+    from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 
     width = shutil.get_terminal_size().columns if Screen(sys.stdout).isatty() else 120
     console = Console(file=io.StringIO(), width=width, markup=False, emoji=False)  # names are shown as they are
@@ -212,7 +198,7 @@ def render_ledger(ledger: Ledger, path: StrPath) -> str:
         overlaps.add_row(task, *(f"{share:.3f}" for share in row))
     console.print(overlaps)
 
-    for title, by in (("Regions by layer", layer_of), ("Regions by kind of parameter", kind_of)):
+    for title, by in (("Regions by layer", layer_of), ("Regions by kind of parameter", parameter_kind)):
         counts = [distribution(record.region, ledger.space, by) for record in ledger.records]
         table = Table("", *tasks, title=title)
         for group in distribution(ledger.owned(), ledger.space, by):

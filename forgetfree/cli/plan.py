@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from forgetfree import registry
 from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import recipe_of, silence
 from forgetfree.display import counted, escaped
-from forgetfree.jobs.config import InMemory, JobConfig
+from forgetfree.jobs.config import InMemory
+from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.results.report.page import size
 
@@ -18,7 +18,7 @@ _SHOWN = 12
 
 
 def plan(
-    config: JobConfig, in_memory: InMemory | None = None, *, resume: bool = False, allow_changed: bool = False
+    config: RunConfig, in_memory: InMemory | None = None, *, resume: bool = False, allow_changed: bool = False
 ) -> dict[str, Any]:
     """Return what a job would do, as `forgetfree.jobs.running.preflight` says; nothing is written.
 
@@ -35,20 +35,20 @@ def plan(
     return _plan(config, in_memory, Execution(resume=resume, allow_changed=allow_changed))
 
 
-def _plan(config: JobConfig, in_memory: InMemory | None, execution: Execution) -> dict[str, Any]:
+def _plan(config: RunConfig, in_memory: InMemory | None, execution: Execution) -> dict[str, Any]:
     reach_hub(config.model if in_memory is None or in_memory.model is None else None)
     from forgetfree.jobs.running.preflight import plan_of
 
     if execution.resume:
+        from forgetfree.jobs.run import RunJob
         from forgetfree.jobs.running.engine import check_resumption
 
         with silence(True):  # the plan has the same notes
-            job_class = registry.JOBS[config.command].job.load()
-            check_resumption(job_class(config, *filter(None, [in_memory])), execution)
+            check_resumption(RunJob(config, *filter(None, [in_memory])), execution)
     return plan_of(config, in_memory, resume=execution.resume)
 
 
-def show_plan(config: JobConfig, execution: Execution, as_json: bool) -> None:
+def show_plan(config: RunConfig, execution: Execution, as_json: bool) -> None:
     """Print the plan of a job."""
     job_plan = _plan(config, None, execution)
     if as_json:

@@ -20,11 +20,12 @@ from forgetfree.cli.use import BaseModel, Deterministic, Device, Run, Seed, Stra
 from forgetfree.data.columns import PAIR, READ_DEFAULTS, ColumnNames, ReadOptions
 from forgetfree.display import counted
 from forgetfree.errors import UsageError
-from forgetfree.tasks import Decoding
+from forgetfree.kinds.kind import kind_of
+from forgetfree.tasks import Decoding, TaskDefinition
 from forgetfree.terminal import Screen, tell
 
 if TYPE_CHECKING:
-    from forgetfree.serve.served_task import Ending, ServedTask
+    from forgetfree.kinds.kind import GenerationOptions
 
 AUTO = "auto"
 #: What the command line makes of a lone hyphen.
@@ -129,15 +130,16 @@ def command(
     if routed:
         predictor.route([])  # refuses before any text is read
     tasks = list(predictor.tasks) if routed else [task]
-    served = [predictor.served(each) for each in tasks]
-    size = served[0].size if len({each.size for each in served}) == 1 else None
-    #: What tells how a file's rows are read, where that is the same for all tasks.
-    form = served[0] if len({each.task.kind for each in served}) == 1 else None
-    ending = _ending(served[0], changes)
-    answers_to = predictor.route if routed else partial(predictor.answer, task, ending=ending)
-    table = _Csv(served, size, keep) if as_csv else None
-    show = table or (_as_json(served[0]) if as_json else _plain(served[0]))
-    named = _columns_of_run(directory) if form is not None and not text_column else READ_DEFAULTS
+    asked = [predictor.definition(each) for each in tasks]
+    sizes = {len(each.text_columns) for each in asked}
+    size = sizes.pop() if len(sizes) == 1 else None
+    #: The task whose rows a file holds, where rows are the same for all tasks.
+    alike = asked[0] if len({each.kind for each in asked}) == 1 else None
+    generation = _generation_options(asked[0], changes)
+    answers_to = predictor.route if routed else partial(predictor.answer, task, options=generation)
+    table = _Csv(asked, size, keep) if as_csv else None
+    show = table or (_as_json(asked[0]) if as_json else _plain(asked[0]))
+    named = _columns_of_run(directory) if alike is not None and not text_column else READ_DEFAULTS
     typed = Screen(sys.stdin).isatty()
     if streaming or (not texts and file is None and typed):
         if typed:
@@ -145,7 +147,7 @@ def command(
         chunks: Iterable[Sequence[TextRow]] = ([TextRow(row)] for row in rows_of_stdin(size))
     else:
         rows = (
-            rows_of_file(file, form, columns, keep, named)
+            rows_of_file(file, alike, columns, keep, named)
             if file is not None
             else map(TextRow, rows_of_texts(texts, size) if texts else rows_of_stdin(size))
         )
@@ -181,25 +183,21 @@ def _columns_of_run(run: Path) -> ReadOptions:
     return ReadOptions.of(load_run(run)["run"].get("text_column", ()), None)
 
 
-def _ending(served: ServedTask, changes: Mapping[str, Any]) -> Ending:
+def _generation_options(task: TaskDefinition, changes: Mapping[str, Any]) -> GenerationOptions:
     """Return how texts are written, where something is asked for; else as the task's own were in the run."""
-    from forgetfree.serve.served_task import UNTIL_THE_END, Ending
+    from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions
 
     if all(value is None for value in changes.values()):
-        return UNTIL_THE_END
-    if not served.writes:
+        return AS_LEARNED
+    if task.labels or task.closed_answers:
+        how = "has closed_answers, of which the likeliest is chosen" if task.closed_answers else "is answered by labels"
         raise UsageError(
-            f"Task {served.task.name!r} is answered by labels, and --num-beams, --temperature, --top-p and --sampling-seed say "
-            "how texts are written. Leave them out."
+            f"Task {task.name!r} {how}, and --num-beams, --temperature, --top-p and --sampling-seed say how texts are written. "
+            "Leave them out."
         )
-    if served.task.closed_answers:
-        raise UsageError(
-            f"Task {served.task.name!r} has closed_answers, of which the likeliest is chosen, and --num-beams, --temperature, "
-            "--top-p and --sampling-seed say how texts are written. Leave them out."
-        )
-    decoding = served.task.decoding.otherwise(**changes)
+    decoding = task.decoding.otherwise(**changes)
     _check_decoding(decoding, changes)
-    return Ending(decoding=decoding)
+    return GenerationOptions(decoding=decoding)
 
 
 def _check_decoding(decoding: Decoding, changes: Mapping[str, Any]) -> None:
@@ -219,16 +217,16 @@ def _flag(name: str) -> str:
     return "--sampling-seed" if name == "seed" else f"--{name.replace('_', '-')}"
 
 
-def _plain(served: ServedTask) -> Print:
+def _plain(task: TaskDefinition) -> Print:
     def show(row: TextRow, answer: Any) -> None:
-        print("\n".join(served.lines(row.texts, answer)))
+        print("\n".join(kind_of(task).lines(task, row.texts, answer)))
 
     return show
 
 
-def _as_json(served: ServedTask) -> Print:
+def _as_json(task: TaskDefinition) -> Print:
     def show(row: TextRow, answer: Any) -> None:
-        print(json.dumps({**row.extra, **served.json(row.texts, answer)}, ensure_ascii=False))
+        print(json.dumps({**row.extra, **kind_of(task).json(task, answer, row.texts)}, ensure_ascii=False))
 
     return show
 
@@ -236,9 +234,10 @@ def _as_json(served: ServedTask) -> Print:
 class _Csv:
     """Prints a line for each answer: what is kept, texts, and what the tasks' answers have."""
 
-    def __init__(self, tasks: Sequence[ServedTask], size: int | None, keep: Sequence[str]) -> None:
-        self._task, self._texts = tasks[0], tasks[0].names if size == 1 else PAIR
-        self._columns = list(dict.fromkeys(column for each in tasks for column in each.columns()))
+    def __init__(self, tasks: Sequence[TaskDefinition], size: int | None, keep: Sequence[str]) -> None:
+        self._task, self._kind = tasks[0], kind_of(tasks[0])
+        self._texts = self._kind.names(self._task) if size == 1 else PAIR
+        self._columns = list(dict.fromkeys(column for each in tasks for column in kind_of(each).columns(each)))
         self._header = [_as_text([*keep, *self._texts, *self._columns])]
         self._table = csv.writer(sys.stdout, lineterminator="\n")
 
@@ -249,7 +248,7 @@ class _Csv:
 
     def __call__(self, row: TextRow, answer: Any) -> None:
         self.begin()
-        cells, missing = self._task.cells(answer), [""] * (len(self._texts) - len(row.texts))
+        cells, missing = self._kind.cells(self._task, answer), [""] * (len(self._texts) - len(row.texts))
         answered = [cells.get(column, "") for column in self._columns]
         self._table.writerow(_as_text([*row.extra.values(), *row.texts, *missing, *answered]))
 

@@ -1,20 +1,16 @@
-"""``forgetfree report``: tables over what other commands wrote."""
+"""``forgetfree report``: tables over what runs measured."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from forgetfree import registry
 from forgetfree.cli.usage import AsJson, Debug, lacks
-from forgetfree.display import json_text
 from forgetfree.errors import ReportError, UsageError
 
-Format = Literal["rich", "markdown", "json", "html", "latex", "csv"]
+Format = Literal["rich", "markdown", "json", "html", "csv"]
 
 
 def command(
@@ -24,52 +20,15 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Print the tables."""
-    from forgetfree.results.stored import command_of, to_csv
+    from forgetfree.results.report.run_report import render
+    from forgetfree.results.table import load_results
 
     if not paths:
         raise lacks("forgetfree report", ["DIR"])
     if as_json and format not in (None, "json"):
         raise UsageError(f"--json and --format {format} are both given. Give one of them.")
-    output_format: Format = "json" if as_json else format or "rich"
     for path in paths:
         if not path.exists():
             raise ReportError(f"{path} does not exist. Give what forgetfree run or graft wrote.")
-    wrote = {command_of(path) for path in paths}
-    if len(wrote) > 1:
-        raise UsageError(f"Results of {' and '.join(sorted(wrote))} have no table in common. Report them one by one.")
-    (kind,) = wrote
-    if kind == "run":
-        _print(_of_runs(paths, output_format), output_format)
-        return
-    if output_format == "csv" and len(paths) > 1:
-        raise UsageError(f"--format csv writes one {kind} into one file. Give one directory.")
-    from forgetfree.results.report.page import render_page
-
-    job = registry.JOBS[kind]
-    assert job.page is not None  # of runs alone
-    load, lay_out = job.reader.load(), job.page.load()
-    all_results = [load(path) for path in paths]
-    if output_format == "json":
-        contents = [{**results.content, "report": asdict(lay_out(results))} for results in all_results]
-        _print(json_text(contents[0] if len(contents) == 1 else contents, indent=2), output_format)
-        return
-    for results in all_results:
-        _print(
-            to_csv(results) if output_format == "csv" else render_page(lay_out(results), output_format), output_format
-        )
-
-
-def _of_runs(paths: Sequence[Path], output_format: Format) -> str:
-    """Return the tables by task; where other tasks, rows or models forbid them, a leaderboard."""
-    from forgetfree.results.comparison import differing, merge, one_file
-    from forgetfree.results.report.run_report import render, render_leaderboard
-    from forgetfree.results.stored import load_run_results
-
-    runs = [load_run_results(path) for path in paths]
-    if output_format == "csv":
-        return one_file(runs)
-    return render_leaderboard(runs, output_format) if differing(runs) else render(merge(runs), output_format)
-
-
-def _print(text: str, format: str) -> None:
-    print(text, end="" if format in ("csv", "json") else "\n")  # what stands in a file
+    output_format = "json" if as_json else format or "rich"
+    print(render(load_results(*paths), output_format), end="" if output_format in ("csv", "json") else "\n")

@@ -10,16 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.data.bad_rows import refuse
+from forgetfree.data.bad_rows import refusal
 from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ColumnNames, ReadOptions, choose_texts, is_label
 from forgetfree.data.places import FORMATS, PACKED, format_of
 from forgetfree.data.table_files import lines_of, read_table, text_of
 from forgetfree.data.tables import Columns, Table
 from forgetfree.errors import DataError, UsageError, first_line
+from forgetfree.kinds.kind import kind_of
 from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
-    from forgetfree.serve.served_task import ServedTask
+    from forgetfree.tasks import TaskDefinition
 
 Row = tuple[str, ...]
 
@@ -69,7 +70,7 @@ def rows_of_stdin(size: int | None) -> Iterator[Row]:
 
 def rows_of_file(
     path: Path,
-    task: ServedTask | None,
+    task: TaskDefinition | None,
     columns: ColumnNames = NO_COLUMN_NAMES,
     keep: Sequence[str] = (),
     usual: ReadOptions = READ_DEFAULTS,
@@ -99,16 +100,16 @@ def rows_of_file(
         except OSError as error:
             raise DataError(f"{path} cannot be read: {first_line(error)}. Check its name.") from error
         _tell(note)
-        size = task.size if task else None
+        size = len(task.text_columns) if task else None
         yield from (TextRow(row_of_line(line.rstrip("\r\n"), size)) for line in lines_of(text))
         return
     table = read_table(path)
     if table.bad:
-        refuse(table.bad.faults[0])
+        raise refusal(table.bad.faults[0])
     _tell(table.note)
     header = list(table.columns)
     if usual.texts and task and not columns.texts:
-        texts = usual.columns(task.task.name).texts
+        texts = usual.columns(task.name).texts
         columns = ColumnNames(texts) if {*texts} <= {*header} else columns
     names = _columns(f"{path}", header, task, columns)
     if lacking := [name for name in keep if name not in header]:
@@ -146,24 +147,28 @@ def _as_json(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def _texts(where: str, record: Mapping[str, Any], names: Sequence[str], task: ServedTask | None) -> tuple[str, ...]:
+def _texts(where: str, record: Mapping[str, Any], names: Sequence[str], task: TaskDefinition | None) -> tuple[str, ...]:
     cells = {name: record.get(name) for name in names}
     try:
-        texts = task.texts_of(record, names) if task else tuple(cells.values())
+        texts = kind_of(task).texts_of(task, record, names) if task else tuple(cells.values())
     except UsageError as error:
         raise DataError(f"{where}: {error}") from error
     if wrong := [cell for text, cell in zip(texts, cells.items(), strict=False) if not isinstance(text, str)]:
         name, value = wrong[0]
-        expected = task.cell if task else "a text"
+        expected = kind_of(task).cell_type(task) if task else "a text"
         raise DataError(f"{where}: {name!r} must be {expected}, got {value!r}. Write one.")
     return tuple(map(str, texts))
 
 
-def _columns(where: str, header: list[str], task: ServedTask | None, columns: ColumnNames) -> tuple[str, ...]:
+def _columns(where: str, header: list[str], task: TaskDefinition | None, columns: ColumnNames) -> tuple[str, ...]:
     """Return the columns of the texts: those named, of common names, the only ones beside labels, or a lone column."""
-    if names := task.columns_of_texts(where, header, columns) if task else choose_texts(where, header, columns, None):
+    if task:
+        kind = kind_of(task)
+        names, ours = kind.columns_of_texts(task, where, header, columns), kind.names(task)
+    else:
+        names, ours = choose_texts(where, header, columns, None), ("text",)
+    if names:
         return names
-    ours = task.names if task else ("text",)
     texts = tuple(name for name in header if len(header) == 1 or not is_label(name))
     if len(texts) == len(ours):
         return texts

@@ -44,7 +44,7 @@ def silence(quiet: bool) -> Iterator[None]:
 
 
 def recipe_of(config: Any) -> str:
-    """Say what the model of a run or graft brings; an empty text where it brings nothing, and the optimizer is set."""
+    """Say what the model of a run brings; an empty text where it brings nothing, and the optimizer is set."""
     if chosen := {key: value for key, value in config.recipe().items() if _is_an_option(key)}:
         options = " ".join(f"{key}={value}" for key, value in chosen.items())
         return f"Recipe of {config.model}: {options} (--set changes any of them)"
@@ -52,7 +52,7 @@ def recipe_of(config: Any) -> str:
         return (
             f"note: the optimizer that is set drops the recipe of {config.model}; the defaults are used in its place."
         )
-    trains = getattr(config, "fine_tuned", None) is None
+    trains = config.fine_tuned is None
     if trains and not any(key.rpartition(".")[2] == "optimizer" for key in config.settings):
         return (
             f"No recipe for {config.model}: the paper's options train it, by SGD (--set optimizer=adamw, with a learning rate "

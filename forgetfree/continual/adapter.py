@@ -24,13 +24,12 @@ from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.templates.base import BaseTemplate
 from torch import Tensor, nn
 
-from forgetfree.continual.strategy import ContinualStrategy, Training, WholeModel
-from forgetfree.continual.stream import Stream
+from forgetfree.continual.storage import ModelStorage
+from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.models.task_model import TokenLayout
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
-from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -99,7 +98,7 @@ class AvalancheStrategy(ContinualStrategy):
     def keep_beside(self, memory: Callable[[], Any]) -> None:
         """Count what ``memory`` returns beside the model: tensors, modules, rows of data, or Avalanche's objects with them."""
         tokens = getattr(self.model, "tokens", None)
-        self.kept = WholeModel(self, lambda: object_bytes(memory(), tokens))
+        self.storage = ModelStorage(self, lambda: object_bytes(memory(), tokens))
 
     def everything_by_avalanche(self, task: EncodedTask, **changes: Any) -> Training:
         """Return the training of the backbone and the readouts of all tasks; arguments as those of `everything`.
@@ -223,10 +222,9 @@ class TemplateStrategy(AvalancheStrategy):
 def one_label_a_row(name: str, why: str, options: Any, stream: Stream) -> None:
     """Refuse streams in which words are labelled, or texts are written."""
     for task in stream.tasks:
-        if getattr(task.train, "words", None) is not None:
-            each = "token of a text" if task.definition.writes else "word of a sentence"
+        if not task.kind.one_label_a_row:
             raise UsageError(
-                f"{name} {why}, and task {task.name!r} has one for each {each}. Use a strategy that rehearses or "
+                f"{name} {why}, and task {task.name!r} has one for each {task.kind.label_of}. Use a strategy that rehearses or "
                 "weighs whole rows (replay, agem, gdumb, ewc, si), or one that keeps what it learned (grafting-continual)."
             )
 

@@ -10,6 +10,7 @@ from typing import Any
 from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
 
 from forgetfree import recipes, registry
+from forgetfree.continual.region_options import check_regions
 from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_inference import check_inference
 from forgetfree.display import brief
@@ -24,6 +25,7 @@ _LIBRARIES = ("forgetfree.", "avalanche.", "builtins")
 def check_options(cls: Any, options: TrainingOptions, stream: Stream) -> None:
     """Raise where options and stream do not go together, by what every strategy refuses and by the ``check`` of this one."""
     check_inference(options, stream)
+    check_regions(options, stream)
     cls.check(options, stream)
 
 

@@ -8,7 +8,7 @@ A strategy says what is trained for a task, from where and for how long (`begin`
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.continual import construction
-from forgetfree.continual.memory import Memory, WholeModel
+from forgetfree.continual.storage import ModelStorage, Storage
 from forgetfree.continual.stream import Stream, part_of
 from forgetfree.continual.task_inference import TaskwiseOptions, all_kept, features_for, load_all
 from forgetfree.continual.task_training import Answer, Training, undo_on_error
 from forgetfree.continual.template import StrategyTemplate
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
+from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import WholeTensors
 from forgetfree.device import find_device
 from forgetfree.files import StrPath
@@ -60,12 +61,12 @@ class ContinualStrategy(StrategyTemplate):
     Options: ClassVar[type[TrainingOptions]] = TrainingOptions
     #: True where later tasks leave every earlier task's logits as they are, bit for bit.
     forget_free: ClassVar[bool] = False
-    #: True where later tasks depend on nothing but what `kept` saves, and steps only on what `Training` names: see `--resume`.
+    #: True where later tasks depend on nothing but what `storage` saves, and steps on what `Training` names: see `--resume`.
     resumable: ClassVar[bool] = False
     #: True where a task may be learned in parts, as Avalanche's online streams cut it, one `train` after another.
     online: ClassVar[bool] = False
-    #: What is kept to answer later: saved, loaded, counted. Set another in `setup` if the model is not all, or not kept.
-    kept: Memory
+    #: What is saved, loaded and counted to answer later. Set another in `setup` if the model is not all, or not kept.
+    storage: Storage
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
@@ -103,8 +104,8 @@ class ContinualStrategy(StrategyTemplate):
 
     #: The tasks learned so far, in order.
     learned: list[EncodedTask]
-    #: What `extra_results` is to say of tasks learned so far: numbers and texts, by task. A run that is resumed has them again.
-    notes: dict[str, Any]
+    #: Who owns what, where the strategy keeps that: see `forgetfree.continual.regions.RegionStrategy`.
+    ledger: Ledger | None = None
     #: Whether each task is answered by a model of its own, chosen by the task: where `Options` are `TaskwiseOptions`.
     taskwise: ClassVar[bool] = False
 
@@ -137,7 +138,7 @@ class ContinualStrategy(StrategyTemplate):
 
     @final
     def note_learned(self, task: EncodedTask, readout: dict[str, Tensor]) -> None:
-        """Note that ``task`` can be answered from now on, by this readout; for `Memory.load`."""
+        """Note that ``task`` can be answered from now on, by this readout; for `Storage.load`."""
         self.learned = [*(each for each in self.learned if each is not task), task]
         self.readouts[task.name] = readout
 
@@ -167,9 +168,27 @@ class ContinualStrategy(StrategyTemplate):
         )
 
     @final
-    def fine_tuned(self, task: EncodedTask) -> ModelState:
-        """Return θ_ft of ``task``, made once for all who share the store; the model holds θ_pre before and after."""
-        return self.bench(task).fine_tuned(self.options)
+    def training_result(
+        self,
+        task: EncodedTask,
+        tensors: Sequence[nn.Parameter],
+        *,
+        frozen: Region,
+        readout: Mapping[str, Tensor] | None = None,
+    ) -> ModelState:
+        """Return what training on ``task`` makes of the model, which is as before.
+
+        Args:
+            task: the task.
+            tensors: that are trained, beside the readout.
+            frozen: entries of them that stay as they are.
+            readout: what the readout starts from; default: as it is.
+        """
+        with self.holding():
+            if readout is not None:
+                load_tensors_(self.model.readout_module(task.label), readout)
+            self.bench(task).train_(self.options, "fine_tune", WholeTensors(tensors), frozen=frozen)
+            return ModelState.of(self.model, [task.name])
 
     @property
     def model(self) -> ReadoutModel:
@@ -211,7 +230,7 @@ class ContinualStrategy(StrategyTemplate):
     @final
     def save(self, directory: StrPath) -> None:
         """Write what is needed to answer later."""
-        for part in all_kept(self.task_features, self.kept):
+        for part in all_kept(self.task_features, self.storage):
             part.save(Path(directory))
 
     @final
@@ -221,18 +240,12 @@ class ContinualStrategy(StrategyTemplate):
         Raises:
             ForgetfreeError: a file is missing or damaged, or of another model or stream; nothing is changed.
         """
-        load_all(self.task_features, self.kept, Path(directory))
+        load_all(self.task_features, self.storage, Path(directory))
 
     @final
     def bytes_kept(self) -> int:
         """Return the bytes kept to answer for the tasks learned so far and to learn the next, beside θ_pre itself."""
-        return sum(part.bytes_kept() for part in all_kept(self.task_features, self.kept))
-
-    @property
-    @final
-    def ledger(self) -> Ledger | None:
-        """Return the ledger of a strategy that keeps one, else ``None``."""
-        return getattr(self.kept, "ledger", None)
+        return sum(part.bytes_kept() for part in all_kept(self.task_features, self.storage))
 
     def __init__(
         self,
@@ -265,12 +278,11 @@ class ContinualStrategy(StrategyTemplate):
         self.has_plugins = bool(plugins)  # what they do to training is not in the key of a shared model
         self.seconds, self.updates = self.monitor.seconds, self.monitor.updates
         self.predictions: dict[str, Answers] = {}
-        self.notes: dict[str, Any] = {}
         self.training: Training | None = None
         self.scope = ExitStack()
         self.learned = []
         self.readouts: dict[str, dict[str, Tensor]] = {}  # of the learned tasks, as they were left
-        self.kept = WholeModel(self)
+        self.storage = ModelStorage(self)
         # Avalanche gives the template a constructor that knows no other base of a strategy, such as avalanche's DER.
         super(StrategyTemplate, self).__init__(
             model=stream.model.to(device),
@@ -294,4 +306,12 @@ class ContinualStrategy(StrategyTemplate):
         cls.taskwise = isinstance(cls.Options, type) and issubclass(cls.Options, TaskwiseOptions)
 
 
-__all__ = ["Answer", "ContinualStrategy", "Memory", "TaskwiseOptions", "Training", "WholeModel", "undo_on_error"]
+__all__ = [
+    "Answer",
+    "ContinualStrategy",
+    "EncodedTask",
+    "Stream",
+    "TaskwiseOptions",
+    "Training",
+    "undo_on_error",
+]

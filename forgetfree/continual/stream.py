@@ -19,7 +19,7 @@ from forgetfree.errors import RunError, UsageError
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.state import ModelState
-from forgetfree.models.task_model import TaskModel
+from forgetfree.models.task_model import ClassifierModel, TaskModel
 from forgetfree.tasks import Scenario
 from forgetfree.training.encoded_task import EncodedTask
 
@@ -31,7 +31,7 @@ class StreamModel(TaskModel, MultiTaskModule):
     """A `TaskModel` that Avalanche knows as one with task labels."""
 
     @classmethod
-    def of(cls, loaded: LoadedModel, *, shared_readout: bool) -> StreamModel:
+    def of(cls, loaded: LoadedModel, *, shared_readout: bool) -> StreamModel | StreamClassifier:
         """Make a model on a loaded model's backbone that has no readouts so far.
 
         Args:
@@ -39,16 +39,18 @@ class StreamModel(TaskModel, MultiTaskModule):
             shared_readout: see `ReadoutModel`.
 
         Raises:
-            UsageError: it is none that `load_model` gives, or its weights are not those that were loaded.
+            UsageError: it is none that `load_model` or `load_fine_tuned` gives, or its weights are not those that were loaded.
         """
         model = loaded.model
-        if type(model) not in (TaskModel, cls) or not isinstance(model, TaskModel):
+        if type(model) not in (TaskModel, ClassifierModel, cls, StreamClassifier) or not isinstance(model, TaskModel):
             raise UsageError(f"A stream needs a model as load_model gives it, got a {type(model).__name__}.")
         if fingerprint_of(model.backbone) != loaded.fingerprint:
             raise UsageError(
                 f"The weights of {loaded.name!r} are no longer those that were loaded: something has trained them, perhaps a "
                 "strategy of an earlier stream. Load the model again for each stream."
             )
+        if isinstance(model, ClassifierModel):
+            return StreamClassifier(model.backbone, model.tokens, model.classes, graftable=model._graftable)
         return cls(
             model.backbone,
             model.tokens,
@@ -61,6 +63,13 @@ class StreamModel(TaskModel, MultiTaskModule):
 
     def adaptation(self, experience: Any) -> None:
         """Nothing to adapt: the readouts of all tasks are there from the start."""
+
+
+class StreamClassifier(ClassifierModel, MultiTaskModule):
+    """A `ClassifierModel` that Avalanche knows as one with task labels."""
+
+    def adaptation(self, experience: Any) -> None:
+        """Nothing to adapt: its one head is there from the start."""
 
 
 class BenchmarkModel(ModuleModel, MultiTaskModule):

@@ -117,7 +117,7 @@ def load_stream(
         dtype=dtype,
         tasks=definitions,
     )
-    tasks = [fitting(rows, loaded.encoder(rows.task), skip_bad_rows) if rows.task.writes else rows for rows in tasks]
+    tasks = [fitting(rows, loaded.encoder(rows.task), skip_bad_rows) for rows in tasks]
     tell(tasks)
     tell_note(loaded.note)
     name = stream if isinstance(stream, str) else ",".join(rows.task.name for rows in tasks)

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from forgetfree.continual.memory import Memory
+from forgetfree.continual.storage import Storage
 from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_training import Answer, Learner
 from forgetfree.core.readout_model import LOWEST, among
@@ -72,7 +72,7 @@ def inference_of(options: TrainingOptions, stream: Stream) -> Inference:
 
 def check_inference(options: TrainingOptions, stream: Stream) -> None:
     """Raise ``OptionError`` where a task is to be found out by the entropy of answers that are texts."""
-    written = [task.name for task in stream.tasks if task.definition.writes]
+    written = [task.name for task in stream.tasks if not task.classes]
     if written and inference_of(options, stream) == "router":
         raise OptionError(
             f"task_inference=router goes by the entropy of labels, and {written[0]!r} is answered by texts. Use "
@@ -88,12 +88,12 @@ def features_for(strategy: Learner) -> TaskFeatures | None:
     return TaskFeatures(strategy.model, options.lda_layer, stream.loaded.fingerprint, room=_ROOM)
 
 
-def all_kept(features: TaskFeatures | None, kept: Memory) -> list[Memory]:
+def all_kept(features: TaskFeatures | None, kept: Storage) -> list[Storage]:
     """Return what a strategy keeps to answer later, and to find out tasks; this first, for it changes no model."""
     return [kept] if features is None else [features, kept]
 
 
-def load_all(features: TaskFeatures | None, kept: Memory, directory: Path) -> None:
+def load_all(features: TaskFeatures | None, kept: Storage, directory: Path) -> None:
     """Load what `all_kept` wrote; a damaged file is told before anything is changed."""
     if features is not None:
         features.read(directory)
@@ -110,8 +110,8 @@ def learn_features(strategy: Learner, task: EncodedTask) -> None:
 
 def among_own_labels(strategy: Learner, task: EncodedTask) -> AbstractContextManager[object]:
     """Return a context in which the model answers with a task's labels alone, if that is how the task is answered later."""
-    alone = strategy.stream.scenario == "class" and _infers_tasks(strategy) and not task.definition.writes
-    return strategy.model.answering_with(task.classes if alone else None)
+    alone = strategy.stream.scenario == "class" and _infers_tasks(strategy)
+    return strategy.model.answering_with(task.classes or None if alone else None)
 
 
 def among_labels_of_batch(strategy: Learner, labels: Tensor) -> AbstractContextManager[object]:
@@ -145,7 +145,7 @@ def answer_for(
     """
     training = strategy.training
     if strategy.stream.scenario != "task" and strategy.taskwise:
-        if task.definition.writes:
+        if not task.classes:  # texts are the answers
             return _texts(strategy)
         return _by_router(strategy, batches) if _infers_tasks(strategy) and strategy.learned else _by_last(strategy)
     if training is not None and (training.task is task or strategy.stream.scenario != "task"):
@@ -248,7 +248,7 @@ class TaskByTask:
 
 
 def writer_of(answer: Answer | None, monitor: Monitor) -> dict[str, Any]:
-    """Return who writes texts, from what `answer_for` yields, and who hears of it: arguments of `TaskKind.with_texts`."""
+    """Return who writes texts, from what `answer_for` yields, and who hears of it: arguments of `Kind.with_texts`."""
     who: dict[str, Any] = {"turns": answer.turns} if isinstance(answer, TaskByTask) else {"answer": answer}
     return who | {"wrote": monitor.wrote}
 

@@ -34,13 +34,11 @@ class Skill:
         region: γ, of which what is free is trained.
         sparsity: the share of the space that γ was allowed.
         alone: whether the task stands on θ_pre alone, so that all of γ is free.
-        scale: how far along fine-tuning's move the region started: the c of θ_pre + c · (θ_ft − θ_pre).
     """
 
     region: Region
     sparsity: float
     alone: bool = False
-    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def training_of(training: Training | None) -> Training:
 
 def skill_of(training: Training) -> Skill:
     """Return the skill that a training on a region is of."""
-    assert training.skill is not None, "regions.training gives a training its skill"
+    assert training.skill is not None, "region_training gives a training its skill"
     return training.skill
 
 

@@ -38,6 +38,7 @@ from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length
+from forgetfree.ledger import Ledger
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask
@@ -58,6 +59,7 @@ class StrategyTemplate(SupervisedTemplate):
     updates: Counter[str]
     predictions: dict[str, Answers]
     owner: Owner
+    ledger: Ledger | None
     _step: TrainingStep
     #: What is trained now, between a task's `begin` and the end of its `commit`.
     training: Training | None
@@ -86,10 +88,13 @@ class StrategyTemplate(SupervisedTemplate):
 
         Raises:
             UsageError: it is none of the stream's training experiences, or part of one, and the strategy is not `online`.
+        TaskError: the ledger has the task already.
         """
         task = self.stream.task_of(experience, training=True)
         if not self.online:
             check_whole(type(self).__name__, task, experience)
+        if self.ledger is not None:
+            self.ledger.check_new(task.name)
         return task
 
     def _before_training_exp(self, **kwargs: Any) -> None:

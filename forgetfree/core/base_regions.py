@@ -1,20 +1,16 @@
-"""Regions by a rule: the most moved entries, random ones, those of highest Fisher information. Each may be γ_base (§2)."""
+"""Budgets, and regions of the highest scores: of the most moved entries, say, which are γ_base (§2)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from forgetfree.core.batch_loss import Batch, check_loss
-from forgetfree.core.parameters import ParameterSpace, at_least_float32
-from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.core.parameters import at_least_float32
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import trainable
 from forgetfree.display import counted
 from forgetfree.errors import OptionError
 
@@ -115,68 +111,10 @@ def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | 
     if among is not None:
         at = among.indices.to(theta_pre.device)
         return Region(among.indices[most_moved(theta_pre[at], theta_ft[at], count).indices])
-    wide = at_least_float32(theta_ft.dtype)
-    movement = theta_ft.to(wide, copy=True).sub_(theta_pre).abs_()
+    movement = moves(theta_pre, theta_ft).abs_()
     return top(movement.masked_fill_(movement == 0, -math.inf), count)
 
 
-def base_region(
-    kind: Literal["movement", "empty", "random"], theta_pre: Tensor, theta_ft: Tensor, count: int, seed: int = 0
-) -> Region:
-    """Choose γ_base by a rule that needs neither model nor rows (paper, §2; sizes: §3.1).
-
-    Args:
-        kind: ``movement``: the ``count`` most moved entries of |θ_ft − θ_pre|; ``empty``; ``random``: ``count`` entries
-            drawn by ``seed``.
-        theta_pre: θ_pre ``(N,)``.
-        theta_ft: θ_ft ``(N,)``.
-        count: the number of entries.
-        seed: for ``random``.
-
-    Raises:
-        OptionError: there is no such kind.
-    """
-    if kind == "empty":
-        return Region.empty()
-    if kind == "random":
-        generator = torch.Generator().manual_seed(seed)
-        return Region.of(torch.randperm(len(theta_pre), generator=generator, device="cpu")[:count])
-    if kind != "movement":
-        raise OptionError(f"base must be one of {', '.join(get_args(BaseKind))}, got {kind!r}.")
-    return most_moved(theta_pre, theta_ft, count)
-
-
-def diagonal_fisher(model: ReadoutModel, space: ParameterSpace, rows: Sequence[Batch]) -> Tensor:
-    """Return for every graftable entry the mean over rows of (∂ log p(y|x) / ∂θ)², where y is the row's own label, or labels.
-
-    It is the empirical Fisher information by which FISH masks choose entries (Sung et al., 2021, arXiv:2111.09839, eq. 4). Each
-    gradient is of one row, because the square of a mean over rows is another quantity; in float32, without dropout.
-
-    Args:
-        model: holds the θ and the readout at which gradients are computed.
-        space: its parameter space of N entries.
-        rows: of one task, each as a batch of its own.
-
-    Returns:
-        ``(N,)`` on the model's device.
-    """
-    parameters = space.parameters(model.backbone)
-    device = parameters[0].device
-    total = torch.zeros(len(space), device=device)
-    views = space.views(total)
-    precision, model.precision = model.precision, "fp32"  # small squares would not survive half precision
-    try:
-        with trainable(model, parameters):
-            model.eval()
-            for row, batch in enumerate(rows, 1):
-                x, y, t = (tensor.to(device) for tensor in batch)
-                loss = F.cross_entropy(model(x, t).float(), y, reduction="sum")
-                loss.backward()  # type: ignore[no-untyped-call]
-                for parameter, view in zip(parameters, views, strict=True):
-                    if parameter.grad is not None:
-                        view.add_(parameter.grad.float().square())
-                        parameter.grad = None
-                check_loss(loss, row)
-    finally:
-        model.precision = precision
-    return total / len(rows)
+def moves(theta_pre: Tensor, theta_ft: Tensor) -> Tensor:
+    """Return θ_ft − θ_pre, in float32 at least."""
+    return theta_ft.to(at_least_float32(theta_ft.dtype), copy=True).sub_(theta_pre)

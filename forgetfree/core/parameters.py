@@ -363,7 +363,7 @@ class Stretches:
             yield from zip_longest(stretches, () if gradient is None else _cut(gradient, tensor))
 
     def _cut_(self) -> None:
-        """Cut all of them; again if a tensor got other storage, as `forgetfree.ledger.flat.FlatTensors` gives it."""
+        """Cut all of them; again if a tensor got other storage."""
         where = [(tensor.data_ptr(), tensor.stride()) for tensor in self._tensors]
         if where == self._where:
             return

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -61,18 +62,22 @@ def faster_precision(model: ReadoutModel, rows: Rows | None = None) -> Precision
             return "fp32"
         x = rows.batch(range(min(ROWS, len(rows))))[0]
     device = next(model.parameters()).device
+    # What a pass computes, whatever the weights are.
+    weights = [(name, str(each.dtype), *each.shape) for name, each in model.backbone.named_parameters()]
     about = {
         "hardware": hardware_of(str(device)),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "model": _shape(model),
+        "model": hashlib.sha256(json.dumps([type(model.backbone).__qualname__, weights]).encode()).hexdigest(),
         "input": [str(x.dtype), *x.shape],
     }
     cache = cache_directory() or Path(os.devnull)  # which keeps nothing
-    file = cache / "precision" / f"{_digest(about)[:16]}.json"
+    file = cache / "precision" / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]}.json"
     if (known := _read(file)) is None:
         seconds = _seconds(model, x.to(device))
-        taken: Precision = "bf16" if _ratio(seconds) <= AT_MOST else "fp32"
+        # Each in its quickest turn; where bf16 cannot be computed there is none.
+        ratio = min(seconds["bf16"], default=math.inf) / min(seconds["fp32"], default=1.0)
+        taken: Precision = "bf16" if ratio <= AT_MOST else "fp32"
         known = _measured[file] = _read(file) or taken  # another process may have been first
         with suppress(OSError):
             if all(seconds.values()):
@@ -86,11 +91,6 @@ def _read(file: Path) -> Precision | None:
         if (precision := read_json(file, RunError, "")["precision"]) in ("fp32", "bf16"):
             return precision  # type: ignore[no-any-return]
     return _measured.get(file)
-
-
-def _ratio(seconds: dict[str, list[float]]) -> float:
-    """Return the time of bf16 by that of fp32, each in its quickest turn; infinite where bf16 cannot be computed."""
-    return min(seconds["bf16"], default=float("inf")) / min(seconds["fp32"], default=1.0)
 
 
 def _seconds(model: ReadoutModel, x: Tensor) -> dict[str, list[float]]:
@@ -129,13 +129,3 @@ def _pass(model: ReadoutModel, x: Tensor, precision: str) -> None:
         model.train(training)
         for each, was in zip(weights, trained, strict=True):
             each.requires_grad_(was)
-
-
-def _shape(model: ReadoutModel) -> str:
-    """Return a digest of what a pass of the model computes, whatever its weights are."""
-    weights = [(name, str(each.dtype), *each.shape) for name, each in model.backbone.named_parameters()]
-    return _digest([type(model.backbone).__qualname__, weights])
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

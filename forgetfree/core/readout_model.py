@@ -69,6 +69,8 @@ class ReadoutModel(nn.Module):
     precision: str = "fp32"
     #: The label of the task in training or evaluation, to which rows belong unless another is given.
     current_task: int | None = None
+    #: Whether texts are written by a decoder that stands apart from what reads prompts.
+    writes_apart: bool = False
     #: The labels that a shared readout answers with, see `answering_with`; none: all.
     answered_labels: Sequence[int] | None = None
 

@@ -11,10 +11,12 @@ from typing import Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from forgetfree.core.base_regions import top
+from forgetfree.core.base_regions import moves, top
 from forgetfree.core.batch_loss import Batch, BatchLoss, check_loss
-from forgetfree.core.parameters import ParameterSpace, at_least_float32
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import trainable
 from forgetfree.errors import TrainingError
@@ -42,9 +44,9 @@ def saliency(kind: Saliency, gradient: Tensor, theta_pre: Tensor, theta_ft: Tens
     """
     match kind:
         case "movement":
-            return _move(theta_pre, theta_ft).abs_()
+            return moves(theta_pre, theta_ft).abs_()
         case "taylor":
-            return gradient.mul_(_move(theta_pre, theta_ft)).abs_()
+            return gradient.mul_(moves(theta_pre, theta_ft)).abs_()
         case "gradient":
             return gradient.abs_()
         case "snip":
@@ -53,10 +55,6 @@ def saliency(kind: Saliency, gradient: Tensor, theta_pre: Tensor, theta_ft: Tens
             return gradient.abs_().div_(theta_pre.abs().to(gradient.dtype).add_(SMALL))
         case "fisher" | "random":
             return gradient
-
-
-def _move(theta_pre: Tensor, theta_ft: Tensor) -> Tensor:
-    return theta_ft.to(at_least_float32(theta_ft.dtype), copy=True).sub_(theta_pre)
 
 
 def is_saliency(source: RegionSource) -> TypeGuard[Saliency]:
@@ -105,6 +103,47 @@ def mean_gradient(
             "instead of fp16)."
         )
     return total, value
+
+
+def diagonal_fisher(model: ReadoutModel, space: ParameterSpace, rows: Sequence[Batch]) -> Tensor:
+    """Return for every graftable entry the mean over rows of (∂ log p(y|x) / ∂θ)², where y is the row's own label, or labels.
+
+    It is the empirical Fisher information by which FISH masks choose entries (Sung et al., 2021, arXiv:2111.09839, eq. 4). Each
+    gradient is of one row, because the square of a mean over rows is another quantity; in float32, without dropout.
+
+    Args:
+        model: holds the θ and the readout at which gradients are computed.
+        space: its parameter space of N entries.
+        rows: of one task, each as a batch of its own.
+
+    Returns:
+        ``(N,)`` on the model's device.
+    """
+    precision, model.precision = model.precision, "fp32"  # small squares would not survive half precision
+    try:
+        with trainable(model, space.parameters(model.backbone)):
+            model.eval()
+            squares, _ = mean_gradient(model.backbone, space, rows, _RowLosses(model), squared=True)
+    finally:
+        model.precision = precision
+    return squares / len(rows)
+
+
+class _RowLosses:
+    """The summed cross-entropy of each row, for a gradient of its own."""
+
+    scale = 1.0
+
+    def __init__(self, model: ReadoutModel) -> None:
+        self._model, self._device = model, next(model.parameters()).device
+
+    def __call__(self, batch: Sequence[Batch]) -> float:
+        total = 0.0
+        for x, y, t in (tuple(tensor.to(self._device) for tensor in each) for each in batch):
+            loss = F.cross_entropy(self._model(x, t).float(), y, reduction="sum")
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        return total
 
 
 def most_salient(scores: Tensor, count: int, taken: Region | None = None) -> Region:

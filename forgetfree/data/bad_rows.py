@@ -106,11 +106,6 @@ def refusal(fault: BadRow) -> BadDataError:
     return BadDataError([escaped(fault.message)], [fault], counts={fault.what: 1}, count=1)
 
 
-def refuse(fault: BadRow) -> None:
-    """Raise ``BadDataError`` for a bad row."""
-    raise refusal(fault)
-
-
 class DataFaults:
     """All that is wrong with data, told together: bad rows, and faults of whole tables.
 

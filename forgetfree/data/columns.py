@@ -137,7 +137,7 @@ def _split(named: str) -> tuple[str, str]:
     return (owner, name) if sign else ("", named)
 
 
-def named_for(named: Iterable[str], tasks: Collection[str]) -> list[str]:
+def names_for(named: Iterable[str], tasks: Collection[str]) -> list[str]:
     """Return the names that are for all tasks, or for one of these."""
     return [each for each in named if _split(each)[0] in ("", *tasks)]
 

@@ -92,13 +92,8 @@ def _of_iterable(where: str, dataset: Any) -> Table:
     features = {name: getattr(each, "feature", each) for name, each in (dataset.features or {}).items()}
     # Pictures and sounds, which other libraries would have to read, are neither texts nor labels.
     unread = [name for name, each in features.items() if hasattr(each, "decode") and type(each).__name__ != "Json"]
-    try:
-        rows = [*dataset.with_format(None).remove_columns(unread)]
-    except Exception as error:  # whatever it reads, or a user's function raises
-        raise DataError(
-            f"{where}: its rows cannot be read: {type(error).__name__}: {first_line(error)}. Mend what yields them."
-        ) from error
-    return replace(_of_records(where, rows), label_names=_label_names(features))
+    rows = _table_of_rows(where, dataset.with_format(None).remove_columns(unread))
+    return replace(rows, label_names=_label_names(features))
 
 
 def _of_dataset(where: str, dataset: Any) -> Table:
@@ -106,36 +101,26 @@ def _of_dataset(where: str, dataset: Any) -> Table:
         return dataset.select_columns([name]).with_format("arrow")[:].column(name).chunks  # type: ignore[no-any-return]
 
     stored = of_arrow(where, dataset.features.arrow_schema, dataset.features, read, range(len(dataset)))
-    return _transformed(stored, dataset) if len(dataset) and dataset.format["type"] == "custom" else stored
+    if not len(dataset) or dataset.format["type"] != "custom":
+        return stored
+    rows = _table_of_rows(f"{where} with its transform", dataset)  # of with_transform, or set_transform
+    # Written alike: arrays have no truth value of their own.
+    same = [
+        name
+        for name in stored.label_names
+        if [*map(str, rows.columns.get(name, ()))] == [*map(str, stored.columns[name])]
+    ]
+    return replace(rows, label_names={name: stored.label_names[name] for name in same})
 
 
-def _transformed(stored: Table, dataset: Any) -> Table:
-    """Return a table with the columns that ``with_transform`` or ``set_transform`` make of the stored ones."""
-    columns = dict[str, list[Any]]()
+def _table_of_rows(where: str, dataset: Any) -> Table:
+    """Return the table of the rows that a data set yields one after another."""
     try:
-        for batch in dataset.iter(batch_size=2048):
-            for name, values in batch.items():
-                columns.setdefault(name, []).extend(cells_of(values))
-    except Exception as error:  # whatever a user's function raises
+        return _of_records(where, [*dataset])
+    except Exception as error:  # whatever it reads, or a user's function raises
         raise DataError(
-            f"{stored.where}: its transform failed: {type(error).__name__}: {first_line(error)}. Mend it, or take it off with "
-            "reset_format()."
+            f"{where}: its rows cannot be read: {type(error).__name__}: {first_line(error)}. Mend what yields them."
         ) from error
-    for name, values in columns.items():
-        if len(values) != len(dataset):
-            raise DataError(
-                f"{stored.where}: its transform gives {len(values)} values of {name!r} for {len(dataset)} rows. Give one a "
-                "row, or change the rows with map()."
-            )
-    kept = {
-        name: names for name, names in stored.label_names.items() if _alike(columns.get(name, ()), stored.columns[name])
-    }
-    return Table(f"{stored.where} with its transform", columns, stored.numbers, kept)
-
-
-def _alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Return whether two columns are written alike; arrays in them have no truth value of their own."""
-    return [*map(str, one)] == [*map(str, other)]
 
 
 # -- Arrow's columns ---------------------------------------------------------------------------------------
@@ -309,13 +294,11 @@ def read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
                 f"{where} has no column {missing[0]!r}; it has {', '.join(rows.column_names)}. The "
                 "set has changed on the hub: give a directory with --data DIR."
             )
-        labels = list(rows[hub.label])
-        if hub.labels:
-            labels = [hub.labels.get(label, label) for label in labels]
+        labels = [(hub.labels or {}).get(label, label) for label in rows[hub.label]]
         keep = [i for i, label in enumerate(labels) if label != -1]  # SNLI's mark of undecided rows
         columns = {name: _hub_texts(rows, column) for name, column in zip(task.text_columns, hub.columns, strict=True)}
-        columns["label"] = labels
-        tables[split] = Table(where, {name: [cells[i] for i in keep] for name, cells in columns.items()}, keep)
+        whole = Table(where, columns | {"label": labels}, range(len(labels)))
+        tables[split] = whole.take(keep)
     return tables
 
 

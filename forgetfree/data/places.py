@@ -47,10 +47,10 @@ def format_of(name: str) -> tuple[str, str]:
     return (stem, ending.lower()) if known and stem else (name, "")
 
 
-def check_size(path: Path, size: int, unit: str, most: int) -> None:
-    """Raise ``DataError`` if ``path`` holds more of a unit than is read."""
-    if size > most:
-        raise DataError(f"{path} holds {size:,} {unit}, and at most {most:,} are read. Take a part of its rows.")
+def check_size(path: Path, size: int, unit: str = "bytes") -> None:
+    """Raise ``DataError`` if ``path`` holds more bytes than are read."""
+    if size > MOST_BYTES:
+        raise DataError(f"{path} holds {size:,} {unit}, and at most {MOST_BYTES:,} are read. Take a part of its rows.")
 
 
 def files_of(folder: Path) -> dict[str, Path]:
@@ -228,7 +228,7 @@ def datasets_errors(folder: Path) -> Iterator[None]:
     import datasets
 
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    check_size(folder, size, "bytes", MOST_BYTES)
+    check_size(folder, size)
     silent = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:

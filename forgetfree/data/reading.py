@@ -15,7 +15,7 @@ from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
 from forgetfree.data.library_tables import check_rows, read_saved, read_snapshot, rows_of_card
 from forgetfree.data.places import files_of, format_of, is_saved, is_snapshot, split_of
-from forgetfree.data.rows import RowKind, TaskRows
+from forgetfree.data.rows import TaskRows
 from forgetfree.data.table_files import read_table
 from forgetfree.data.tables import Table, TaskTables
 from forgetfree.display import brief
@@ -114,17 +114,17 @@ def _keys(kind: Any) -> dict[str, tuple[str, Callable[[Any], bool]]]:
             ("instruction", "template", "causal_template"), ("a text", lambda value: isinstance(value, str))
         ),
         "max_new_tokens": ("a whole number", lambda value: type(value) is int),
-        "stop": ("a text, or a list of texts", lambda value: all(isinstance(each, str) for each in _listed(value))),
+        "stop": ("a text, or a list of texts", lambda value: all(isinstance(each, str) for each in _as_list(value))),
         "metric": (" or ".join(map(repr, metrics)), lambda value: value in [*registry.metrics()]),
     }
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
 def _are_columns(value: Any, most: int) -> bool:
-    return len(_listed(value)) <= most and all(isinstance(each, str) and each for each in _listed(value))
+    return len(_as_list(value)) <= most and all(isinstance(each, str) and each for each in _as_list(value))
 
 
 def _are_names(names: Any) -> bool:
@@ -153,8 +153,8 @@ def read_task(task: TaskTables) -> TaskRows:
     rows = faults.attempt(_kind(task).read, task)
     if rows is None:
         faults.report()
-    assert rows is not None
-    if unknown := registry.unknown_names(rows.task):
+    assert isinstance(rows, TaskRows)
+    if unknown := registry.faults_of(rows.task):
         raise DataError(f"{task.folder / 'source.json'}: {unknown[0]}.")
     faults.report()
     return rows
@@ -200,12 +200,11 @@ def _has_columns(task: TaskTables) -> bool:
     return True
 
 
-def _kind(task: TaskTables) -> RowKind:
+def _kind(task: TaskTables) -> Any:
     """Return the kind of a task: by ``source.json``, else as it is registered, else by its columns."""
     named = task.source.get("kind") or (task.registered.kind if task.registered else None)
     if named:
-        kind: RowKind = registry.kind(named)
-        return kind
-    ours: dict[str, RowKind] = {name: registry.kind(name) for name in registry.KINDS}
+        return registry.kind(named)
+    ours = {name: registry.kind(name) for name in registry.KINDS}
     alike = (kind for kind in ours.values() if kind.recognises(task))
     return next(alike, ours["classification"])

@@ -6,11 +6,10 @@ import hashlib
 import json
 import random
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults, left_out
@@ -59,73 +58,6 @@ class Rows:
             tuple(self.labels[i] for i in indices),
             tuple(self.places[i] for i in indices) if self.places else (),
         )
-
-
-class RowKind(ABC):
-    """What a kind of tasks says of rows: how they are read from tables, held out and drawn.
-
-    `forgetfree.kinds.kind` has the whole contract of a kind. What is here imports no torch.
-    """
-
-    #: The group that ``--shots`` may find few rows of, or none.
-    optional_group: ClassVar[int | None] = None
-
-    def recognises(self, task: TaskTables) -> bool:
-        """Return whether tables look like those of this kind, where nothing names the kind; asked of our own kinds alone."""
-        return False
-
-    @abstractmethod
-    def check_header(self, task: TaskTables) -> None:
-        """Raise ``DataError`` for columns that are missing; the tables have their first lines alone."""
-
-    @abstractmethod
-    def read(self, task: TaskTables) -> TaskRows:
-        """Return a task with its rows.
-
-        Raises:
-            BadDataError: with all that is wrong with its tables.
-        """
-
-    @abstractmethod
-    def groups(self, labels: Sequence[Any]) -> list[int]:
-        """Return for each row, from its label or labels, the number of its group: samples are spread over groups evenly."""
-
-    def members(self, labels: Sequence[Any]) -> dict[int, list[int]]:
-        """Return what ``--shots`` counts: the numbers of the rows of each group, in the order in which groups are drawn."""
-        groups = self.groups(labels)
-        members: dict[int, list[int]] = {group: [] for group in sorted(set(groups))}
-        for row, group in enumerate(groups):
-            members[group].append(row)
-        return members
-
-    def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
-        """Return what so many training rows of a group are called in messages, such as "rows of label 'positive'"."""
-        return f"row{'s' * (count > 1)} of group {group}"
-
-    def group_hint(self, task: TaskDefinition, group: int, count: int) -> str:
-        """Return a sentence, after a space, on what may be wrong where a group has too few rows; or nothing."""
-        return ""
-
-    def check_splits(self, task: TaskDefinition, rows: Mapping[str, Rows], before: Rows) -> None:  # noqa: B027  # may stay as it is
-        """Raise ``DataError`` if a split lacks what learning and scoring need.
-
-        Args:
-            task: whose rows.
-            rows: of its three splits, none empty.
-            before: the training rows before validation rows were held out from them.
-        """
-
-    def check_scored(self, rows: TaskRows) -> None:  # noqa: B027  # may stay as it is
-        """Raise ``DataError`` if the metric cannot be measured on the validation or test rows."""
-
-    def check_halves(self, rows: TaskRows) -> None:  # noqa: B027  # may stay as it is
-        """Raise ``DataError`` if the validation rows cannot be halved: one half to be scored, the other for training."""
-
-
-def kind_of_rows(task: TaskDefinition) -> RowKind:
-    """Return what the kind of a task says of rows."""
-    kind: RowKind = registry.kind(task.kind)
-    return kind
 
 
 def _plain(text: str) -> str:
@@ -217,7 +149,7 @@ class TaskRows:
             raise UsageError(f"evaluate_on must be {' or '.join(get_args(EvaluatedOn))}, got {split!r}.")
         if split == "test":
             return self
-        kind = kind_of_rows(self.task)
+        kind = registry.kind(self.task.kind)
         kind.check_halves(self)
         groups = kind.groups(self.validation.labels)
         by_group = [[i for i, group in enumerate(groups) if group == each] for each in set(groups)]
@@ -234,7 +166,7 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
     Raises:
         DataError: a split is empty, or a label has no training row.
     """
-    held_out, kind = rows.keys() != set(SPLITS), kind_of_rows(task)
+    held_out, kind = rows.keys() != set(SPLITS), registry.kind(task.kind)
     if rows.keys() == {"train"}:
         rows = _in_three(rows["train"], task, kind)
     before = train = rows["train"]
@@ -254,7 +186,7 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
     return TaskRows(task, train, validation, test, held_out=held_out)
 
 
-def _validation_of(rows: Rows, kind: RowKind, seed: int) -> tuple[Rows, Rows]:
+def _validation_of(rows: Rows, kind: Any, seed: int) -> tuple[Rows, Rows]:
     """Cut off a share of training rows: equal texts together, unless that takes more than twice as many, or a label's last."""
     order, texts, rows_of_text = list(range(len(rows))), rows.texts, dict[tuple[str, ...], list[int]]()
     random.Random(seed).shuffle(order)
@@ -308,7 +240,7 @@ def read_rows(
     return whole
 
 
-def _in_three(rows: Rows, task: TaskDefinition, kind: RowKind) -> dict[str, Rows]:
+def _in_three(rows: Rows, task: TaskDefinition, kind: Any) -> dict[str, Rows]:
     """Return three splits of rows that are all there are: the same ones for the same rows and task."""
     name = task.name
     train, test = _held_out(rows, kind, _TEST_SHARE, _TEST_ROWS, derive_seed(0, "held out for test", name))
@@ -328,7 +260,7 @@ def _in_three(rows: Rows, task: TaskDefinition, kind: RowKind) -> dict[str, Rows
     return {"train": train, "validation": validation, "test": test}
 
 
-def _held_out(rows: Rows, kind: RowKind, share: float, most: int, seed: int) -> tuple[Rows, Rows]:
+def _held_out(rows: Rows, kind: Any, share: float, most: int, seed: int) -> tuple[Rows, Rows]:
     """Cut off a share of every label's rows, equal texts together; a label with two texts or more keeps one and gives one."""
     groups = kind.groups(rows.labels)
     rows_of_text: dict[tuple[str, ...], list[int]] = {}

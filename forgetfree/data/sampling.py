@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from forgetfree.data.rows import Rows, kind_of_rows
+from forgetfree import registry
+from forgetfree.data.rows import Rows
 from forgetfree.display import listed
 from forgetfree.errors import RareLabelError, UsageError
 from forgetfree.tasks import TaskDefinition
@@ -30,7 +31,7 @@ def k_shot(rows: Rows, task: TaskDefinition, shots: int, seed: int, or_fewer: bo
     """
     if shots < 1:
         raise UsageError(f"--shots must be at least 1, got {shots}. Leave it out to train on all rows.")
-    kind = kind_of_rows(task)
+    kind = registry.kind(task.kind)
     members = kind.members(rows.labels)
     needed = {group: len(own) for group, own in members.items() if group != kind.optional_group}
     rare = sorted((count, members[group], group) for group, count in needed.items() if count < shots)

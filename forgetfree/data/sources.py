@@ -82,7 +82,7 @@ def read_tasks(
     source, faults = _open(data, options), DataFaults()
     names = _names(stream, data, source)
     options.check(names)
-    loaded = [faults.attempt(_loaded, name, source, evaluate_on, options) for name in names]
+    loaded = [faults.attempt(_rows_of_task, name, source, evaluate_on, options) for name in names]
     return [rows for rows in loaded if rows is not None], faults
 
 
@@ -99,15 +99,15 @@ def load_task(
     """
     source = _open(data, options)
     _check_one(name, source)
-    return _loaded(name, source, evaluate_on, options)
+    return _rows_of_task(name, source, evaluate_on, options)
 
 
-def _loaded(name: str, source: _Source, evaluate_on: EvaluatedOn, options: ReadOptions) -> TaskRows:
+def _rows_of_task(name: str, source: _Source, evaluate_on: EvaluatedOn, options: ReadOptions) -> TaskRows:
     """Return a task with its rows, and the metric that a user names, if any."""
     rows, metric = source.read(name), options.metric(name)
     if metric is not None:
         task = replace(rows.task, metric=metric)
-        if faults := registry.unknown_names(task) or task.label_faults():
+        if faults := registry.faults_of(task):
             raise DataError(
                 f"--metric {metric} does not fit task {name!r}: {faults[0]}. Name another, or TASK=NAME for one task."
             )
@@ -379,10 +379,8 @@ def _embedded(source: str) -> _Source:
         *("qnli", "ag_news", "sst2", "who_did_it", "was_it_kind", "ner_people_places", "ner_products"),
         *("when_is_it", "who_and_where", "in_one_line"),
     ]
-    hint, load = (
-        f"The source {source!r} holds {', '.join(names)}; for others give --data DIR.",
-        registry.SOURCES[source].load(),
-    )
+    hint = f"The source {source!r} holds {', '.join(names)}; for others give --data DIR."
+    load = registry.SOURCES[source].load()
 
     def read(name: str) -> TaskRows:
         if name not in names:

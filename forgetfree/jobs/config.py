@@ -38,9 +38,9 @@ Shots = Annotated[int, Bounds(ge=1)]
 Sparsity = Annotated[float, Bounds(gt=0, le=1)]
 Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
 #: Options of a job that ``--set`` could give, too.
-ALSO_SETTINGS = ("steps", "sparsity", "base")
+ALSO_SETTINGS = ("steps", "sparsity")
 #: What a file of options does not name unless it is given.
-_UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "held_aside")
+_UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "fine_tuned", "held_aside")
 
 
 @dataclass(frozen=True, kw_only=True)

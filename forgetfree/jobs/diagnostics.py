@@ -11,14 +11,12 @@ import torch
 
 from forgetfree.continual.evaluation import sample
 from forgetfree.data.sampling import representative
-from forgetfree.errors import RunError
 from forgetfree.files import write_json
-from forgetfree.json_file import check, is_number, read_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.state import ModelState
-from forgetfree.results.answers import LabelAnswers, label_answers, pack_rows
+from forgetfree.results.answers import label_answers, pack_rows
 from forgetfree.results.calibration import calibration_rows, temperature_of
-from forgetfree.results.run_results import LEARNED_FLOORS
+from forgetfree.results.unit_folder import FLOORS
 from forgetfree.training.encoded_task import EncodedTask, sampled
 from forgetfree.training.floors import bag_of_words, linear_probe, linear_probes, nearest_rows
 
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from forgetfree.training.texts_aside import TextsAside
     from forgetfree.training.training_options import TrainingOptions
 
-_FLOORS = "floors.json"
 #: By task.
 Numbers = dict[str, float | None]
 
@@ -61,7 +58,7 @@ def floors(
             each.test.take(representative(kind_of(each.task).groups(each.test.labels), test_limit)) for each in rows
         ]
         floor_scores["bag_of_words"] = bag_of_words(tasks, train, test, task_known=known)
-        if any(task.definition.writes for task in tasks):
+        if any("nearest_row" in task.kind.floors for task in tasks):
             floor_scores["nearest_row"] = nearest_rows(tasks, train, test)
     if probe is not None:
         with _pre_trained(stream, probe) as model:
@@ -80,7 +77,7 @@ def temperatures(strategy: ContinualStrategy, answers: Row) -> dict[str, Numbers
 
     Nothing where the stream has no validation rows of its own; tasks whose answers have no probabilities are left out.
     """
-    scaled = {task: each for task, each in answers.items() if isinstance(each, LabelAnswers) and each.ece is not None}
+    scaled = {task: label_answers(each) for task, each in answers.items() if each.are_labels and each.ece is not None}
     benchmark = strategy.stream.benchmark
     held_out = getattr(benchmark, "validation_stream", None) or getattr(benchmark, "valid_stream", None)
     if not held_out or not scaled:
@@ -104,9 +101,9 @@ def right_rows(tasks: Sequence[EncodedTask], answers: Row) -> dict[str, dict[str
     """
     packed: dict[str, str] = {}
     for task in tasks:
-        its = answers[task.name]
-        if task.definition.metric == "accuracy" and isinstance(its, LabelAnswers) and len(its.right) == len(task.test):
-            packed[task.name] = pack_rows(its.right)
+        if task.definition.metric == "accuracy" and answers[task.name].are_labels:
+            right = label_answers(answers[task.name]).right
+            packed |= {task.name: pack_rows(right)} if len(right) == len(task.test) else {}
     return {"right_rows": packed} if packed else {}
 
 
@@ -163,31 +160,10 @@ def losses_after(strategy: ContinualStrategy, texts: TextsAside) -> dict[str, An
     if not isinstance(strategy, RegionStrategy):
         return {"by_task": by_task}
     # Nothing is put back here: what a strategy spoilt outside of its regions shows.
-    return {"after": loss(strategy.regions.holding(union=False)), "by_task": by_task}
-
-
-# -- floors.json in a unit's folder: the floors of its seed, also where the unit failed later -------------
+    return {"after": loss(strategy.ledger_model.base(union=False)), "by_task": by_task}
 
 
 def write_floors(directory: Path, floors: dict[str, Any]) -> None:
-    """Write the file, if there are any."""
+    """Write the floors of a seed into a unit's folder, if there are any: also where the unit failed later."""
     if floors:
-        write_json(directory / _FLOORS, floors)
-
-
-def read_floors(directory: Path) -> dict[str, Any]:
-    """Return the floors; none where the file is missing or damaged."""
-    try:
-        floors: dict[str, Any] = read_json(directory / _FLOORS, RunError, "", _check_floors)
-    except RunError:
-        return {}
-    return floors
-
-
-def _check_floors(floors: Any) -> None:
-    check("floors", floors, isinstance(floors, dict) and floors.keys() <= LEARNED_FLOORS.keys(), "an object of floors")
-    for name, of_tasks in floors.items():
-        check(name, of_tasks, isinstance(of_tasks, dict), "an object of tasks")
-        for task, score in of_tasks.items():
-            # Whether they are within the bounds of their metrics is told of results.json, which names those.
-            check(f"{name}.{task}", score, score is None or is_number(score), "a finite number, or null")
+        write_json(directory / FLOORS, floors)

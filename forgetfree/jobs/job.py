@@ -33,7 +33,7 @@ Config = TypeVar("Config", bound=JobConfig)
 class Job(ABC, Generic[Config]):
     """What one command asks for. It is pickled as its configuration alone, and loads in each process what it needs there.
 
-    A kind of job is registered by a line in `forgetfree.registry.JOBS`. Its configuration is checked here, and only here.
+    Its configuration is checked here, and only here.
 
     Args:
         config: what was asked for.
@@ -121,21 +121,3 @@ class Job(ABC, Generic[Config]):
         """Let go of all that was loaded, for processes that load for themselves."""
         fresh, arguments = self.__reduce__()
         self.__dict__ = fresh(*arguments).__dict__
-
-    # -- Report ----------------------------------------------------------------------------------------------
-
-    @classmethod
-    @abstractmethod
-    def gather(cls, out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
-        """Return the content of results.json.
-
-        Args:
-            out: the directory.
-            about: how it begins.
-            units: all in order, and what their unit.json says; ``None`` where they have not ended.
-        """
-
-    @classmethod
-    @abstractmethod
-    def report(cls, out: Path, results: Json, ended: bool) -> None:
-        """Write report.md, if anything is measured; figures only where nothing more is run."""

@@ -18,11 +18,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from safetensors import SafetensorError
 
 from forgetfree import registry
-from forgetfree.data.columns import named_for
-from forgetfree.errors import RunError, TaskError, UsageError, nearest
+from forgetfree.data.columns import names_for
+from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, write_atomically, write_json
 from forgetfree.jobs.config import keys_of
 from forgetfree.jobs.run import RunJob
@@ -30,18 +29,20 @@ from forgetfree.jobs.run_config import RunConfig, stream_of, without_others
 from forgetfree.jobs.running.directory import as_json, merged_request, read_job_config
 from forgetfree.jobs.running.engine import assemble, perform
 from forgetfree.jobs.running.execution import USUAL, Execution
-from forgetfree.jobs.running.unit import HISTORY, Json, Unit
+from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.stream_learner import LearnedStream, Row, StreamLearner
 from forgetfree.jobs.stream_prefix import Form, StreamPrefix
-from forgetfree.json_file import parse_json, sign
+from forgetfree.json_file import sign
 from forgetfree.kinds.kind import readout_for
-from forgetfree.models.loading import CAUSAL_HEAD
+from forgetfree.models.architecture import CAUSAL_HEAD
+from forgetfree.models.loading import usual_max_length
+from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.output import check_begun, make_directory, refuse_content
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score
-from forgetfree.tasks import TaskDefinition, usual_max_length
-from forgetfree.tensor_file import metadata_of
+from forgetfree.results.unit_folder import HISTORY
+from forgetfree.tasks import TaskDefinition
 from forgetfree.training.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -155,11 +156,11 @@ class _Run:
             "strategies": strategies,
             "seeds": section["seed"],
             "settings": section["set"],
-            "text_columns": named_for(section.get("text_column", []), tasks),
-            "label_columns": named_for(section.get("label_column", []), tasks),
-            "kinds": named_for(section.get("kind", []), tasks),
+            "text_columns": names_for(section.get("text_column", []), tasks),
+            "label_columns": names_for(section.get("label_column", []), tasks),
+            "kinds": names_for(section.get("kind", []), tasks),
             "skip_bad_rows": section.get("skip_bad_rows"),
-            "metrics": named_for(section.get("metric", []), tasks),
+            "metrics": names_for(section.get("metric", []), tasks),
             "out": str(out),
             "held_aside": section.get("held_aside"),
             **{key: section.get(key) for key in ("model", "data", "readout", "device", "shots", "steps", "sparsity")},
@@ -247,7 +248,6 @@ class _RevisedLearner(StreamLearner):
             write_atomically(directory / HISTORY, prefix.history(self._reused))
         if not prefix or not prefix.tasks or directory is None:
             return super().begin(name, learned, answers, directory)
-        strategy.notes.update(prefix.scales)
         tasks = strategy.stream.tasks[: len(prefix.tasks)]
         rows: list[Row] = [{} for _ in tasks]
         new = [task for task in strategy.stream.tasks if task.name not in self._of.tasks]
@@ -329,7 +329,7 @@ class RevisedRun(RunJob):
             if each.is_complete and not each.unit_in(out).is_done():
                 each.write(out, config["command"])
         try:
-            return perform(self, replace(execution, resume=True)) if trains else assemble(RunJob, out, ended=True)
+            return perform(self, replace(execution, resume=True)) if trains else assemble(out, ended=True)
         except (RunError, UsageError):  # data, model or versions are not those of the run
             if not begun and not any(each.unit_in(out).is_begun for each in prefixes if not each.is_complete):
                 shutil.rmtree(out)
@@ -373,8 +373,8 @@ def _take_models(store: Path, new: Path, tasks: set[str]) -> None:
     """Take over the fine-tuned models of some tasks: by links where the disk has them, else as copies."""
     for path in sorted(store.glob("*.safetensors")):
         try:
-            own_tasks = set(parse_json(metadata_of(path)["tasks"]))
-        except (OSError, SafetensorError, LookupError, TypeError, ValueError):  # a damaged one is made again
+            own_tasks = set(ModelState.load(path).readouts)
+        except ModelError:  # a damaged one is made again
             continue
         if own_tasks <= tasks:
             make_directory(new)

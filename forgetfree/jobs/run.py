@@ -15,31 +15,27 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.core.regions import distribution, kind_of, layer_of
-from forgetfree.errors import Faults, ReportError, RunError
-from forgetfree.files import write_atomically, write_json
+from forgetfree.core.regions import distribution
+from forgetfree.errors import Faults, RunError
+from forgetfree.files import write_json
 from forgetfree.jobs.config import InMemory, with_precision
-from forgetfree.jobs.diagnostics import read_floors, write_floors
+from forgetfree.jobs.diagnostics import write_floors
 from forgetfree.jobs.job import Job
-from forgetfree.jobs.predictions import agreement, save_predictions
+from forgetfree.jobs.predictions import save_predictions
 from forgetfree.jobs.run_config import CheckedRun, RunConfig, RunOptions
 from forgetfree.jobs.running.directory import model_and_data
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_labels, tell_shared_rows
-from forgetfree.jobs.running.unit import Json, Unit
+from forgetfree.jobs.running.unit import Json
 from forgetfree.jobs.running.workload import PlannedUnit, Workload
 from forgetfree.jobs.stream_learner import Row, StreamLearner
 from forgetfree.json_file import read_json
 from forgetfree.options import recorded
 from forgetfree.results.answers import constant_scores
-from forgetfree.results.comparison import merge
-from forgetfree.results.learning_matrix import summarize
-from forgetfree.results.report.run_report import render
-from forgetfree.results.run_results import RunResults
-from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
-from forgetfree.results.stored import run_of_scores, with_timings
+from forgetfree.results.parameter_kinds import layer_of, parameter_kind
+from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK, size_and_sha256
 from forgetfree.serve.source import run_binding
-from forgetfree.tasks import GREEDY, TaskDefinition, seeded
+from forgetfree.tasks import GREEDY, seeded
 from forgetfree.terminal import tell_note
 from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.monitor import Monitor, told_seconds
@@ -106,7 +102,7 @@ class RunJob(Job[RunConfig]):
         if self.common.scenario == "domain":
             tell_shared_labels(self.learner.tasks)
         stream = self.learner.stream(self.config.seeds[0])
-        if self.common.decoding != GREEDY and not any(task.definition.writes_freely for task in stream.tasks):
+        if self.common.decoding != GREEDY and all(task.definition.decoding == GREEDY for task in stream.tasks):
             tell_note(
                 "num_beams, sampling_temperature and top_p have no effect: no task of the stream is answered by texts "
                 "that are free."
@@ -120,11 +116,13 @@ class RunJob(Job[RunConfig]):
             description["tasks"] = [seeded(task.definition, 0, None).fields for task in stream.tasks]
         aside = self.learner.texts_aside(self.config.seeds[0])
         apart = aside.notes(self.learner.tasks) if aside else []
-        for note in (stream.loaded.note, *(task.note for task in stream.tasks), *apart):
+        tuned = self.learner.fine_tuned
+        for note in (stream.loaded.note, tuned.note if tuned else "", *(task.note for task in stream.tasks), *apart):
             tell_note(note)
         return {
             **description,
             **({"held_aside": aside.rows.digest} if aside else {}),
+            **({"fine_tuned": {"architecture": tuned.architecture, "fingerprint": tuned.fingerprint}} if tuned else {}),
             "scenario": stream.scenario,
             "options": {name: recorded(options) for name, options in self.checked.options.items()},
             "about": {
@@ -233,22 +231,6 @@ class RunJob(Job[RunConfig]):
         """Return the scores of a unit from before where it begins."""
         return []
 
-    # -- Results ---------------------------------------------------------------------------------------------
-
-    @classmethod
-    def gather(cls, out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
-        """Return ``runs``, ``unfinished`` and ``failed``; runs of one seed are compared with its fine-tuned models."""
-        return summary_of_units(out, about, units)
-
-    @classmethod
-    def report(cls, out: Path, results: Json, ended: bool) -> None:
-        """Write the tables, and the page with figures."""
-        comparison = merge([with_timings(RunResults.of(results, str(out)), out)])
-        if results["runs"]:
-            write_atomically(out / "report.md", render(comparison, "markdown", ended=ended))
-        if ended:
-            write_atomically(out / "report.html", render(comparison, "html"))
-
 
 def _planned(name: str, tasks: tuple[str, ...], checked: CheckedRun, shots: int | None, seed: int) -> PlannedUnit:
     """Return the unit of a strategy and a seed, before it begins."""
@@ -292,50 +274,6 @@ def shared_value(values: Iterable[Any]) -> Any:
     return distinct.pop() if len(distinct) == 1 else None
 
 
-# -- results.json --------------------------------------------------------------------------------------
-
-
-def summary_of_units(out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
-    """Return the content of results.json: ``runs``, ``unfinished`` and ``failed``.
-
-    Runs of one seed are compared with its fine-tuned models.
-
-    Args:
-        out: the directory of the run.
-        about: how results.json begins.
-        units: all in order, and what their unit.json says; ``None`` where they have not ended.
-    """
-    tasks, definitions = about["tasks"], _definitions(out)
-    runs, unfinished, failed = list[Json](), list[Json](), list[Json]()
-    metric_of_task = {task.name: task.metric for task in definitions}
-    for unit, record in units:
-        if record and record["status"] == "done":
-            runs.append(_entry(unit, record["details"], tasks, metric_of_task))
-        elif record:
-            failed.append({**unit.key, "matrix": _rows_so_far(unit, tasks, metric_of_task), "error": record["error"]})
-        elif unit.is_begun:
-            unfinished.append({**unit.key, "matrix": _rows_so_far(unit, tasks, metric_of_task)})
-    about = about | {"floors": about["floors"] | _floors([unit for unit, record in units if record], tasks)}
-    references = {run["seed"]: run for run in runs if run["strategy"] == "fine-tune"}
-    for run in runs:
-        reference = references.get(run["seed"])
-        learned = [row[task] for task, row in enumerate(reference["matrix"][1:])] if reference else None
-        run["summary"] = summarize(run["matrix"], run["ece"], learned, run["metric"])
-        if reference:
-            own, its = (out / name / f"seed-{run['seed']}" for name in (run["strategy"], "fine-tune"))
-            run["agreement"] = agreement(own, its, definitions, about["data"]["test_rows"])
-    return about | {"runs": runs, "unfinished": unfinished, "failed": failed}
-
-
-def _definitions(out: Path) -> list[TaskDefinition]:
-    """Return the tasks as config.json says them."""
-    config = read_json(out / "config.json", RunError, _REMEDY, signed=True)
-    try:
-        return [TaskDefinition.of_fields(each) for each in config["tasks"]]
-    except ValueError as error:
-        raise RunError(f"{out / 'config.json'}: {error}. {_REMEDY}") from error
-
-
 def models_of(directory: Path, store: Path) -> Json:
     """Return under `MODELS` size and SHA-256 of the fine-tuned models that a unit's fine-tuned.json names in the store."""
     try:
@@ -344,51 +282,6 @@ def models_of(directory: Path, store: Path) -> Json:
         return {}
     files = [store / f"{key}.safetensors" for key in keys.values()]
     return {MODELS: {path.name: size_and_sha256(path) for path in files if path.is_file()}}
-
-
-def _entry(unit: Unit, details: Json, tasks: Sequence[str], metrics: Mapping[str, str]) -> Json:
-    """Return an entry of ``runs`` in results.json."""
-    return {
-        **unit.key,
-        "options": details["options"],
-        **_scored(unit, tasks, metrics),
-        "summary": {},
-        "ledger": details["ledger"],
-        "kept_bytes": details["kept_bytes"],
-        **{name: [numbers.get(task) for task in tasks] for name, numbers in details.get("by_task", {}).items()},
-        **({"held_aside": details["held_aside"]} if "held_aside" in details else {}),
-        **details["extra"],
-        "seconds": details["seconds"],
-    }
-
-
-def _floors(units: Sequence[Unit], tasks: Sequence[str]) -> Json:
-    """Return the floors that units measured, also those that failed later: by name and seed, those of each task."""
-    floors: Json = {}
-    for unit in units:
-        for name, scores in read_floors(unit.directory).items():
-            floors.setdefault(name, {})[str(unit.key["seed"])] = [scores.get(task) for task in tasks]
-    return floors
-
-
-def _scored(unit: Unit, tasks: Sequence[str], metrics: Mapping[str, str]) -> Json:
-    """Return ``metric``, ``matrix`` and ``ece`` of a unit, as far as it has come."""
-    path = unit.directory / SCORES_FILE
-    try:
-        return run_of_scores(read_scores(path), tasks, metrics)
-    except KeyError as error:
-        raise ReportError(
-            f"{path} lacks scores of a task, expected {', '.join(tasks)}. Go on with --resume."
-        ) from error
-
-
-def _rows_so_far(unit: Unit, tasks: Sequence[str], metrics: Mapping[str, str]) -> list[list[float]]:
-    """Return the matrix of a unit that did not end well."""
-    try:
-        matrix: list[list[float]] = _scored(unit, tasks, metrics)["matrix"]
-    except ReportError:
-        return []
-    return matrix
 
 
 def ledger_summary(ledger: Ledger | None) -> dict[str, Any] | None:
@@ -421,4 +314,4 @@ def _places(ledger: Ledger) -> list[Json]:
 
 
 def _place(name: str) -> tuple[str, str]:
-    return layer_of(name), kind_of(name)
+    return layer_of(name), parameter_kind(name)

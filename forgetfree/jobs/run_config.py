@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -109,6 +110,11 @@ class RunConfig(JobConfig):
         completion="strategies",
     )
 
+    fine_tuned: str | None = option(
+        None,
+        "a model fine-tuned from --model on the one task, in Hugging Face layout; none is trained then",
+        placeholder="DIR",
+    )
     held_aside: str | None = option(
         None,
         "texts that no task trains, to tell their loss before and after the stream: a file with a text a line or a column "
@@ -162,6 +168,8 @@ class RunConfig(JobConfig):
                 attempt(_check_setting, key, own, known)
         if self.sparsity is not None and not any("sparsity" in names for names in known.values()):
             faults.add("--sparsity is given, but none of the strategies has it. Leave it out.")
+        if self.fine_tuned is not None:
+            self._check_fine_tuned(faults)
         if self.held_aside in self.names:
             faults.add(f"--held-aside {self.held_aside} is a task of the stream, which trains its texts. Give others.")
         options = self._options(classes, faults)
@@ -183,6 +191,25 @@ class RunConfig(JobConfig):
             )
         faults.report()
         return CheckedRun(classes, options, run_options)
+
+    def _check_fine_tuned(self, faults: Faults) -> None:
+        """Add what does not go with a model that is fine-tuned already."""
+        from forgetfree.training.training_options import TrainingOptions
+
+        if not Path(str(self.fine_tuned)).is_dir():
+            faults.add(f"--fine-tuned {self.fine_tuned!r} is no directory. Give one that save_pretrained wrote.")
+        if len(self.names) > 1 or not {*self.strategy_names} <= {*recipes.GRAFT}:
+            faults.add(
+                f"--fine-tuned is a model of one task, for {' and '.join(recipes.GRAFT)}, got {self.stream} and "
+                f"{', '.join(self.strategy_names)}. Leave it out, or the others."
+            )
+        # Steps and batch size say how many rows fine-tuning read, and so how many mask steps are the default.
+        still_read = {"steps", "batch_size", "precision", "answer_precision", "evaluation_batch_size", "deterministic"}
+        for key in (TrainingOptions.__dataclass_fields__.keys() - still_read) & self.settings.keys():
+            faults.add(f"--set {key} has no effect with --fine-tuned: nothing is trained. Leave it out.")
+        for key, usual in (("cache", None), ("dtype", "float32"), ("scenario", "task")):
+            if self.settings.get(key, usual) not in (usual, str(usual)):
+                faults.add(f"{key}={self.settings[key]} does not go with --fine-tuned. Leave it out.")
 
     def _options(self, classes: Mapping[str, Any], faults: Faults) -> dict[str, Any]:
         """Return the options of each strategy; a fault that several of them have is added once."""

@@ -29,8 +29,8 @@ from forgetfree.jobs.config import InMemory
 from forgetfree.jobs.run_config import CheckedRun, RunConfig
 from forgetfree.jobs.running.unit import Json, described_files
 from forgetfree.json_file import parse_json, read_json, sign
-from forgetfree.kinds.kind import readout_for
-from forgetfree.results.answers import Answers, TextAnswers, shown_rows
+from forgetfree.kinds.kind import kind_of, readout_for
+from forgetfree.results.answers import Answers
 from forgetfree.tasks import seeded
 from forgetfree.tensor_file import TensorFile
 from forgetfree.training.monitor import Monitor
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.data.rows import TaskRows
+    from forgetfree.models.fine_tuned_directory import FineTunedModel
     from forgetfree.models.loading import LoadedModel
     from forgetfree.tasks import TaskDefinition
     from forgetfree.training.texts_aside import TextsAside
@@ -83,6 +84,7 @@ class StreamLearner:
     def __init__(self, config: RunConfig, checked: CheckedRun, in_memory: InMemory, store: Path) -> None:
         self.config, self.checked, self.in_memory, self.store = config, checked, in_memory, store
         self._streams: dict[int, Stream] = {}
+        self.fine_tuned: FineTunedModel | None = None
         self._fresh: LoadedModel | None = None  # the model that rows were measured by, for the first stream
         # The answers before training, by the precision and batch size they are computed in.
         self._first_rows: dict[tuple[str, int], Row] = {}
@@ -93,14 +95,10 @@ class StreamLearner:
         if self.in_memory.reads_tensors:
             return []
         decoding, tasks = self.checked.run.decoding, self.read()
-        tasks = [
-            replace(rows, task=replace(rows.task, decoding=decoding)) if rows.task.writes_freely else rows
-            for rows in tasks
-        ]
-        if any(rows.task.writes for rows in tasks):
+        tasks = [replace(rows, task=kind_of(rows.task).with_decoding(rows.task, decoding)) for rows in tasks]
+        if any(kind_of(rows.task).depends_on_model for rows in tasks):
             self._fresh = fresh = self._load([rows.task for rows in tasks])
-            skip = self.config.skip_bad_rows
-            tasks = [fitting(rows, fresh.encoder(rows.task), skip) if rows.task.writes else rows for rows in tasks]
+            tasks = [fitting(rows, fresh.encoder(rows.task), self.config.skip_bad_rows) for rows in tasks]
         return tasks
 
     def read(self) -> list[TaskRows]:
@@ -111,12 +109,18 @@ class StreamLearner:
         return load_tasks(self.config.stream, data, self.checked.run.evaluate_on, self.config.read_options)
 
     def _load(self, tasks: Sequence[TaskDefinition]) -> LoadedModel:
-        """Load the model for tasks."""
+        """Load the model for tasks; where one is fine-tuned already, with its readout."""
         from forgetfree.models.loading import load_model
 
         config, common, memory = self.config, self.checked.run, self.in_memory
-        arguments: Json = {"graftable": common.graftable, "max_length": common.max_length, "dtype": common.dtype}
-        arguments |= memory.model_arguments
+        arguments: Json = {"graftable": common.graftable, "max_length": common.max_length}
+        if config.fine_tuned is not None:
+            from forgetfree.models.fine_tuned_directory import load_fine_tuned
+
+            arguments |= {"readout": config.readout}
+            self.fine_tuned = load_fine_tuned(config.fine_tuned, config.model, tasks[0], **arguments)
+            return self.fine_tuned.loaded
+        arguments |= {"dtype": common.dtype, **memory.model_arguments}
         return load_model(memory.model_or(config.model), readout_for(config.readout, tasks), tasks=tasks, **arguments)
 
     def stream(self, seed: int) -> Stream:
@@ -183,6 +187,10 @@ class StreamLearner:
             store=StateStore(self.store),
         )
         self.prepare(name, strategy)
+        if self.fine_tuned is not None:  # it stands where the one would that is trained
+            self.fine_tuned.put_into(
+                strategy.store, strategy.bench(stream.tasks[0]).key(strategy.options), stream.pre_trained
+            )
         answers = StreamAnswers(strategy, upper_triangle=self.answers_unlearned(strategy.model))
         learned = LearnedStream(strategy, [], answers.broken)
         checkpoint = monitor.checkpoint()
@@ -222,8 +230,7 @@ class StreamLearner:
 
     def texts_before(self, key: Mapping[str, Any], learned: LearnedStream) -> dict[str, Sequence[str]]:
         """Return what a unit answered before training, by task, of the rows that a report shows."""
-        texts = {task: each.texts for task, each in learned.rows[0].items() if isinstance(each, TextAnswers)}
-        return {task: [each[row] for row in shown_rows(len(each))] for task, each in texts.items()}
+        return {task: texts for task, each in learned.rows[0].items() if (texts := each.shown_texts())}
 
     def begin(self, name: str, learned: LearnedStream, answers: StreamAnswers, directory: Path | None) -> int:
         """Measure the strategy where it begins, and return after how many tasks that is: before the first one."""
@@ -302,7 +309,6 @@ class StreamCheckpoint:
             strategy.seconds |= about["phases"] | measured["phases"]
             learned.seconds += measured["seconds"]
             strategy.updates.update(measured["updates"])
-            strategy.notes.update(measured["notes"])
         learned.rows += rows
         learned.kept_bytes += about["kept_bytes"]
         learned.broken += about["broken"]
@@ -322,7 +328,6 @@ class StreamCheckpoint:
                 "seconds": self._learned.seconds,
                 "phases": strategy.seconds,
                 "updates": strategy.updates,
-                "notes": strategy.notes,
             }
             write_json(directory / _MEASURED, sign(measured | {"files": described_files(directory)}))
         shutil.rmtree(self._directory / f"learned-{done - 1}", ignore_errors=True)
@@ -352,7 +357,7 @@ class StreamCheckpoint:
             for number, (_, _, answers) in enumerate(new_answers)
             for name, array in answers.tensors().items()
         }
-        _FILE.write_large(path, tensors, {"about": json.dumps(about)})
+        _FILE.write(path, tensors, {"about": json.dumps(about)})
 
 
 def tasks_learned(directory: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,16 +13,17 @@ from torch import Tensor
 
 from forgetfree.errors import RunError
 from forgetfree.files import write_atomically, write_json
-from forgetfree.jobs.diagnostics import read_floors, write_floors
-from forgetfree.jobs.predictions import PREDICTION_FILE, PREDICTIONS
+from forgetfree.jobs.diagnostics import write_floors
+from forgetfree.jobs.predictions import PREDICTION_FILE
 from forgetfree.jobs.run import ledger_summary
-from forgetfree.jobs.running.unit import HISTORY, Json, Unit
+from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.json_file import parse_json, read_json
 from forgetfree.ledger import Ledger
 from forgetfree.output import make_directory
 from forgetfree.results.answers import json_of
+from forgetfree.results.runs import read_floors
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
-from forgetfree.results.unit_folder import BEFORE, SECONDS_PER_TASK
+from forgetfree.results.unit_folder import BEFORE, HISTORY, PREDICTIONS, SECONDS_PER_TASK
 from forgetfree.serve.source import LEDGER
 from forgetfree.training.monitor import PHASES
 
@@ -50,7 +51,6 @@ class StreamPrefix:
         is_complete: whether these are all.
         full_ledger: the ledger of all tasks of the unit's own stream, where there is one.
         ledger: that of the tasks that are carried over, likewise.
-        scales: how far along fine-tuning's move their regions started, where that was chosen.
     """
 
     def __init__(self, unit: Unit, learned: Sequence[str], tasks: Sequence[str], form: Form | None) -> None:
@@ -63,9 +63,8 @@ class StreamPrefix:
             same = [task for task in learned if task in tasks]
         # What else is said of a whole stream is not of another.
         self.tasks = same if full or (form == "state" and not extra) else []
-        self.scales = {task: scale for task, scale in extra.get("scales", {}).items() if task in self.tasks}
         self.ledger = full and full.of_tasks(self.tasks)
-        self.is_complete = bool(full) and self.tasks == self._stream and extra.keys() <= {"scales"}
+        self.is_complete = bool(full) and self.tasks == self._stream and not extra
 
     def put(self, strategy: ContinualStrategy, count: int, directory: Path) -> None:
         """Put a new strategy where the unit's stood after some of the tasks, and what it keeps into a folder."""
@@ -120,7 +119,7 @@ class StreamPrefix:
             now: what is kept after all of them, which may count the readouts of further tasks.
         """
         if self.ledger:
-            return [self.ledger.of_tasks(self.tasks[: count + 1]).size_in_bytes for count in range(len(self.tasks))]
+            return list(accumulate(self.ledger.sizes))
         kept: list[int] = self._record["details"]["kept_bytes"]
         return [each + now - kept[-1] for each in kept]
 
@@ -162,7 +161,7 @@ class StreamPrefix:
             "by_task": _of_tasks(old_details.get("by_task", {}), self.tasks),
             "ledger": ledger_summary(self.ledger),
             "kept_bytes": self.kept_bytes(self.ledger.size_in_bytes),
-            "extra": {"scales": self.scales} if self.scales else {},
+            "extra": {},
             **self._bound(old_details),
             **self._held_aside(old_details),
             "seconds": dict.fromkeys(PHASES, 0.0),

@@ -4,34 +4,56 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
 
+from forgetfree import registry
 from forgetfree.data.bad_rows import BadRow, DataFaults
-from forgetfree.data.columns import ColumnNames, bare_name, choose
+from forgetfree.data.columns import PAIR, ColumnNames, bare_name, choose
 from forgetfree.data.labels import Labels, check_alike, compared, learn_labels, notes_of_labels, written
 from forgetfree.data.prompt_rows import are_prompts_and_answers
 from forgetfree.data.rows import HELD_OUT_SHARE, Rows, TaskRows, notes_of_rows, read_rows
 from forgetfree.data.tables import Table, TaskTables, form_of, other_form, refusal_of, shown
-from forgetfree.display import counted, is_text, without_invisible
+from forgetfree.display import brief, counted, escaped, is_text, without_invisible
 from forgetfree.errors import DataError, UsageError, nearest
-from forgetfree.kinds.kind import Form, TaskKind
+from forgetfree.kinds.kind import Form, Kind
+from forgetfree.kinds.texts import Text, text_rows
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition
+from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition, slots
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from forgetfree.data.encoding import Encoder
     from forgetfree.data.examples import Examples
+    from forgetfree.kinds.networks import Parts, TaskNetwork
     from forgetfree.models.loading import LoadedModel
 
 
-class Classification(TaskKind):
+@dataclass(frozen=True)
+class Answer:
+    """A task's answer to one text.
+
+    Attributes:
+        task: the task.
+        label: the likeliest label.
+        probability: its probability.
+        probabilities: those of all labels of the task, by name, in the task's order.
+        cut_tokens: how many tokens of the text are beyond the longest that the model reads, and were not read.
+    """
+
+    task: str
+    label: str
+    probability: float
+    probabilities: Mapping[str, float]
+    cut_tokens: int = 0
+
+
+class Classification(Kind):
     """One label a row, for a text or a pair of texts."""
 
     forms: ClassVar[Mapping[str, Form]] = {
@@ -75,7 +97,8 @@ class Classification(TaskKind):
         if not names:
             faults.attempt(check_alike, train.where, cells, numbers)
         different = {*cells} if names else {compared(str(cell)) for cell in {*cells}}
-        if len(different) > 1 or (len({*cells}) < 2 and not train.bad):  # else what is wrong hides the other labels
+        alone = len({*cells}) < 2 and (task.skip_bad_rows or not train.bad)  # else what is wrong hides the other labels
+        if len(different) > 1 or alone:
             labels = faults.attempt(learn_labels, train.where, cells, names, bool(numbered))
         rows = dict[str, Rows]()
         notes = [recognised] if labels is None else [recognised, labels.note]
@@ -114,6 +137,19 @@ class Classification(TaskKind):
     def form(self, columns: ColumnNames) -> str:
         """Return what the definition of a task with these columns has as its ``kind``."""
         return "pair" if len(columns.texts) == 2 else "single"
+
+    def faults(self, task: TaskDefinition) -> list[str]:
+        """Return a phrase for each fault of labels, metric and hub, and of the prompts that there are."""
+        faults = super().faults(task)
+        if task.metric == "f1" and self.metric("f1") is registry.metric("f1") and len(task.labels) != 2:
+            faults.append(
+                f"metric must be 'accuracy' or 'macro_f1' for {len(task.labels)} labels: 'f1' is that of label 1 of two"
+            )
+        if task.label_words:
+            faults += _word_faults(task)
+        for prompt, readout in ((task.template, "prompt"), (task.causal_template, "causal")):
+            faults += prompt_faults(task, readout, words=False) if prompt else []
+        return faults
 
     def groups(self, labels: Sequence[Any]) -> list[int]:
         """Return the label of each row."""
@@ -177,7 +213,7 @@ class Classification(TaskKind):
 
     def check_readout(self, task: TaskDefinition, readout: str) -> None:
         """Raise ``UsageError`` if the task lacks what a readout by label words needs."""
-        if readout in ("prompt", "causal", "generate") and (faults := task.prompt_faults(readout)):
+        if readout in ("prompt", "causal", "generate") and (faults := prompt_faults(task, readout)):
             raise UsageError(
                 f"Task {task.name!r} cannot be read by the readout {readout!r}: {'; '.join(faults)}. Give them in its "
                 "definition, or use the readout 'linear'."
@@ -196,9 +232,80 @@ class Classification(TaskKind):
         """Return the logits and labels of rows."""
         return LabelAnswers(logits.numpy(), labels.numpy(), kind=task.kind)
 
-    def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> LabelAnswers:
+    def kept_answers(
+        self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]], rows: int | None = None
+    ) -> LabelAnswers:
         """Return answers from what `LabelAnswers.tensors` gave."""
-        return LabelAnswers(arrays["logits"], arrays["labels"], kind=task.kind)
+        return LabelAnswers.of_tensors(arrays, rows, kind=task.kind)
+
+    # -- In use ----------------------------------------------------------------------------------------------
+
+    def rows(self, task: TaskDefinition, texts: Sequence[Text]) -> Rows:
+        """Return texts as rows, see `text_rows`."""
+        return text_rows(texts, len(task.text_columns), f"Task {task.name!r}")
+
+    def replies(self, task: TaskDefinition, texts: Sequence[Text], output: Tensor, cut: Iterable[int]) -> list[Answer]:
+        """Return the likeliest label of each text, with all probabilities."""
+        best = output.argmax(1).tolist()  # probabilities of logits that nearly agree may be equal
+        return [
+            Answer(task.name, task.labels[label], shares[label], dict(zip(task.labels, shares, strict=True)), lost)
+            for label, shares, lost in zip(best, output.softmax(1).tolist(), cut, strict=True)
+        ]
+
+    def network(self, task: TaskDefinition, parts: Parts) -> TaskNetwork:
+        """Return a sequence classifier, or the model that the labels are read from."""
+        from forgetfree.kinds.networks import label_network
+
+        return label_network(parts)
+
+    def lines(self, task: TaskDefinition, texts: tuple[str, ...], answer: Answer) -> list[str]:
+        """Return label, probability, text."""
+        return [f"{escaped(answer.label)}\t{answer.probability:.3f}\t{escaped(' | '.join(texts))}"]
+
+    def json(self, task: TaskDefinition, answer: Answer, texts: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Return texts, task, label, and all probabilities."""
+        names = PAIR if len(texts) == 2 else ("text",)  # a router may ask a task about pairs for a single text
+        return dict(zip(names, texts, strict=False)) | asdict(answer)
+
+    def columns(self, task: TaskDefinition) -> tuple[str, ...]:
+        """Return task, label, and a column for the probability of each label."""
+        return ("task", "label", "probability", *map(probability_column, task.labels))
+
+    def cells(self, task: TaskDefinition, answer: Answer) -> dict[str, Any]:
+        """Return task, label and probabilities."""
+        shares = {probability_column(label): share for label, share in answer.probabilities.items()}
+        return {"task": answer.task, "label": answer.label, "probability": answer.probability, **shares}
+
+
+def probability_column(label: str) -> str:
+    """Return the name of the column for the probability of a label."""
+    return f"probability of {label}"
+
+
+def _word_faults(task: TaskDefinition) -> list[str]:
+    right = len(set(task.label_words)) == len(task.labels)
+    return (
+        [] if right else [f"label_words must be as many as labels, all different, got {brief(task.label_words, 200)}"]
+    )
+
+
+def prompt_faults(task: TaskDefinition, readout: str, *, words: bool = True) -> list[str]:
+    """Return a phrase for each thing that a readout by label words lacks.
+
+    Args:
+        task: the task.
+        readout: ``prompt``, or another by the causal template.
+        words: whether to check the label words, too.
+    """
+    faults = _word_faults(task) if words else []
+    name, expected = "causal_template", [*task.text_columns]
+    if readout == "prompt":
+        name, expected = "template", [*expected, "mask"]
+    prompt = getattr(task, name)
+    if not isinstance(prompt, str) or sorted(slots(prompt)) != sorted(expected):
+        each = ", ".join(f"{{{slot}}}" for slot in expected)
+        faults.append(f"{name} must hold each of {each} once and no other slot, got {prompt!r}")
+    return faults
 
 
 def _chosen(task: TaskTables) -> tuple[ColumnNames, str]:
@@ -256,7 +363,7 @@ def with_source(task: TaskDefinition, source: Mapping[str, Any], folder: Path) -
     prompts = {key: source[key] for key in ("template", "causal_template") if source.get(key) is not None}
     task = replace(task, label_words=words, metric=metric, **prompts)
     for key in prompts:
-        if faults := task.prompt_faults("prompt" if key == "template" else "causal", words=False):
+        if faults := prompt_faults(task, "prompt" if key == "template" else "causal", words=False):
             raise DataError(f"{path}: {faults[0]}.")
     return task
 

@@ -8,8 +8,10 @@ and ``closed_answers``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,31 +19,71 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.chats import Chat
-from forgetfree.data.prompt_rows import PromptReader, are_prompts, closed_answers
+from forgetfree.data.chats import Chat, asked
+from forgetfree.data.columns import ColumnNames, choose_texts
+from forgetfree.data.prompt_rows import (
+    CellError,
+    PromptReader,
+    are_prompts,
+    closed_answers,
+    filled,
+    one_prompt,
+    prompt_columns,
+    whole_chat,
+)
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.sampling import evenly
-from forgetfree.data.tables import TaskTables
-from forgetfree.errors import DataError, UsageError
-from forgetfree.kinds.kind import Form, TaskKind, Wrote
+from forgetfree.data.tables import TaskTables, plain
+from forgetfree.display import brief, escaped
+from forgetfree.errors import DataError, FieldError, UsageError
+from forgetfree.json_file import check, parse_json
+from forgetfree.kinds.classification import probability_column
+from forgetfree.kinds.kind import AS_LEARNED, Form, GenerationOptions, Kind, Wrote
+from forgetfree.kinds.texts import Text, check_texts, text_rows
 from forgetfree.results.answers import TextAnswers
-from forgetfree.tasks import Scenario, TaskDefinition
+from forgetfree.tasks import MOST_NEW_TOKENS, Decoding, Scenario, TaskDefinition
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from forgetfree.data.examples import Examples
     from forgetfree.data.prompts import EncodedTexts, PromptEncoder
+    from forgetfree.kinds.networks import Parts, TaskNetwork
     from forgetfree.models.loading import LoadedModel
     from forgetfree.results.answers import Answers
 
 #: How many characters of a prompt are kept for reports.
 _SHOWN = 500
+#: What `forgetfree.results.text_metrics` computes by.
+_PACKAGES = ("rapidfuzz", "rouge_score", "sacrebleu")
 #: How many training rows they are scored on.
 _SCORED = 500
 
 
-class Generation(TaskKind):
+@dataclass(frozen=True)
+class WrittenText:
+    """What a task's model writes after one prompt.
+
+    Attributes:
+        task: the task.
+        text: the text.
+        cut_tokens: how many tokens of the prompt are beyond the longest row, and were not read.
+        prompt_tokens: how many tokens were read, with instruction and template.
+        tokens: how many were written, without that which ends a text.
+        ended: whether the text came to its end; else there was room for no further token.
+        probabilities: where the task has closed answers, that of each, given that it is one of them.
+    """
+
+    task: str
+    text: str
+    cut_tokens: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    ended: bool = True
+    probabilities: Mapping[str, float] = field(default_factory=dict)
+
+
+class Generation(Kind):
     """A text that answers a prompt."""
 
     forms: ClassVar[Mapping[str, Form]] = {
@@ -49,10 +91,14 @@ class Generation(TaskKind):
         "messages": ("a chat, whose last turn of the assistant is learned", ("messages",)),
     }
     metrics = tuple(registry.TEXT_METRICS)
+    label_of = "token of a text"
+    one_label_a_row = False
     has_label_words = False
-    has_word_floor = False
+    depends_on_model = True
     readout = "generate"
-    served_as = "generation"
+    max_length = 1024  # instructions and what is to be summarised are long
+    floors = ("nearest_row",)
+    settings = (*Kind.settings, "instruction", "template", "max_new_tokens", "stop", "closed_answers")
     checked_rows = 8  # each takes as long as many labels, and holds as many tokens
 
     # -- Rows ------------------------------------------------------------------------------------------------
@@ -87,6 +133,11 @@ class Generation(TaskKind):
         return read_rows(task, definition, rows, [phrase], faults=faults)
 
     def _definition(self, task: TaskTables, form: str) -> TaskDefinition:
+        if missing := [package for package in _PACKAGES if find_spec(package) is None]:
+            raise UsageError(
+                f"Task {task.name!r} is answered by texts, which {', '.join(_PACKAGES)} score, and {missing[0]} is not "
+                "installed: pip install 'forgetfree[texts]'."
+            )
         source = task.source
         closed = closed_answers(task)
         # Of free texts hardly any equals a right one, however much was learned.
@@ -96,7 +147,7 @@ class Generation(TaskKind):
         stop = source.get("stop", known.stop)
         values |= {"stop": (stop,) if isinstance(stop, str) else tuple(stop), "closed_answers": closed}
         definition = replace(known, kind=form, **values)
-        if faults := self.faults(definition):
+        if faults := registry.faults_of(definition):
             raise DataError(f"{task.folder / 'source.json'}: {faults[0]}.")
         return definition
 
@@ -108,11 +159,32 @@ class Generation(TaskKind):
         """Return the rows of a task."""
         return "row" + "s" * (count > 1)
 
-    # -- Models ----------------------------------------------------------------------------------------------
-
     def faults(self, task: TaskDefinition) -> list[str]:
-        """Return a phrase for each fault of a definition."""
-        return task.faults() or registry.unknown_names(task)
+        """Return a phrase for each fault of what stands before an answer, of its end, and of closed answers."""
+        faults = []
+        if task.labels:
+            faults.append(f"labels must be none where answers are texts, got {brief(task.labels, 200)}")
+        if task.template and task.template.count("{prompt}") != 1:
+            faults.append(f"template must hold {{prompt}} once, got {brief(task.template, 200)}")
+        if task.instruction and task.template and "{instruction}" not in task.template:
+            faults.append(f"template must hold {{instruction}}, since there is one, got {brief(task.template, 200)}")
+        if not 1 <= task.max_new_tokens <= MOST_NEW_TOKENS:
+            faults.append(f"max_new_tokens must be from 1 to {MOST_NEW_TOKENS:,}, got {task.max_new_tokens}")
+        if task.template and task.form == "messages":
+            faults.append("template must be left out for chats, which the tokenizer's chat template puts together")
+        if not all(task.stop):
+            faults.append(f"stop must hold no empty text, got {brief(task.stop, 200)}")
+        closed = task.closed_answers
+        if closed and (
+            len({*closed}) < max(2, len(closed)) or not all(text and text == text.strip() for text in closed)
+        ):
+            faults.append(
+                "closed_answers must be at least two texts, all different, without white space around them, got "
+                f"{brief(closed, 200)}"
+            )
+        return [*faults, *task.decoding.faults()]
+
+    # -- Models ----------------------------------------------------------------------------------------------
 
     def check_readout(self, task: TaskDefinition, readout: str) -> None:
         """Raise ``UsageError`` if the readout writes no texts."""
@@ -124,13 +196,22 @@ class Generation(TaskKind):
 
     def check_scenario(self, tasks: Sequence[TaskDefinition], scenario: Scenario) -> None:
         """Raise ``UsageError`` where tasks with labels are to be told from such with texts by nobody."""
-        other = next((task.name for task in tasks if not task.writes), None)
+        other = next((task.name for task in tasks if task.labels), None)
         if scenario != "task" and other is not None:
-            first = next(task.name for task in tasks if task.writes)
+            first = next(task.name for task in tasks if not task.labels)
             raise UsageError(
                 f"scenario={scenario} withholds the task, and {first!r} is answered by texts, {other!r} by labels. Use "
                 "scenario=task, or tasks of one kind."
             )
+
+    def outputs(self, task: TaskDefinition, loaded: LoadedModel) -> int:
+        """Return the size of the vocabulary."""
+        backbone: Any = loaded.model.backbone
+        return int(backbone.config.vocab_size)
+
+    def with_decoding(self, task: TaskDefinition, decoding: Decoding) -> TaskDefinition:
+        """Return a task whose texts are written in another way; closed answers are not written."""
+        return task if task.closed_answers else replace(task, decoding=decoding)
 
     def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> PromptEncoder:
         """Return what makes token ids of prompts, with the answers marked."""
@@ -176,16 +257,20 @@ class Generation(TaskKind):
         self, answers: Answers, task: TaskDefinition, model: Any, rows: Any, wrote: Wrote | None = None, **passes: Any
     ) -> TextAnswers:
         """Return answers with the text that a model writes after each prompt, or with the likeliest that is allowed."""
-        from forgetfree.models.generation import Heard, Passes, counting, log_probabilities, unheard, write
+        from forgetfree.kinds.decoding import Passes, log_probabilities, write
 
         assert isinstance(answers, TextAnswers)
         if task.closed_answers:
             return _chosen(answers, log_probabilities(model, rows, Passes(**passes)).numpy(), task, rows)
-        heard: Heard = unheard
-        if wrote is not None:
-            most = len(rows) * task.max_new_tokens
-            heard = counting(lambda tokens: wrote(tokens, max(most, tokens)))
-        return _filled(answers, write(task, model, rows, Passes(**passes), heard), rows.tokenizer, task.stop)
+        count, most = 0, len(rows) * task.max_new_tokens
+
+        def decided() -> None:
+            nonlocal count
+            count += 1
+            if wrote is not None:
+                wrote(count, max(most, count))
+
+        return _filled(answers, write(task, model, rows, Passes(**passes), decided), rows.tokenizer, task.stop)
 
     def loss(self, task: TaskDefinition, logits: Tensor, rows: Examples) -> float:
         """Return the mean loss of a token, in nats."""
@@ -206,9 +291,178 @@ class Generation(TaskKind):
         )
         return replace(asked, texts=[learned.best_constant(task.metric)] * len(rows))
 
-    def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> TextAnswers:
+    def kept_answers(
+        self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]], rows: int | None = None
+    ) -> TextAnswers:
         """Return answers from what `TextAnswers.tensors` gave."""
-        return TextAnswers.of_tensors(arrays)
+        answers = TextAnswers.of_tensors(arrays)
+        check("texts", len(answers.right), rows in (None, len(answers.right)), f"{rows} rows")
+        return answers
+
+    # -- In use ----------------------------------------------------------------------------------------------
+
+    def names(self, task: TaskDefinition) -> tuple[str, ...]:
+        """Return what a prompt, or a chat, is called beside its answer."""
+        return ("prompt",)
+
+    def columns_of_texts(
+        self, task: TaskDefinition, where: str, header: Sequence[str], named: ColumnNames
+    ) -> tuple[str, ...]:
+        """Return a file's columns of prompts or chats; none where no name is recognised."""
+        if named.texts:  # several are one prompt
+            return tuple(choose_texts(where, header, ColumnNames((name,)), "single")[0] for name in named.texts)
+        return prompt_columns(header, task.form)
+
+    def texts_of(
+        self, task: TaskDefinition, record: Mapping[str, object], columns: Sequence[str]
+    ) -> tuple[str | None, ...]:
+        """Return the prompt of a file's row: of several columns, those that are not empty one after another.
+
+        A chat has what the columns beside it say: the text of the system, tools, earlier turns.
+        """
+        cells = {name: "" if record.get(name) is None and len(columns) > 1 else record.get(name) for name in columns}
+        texts = super().texts_of(task, cells, columns)
+        if None in texts:
+            return texts
+        prompt, beside = one_prompt([text or "" for text in texts]), filled(record, columns)
+        if not beside:
+            return (prompt,)
+        if not _reads_chats(task):
+            raise UsageError(
+                f"Task {task.name!r} was trained on prompts with nothing beside them, got {brief(record[beside[0]])} in "
+                f"column {beside[0]!r}. Write it into the prompt, or leave the column out."
+            )
+        try:
+            return (whole_chat(chat_of(prompt), {name: record[name] for name in beside}).text,)
+        except CellError as error:
+            raise UsageError(f"{error}. Change or remove it.") from error
+
+    def text_of_cell(self, task: TaskDefinition, value: object) -> str | None:
+        """Return a text, or a chat as JSON."""
+        value = plain(value)
+        if _reads_chats(task) and isinstance(value, list | dict):
+            return json.dumps(value, ensure_ascii=False, default=str)
+        return super().text_of_cell(task, value)
+
+    def cell_type(self, task: TaskDefinition) -> str:
+        """Return what a cell of texts may be in a file, for messages."""
+        return "a text or a chat" if _reads_chats(task) else "a text"
+
+    def rows(self, task: TaskDefinition, texts: Sequence[Text]) -> Rows:
+        """Return prompts as rows; raise ``UsageError`` where one is none, or a chat without a turn to answer."""
+        check_texts(texts, chats=True)
+        prompts = [_prompt(task, text, number) for number, text in enumerate(texts, 1)]
+        rows = text_rows(prompts, 1, f"Task {task.name!r}")
+        return replace(rows, labels=((),) * len(rows))
+
+    def check_options(self, task: TaskDefinition, options: GenerationOptions) -> None:
+        """Raise ``FieldError`` where a closed answer, which is chosen, is to be written in another way, or cut."""
+        if not task.closed_answers:
+            return
+        decoding = options.decoding or Decoding()
+        changes = {
+            "stop": bool(options.stop),
+            "num_beams": decoding.num_beams > 1,
+            "temperature": decoding.temperature > 0,
+        }
+        for name in (name for name, is_asked in changes.items() if is_asked):
+            raise FieldError(
+                f"Task {task.name!r} has closed answers, of which the likeliest is given whole: {name} would change nothing. "
+                "Leave it out.",
+                name,
+            )
+
+    def text_of_chat(self, task: TaskDefinition, chat: Chat) -> str:
+        """Return a chat as JSON; where prompts are read that are no chats, the text of the one turn."""
+        turns = chat.turns
+        if turns[-1]["role"] == "assistant":
+            raise UsageError("The last message is the assistant's, and nothing is left to answer. End with the user's.")
+        if _reads_chats(task):
+            return chat.text
+        if chat.tools:
+            raise FieldError(
+                f"Task {task.name!r} was trained on single prompts, without tools. Leave them out.", "tools"
+            )
+        if len(turns) > 1 or turns[0]["role"] != "user" or turns[0].keys() != {"role", "content"}:
+            raise UsageError(
+                f"Task {task.name!r} was trained on single prompts, got the messages of "
+                f"{brief([turn['role'] for turn in turns], 200)}. Give one message, of the user, with a content alone; the "
+                "task's instruction is put before it."
+            )
+        return str(turns[0]["content"])
+
+    def output(
+        self,
+        task: TaskDefinition,
+        model: Any,
+        rows: Any,
+        logits: Callable[[], Tensor],
+        *,
+        options: GenerationOptions = AS_LEARNED,
+        **passes: Any,
+    ) -> list[WrittenText]:
+        """Return what a model writes after each prompt."""
+        from forgetfree.kinds.decoding import Passes, log_probabilities, stops, write
+
+        most = task.max_new_tokens if options.max_tokens is None else options.max_tokens
+        if not 1 <= most <= MOST_NEW_TOKENS:
+            raise UsageError(f"max_tokens must be from 1 to {MOST_NEW_TOKENS:,}, got {most}.")
+        decoding = options.decoding or task.decoding
+        if faults := decoding.faults():
+            raise UsageError(f"{'; '.join(faults)}.")
+        self.check_options(task, options)
+        if task.closed_answers:
+            longest = max(map(len, rows.allowed))
+            if most < longest and options.max_tokens is not None:
+                raise FieldError(
+                    f"Task {task.name!r} has closed answers, which are given whole and have up to {longest} tokens, got "
+                    f"max_tokens={most}. Ask for that many, or leave it out.",
+                    "max_tokens",
+                )
+            return _replies_of_closed(task, rows, log_probabilities(model, rows, Passes(**passes)))
+        task = replace(task, max_new_tokens=most, stop=(*task.stop, *options.stop), decoding=decoding)
+        found = []
+        for prompt, ids in zip(rows.prompts, write(task, model, rows, Passes(**passes)), strict=True):
+            text = text_of(rows.tokenizer, ids, task.stop)
+            ended = len(ids) < min(most, model.most_after(prompt)) or stops(rows.tokenizer, ids, task.stop)
+            found.append(WrittenText(task.name, text, 0, len(prompt), len(ids), ended))
+        return found
+
+    def replies(
+        self, task: TaskDefinition, texts: Sequence[Text], output: Iterable[WrittenText], cut: Iterable[int]
+    ) -> list[WrittenText]:
+        """Return what was written after each prompt."""
+        return [replace(written, cut_tokens=lost) for written, lost in zip(output, cut, strict=True)]
+
+    def network(self, task: TaskDefinition, parts: Parts) -> TaskNetwork:
+        """Return the language model, with a chat template that holds the form of the task's prompts."""
+        from forgetfree.kinds.networks import writing_network
+
+        return writing_network(parts)
+
+    def lines(self, task: TaskDefinition, texts: tuple[str, ...], answer: WrittenText) -> list[str]:
+        """Return what was written, its probability among closed answers, and the prompt."""
+        share = [f"{answer.probabilities[answer.text]:.3f}"] if answer.probabilities else []
+        return ["\t".join([escaped(answer.text), *share, escaped(one_prompt(texts))])]
+
+    def json(self, task: TaskDefinition, answer: WrittenText, texts: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Return the prompt, what was written, how much of the prompt was not read, and the probabilities of closed answers."""
+        shown: dict[str, Any] = {"prompt": one_prompt(texts)} if texts else {}
+        shown |= {"task": answer.task, "text": answer.text, "cut_tokens": answer.cut_tokens}
+        if shares := dict(answer.probabilities):
+            shown |= {"probability": shares[answer.text], "probabilities": shares}
+        return shown
+
+    def columns(self, task: TaskDefinition) -> tuple[str, ...]:
+        """Return task, text, and the probabilities of closed answers."""
+        closed = task.closed_answers
+        return ("task", "text", *(["probability"] if closed else []), *map(probability_column, closed))
+
+    def cells(self, task: TaskDefinition, answer: WrittenText) -> dict[str, Any]:
+        """Return task, text, and the probabilities of closed answers."""
+        shares = answer.probabilities
+        more = {"probability": shares[answer.text]} if shares else {}
+        return {"task": answer.task, "text": answer.text, **more, **{probability_column(a): shares[a] for a in shares}}
 
 
 def _check_one_form(task: TaskTables, forms: Collection[str]) -> None:
@@ -248,9 +502,87 @@ def _chosen(answers: TextAnswers, logits: npt.NDArray[Any], task: TaskDefinition
 
 def text_of(tokenizer: Any, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
     """Return token ids as a text, up to the first of the texts that end it."""
-    from forgetfree.models.generation import special_stops
+    from forgetfree.kinds.decoding import special_stops
 
     ids, special = list(ids), special_stops(tokenizer, stop)
     ids = ids[: next((place for place, token in enumerate(ids) if token in special), len(ids))]
     text: str = tokenizer.decode(ids, skip_special_tokens=True)
     return text[: min((at for end in stop if (at := text.find(end)) >= 0), default=len(text))].strip()
+
+
+# -- Prompts and chats that are asked ----------------------------------------------------------------------
+
+
+def _reads_chats(task: TaskDefinition) -> bool:
+    return task.form == "messages"
+
+
+def _replies_of_closed(task: TaskDefinition, rows: EncodedTexts, logits: Tensor) -> list[WrittenText]:
+    """Return the likeliest of the closed answers after each prompt, by the log-probabilities of all."""
+    found, closed = (
+        zip(rows.prompts, logits.argmax(1).tolist(), logits.softmax(1).tolist(), strict=True),
+        task.closed_answers,
+    )
+    return [
+        WrittenText(
+            task.name,
+            closed[best],
+            prompt_tokens=len(prompt),
+            tokens=len(rows.allowed[best]),
+            probabilities=dict(zip(closed, shares, strict=True)),
+        )
+        for prompt, best, shares in found
+    ]
+
+
+def _prompt(task: TaskDefinition, text: Text, number: int) -> str | tuple[str, ...]:
+    """Return a text, or a chat as JSON; its number is for messages."""
+    if not _reads_chats(task):
+        if isinstance(text, list):
+            raise UsageError(
+                f"Task {task.name!r} reads prompts, got a list, {brief(text)}. Give a text; chats are for tasks that were "
+                "trained on messages."
+            )
+        return text
+    alone = text[0] if isinstance(text, tuple) and len(text) == 1 else text
+    return alone if isinstance(alone, tuple) else chat_of(alone, number).text
+
+
+def chat_of(chat: str | list[Any], number: int = 1) -> Chat:
+    """Return a chat up to the turn that is to be answered; a text that is no JSON of a chat is a turn of the user.
+
+    A last turn of the assistant, as rows of training have it, is left out: it is what is asked for.
+
+    Args:
+        chat: a text, which may be the JSON of turns, or of an object with messages and tools; or turns.
+        number: of the chat, for messages.
+
+    Raises:
+        UsageError: it is no chat, or has no turn to answer.
+    """
+    if isinstance(chat, str):
+        given = _parsed(chat)
+        is_chat = isinstance(given, dict) and "messages" in given
+        if not is_chat and not (isinstance(given, list) and given and all(isinstance(turn, dict) for turn in given)):
+            return Chat([{"role": "user", "content": chat}])
+        chat = given
+    try:
+        whole = Chat.of(chat)
+    except ValueError as error:
+        raise UsageError(
+            f'Chat {number}: expected {error}, got {brief(chat)}. Give [{{"role": "user", "content": "…"}}].'
+        ) from error
+    turns = asked(whole.turns)
+    while turns and turns[-1]["role"] == "assistant":
+        turns.pop()
+    if not turns:
+        raise UsageError(f"Chat {number} has no turn to answer, got {brief(chat)}. Give one of the user.")
+    return Chat(turns, whole.tools)
+
+
+def _parsed(text: str) -> Any:
+    """Return what a text is as JSON; nothing where it is none."""
+    try:
+        return parse_json(text) if text.lstrip().startswith(("[", "{")) else None
+    except (ValueError, RecursionError):
+        return None

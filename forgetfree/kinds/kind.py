@@ -1,37 +1,64 @@
-"""What every kind of tasks is asked for.
+"""The contract of a kind of tasks: one class says all that a run, and an answer after it, ask of its tasks.
 
-A kind is found by name through `forgetfree.registry.kind`, so that no other room asks which one it is. Its file imports no
-torch when it is read: the header of a data file is checked before that takes its seconds.
+A kind reads rows, draws samples of them, encodes them, answers and scores them, has floors, and is asked about new texts. It
+holds no task: every method gets the definition. Other rooms find it by `kind_of`, and ask it instead of asking which one it is.
+Its file imports no torch when it is read: the header of a data file is checked before that takes its seconds.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forgetfree import registry
-from forgetfree.data.rows import RowKind, Rows
+from forgetfree.data.columns import PAIR, ColumnNames, choose_texts
+from forgetfree.display import brief
+from forgetfree.errors import GraftError, UsageError
 from forgetfree.results.answers import label_answers
-from forgetfree.tasks import Scenario, TaskDefinition
+from forgetfree.tasks import MAX_LENGTH, Decoding, Scenario, TaskDefinition
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from forgetfree.data.chats import Chat
     from forgetfree.data.encoding import Encoder
     from forgetfree.data.examples import EncodedRows, Examples
+    from forgetfree.data.rows import Rows, TaskRows
+    from forgetfree.data.tables import TaskTables
+    from forgetfree.kinds.networks import Parts, TaskNetwork
+    from forgetfree.kinds.texts import Text
     from forgetfree.models.loading import LoadedModel
     from forgetfree.results.answers import Answers
     from forgetfree.results.metrics import Metric
 
 #: A form of rows: what a row is, and its columns.
 Form = tuple[str, tuple[str, ...]]
-#: Hears how many tokens were written so far, and of how many that there may be.
+#: Takes how many tokens were written so far, and of how many that there may be.
 Wrote = Callable[[int, int], object]
 
 
-class TaskKind(RowKind):
+@dataclass(frozen=True)
+class GenerationOptions:
+    """How a text is written and where it stops, as far as that is not as its task says.
+
+    Attributes:
+        max_tokens: its length, at most; default: the task's ``max_new_tokens``.
+        stop: texts before which it ends, beside those of the task.
+        decoding: default: the task's.
+    """
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    decoding: Decoding | None = None
+
+
+AS_LEARNED = GenerationOptions()
+
+
+class Kind(ABC):
     """A kind of tasks: rows of one form with one question.
 
     Every kind is learned by cross-entropy. A row has one label or several, and each label is read from the logits at one
@@ -41,58 +68,120 @@ class TaskKind(RowKind):
 
     #: What a user may write into ``kind`` of a ``source.json``, and what each is.
     forms: ClassVar[Mapping[str, Form]]
-    #: The names of its metrics, the default first.
+    #: The names of its metrics, the default first; those of packages fit every kind.
     metrics: ClassVar[tuple[str, ...]]
-    #: Whether answers can be read by a word for each label; else the readout is linear.
-    has_label_words: ClassVar[bool] = True
+    #: What has a label of its own, for messages: a ``text``, or a part of one.
+    label_of: ClassVar[str] = "text"
+    #: Whether a row has one label: such tasks share a forward pass, and a router can choose among them.
+    one_label_a_row: ClassVar[bool] = True
     #: The readout that ``auto`` is for its tasks; ``auto``: that which the model has.
     readout: ClassVar[str] = "auto"
+    #: The longest row that a model reads of its tasks, in tokens, where nothing else is said.
+    max_length: ClassVar[int] = MAX_LENGTH
+    #: Whether answers can be read by a word for each label; else the readout is linear.
+    has_label_words: ClassVar[bool] = True
     #: Whether the training rows and the test rows need every label.
     needs_every_label: ClassVar[bool] = False
-    #: How its tasks are asked and answered once they are learned: a name in `forgetfree.registry.SERVED`.
-    served_as: ClassVar[str] = "classification"
-    #: Whether a bag of words can answer its rows.
-    has_word_floor: ClassVar[bool] = True
+    #: Whether some rows cannot be learned by some models, which have to be loaded to tell.
+    depends_on_model: ClassVar[bool] = False
+    #: The group that ``--shots`` may find few rows of, or none.
+    optional_group: ClassVar[int | None] = None
+    #: The floors that its tasks can have, see `forgetfree.training.floors`.
+    floors: ClassVar[tuple[str, ...]] = ("bag_of_words", "linear_probe", "mean_probe")
     #: The rows of a learned task that are answered again after each later one, at most, to see whether they keep every bit.
     checked_rows: ClassVar[int] = 32
+    #: What else than labels may be said of its tasks in `forgetfree.learning`.
+    settings: ClassVar[tuple[str, ...]] = ("metric", "max_length")
 
-    # -- Definitions -----------------------------------------------------------------------------------------
+    # -- Rows ------------------------------------------------------------------------------------------------
 
-    def faults(self, task: TaskDefinition) -> list[str]:
-        """Return a phrase for each fault of a definition; none if it can be used with every readout."""
-        return task.faults()
+    def recognises(self, task: TaskTables) -> bool:
+        """Return whether tables look like those of this kind, where nothing names the kind; asked of our own kinds alone."""
+        return False
 
-    def metric(self, name: str) -> Metric:
-        """Return the metric of a name: the kind's own, or else the registered one.
+    @abstractmethod
+    def check_header(self, task: TaskTables) -> None:
+        """Raise ``DataError`` for columns that are missing; the tables have their first lines alone."""
 
-        A kind may compute a registered metric in its own way, as tagging does F1. The name must be registered all the same:
-        reports ask the registry alone for the bounds, and for whether higher is better, so those must be the same.
+    @abstractmethod
+    def read(self, task: TaskTables) -> TaskRows:
+        """Return a task with its rows.
 
         Raises:
-            UnknownNameError: no such metric.
+            BadDataError: with all that is wrong with its tables.
         """
-        registered: Metric = registry.metric(name)
-        return registered
+
+    def faults(self, task: TaskDefinition) -> list[str]:
+        """Return a phrase for each fault of a definition."""
+        faults = []
+        if len(set(task.labels)) != len(task.labels) or len(task.labels) < 2:
+            faults.append(f"labels must be at least two names, all different, got {brief(task.labels, 200)}")
+        if task.hub and len(task.hub.columns) != len(task.text_columns):
+            faults.append(
+                f"hub.columns must be one for each text, {len(task.text_columns)}, got {brief(task.hub.columns, 200)}"
+            )
+        return faults
+
+    def check_splits(self, task: TaskDefinition, rows: Mapping[str, Rows], before: Rows) -> None:  # noqa: B027  # may stay as it is
+        """Raise ``DataError`` if a split lacks what learning and scoring need.
+
+        Args:
+            task: whose rows.
+            rows: of its three splits, none empty.
+            before: the training rows before validation rows were held out from them.
+        """
+
+    def check_scored(self, rows: TaskRows) -> None:  # noqa: B027  # may stay as it is
+        """Raise ``DataError`` if the metric cannot be measured on the validation or test rows."""
+
+    def check_halves(self, rows: TaskRows) -> None:  # noqa: B027  # may stay as it is
+        """Raise ``DataError`` if the validation rows cannot be halved: one half to be scored, the other for training."""
+
+    # -- Samples ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def groups(self, labels: Sequence[Any]) -> list[int]:
+        """Return for each row, from its label or labels, the number of its group: samples are spread over groups evenly."""
+
+    def members(self, labels: Sequence[Any]) -> dict[int, list[int]]:
+        """Return what ``--shots`` counts: the numbers of the rows of each group, in the order in which groups are drawn."""
+        groups = self.groups(labels)
+        members: dict[int, list[int]] = {group: [] for group in sorted(set(groups))}
+        for row, group in enumerate(groups):
+            members[group].append(row)
+        return members
+
+    def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
+        """Return what so many training rows of a group are called in messages, such as "rows of label 'positive'"."""
+        return f"row{'s' * (count > 1)} of group {group}"
+
+    def group_hint(self, task: TaskDefinition, group: int, count: int) -> str:
+        """Return a sentence, after a space, on what may be wrong where a group has too few rows; or nothing."""
+        return ""
 
     # -- Models ----------------------------------------------------------------------------------------------
+
+    def check_scenario(self, tasks: Sequence[TaskDefinition], scenario: Scenario) -> None:  # noqa: B027  # may stay as it is
+        """Raise ``UsageError`` if a stream with these tasks, some of this kind, cannot withhold the task."""
+
+    def check_readout(self, task: TaskDefinition, readout: str) -> None:  # noqa: B027  # may stay as it is
+        """Raise ``UsageError`` if the readout cannot answer the task."""
 
     def label_words(self, task: TaskDefinition) -> tuple[str, ...]:
         """Return the words that a readout by label words reads; none where there is no such readout."""
         return task.label_words if self.has_label_words else ()
 
-    def check_readout(self, task: TaskDefinition, readout: str) -> None:  # may stay as it is
-        """Raise ``UsageError`` if the readout cannot answer the task."""
+    def outputs(self, task: TaskDefinition, loaded: LoadedModel) -> int:
+        """Return how many logits there are at a position: one for each label."""
+        return len(task.labels)
 
-    def check_scenario(self, tasks: Sequence[TaskDefinition], scenario: Scenario) -> None:  # may stay as it is
-        """Raise ``UsageError`` if a stream with these tasks, some of this kind, cannot withhold the task."""
+    def with_decoding(self, task: TaskDefinition, decoding: Decoding) -> TaskDefinition:
+        """Return a task whose texts are written in another way, where it writes any."""
+        return task
 
     @abstractmethod
     def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> Encoder:
         """Return what makes token ids of the task's rows, for the model's readout."""
-
-    def numbered(self, labels: Sequence[Any], first: int) -> Sequence[Any]:
-        """Return the labels of rows as the readout numbers them: from ``first`` on."""
-        return [label + first for label in labels]
 
     def encode(
         self, task: TaskDefinition, rows: Rows, encoder: Any, *, label: int, pad: int, first: int = 0
@@ -109,7 +198,22 @@ class TaskKind(RowKind):
         """
         from forgetfree.data.examples import EncodedRows
 
-        return EncodedRows.of(encoder(rows), self.numbered(rows.labels, first), label, pad, task.kind)
+        labels = [each + first for each in rows.labels] if first else rows.labels
+        return EncodedRows.of(encoder(rows), labels, label, pad, task.kind)
+
+    # -- Answers and scores ----------------------------------------------------------------------------------
+
+    def metric(self, name: str) -> Metric:
+        """Return the metric of a name: the kind's own, or else the registered one.
+
+        A kind may compute a registered metric in its own way, as tagging does F1. The name must be registered all the same:
+        reports ask the registry alone for the bounds, and for whether higher is better, so those must be the same.
+
+        Raises:
+            UnknownNameError: no such metric.
+        """
+        registered: Metric = registry.metric(name)
+        return registered
 
     def collected(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return what is kept of the logits of a batch ``(n, n_labels)``, a line for each label: by default all."""
@@ -117,7 +221,7 @@ class TaskKind(RowKind):
 
     @abstractmethod
     def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> Answers:
-        """Return a model's answers.
+        """Return a model's answers to a task's rows.
 
         Args:
             task: whose rows.
@@ -136,8 +240,8 @@ class TaskKind(RowKind):
             task: whose rows.
             model: the model.
             rows: the rows.
-            wrote: hears how many tokens were written so far, and of how many that there may be.
-            passes: see `forgetfree.models.generation.Passes`.
+            wrote: see `Wrote`.
+            passes: see `forgetfree.kinds.decoding.Passes`.
         """
         return answers
 
@@ -177,8 +281,150 @@ class TaskKind(RowKind):
         return self.answers(task, torch.zeros(sum(rows.counts), width, device="cpu"), rows.labels, rows)
 
     @abstractmethod
-    def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> Answers:
-        """Return answers from the arrays that `Answers.tensors` gave; raise ``KeyError`` if one is missing."""
+    def kept_answers(
+        self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]], rows: int | None = None
+    ) -> Answers:
+        """Return answers from the arrays that `Answers.tensors` gave.
+
+        Args:
+            task: whose answers.
+            arrays: what was kept.
+            rows: the number of its test rows, if that is known.
+
+        Raises:
+            KeyError: an array is missing.
+            ValueError: they are no answers to such rows.
+        """
+
+    # -- In use ----------------------------------------------------------------------------------------------
+
+    def names(self, task: TaskDefinition) -> tuple[str, ...]:
+        """Return what the texts of a row are called beside its answer."""
+        return PAIR if len(task.text_columns) == 2 else ("text",)
+
+    def columns_of_texts(
+        self, task: TaskDefinition, where: str, header: Sequence[str], named: ColumnNames
+    ) -> tuple[str, ...]:
+        """Return a file's columns of texts; none where no name is recognised.
+
+        Raises:
+            DataError: a column that was named is missing, or several may be meant.
+        """
+        return choose_texts(where, header, named, task.form)
+
+    def texts_of(
+        self, task: TaskDefinition, record: Mapping[str, object], columns: Sequence[str]
+    ) -> tuple[str | None, ...]:
+        """Return the texts that a file's row has in some columns; nothing in place of a cell that holds none.
+
+        Raises:
+            UsageError: a column beside them belongs to what is asked, and cannot be read.
+        """
+        return tuple(self.text_of_cell(task, record.get(column)) for column in columns)
+
+    def text_of_cell(self, task: TaskDefinition, value: object) -> str | None:
+        """Return a cell of a file as a text; nothing where it is none."""
+        return value if isinstance(value, str) else None
+
+    def cell_type(self, task: TaskDefinition) -> str:
+        """Return what a cell of texts may be in a file, for messages."""
+        return "a text"
+
+    @abstractmethod
+    def rows(self, task: TaskDefinition, texts: Sequence[Text]) -> Rows:
+        """Return texts as rows.
+
+        Raises:
+            UsageError: one is no text, or does not fit the task.
+        """
+
+    def check_options(self, task: TaskDefinition, options: GenerationOptions) -> None:
+        """Raise ``FieldError`` or ``UsageError`` for options that the task's answers do not have."""
+        if options != AS_LEARNED:
+            raise UsageError(
+                f"Task {task.name!r} is answered by labels, and max_tokens, stop and decoding are for texts. Leave them out."
+            )
+
+    def text_of_chat(self, task: TaskDefinition, chat: Chat) -> Text:
+        """Return a chat as a text of the task.
+
+        Raises:
+            TaskError: the task does not answer chats.
+            UsageError: not this one.
+        """
+        raise UsageError(f"Task {task.name!r} is answered by labels. Ask it by POST /predict.")
+
+    def output(
+        self,
+        task: TaskDefinition,
+        model: Any,
+        rows: Any,
+        logits: Callable[[], Tensor],
+        *,
+        options: GenerationOptions = AS_LEARNED,
+        **passes: Any,
+    ) -> Any:
+        """Return what a model says of rows, for `replies`: by default the logits of all their labels.
+
+        Args:
+            task: the task.
+            model: answers for it.
+            rows: as `encode` gives them.
+            logits: puts the rows through the model.
+            options: of texts.
+            passes: see `forgetfree.kinds.decoding.Passes`.
+
+        Raises:
+            UsageError: the options are not for this task.
+        """
+        self.check_options(task, options)
+        found: Tensor = rows.answered(logits())
+        return found
+
+    @abstractmethod
+    def replies(self, task: TaskDefinition, texts: Sequence[Text], output: Any, cut: Iterable[int]) -> list[Any]:
+        """Return the answer to each text as a user gets it: a dataclass that has ``cut_tokens``.
+
+        Args:
+            task: the task.
+            texts: the texts.
+            output: what `output` returned of their rows: logits ``(n, n_labels)``, where a row is asked for several labels,
+                these one after another.
+            cut: how many tokens of each text were not read.
+        """
+
+    def network(self, task: TaskDefinition, parts: Parts) -> TaskNetwork:
+        """Return the task's model as transformers has it.
+
+        Raises:
+            GraftError: transformers has none, or the readout does not fit.
+        """
+        raise GraftError(
+            f"Task {task.name!r} is of the kind {task.kind!r}, which no network of transformers answers. Answer from the run "
+            "itself: forgetfree predict."
+        )
+
+    # -- What is shown ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def lines(self, task: TaskDefinition, texts: tuple[str, ...], answer: Any) -> list[str]:
+        """Return an answer as lines of text, with what was asked."""
+
+    @abstractmethod
+    def json(self, task: TaskDefinition, answer: Any, texts: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Return an answer as an object of JSON, with what was asked, if that is given."""
+
+    def columns(self, task: TaskDefinition) -> tuple[str, ...]:
+        """Return the columns of a table of answers.
+
+        Raises:
+            UsageError: an answer is no row of a table.
+        """
+        raise UsageError(f"The answers of task {task.name!r} are no rows of a table. Use --json.")
+
+    def cells(self, task: TaskDefinition, answer: Any) -> Mapping[str, Any]:
+        """Return an answer as a row of a table, by column."""
+        return {}
 
 
 def readout_for(readout: str, tasks: Iterable[TaskDefinition]) -> str:
@@ -187,7 +433,7 @@ def readout_for(readout: str, tasks: Iterable[TaskDefinition]) -> str:
     return readout if readout != "auto" else next((each for each in needed if each != "auto"), "auto")
 
 
-def kind_of(task: TaskDefinition) -> TaskKind:
+def kind_of(task: TaskDefinition) -> Kind:
     """Return the kind of a task; see `forgetfree.registry.kind`."""
-    registered: TaskKind = registry.kind(task.kind)
+    registered: Kind = registry.kind(task.kind)
     return registered

@@ -7,23 +7,27 @@ IOB1, IOBES or BILOU are converted, and a note says so; numbers are read by the 
 
 from __future__ import annotations
 
-import warnings
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import numpy.typing as npt
 
+from forgetfree import registry
 from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
 from forgetfree.data.columns import WORDS, ColumnNames, is_label
 from forgetfree.data.labels import Labels, check_alike
 from forgetfree.data.rows import Rows, TaskRows, read_rows
 from forgetfree.data.tables import Table, TaskTables, plain, shown
-from forgetfree.display import brief, counted, is_text
+from forgetfree.display import brief, counted, escaped, is_text
 from forgetfree.errors import DataError, UsageError
-from forgetfree.kinds.kind import Form, TaskKind
+from forgetfree.json_file import check, parse_json
+from forgetfree.kinds.kind import Form, Kind
+from forgetfree.kinds.texts import Text, check_texts
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.metrics import Metric, accuracy, logits_of
 from forgetfree.tasks import Scenario, TaskDefinition
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
     from forgetfree.data.encoding import WordEncoder
     from forgetfree.data.examples import Examples
+    from forgetfree.kinds.networks import Parts, TaskNetwork
     from forgetfree.models.loading import LoadedModel
 
 _TAGS = ("tags", "ner_tags")
@@ -75,17 +80,61 @@ ENTITY_F1 = Metric(
 )
 
 
-class Tagging(TaskKind):
+@dataclass(frozen=True)
+class Entity:
+    """A named entity in a sentence.
+
+    Attributes:
+        kind: of the task's kinds.
+        text: its words.
+        first, last: the numbers of its first and its last word, from 0.
+        probability: the mean of those of its words' labels.
+    """
+
+    kind: str
+    text: str
+    first: int
+    last: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class TaggedSentence:
+    """A sentence with the label of each word, in BIO, and its entities.
+
+    Words beyond the model's longest row are not read: they are ``O`` with probability 1.
+    ``cut_tokens`` says how many tokens they are.
+    """
+
+    task: str
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    cut_tokens: int = 0
+
+    @property
+    def entities(self) -> list[Entity]:
+        """The entities, from left to right."""
+        entities = []
+        for kind, first, last in entities_of(self.tags):
+            shares = self.probabilities[first : last + 1]
+            text = " ".join(self.words[first : last + 1])
+            entities.append(Entity(kind, text, first, last, sum(shares) / len(shares)))
+        return entities
+
+
+class Tagging(Kind):
     """A label for each word of a sentence."""
 
     forms: ClassVar[Mapping[str, Form]] = {
         "tokens": ("a sentence, and a tag for each of its words", ("tokens", "tags"))
     }
     metrics = ("f1",)
+    label_of = "word of a sentence"
+    one_label_a_row = False
     has_label_words = False
-    has_word_floor = False
     readout = "linear"
-    served_as = "tagging"
+    floors = ("linear_probe",)
     #: Sentences without an entity.
     optional_group = 0
 
@@ -151,6 +200,15 @@ class Tagging(TaskKind):
         """Return what the definition of a task has as its ``kind``."""
         return next(iter(self.forms))
 
+    def faults(self, task: TaskDefinition) -> list[str]:
+        """Return a phrase for each fault of labels and metric."""
+        faults = super().faults(task)
+        if task.labels != TaskDefinition.of_entities(task.name, task.entities).labels:
+            faults.append(f"labels must be O, and B-X and I-X for each kind X of entity, got {brief(task.labels, 200)}")
+        if task.metric in registry.LABEL_METRICS and task.metric not in self.metrics:
+            faults.append(f"metric must be 'f1', that of entities, for kind {task.kind!r}, got {task.metric!r}")
+        return faults
+
     def groups(self, labels: Sequence[Any]) -> list[int]:
         """Return for each sentence the number, from 1, of the kind of its entities that is in fewest sentences; 0 for none."""
         kinds_of_rows = [sorted(entity_kinds(tags)) for tags in labels]
@@ -210,10 +268,6 @@ class Tagging(TaskKind):
 
         return WordEncoder(loaded.tokenizer, loaded.max_length)
 
-    def numbered(self, labels: Sequence[Any], first: int) -> Sequence[Any]:
-        """Return the labels as they are: no task's begin anywhere else than at 0."""
-        return labels
-
     def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> LabelAnswers:
         """Return the answers to all words; those that were cut off are answered by O."""
         if rows is None:
@@ -223,11 +277,100 @@ class Tagging(TaskKind):
             answered_words.numpy(), rows.labels.numpy(), task.labels, words.diff().numpy(), kind=task.kind
         )
 
-    def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> LabelAnswers:
+    def kept_answers(
+        self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]], rows: int | None = None
+    ) -> LabelAnswers:
         """Return answers from what their ``tensors`` gave; those to rows that were not there have no sentences."""
-        if "lengths" not in arrays:
-            return LabelAnswers(arrays["logits"], arrays["labels"])
-        return TagAnswers(arrays["logits"], arrays["labels"], task.labels, arrays["lengths"], kind=task.kind)
+        if (lengths := arrays.get("lengths")) is None:
+            return LabelAnswers.of_tensors(arrays, rows)
+        sound = lengths.dtype == np.int64 and lengths.ndim == 1 and bool((lengths > 0).all())
+        check(
+            "lengths", lengths.shape, sound and rows in (None, len(lengths)), f"the words of each of {rows} sentences"
+        )
+        more = {"names": task.labels, "lengths": lengths, "kind": task.kind}
+        return TagAnswers.of_tensors(arrays, int(lengths.sum()), **more)
+
+    # -- In use ----------------------------------------------------------------------------------------------
+
+    def text_of_cell(self, task: TaskDefinition, value: object) -> str | None:
+        """Return a text, or a list of words as JSON."""
+        is_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
+        return json.dumps(value) if is_list else super().text_of_cell(task, value)
+
+    def cell_type(self, task: TaskDefinition) -> str:
+        """Return what a cell of texts may be in a file, for messages."""
+        return "a text or a list of words"
+
+    def rows(self, task: TaskDefinition, texts: Sequence[Text]) -> Rows:
+        """Return sentences as rows; raise ``UsageError`` where one is a pair of texts, or has no words, or an empty one."""
+        check_texts(texts)
+        if any(isinstance(text, tuple) and len(text) > 1 for text in texts):
+            raise UsageError(
+                f"Task {task.name!r} labels the words of one text, got a pair of texts. Give a text with spaces between its "
+                "words, or with a JSON list of them in it."
+            )
+        sentences = list(map(words_of, texts))
+        for number, words in enumerate(sentences, 1):
+            if not words or not all(is_text(word) and word for word in words):
+                raise UsageError(
+                    f"Sentence {number}: expected a list of words, none of them empty, got {brief(words)}."
+                )
+        first = tuple(" ".join(word.replace(" ", "\u00a0") for word in words) for words in sentences)
+        return Rows(first, (), tuple((0,) * len(words) for words in sentences))
+
+    def replies(
+        self, task: TaskDefinition, texts: Sequence[Text], output: Tensor, cut: Iterable[int]
+    ) -> list[TaggedSentence]:
+        """Return each sentence with its tags, by logits ``(n_words, n_labels)``."""
+        shares, numbers = output.softmax(1).amax(1).tolist(), output.argmax(1).tolist()
+        sentences, begin = [], 0
+        for words, lost in zip(map(words_of, texts), cut, strict=True):
+            end = begin + len(words)
+            tags = tuple(task.labels[number] for number in numbers[begin:end])
+            sentences.append(TaggedSentence(task.name, tuple(words), tags, tuple(shares[begin:end]), lost))
+            begin = end
+        return sentences
+
+    def network(self, task: TaskDefinition, parts: Parts) -> TaskNetwork:
+        """Return a token classifier."""
+        from forgetfree.kinds.networks import tagging_network
+
+        return tagging_network(parts)
+
+    def lines(self, task: TaskDefinition, texts: tuple[str, ...], answer: TaggedSentence) -> list[str]:
+        """Return a line for each entity: kind, probability, its words, the sentence."""
+        sentence = escaped(" ".join(answer.words))
+        return [
+            f"{escaped(entity.kind)}\t{entity.probability:.3f}\t{escaped(entity.text)}\t{sentence}"
+            for entity in answer.entities
+        ] or [f"-\t-\t-\t{sentence}"]
+
+    def json(self, task: TaskDefinition, answer: TaggedSentence, texts: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Return task, words, tags and entities."""
+        return {**asdict(answer), "entities": list(map(asdict, answer.entities))}
+
+    def columns(self, task: TaskDefinition) -> tuple[str, ...]:
+        """Raise ``UsageError``: a sentence has any number of entities."""
+        raise UsageError(f"Task {task.name!r} finds any number of entities in a text, which is no table. Use --json.")
+
+
+def words_of(text: Text) -> list[str]:
+    """Return the words of a sentence: a list of them, those of a JSON list, or those between spaces.
+
+    >>> words_of("Jane works here"), words_of('["New York", "is", "far"]')
+    (['Jane', 'works', 'here'], ['New York', 'is', 'far'])
+    """
+    if isinstance(text, list):
+        return text
+    sentence = text if isinstance(text, str) else text[0]
+    if sentence.lstrip().startswith("["):
+        try:
+            words = parse_json(sentence)
+        except ValueError:
+            words = None
+        if isinstance(words, list) and all(isinstance(word, str) for word in words):
+            return words
+    return sentence.split()
 
 
 def entity_kinds(tags: Sequence[int]) -> set[int]:
@@ -367,8 +510,8 @@ def bio(tags: Sequence[str]) -> list[str]:
 # -- Entity F1 -------------------------------------------------------------------------------------------
 
 
-#: Of an entity: its kind, and the numbers of its first word and its last.
-Entity = tuple[str, int, int]
+#: The kind of an entity, and the numbers of its first word and its last.
+Span = tuple[str, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,7 +533,7 @@ class Sentences:
         return [named[begin:end] for begin, end in pairwise(ends)]
 
 
-def entities_of(tags: Sequence[str]) -> list[Entity]:
+def entities_of(tags: Sequence[str]) -> list[Span]:
     """Return the entities of one sentence as seqeval, and CoNLL's own script before it, find them.
 
     An ``I-`` that continues no entity of its kind begins one.
@@ -398,15 +541,21 @@ def entities_of(tags: Sequence[str]) -> list[Entity]:
     >>> entities_of(["B-PER", "I-PER", "O", "I-LOC"])
     [('PER', 0, 1), ('LOC', 3, 3)]
     """
-    from seqeval.metrics.sequence_labeling import get_entities
-
-    with warnings.catch_warnings():  # it warns of names such as LABEL_0, which are no tags
-        warnings.simplefilter("ignore")
-        return [(str(kind), int(first), int(last)) for kind, first, last in get_entities(list(tags))]
+    entities: list[Span] = []
+    first, before, kind = 0, "O", ""
+    for place, tag in enumerate([*tags, "O"]):
+        part, named = tag[:1], tag[1:].split("-", 1)[-1]
+        apart = before in "ES" or part in "BSO" or named != kind
+        if before != "O" and apart:
+            entities.append((kind, first, place - 1))
+        if part != "O" and (before == "O" or apart):
+            first = place
+        before, kind = part, named
+    return entities
 
 
 def entity_f1(predicted: npt.NDArray[Any], labels: npt.NDArray[Any], sentences: Sentences) -> float:
-    """Return the F1 of all entities of all kinds together (micro average), by seqeval.
+    """Return the F1 of all entities of all kinds together (micro average), as seqeval computes it.
 
     Args:
         predicted: numbers of the labels that words are given, shape (n_words,).
@@ -416,9 +565,14 @@ def entity_f1(predicted: npt.NDArray[Any], labels: npt.NDArray[Any], sentences: 
     Returns:
         A fraction in [0, 1]; 0.0 where no entity is found.
     """
-    from seqeval.metrics import f1_score
-
-    return float(f1_score(sentences.tags(labels), sentences.tags(predicted), zero_division=0))
+    right, found = (
+        {(number, *entity) for number, tags in enumerate(sentences.tags(each)) for entity in entities_of(tags)}
+        for each in (labels, predicted)
+    )
+    if not (both := len(right & found)):
+        return 0.0
+    precision, recall = both / len(found), both / len(right)
+    return 2 * precision * recall / (precision + recall)
 
 
 def constant_entity_f1(labels: npt.NDArray[Any], sentences: Sentences) -> float:

@@ -6,7 +6,6 @@ other compositions use fewer of these records, and never later ones.
 """
 
 from forgetfree.ledger.ledger import Ledger
-from forgetfree.ledger.merging import merged_graft, merged_ledger
 from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.ledger.records import Composition, Record
 from forgetfree.ledger.switch import (
@@ -27,6 +26,4 @@ __all__ = [
     "check_binding",
     "check_definitions",
     "check_weights",
-    "merged_graft",
-    "merged_ledger",
 ]

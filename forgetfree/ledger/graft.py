@@ -13,7 +13,6 @@ the task's definition, the readout, the base model's name and fingerprint, the s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,22 +23,25 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from forgetfree.core.body import body_fingerprint, body_of, fingerprint_of
-from forgetfree.core.parameters import ParameterSpace, TensorSpec
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import check_buffers, not_finite, persistent_buffers
-from forgetfree.display import brief, counted
+from forgetfree.display import counted
 from forgetfree.errors import GraftError, RegionError, UsageError
-from forgetfree.files import StrPath, write_atomically
+from forgetfree.files import StrPath
 from forgetfree.hub import HubFile
-from forgetfree.json_file import check, checked, parse_json
+from forgetfree.json_file import check, checked
 from forgetfree.ledger.binding import Network, network_differences, network_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
-from forgetfree.tensor_file import TensorFile, check_metadata
+from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
 
-FORMAT, SCHEMA = "forgetfree.graft", 1
-FILE = TensorFile(GraftError, "Restore it from a copy, or make the graft again.", FORMAT, "graft")
-_KINDS = ("graft", "readout", "buffer")
+FORMAT = "forgetfree.graft"
+#: The tensors of a region with its values, of a readout, and of buffers.
+_GROUPS = ("index", "value", "readout", "buffer")
+FILE = TaskFile(
+    GraftError, "Restore it from a copy, or make the graft again.", FORMAT, "graft", keys=("layout",), groups=_GROUPS
+)
 _FILES = "*.safetensors"
 
 
@@ -75,22 +77,21 @@ class GraftOrigin:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
 
     @classmethod
-    def of_json(cls, text: str) -> GraftOrigin:
-        """Return the origin that `json` described.
+    def of_fields(cls, fields: Mapping[str, Any]) -> GraftOrigin:
+        """Return the origin that `fields` described.
 
         Raises:
             ValueError: a field is not known, is missing or does not fit; the message names each.
         """
-        fields = parse_json(text)
         origin = replace(checked(cls, fields), task=TaskDefinition.of_fields(fields["task"]))
         numbered = sorted(origin.classes) in ([], list(range(len(origin.task.labels))))
         check("classes", origin.classes, numbered, "the number of a class for each label")
         return origin
 
     @property
-    def json(self) -> str:
+    def fields(self) -> dict[str, Any]:
         """The origin as JSON."""
-        return json.dumps(asdict(self) | {"task": self.task.fields})
+        return asdict(self) | {"task": self.task.fields}
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class Graft(HubFile, tags=["forgetfree", "graft"]):
         Raises:
             GraftError: it has no parameter space, or holds NaN or infinity.
         """
-        write_atomically(Path(path), _content(self))
+        FILE.write_tasks(Path(path), [_tensors_of(self)], {"layout": self.space.layout} if self.space else {})
 
     @classmethod
     def load(cls, path: StrPath) -> Graft:
@@ -255,107 +256,68 @@ def find_graft(path: StrPath) -> Path:
     return files[0]
 
 
-def _content(graft: Graft) -> bytes:
-    """Return the bytes of a graft's file."""
+def _tensors_of(graft: Graft) -> TaskTensors:
+    """Return what a graft's file holds."""
     if (space := graft.space) is None:
         raise GraftError(
             "A graft on its own needs the parameter space of its model's body, and this one has none. Make it with "
             "SingleTask.graft, or give it a space."
         )
-    named = {"graft": _pack(space, graft.region, graft.values), "readout": graft.readout, "buffer": graft.buffers}
-    tensors = {f"{kind}/{name}": tensor.detach().cpu() for kind in _KINDS for name, tensor in named[kind].items()}
+    tensors = entry_tensors(space, graft.region, graft.values) | grouped(readout=graft.readout, buffer=graft.buffers)
     if damaged := not_finite(tensors):
         raise GraftError(f"The graft holds NaN or infinity in {damaged!r}. Train it again, with a lower rate.")
-    header = {
-        "schema": str(SCHEMA),
-        "layout": space.layout,
-        "layout_hash": space.layout_hash,
-    }
-    if graft.origin is not None:
-        header["origin"] = graft.origin.json
-    return FILE.content(tensors, header)
+    return TaskTensors("", tensors, graft.origin.fields if graft.origin else {})
 
 
-def _graft_of(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Graft:
-    """Return the graft of a file with this metadata and these tensors."""
-    check_metadata(header, ("schema", "layout", "layout_hash", "checksum"))
-    if header["schema"] != str(SCHEMA):
-        raise RegionError(f"it has schema {brief(header['schema'])}, and this version reads schema {SCHEMA}.")
-    space = _space_of(header)
-    named: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
-    entries = {f"{spec.name}/{part}" for spec in space.tensors for part in ("index", "value")}
-    for key, tensor in tensors.items():
-        kind, _, name = key.partition("/")
-        if kind not in named or (kind == "graft" and name not in entries):
-            raise RegionError(f"it holds the unexpected tensor {brief(key)}.")
-        named[kind][name] = tensor
-    region, values = _unpack(space, named["graft"])
-    if damaged := not_finite(tensors):
-        raise RegionError(f"{damaged!r} holds NaN or infinity.")
+def _graft_of(stored: StoredTasks) -> Graft:
+    """Return the graft that a file holds."""
+    check("tasks", stored.tasks, stored.tasks == [""], "one, without a name")
+    space, only = ParameterSpace.of_layout(stored.metadata["layout"]), stored.read(0)
+    region, values = entries_of(space, only)
+    if damaged := not_finite(only.tensors):
+        raise ValueError(f"{damaged!r} holds NaN or infinity")
     try:
-        origin = GraftOrigin.of_json(header["origin"]) if "origin" in header else None
+        origin = GraftOrigin.of_fields(only.fields) if only.fields else None
     except ValueError as error:
         raise ValueError(f"its origin cannot be read ({error})") from error
-    return Graft(region, values, space, named["readout"], named["buffer"], origin)
+    return Graft(region, values, space, only.group("readout"), only.group("buffer"), origin)
 
 
-def _pack(space: ParameterSpace, region: Region, values: Tensor) -> dict[str, Tensor]:
-    """Return a region as ``name/index`` for each tensor, and its values as ``name/value``."""
-    tensors = {}
-    for i, local, where in space.split(region.indices):
-        spec = space.tensors[i]
-        tensors[f"{spec.name}/index"] = local.to(torch.uint32)
-        tensors[f"{spec.name}/value"] = values[where].to(spec.dtype)
-    return tensors
+def entry_tensors(space: ParameterSpace, region: Region, values: Tensor) -> dict[str, Tensor]:
+    """Return the tensors of a region and its values, as grafts' and ledgers' files hold them: ``(s,)`` both."""
+    indices = region.indices.to(index_dtype(space))
+    return {"index": indices, "value": values.detach().cpu().to(space.dtype)}
 
 
-def _unpack(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Region, Tensor]:
-    """Return region and values from what `_pack` returned, the values in the space's dtype.
+def entries_of(space: ParameterSpace, stored: TaskTensors) -> tuple[Region, Tensor]:
+    """Return region and values from what `entry_tensors` returned.
 
     Raises:
-        RegionError: indices or values do not fit the space.
+        ValueError, RegionError: one of them is missing, or they do not fit the space.
     """
-    indices, values = (
-        [torch.empty(0, dtype=torch.int64, device="cpu")],
-        [torch.empty(0, dtype=space.dtype, device="cpu")],
-    )
-    for spec in space.tensors:
-        index, value = tensors.get(f"{spec.name}/index"), tensors.get(f"{spec.name}/value")
-        if (index is None) != (value is None):
-            raise RegionError(f"tensor {spec.name!r}: indices and values do not come in pairs.")
-        if index is None or value is None:
-            continue
-        indices.append(_check_index(spec, index) + spec.offset)
-        if value.dtype != spec.dtype or value.shape != index.shape:
-            raise RegionError(
-                f"tensor {spec.name!r}: expected {spec.dtype} values of shape {tuple(index.shape)}, got {value.dtype} of "
-                f"shape {tuple(value.shape)}."
-            )
-        values.append(value)
-    return Region(torch.cat(indices)), torch.cat(values)
+    region, values = region_of(space, stored, "index"), stored.tensors.get("value")
+    got = "none" if values is None else f"{values.dtype} of shape {tuple(values.shape)}"
+    right = values is not None and values.dtype == space.dtype and values.shape == region.indices.shape
+    if values is None or not right:
+        raise ValueError(f"'value' must be {space.dtype} of shape ({len(region)},), got {got}")
+    return region, values
 
 
-def _space_of(header: Mapping[str, str]) -> ParameterSpace:
-    """Return the parameter space of a file, from its ``layout`` and ``layout_hash``.
+def region_of(space: ParameterSpace, stored: TaskTensors, name: str) -> Region:
+    """Return the region whose indices stand under ``name``.
 
     Raises:
-        RegionError: the layout is none, or not the one of that hash.
+        ValueError, RegionError: there is none, or it does not fit the space.
     """
-    space = ParameterSpace.of_layout(header["layout"])
-    if space.layout_hash != header["layout_hash"]:
-        raise RegionError("its layout does not match its layout hash.")
-    return space
+    indices, dtype = stored.tensors.get(name), index_dtype(space)
+    if indices is None or indices.dtype != dtype or indices.dim() != 1:
+        got = "none" if indices is None else f"{indices.dtype} of shape {tuple(indices.shape)}"
+        raise ValueError(f"{name!r} must be {dtype} of shape (s,), got {got}")
+    region = Region(indices.to(torch.int64))
+    space.check(region.indices)
+    return region
 
 
-def _check_index(spec: TensorSpec, index: Tensor) -> Tensor:
-    """Return the indices within one tensor, int64, after checking them."""
-    if index.dtype != torch.uint32 or index.dim() != 1:
-        raise RegionError(
-            f"tensor {spec.name!r}: expected uint32 indices of shape (s,), got {index.dtype} of shape {tuple(index.shape)}."
-        )
-    local = index.to(torch.int64)
-    if len(local) and int(local.max()) >= spec.size:
-        raise RegionError(f"tensor {spec.name!r}: index {int(local.max())} is out of bounds for shape {spec.shape}.")
-    if not bool((local[1:] > local[:-1]).all()):
-        raise RegionError(f"tensor {spec.name!r}: its indices are not sorted without repeats.")
-    return local
+def index_dtype(space: ParameterSpace) -> torch.dtype:
+    """Return the dtype in which files hold indices."""
+    return torch.uint32 if len(space) <= 2**32 else torch.int64

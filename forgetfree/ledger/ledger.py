@@ -17,13 +17,15 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import BY_WORDS
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import not_finite
+from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, nearest
-from forgetfree.files import StrPath, write_atomically
+from forgetfree.files import StrPath
 from forgetfree.hub import HubFile
 from forgetfree.ledger import file
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.ledger.records import Composition, Contents, Record
+from forgetfree.ledger.records import COMPOSITIONS, Composition, Record
+from forgetfree.tensor_file import StoredTasks, TaskTensors
 
 _Made = TypeVar("_Made")
 
@@ -63,9 +65,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         self.binding = binding
         self._records: list[Record] = []
         self._frozen: tuple[Record, ...] | None = ()  # the same, unless one was added since
-        self._packed: list[
-            file.Packed
-        ] = []  # as the file keeps them, so that saving again does not compress them again
+        self._stored: list[TaskTensors] = []  # as the file holds them, up to the last that was asked for
         self._positions: dict[str, int] = {}
         self._united: list[int] = []  # in ``auto``: the positions of the tasks of the union
         # For every entry the position of the first task that owns it, from 1, or 0. NumPy's zeros take no memory
@@ -299,11 +299,6 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
                 "To learn more of it, name it again in the stream, or train it under another name."
             )
 
-    @property
-    def contents(self) -> Contents:
-        """Everything that the ledger's file holds."""
-        return Contents(self.space, self.fingerprint, self.composition, self.binding, self.records)
-
     def of_tasks(self, tasks: Collection[str]) -> Ledger:
         """Return a ledger with the records of some tasks alone, in their order.
 
@@ -321,17 +316,24 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         return f"Ledger({self.composition}; entries owned: {owned or 'none'})"
 
     @property
-    def size_in_bytes(self) -> int:
-        """The size of the file that `save` would write."""
-        return len(self._bytes())
+    def sizes(self) -> list[int]:
+        """The bytes of the tensors that its file holds of each task."""
+        return [each.size_in_bytes for each in self._tensors()]
 
-    def _bytes(self) -> bytes:
-        self._packed += [file.pack(self.space, record) for record in self._records[len(self._packed) :]]
-        return file.serialize(self.contents, self._packed)
+    @property
+    def size_in_bytes(self) -> int:
+        """The bytes of the tensors that its file holds."""
+        return sum(self.sizes)
+
+    def _tensors(self) -> list[TaskTensors]:
+        self._stored += [file.tensors_of_record(self.space, record) for record in self._records[len(self._stored) :]]
+        return self._stored
 
     def save(self, path: StrPath) -> None:
         """Write the ledger atomically: the file is the old one or the new one, never a part."""
-        write_atomically(Path(path), self._bytes())
+        about = {"composition": self.composition, "layout": self.space.layout, "fingerprint": self.fingerprint}
+        binding = {"binding": self.binding.json} if self.binding else {}
+        file.FILE.write_tasks(Path(path), self._tensors(), about | binding)
 
     @classmethod
     def load(cls, path: StrPath) -> Ledger:
@@ -340,7 +342,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         Raises:
             LedgerError: with the reason; a damaged file is never half-read.
         """
-        return _read(path, lambda header, tensors: cls._of(file.Stored(header, tensors).contents()))
+        return _read(path, cls._of)
 
     def facts(self) -> list[dict[str, Any]]:
         """Return fingerprint, tasks and labels, for the card on the hub."""
@@ -363,29 +365,33 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             TaskError: the file does not hold the task.
         """
 
-        def make(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Record:
-            stored = file.Stored(header, tensors)
-            return _own(stored.record(stored.tasks.index(_known(task, stored.tasks))))
+        def make(stored: StoredTasks) -> Record:
+            number = stored.tasks.index(_known(task, stored.tasks))
+            return _own(file.record_of(ParameterSpace.of_layout(stored.metadata["layout"]), stored.read(number)))
 
         return _read(path, make)
 
     @classmethod
-    def _of(cls, contents: Contents) -> Ledger:
-        """Return the ledger with a file's contents.
-
-        Raises:
-            RegionError: its records do not fit together.
-        """
-        ledger = cls(contents.space, contents.fingerprint, contents.composition, contents.binding)
-        for record in contents.records:
+    def _of(cls, stored: StoredTasks) -> Ledger:
+        """Return the ledger that a file holds; raise ``ValueError`` where its records do not fit together."""
+        about, composition = stored.metadata, stored.metadata["composition"]
+        if composition not in COMPOSITIONS:
+            raise ValueError(f"its composition is {brief(composition)}, expected one of {', '.join(COMPOSITIONS)}")
+        try:
+            binding = Binding.of_json(about["binding"]) if "binding" in about else None
+        except ValueError as error:
+            raise ValueError(f"its binding cannot be read ({error})") from error
+        ledger = cls(ParameterSpace.of_layout(about["layout"]), about["fingerprint"], composition, binding)
+        for each in stored:
+            record = file.record_of(ledger.space, each)
             try:
                 ledger.append(record)
             except (TaskError, LedgerError) as error:
                 reason = str(error).partition(". ")[0]  # without its remedy, which is about training
                 alone = record.alone or ledger.composition == "alone"
                 if not alone and len(ledger.free(record.region)) > len(record.owned.region):
-                    reason = f"task {record.task!r} shares entries that no earlier task owns."
-                raise RegionError(reason) from error
+                    reason = f"task {record.task!r} shares entries that no earlier task owns"
+                raise ValueError(reason) from error
         return ledger
 
 
@@ -409,7 +415,7 @@ def _known(task: str, tasks: Collection[str]) -> str:
     return task
 
 
-def _read(path: StrPath, make: Callable[[dict[str, str], dict[str, Tensor]], _Made]) -> _Made:
+def _read(path: StrPath, make: Callable[[StoredTasks], _Made]) -> _Made:
     path = Path(path)
     if path.is_dir():
         raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")

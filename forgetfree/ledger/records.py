@@ -8,9 +8,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
 from forgetfree.tasks import TaskDefinition
 
@@ -62,22 +60,3 @@ def rows_of(readout: Mapping[str, Tensor], classes: Sequence[int]) -> dict[str, 
     """Return the rows of a readout's tensors that are of some classes; all rows where it has no others."""
     rows, last = list(classes), max(classes, default=-1)
     return {name: tensor[rows] if 0 <= last < len(tensor) else tensor for name, tensor in readout.items()}
-
-
-@dataclass(frozen=True)
-class Contents:
-    """Everything that a ledger's file holds.
-
-    Attributes:
-        space: the parameter space of the base model.
-        fingerprint: that of the base model.
-        composition: what a task is inferred with.
-        binding: what else its answers depend on; ``None`` for rows that are no texts.
-        records: in the order of learning.
-    """
-
-    space: ParameterSpace
-    fingerprint: str
-    composition: Composition
-    binding: Binding | None
-    records: tuple[Record, ...]

@@ -13,7 +13,6 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import check_buffers, digest_of, persistent_buffers
 from forgetfree.errors import LedgerError, RegionError
 from forgetfree.ledger.binding import Binding, head_digest, network_differences, network_of
-from forgetfree.ledger.flat import FlatTensors
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.tasks import TaskDefinition
@@ -25,8 +24,6 @@ class LedgerSwitch:
     In a union, owned regions are disjoint, so going from one task to a later one writes the records between them, and going
     back writes θ_pre there: a switch touches the entries it must change and nothing else. Between tasks that do not share a
     union, a switch undoes one task's graft and writes the other's. The ledger may grow meanwhile.
-
-    While it is in use, the model's graftable tensors are views of one buffer where they can be (see `FlatTensors`).
 
     Args:
         ledger: the records.
@@ -41,7 +38,6 @@ class LedgerSwitch:
     def __init__(self, ledger: Ledger, model: nn.Module, *, check: bool = True, fingerprint: str | None = None) -> None:
         self.ledger = ledger
         self._backbone = backbone = part_named(model, ledger.space)
-        self._entries = FlatTensors(backbone, ledger.space)
         #: Of each part (see `Ledger.parts`) that was ever written: its entries and values, and θ_pre there.
         self._written: dict[int, tuple[Graft, Tensor]] = {}
         self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
@@ -70,7 +66,8 @@ class LedgerSwitch:
         if not 0 <= stage <= len(records):
             raise LedgerError(f"The ledger has {len(records)} records, there is no stage {stage}.")
         if stage != self._stage:
-            self._entries.write_(self._pieces(stage))
+            for indices, values in self._pieces(stage):
+                self._scatter(indices, values)
             self._stage = stage
             torch.clear_autocast_cache()  # a caller's autocast keeps weights in half precision, as they were
         self._restore_buffers()
@@ -86,7 +83,7 @@ class LedgerSwitch:
             return self._pieces(stage)
         for part in unknown:
             graft = self._graft(part)
-            self._written[part] = graft, self._entries.gather(graft.region.indices)
+            self._written[part] = graft, self._gather(graft.region.indices)
         undone = ((graft.region.indices, pre) for graft, pre in (self._written[part] for part in old[common:]))
         done = ((graft.region.indices, graft.values) for graft, _ in (self._written[part] for part in added))
         return [*undone, *done]
@@ -109,7 +106,7 @@ class LedgerSwitch:
             region: the entries that are trained.
             moves_anything: whether training may move other entries, too, which the caller then puts back.
         """
-        self._region, self._region_pre = region, self._entries.gather(region.indices)
+        self._region, self._region_pre = region, self._gather(region.indices)
         self._digests = None if moves_anything else self._digests_now()
         self._begun = True
 
@@ -143,10 +140,10 @@ class LedgerSwitch:
         """Raise ``LedgerError`` where an entry outside of the region that was begun has changed since."""
         if self._digests is None:
             return
-        trained = self._entries.gather(self._region.indices)
-        self._entries.scatter_(self._region.indices, self._region_pre)
+        trained = self._gather(self._region.indices)
+        self._scatter(self._region.indices, self._region_pre)
         pairs = zip(self.ledger.space.tensors, self._digests, self._digests_now(), strict=True)
-        self._entries.scatter_(self._region.indices, trained)
+        self._scatter(self._region.indices, trained)
         if changed := [spec.name for spec, before, now in pairs if before != now]:
             raise LedgerError(
                 f"Training {task!r} changed entries outside of its region, first in {changed[0]!r}; what was there is lost. "
@@ -159,7 +156,7 @@ class LedgerSwitch:
 
     def roll_back(self) -> None:
         """Restore θ_pre at the region last given to `begin`, which was not committed, and the buffers."""
-        self._entries.scatter_(self._region.indices, self._region_pre)
+        self._scatter(self._region.indices, self._region_pre)
         self._restore_buffers()
 
     @contextmanager
@@ -171,9 +168,11 @@ class LedgerSwitch:
         finally:
             self.to(0)
 
-    def release(self) -> None:
-        """Give the model's tensors storage of their own again; the next switch takes it anew."""
-        self._entries.release()
+    def _gather(self, indices: Tensor) -> Tensor:
+        return self.ledger.space.gather(self._backbone, indices)
+
+    def _scatter(self, indices: Tensor, values: Tensor) -> None:
+        self.ledger.space.scatter_(self._backbone, indices, values)
 
     @torch.no_grad()
     def _restore_buffers(self) -> None:
@@ -270,19 +269,18 @@ def check_binding(ledger: Ledger, now: Binding, where: str) -> None:
 
 
 def check_definitions(ledger: Ledger, tasks: Mapping[str, TaskDefinition], where: str) -> None:
-    """Check that tasks have the same labels in the same order, and the same prompts, as in the ledger.
+    """Check that tasks are what they are in the ledger: kind, labels in order, prompts, and all else of their definitions.
 
     Args:
         ledger: the ledger to check.
         tasks: definitions by name.
         where: where these definitions are, for the message.
     """
-    readout = ledger.binding.readout if ledger.binding else "linear"
     for record in ledger.records:
         if record.definition is None or record.task not in tasks:
             continue
-        ours, theirs = record.definition.reading(readout), tasks[record.task].reading(readout)
-        for key, expected in ours.items():
+        theirs = tasks[record.task].fields
+        for key, expected in record.definition.fields.items():
             if theirs[key] != expected:
                 raise LedgerError(
                     f"The ledger and {where} have different {key} of task {record.task!r}: expected {_shown(expected)}, got "

@@ -18,17 +18,13 @@ from torch import Tensor
 
 from forgetfree.core.body import POOLER, body_of, fingerprint_of
 from forgetfree.core.readout_model import ReadoutKind, ReadoutModel
-from forgetfree.core.tensors import load_tensors_, persistent_buffers
+from forgetfree.core.tensors import persistent_buffers
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.models.loading import (
-    LANGUAGE_MODELS,
-    LoadedModel,
-    body_loader,
-    language_model,
-    load_model,
-)
+from forgetfree.models.architecture import LANGUAGE_MODELS, body_loader, language_model
+from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.model_files import TEXT_ENCODER, read_config, read_weights, weight_files
+from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import ClassifierModel, head_names
 from forgetfree.tasks import TaskDefinition
 
@@ -66,20 +62,27 @@ class FineTunedModel:
         """θ_ft, ``(N,)``."""
         return self.model.space().flatten(self.model.backbone)
 
-    def add_task(self, task: TaskDefinition) -> None:
-        """Add a readout for the task to `model`."""
-        label = self.model.add_task(self.loaded.head(task))
-        load_tensors_(self.model.readout_module(label), self.head)
+    def put_into(self, store: StateStore, key: str, pre: ModelState) -> None:
+        """Put θ_ft and its readout into a store of fine-tuned models, as the one of a key.
 
+        Args:
+            store: the store.
+            key: of a model that is fine-tuned on the one task.
+            pre: the pre-trained state, of that task.
+        """
+        with store.making(key) as known:
+            if known is None:
+                store.put(key, replace(pre, theta=self.theta, readouts=dict.fromkeys(pre.readouts, self.head)), 0.0)
 
-def readout_of(directory: str) -> ReadoutKind:
-    """Return how a fine-tuned model is read.
-
-    Raises:
-        UsageError: it is no model directory, or the model has no head.
-        ModelError: its config.json is damaged.
-    """
-    return _head(directory)[0]
+    @property
+    def note(self) -> str:
+        """What a graft of it lacks; an empty text where it lacks nothing."""
+        if not self.left_out:
+            return ""
+        return (
+            f"{counted(len(self.left_out), 'tensor')} of the fine-tuned model that cannot be grafted differ from the "
+            f"pre-trained one's, and are its own here: {', '.join(self.left_out[:3])}{', …' * (len(self.left_out) > 3)}."
+        )
 
 
 def load_fine_tuned(
@@ -87,6 +90,7 @@ def load_fine_tuned(
     model: str,
     task: TaskDefinition,
     *,
+    readout: str = "auto",
     graftable: str | None = None,
     max_length: int | None = None,
 ) -> FineTunedModel:
@@ -96,6 +100,7 @@ def load_fine_tuned(
         directory: in Hugging Face layout; a tokenizer is not needed.
         model: the pre-trained model's name or directory.
         task: what it was fine-tuned on; labels are matched by name.
+        readout: that the user asks for; its head determines which there is.
         graftable: see `ReadoutModel`.
         max_length: see `load_model`.
 
@@ -104,11 +109,16 @@ def load_fine_tuned(
         ModelError: one of the two cannot be loaded.
     """
     kind, loader = _head(directory)
+    if readout not in ("auto", kind):
+        reader = "its own head" if kind == "classifier" else f"--readout {kind}"
+        raise UsageError(
+            f"--readout {readout} does not suit {directory!r}, which is read by {reader}. Leave --readout out."
+        )
     config = read_config(directory, directory)
     # Label words need no classes; what the labels tell comes before any weight is loaded.
     classes = label_order(config.id2label, task, directory) if kind in ("classifier", "linear") else ()
-    readout = "linear" if kind == "classifier" else kind
-    loaded = load_model(model, readout, graftable=graftable, max_length=max_length, tasks=[task])
+    own = "linear" if kind == "classifier" else kind
+    loaded = load_model(model, own, graftable=graftable, max_length=max_length, tasks=[task])
     backbone, missing = read_weights(directory, loader, directory)
     if missing:
         raise ModelError(
@@ -137,7 +147,9 @@ def load_fine_tuned(
         # The pooler, which is the head's, stays the fine-tuned one.
         pre_trained = copy.deepcopy(tuned)
         body_of(pre_trained).load_state_dict(pre.state_dict(), strict=False)
-        loaded = replace(loaded, model=pre_trained, readout="classifier")
+        loaded = replace(
+            loaded, model=pre_trained, readout="classifier", fingerprint=fingerprint_of(pre_trained.backbone)
+        )
         return FineTunedModel(architecture, fingerprint, loaded, tuned, {}, left_out)
     head = _linear_head(backbone, classes, loaded.model.hidden_size, directory) if classes else {}
     tuned = copy.deepcopy(loaded.model)

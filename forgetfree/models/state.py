@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -14,15 +13,20 @@ from torch import Tensor
 
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
-from forgetfree.display import brief, is_text
+from forgetfree.display import brief
 from forgetfree.errors import ModelError
 from forgetfree.files import StrPath, locked, sweep, write_json
 from forgetfree.json_file import check, is_number, parse_json, read_json
-from forgetfree.tensor_file import TensorFile
+from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
 
 #: The end of the name of the file that says how long a state took to make.
 _SECONDS = ".seconds.json"
-_FILE = TensorFile(ModelError, "Restore it from a copy, or run the stream again.")
+_FILE = TaskFile(
+    ModelError,
+    "Restore it from a copy, or run the stream again.",
+    "forgetfree.model",
+    groups=("theta", "buffer", "readout"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,15 +103,11 @@ class ModelState:
         tensors = [self.theta, *self.buffers.values(), *(tensor for named in readouts for tensor in named.values())]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def save(self, path: StrPath, key: str = "") -> None:
-        """Write the state as one safetensors file, atomically; with its ``key`` in a store, if it is kept in one."""
-        tensors = {"theta": self.theta}
-        tensors |= {f"buffer/{name}": tensor for name, tensor in self.buffers.items()}
-        for task, named in self.readouts.items():
-            tensors |= {f"readout/{task}/{name}": tensor for name, tensor in named.items()}
-        # Readouts without tensors (label words) are tasks, too.
-        header = {"tasks": json.dumps(list(self.readouts))} | ({"key": key} if key else {})
-        _FILE.write(Path(path), tensors, header)
+    def save(self, path: StrPath, **about: str) -> None:
+        """Write the state, atomically, and what else is to be said of it: its ``key`` in a store, say."""
+        of_all = TaskTensors("", {"theta": self.theta} | grouped(buffer=self.buffers))
+        by_task = [TaskTensors(task, grouped(readout=named)) for task, named in self.readouts.items()]
+        _FILE.write_tasks(Path(path), [of_all, *by_task], about)
 
     @classmethod
     def load(cls, path: StrPath, key: str = "") -> ModelState:
@@ -120,40 +120,34 @@ class ModelState:
         Raises:
             ModelError: the file is damaged or missing, not sound, or kept under another key.
         """
-        path = Path(path)
-        header, tensors = _FILE.read(path)
-        if key and (written := header.get("key", "")) != key:
-            raise ModelError(
-                f"{path} is another model: expected the key {brief(key)}, got {brief(written)}. {_FILE.remedy}"
-            )
-        with _FILE.sound(path, "is not a sound file of weights"):
-            return cls(*_parts(header, tensors))
+        return _FILE.load(Path(path), lambda stored: _state_of(stored, key))
 
 
-def _parts(
-    header: Mapping[str, str], tensors: Mapping[str, Tensor]
-) -> tuple[Tensor, dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-    """Return θ, readouts and buffers of a file, or raise ``ValueError`` if they are not sound."""
-    theta = tensors.get("theta")
+def learned_in(path: Path) -> list[str]:
+    """Return the tasks that were learned when a strategy's one model was written.
+
+    Raises:
+        ModelError: the file is damaged or missing, or does not say it.
+    """
+
+    def names(stored: StoredTasks) -> list[str]:
+        learned = parse_json(stored.metadata.get("learned", "null"))
+        right = isinstance(learned, list) and all(name in stored.tasks[1:] for name in learned)
+        check("learned", learned, right, "a list of its tasks")
+        return list(learned)
+
+    return _FILE.load(path, names)
+
+
+def _state_of(stored: StoredTasks, key: str) -> ModelState:
+    if key and (written := stored.metadata.get("key", "")) != key:
+        raise ValueError(f"its key is {brief(written)}, expected {brief(key)}")
+    check("tasks", stored.tasks[:1], stored.tasks[:1] == [""], "the model without a name, and the readouts of tasks")
+    of_all, *by_task = stored
+    theta = of_all.tensors.get("theta")
     if theta is None or theta.dim() != 1 or not theta.is_floating_point():
         raise ValueError(f"theta must be one vector, got {'none' if theta is None else (theta.dtype, *theta.shape)}")
-    tasks = parse_json(header.get("tasks", "null"))
-    right = isinstance(tasks, list) and all(map(is_text, tasks)) and len(set(tasks)) == len(tasks)
-    check("tasks", tasks, right, "a list of different task names")
-    readouts: dict[str, dict[str, Tensor]] = {task: {} for task in tasks}
-    buffers: dict[str, Tensor] = {}
-    for key, tensor in tensors.items():
-        kind, _, name = key.partition("/")
-        task, _, part = name.rpartition("/")
-        if kind == "buffer":
-            buffers[name] = tensor
-        elif kind == "readout" and part and task in readouts:
-            readouts[task][part] = tensor
-        elif key != "theta":
-            raise ValueError(f"it holds the unexpected tensor {brief(key)}")
-        if kind != "buffer" and not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{brief(key)} holds NaN or infinity")
-    return theta, readouts, buffers
+    return ModelState(theta, {each.task: each.group("readout") for each in by_task}, of_all.group("buffer"))
 
 
 def _shapes(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -208,7 +202,7 @@ class StateStore:
                 note.unlink(missing_ok=True)
             else:
                 write_json(note, {"seconds": round(seconds, 3)})
-            state.save(self._directory / f"{key}.safetensors", key)
+            state.save(self._directory / f"{key}.safetensors", key=key)
 
     def seconds(self, key: str) -> float | None:
         """Return how long it took to make the state under ``key``, whoever did; ``None`` where that is not known."""

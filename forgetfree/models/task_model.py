@@ -193,8 +193,14 @@ class TaskModel(ReadoutModel):
 
     @property
     def even_length(self) -> int:
-        """How long rows may be, in tokens, so that none changes what another beside it is read by: see `even_length_of`."""
-        return even_length_of(self.backbone)
+        """How long all rows of a batch may be, in tokens, before the longest changes the factors of all their positions.
+
+        LongRoPE (Phi-3) has factors for long rows and others for short ones, and a whole batch gets those of its longest row.
+        """
+        rope: dict[str, Any] = getattr(self.backbone.config, "rope_parameters", None) or {}
+        by_layer = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+        lengths = [each["original_max_position_embeddings"] for each in by_layer if each.get("rope_type") == "longrope"]
+        return min(lengths, default=sys.maxsize)
 
     def to_continue(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Tensor]:
         """Return the arguments of ``generate`` of transformers: prompts, with the texts that were written so far.
@@ -331,19 +337,5 @@ def positions_of(backbone: nn.Module) -> int:
         return sys.maxsize
     tables = [module for name, module in backbone.named_modules() if name.endswith("position_embeddings")]
     # RoBERTa's kind of table begins after its padding index.
-    return positions - max((table.padding_idx + 1 for table in tables if _is_padded(table)), default=0)
-
-
-def even_length_of(backbone: nn.Module) -> int:
-    """Return how long all rows of a batch may be, in tokens, before the longest changes the factors of all their positions.
-
-    LongRoPE (Phi-3) has factors for long rows and others for short ones, and a whole batch gets those of its longest row.
-    """
-    rope: dict[str, Any] = getattr(backbone.config, "rope_parameters", None) or {}
-    by_layer = [rope, *(each for each in rope.values() if isinstance(each, dict))]
-    lengths = [each["original_max_position_embeddings"] for each in by_layer if each.get("rope_type") == "longrope"]
-    return min(lengths, default=sys.maxsize)
-
-
-def _is_padded(table: nn.Module) -> bool:
-    return getattr(table, "padding_idx", None) is not None
+    padding = [index for table in tables if (index := getattr(table, "padding_idx", None)) is not None]
+    return positions - max(padding, default=-1) - 1

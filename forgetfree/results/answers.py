@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import operator
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -50,34 +51,51 @@ def shown_rows(count: int) -> list[int]:
     return [i * count // few for i in range(few)]
 
 
-class Answers(Protocol):
-    """A model's answers on one task's rows, in their order: what is scored, compared to the bit, and kept."""
+class Answers(ABC):
+    """A model's answers on one task's rows, in their order: what is scored, compared to the bit, and kept.
 
+    A kind of tasks says which subclass its answers are.
+    """
+
+    #: Whether they are labels, read from logits: `LabelAnswers`.
+    are_labels: ClassVar[bool] = False
+
+    @abstractmethod
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
 
+    @abstractmethod
     def more_scores(self) -> dict[str, float]:
         """Return what stands beside the score, by name."""
 
+    @abstractmethod
     def constant_score(self, metric: str) -> float:
         """Return the score of one and the same answer to all rows, of labels the best one: what a model must beat."""
 
+    @abstractmethod
     def same_as(self, other: Self) -> bool:
         """Return whether nothing in both differs, to the last bit."""
 
+    @abstractmethod
     def agreement(self, other: Self) -> float:
         """Return the share of rows to which both say the same, in [0, 1]."""
 
+    @abstractmethod
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         """Return all of it as arrays, by name: what a file keeps."""
 
     @property
     def ece(self) -> float | None:
         """Expected calibration error, in [0, 1]; ``None`` where answers have no probabilities."""
+        return None
+
+    def shown_texts(self) -> list[str]:
+        """Return the texts of the rows that a report shows; none where texts are not the answers."""
+        return []
 
 
 @dataclass(frozen=True, eq=False)
-class LabelAnswers:
+class LabelAnswers(Answers):
     """Labels, read from logits.
 
     Attributes:
@@ -86,6 +104,7 @@ class LabelAnswers:
         kind: of the task, or the form of its rows: whose metrics there are.
     """
 
+    are_labels = True
     logits: npt.NDArray[Any]
     labels: npt.NDArray[Any]
     kind: str = field(default="classification", kw_only=True)
@@ -129,6 +148,29 @@ class LabelAnswers:
         """Return logits and labels."""
         return {"logits": self.logits, "labels": self.labels}
 
+    @classmethod
+    def of_tensors(cls, arrays: Mapping[str, npt.NDArray[Any]], rows: int | None = None, **more: Any) -> Self:
+        """Return answers from what `tensors` gave.
+
+        Args:
+            arrays: what it gave.
+            rows: how many labels there are to be, if that is known.
+            more: the other fields.
+
+        Raises:
+            KeyError: one is missing.
+            ValueError: they are no finite logits with a label each.
+        """
+        logits, labels = arrays["logits"], arrays["labels"]
+        count = len(labels) if labels.ndim == 1 and rows is None else rows
+        right = logits.ndim == 2 and len(logits) == count and labels.shape == (count,)
+        check("logits and labels", (logits.shape, labels.shape), right, f"one row for each of {count} test rows")
+        finite = np.issubdtype(logits.dtype, np.floating) and bool(np.isfinite(logits).all())
+        check("logits", str(logits.dtype), finite, "finite numbers")
+        within = labels.dtype == np.int64 and bool(((labels >= 0) & (labels < logits.shape[1])).all())
+        check("labels", str(labels.dtype), within, f"whole numbers below {logits.shape[1]}")
+        return cls(logits, labels, **more)
+
     @property
     def ece(self) -> float:
         """Expected calibration error, in [0, 1]."""
@@ -149,11 +191,11 @@ def label_answers(answers: Answers) -> LabelAnswers:
     Raises:
         MetricError: they are of a kind without labels.
     """
-    if not isinstance(answers, LabelAnswers):
+    if not answers.are_labels:
         raise MetricError(
             f"Expected answers that are labels, got {type(answers).__name__}. Take a task of another kind."
         )
-    return answers
+    return cast(LabelAnswers, answers)
 
 
 def array_of(content: Any) -> npt.NDArray[np.uint8]:
@@ -166,43 +208,8 @@ def json_of(array: npt.NDArray[Any]) -> Any:
     return parse_json(array.astype(np.uint8).tobytes().decode())
 
 
-@dataclass(frozen=True)
-class WrittenTexts:
-    """Texts that answer a task's rows, as a file of answers keeps them.
-
-    Attributes:
-        texts: what was written.
-        right: of each row the texts that are right.
-        prompts: what each row asks, as far as a report shows it; none in older files.
-        before: what was written before training, of `shown_rows`; none where nothing was asked then.
-    """
-
-    texts: Sequence[str]
-    right: Sequence[Sequence[str]]
-    prompts: Sequence[str] = ()
-    before: Sequence[str] = ()
-
-    @property
-    def array(self) -> npt.NDArray[np.uint8]:
-        """The texts as JSON in UTF-8."""
-        content = {"texts": list(self.texts), "right": [list(each) for each in self.right]}
-        content |= {"prompts": list(self.prompts)} if self.prompts else {}
-        return array_of(content)
-
-    @classmethod
-    def of_array(cls, array: npt.NDArray[Any], before: npt.NDArray[Any] | None = None) -> Self:
-        """Return what `array` gave, with the texts before training, if any; raise ``ValueError`` where it is none."""
-        content, first = json_of(array), [] if before is None else json_of(before)
-        prompts = content.get("prompts", [])
-        rows = [len(content["texts"]), len(content["right"]), *([len(prompts)] if prompts else [])]
-        check("texts, right texts and prompts", rows, len({*rows}) == 1, "those of the same rows")
-        expected = len(shown_rows(rows[0]))
-        check("texts before training", len(first), len(first) in (0, expected), f"those of {expected} rows")
-        return cls(content["texts"], content["right"], prompts, first)
-
-
 @dataclass(frozen=True, eq=False)
-class TextAnswers:
+class TextAnswers(Answers):
     """Texts that a model wrote, and its losses on the right ones.
 
     Attributes:
@@ -265,6 +272,10 @@ class TextAnswers:
         scores = [sign(metric) * replace(self, texts=[text] * len(self.right)).score(metric) for text in common]
         return common[int(np.argmax(scores))]
 
+    def shown_texts(self) -> list[str]:
+        """Return the texts of `shown_rows`."""
+        return [self.texts[row] for row in shown_rows(len(self.texts))]
+
     def same_as(self, other: Self) -> bool:
         """Return whether the token ids, the losses and the log-probabilities are equal, to the last bit."""
         one, two = self._numbers, other._numbers
@@ -276,7 +287,8 @@ class TextAnswers:
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         """Return token ids, losses, log-probabilities, and all texts as JSON in UTF-8."""
-        return self._numbers | {"texts": WrittenTexts(self.texts, self.right, self.prompts).array}
+        content = {"texts": list(self.texts), "right": [list(each) for each in self.right]}
+        return self._numbers | {"texts": array_of(content | ({"prompts": list(self.prompts)} if self.prompts else {}))}
 
     @property
     def _numbers(self) -> dict[str, npt.NDArray[Any]]:
@@ -286,13 +298,21 @@ class TextAnswers:
     @classmethod
     def of_tensors(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return answers from what `tensors` gave; raise ``ValueError`` where they do not belong together."""
-        texts = WrittenTexts.of_array(arrays["texts"])
+        content = json_of(arrays["texts"])
+        texts, right, prompts = content["texts"], content["right"], content.get("prompts", [])
         ids, lengths, losses, counts = (arrays[name] for name in _OF_ALL)
         closed = {name: arrays[name] for name in _OF_CLOSED if name in arrays}
-        rows = {len(texts.texts), len(lengths), len(counts), *map(len, closed.values())}
+        rows = {*map(len, (texts, right, lengths, counts, prompts or texts, *closed.values()))}
         sound = len(rows) == 1 and (len(ids), len(losses)) == (lengths.sum(), counts.sum())
         check("texts, token ids and losses", sorted(rows), sound, "those of the same rows")
-        return cls(ids, lengths, losses, counts, texts.texts, texts.right, texts.prompts, **closed)
+        return cls(ids, lengths, losses, counts, texts, right, prompts, **closed)
+
+
+def same_rows(one: Answers, other: Answers) -> bool:
+    """Say whether two answers are to the same rows, as far as the right answers tell; of other kinds they do not."""
+    if isinstance(one, LabelAnswers) and isinstance(other, LabelAnswers):
+        return np.array_equal(one.labels, other.labels)
+    return isinstance(one, TextAnswers) and isinstance(other, TextAnswers) and one.right == other.right
 
 
 def constant_scores(answers: Sequence[Answers], metrics: Sequence[str], *, task_known: bool = True) -> list[float]:
@@ -304,9 +324,9 @@ def constant_scores(answers: Sequence[Answers], metrics: Sequence[str], *, task_
         task_known: whether the answer may depend on the task. Else it is one for all of them, that of the best mean score; one
             of which lower is better counts as its negative. Answers that are no labels have none in common.
     """
-    labelled = [each for each in answers if isinstance(each, LabelAnswers)]
-    if task_known or len(labelled) < len(answers):
+    if task_known or not all(each.are_labels for each in answers):
         return [each.constant_score(metric) for each, metric in zip(answers, metrics, strict=True)]
+    labelled = list(map(label_answers, answers))
     signs = [sign(metric) for metric in metrics]
     candidates = [
         [each.constant(label).score(metric) for each, metric in zip(labelled, metrics, strict=True)]

@@ -26,7 +26,7 @@ _RUN_SECTION: Mapping[str, Any] = {
 #: What it holds where it was given: how the data are read, texts that no task trains.
 _GIVEN: Mapping[str, Any] = {
     **dict.fromkeys(("text_column", "label_column", "kind", "metric"), tuple[str, ...]),
-    **{"skip_bad_rows": bool, "held_aside": str},
+    **{"skip_bad_rows": bool, "fine_tuned": str, "held_aside": str},
 }
 
 
@@ -56,18 +56,17 @@ def read_section(values: Any, types: Mapping[str, Any] = {**_RUN_SECTION, **_GIV
     return section
 
 
-def read_options(path: Path, command: str, types: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options in a TOML or JSON file, or those that a config.json says its job was run with.
+def read_options(path: Path, types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in a TOML or JSON file, or those that a config.json says its run was asked for.
 
     Args:
         path: the file, or a directory with a config.json.
-        command: whose options they must be.
-        types: the names of its options and their types.
+        types: the names of options and their types.
 
     Raises:
         UsageError: the file cannot be read, or says something else.
     """
-    remedy = f"Give a TOML or JSON file of options, or the config.json of a {command}."
+    remedy = "Give a TOML or JSON file of options, or the config.json of a run."
     if os.path.isdir(path):  # a Path raises where a name is too long
         path /= "config.json"
     if path.suffix == ".json":
@@ -77,19 +76,17 @@ def read_options(path: Path, command: str, types: Mapping[str, Any]) -> dict[str
             values = tomllib.loads(read_bounded(path))
         except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{path} cannot be read: {first_line(error)}. {remedy}") from error
-    jobs = registry.JOBS.keys() & values.keys() if isinstance(values, dict) else set()
-    if jobs and command not in jobs:
-        raise UsageError(f"{path} is the config.json of a {', '.join(jobs)}, expected that of a {command}. {remedy}")
-    if jobs and values.get("objects"):
+    begun = isinstance(values, dict) and "run" in values
+    if begun and values.get("objects"):
         raise UsageError(
-            f"{path} cannot be repeated from this file alone: the {command} was called from Python with "
+            f"{path} cannot be repeated from this file alone: the run was called from Python with "
             f"{', '.join(map(str, values['objects']))}. Repeat it by that call."
         )
     try:
-        section = read_section(values[command] if jobs else values, types)
+        section = read_section(values["run"] if begun else values, types)
     except ValueError as error:
         raise UsageError(f"{path}: {error}. {remedy}") from error
-    if jobs:
+    if begun:
         section |= {key: of_each(located, section[key], path.parent) for key in PLACES if section.get(key)}
     return section
 
@@ -141,7 +138,10 @@ def _check_run(config: Any) -> None:
         raise ValueError(f"run.{missing[0]} is missing")
     for number, fields in enumerate(config["tasks"]):
         try:
-            unknown = registry.unknown_names(TaskDefinition.of_fields(fields))
+            task = TaskDefinition.of_fields(fields)
+            unknown = registry.unknown_names(task)
+            if not unknown and (faults := registry.faults_of(task)):
+                raise ValueError("; ".join(faults))
         except ValueError as error:
             raise ValueError(f"tasks[{number}]: {error}") from error
         if unknown:
@@ -151,7 +151,7 @@ def _check_run(config: Any) -> None:
 # -- Places ----------------------------------------------------------------------------------------------
 
 #: What of a section may be a file or a directory.
-PLACES = ("model", "data", "base", "fine_tuned", "held_aside")
+PLACES = ("model", "data", "fine_tuned", "held_aside")
 #: How a file names the data of the environment variable, which lie elsewhere on every machine.
 _ENVIRONMENT = f"${DATA_VARIABLE}"
 

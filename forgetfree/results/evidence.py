@@ -29,15 +29,13 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.display import PERCENT
-from forgetfree.results.answers import LabelAnswers, WrittenTexts, unpack_rows
+from forgetfree.results.answers import Answers, LabelAnswers, TextAnswers, unpack_rows
 from forgetfree.results.calibration import BINS, calibration_gaps
-from forgetfree.results.comparison import Comparison, StrategyRuns
-from forgetfree.results.metrics import Floats, limits_of, mean_of
+from forgetfree.results.metrics import Floats, limits_of, mean_of, sign
+from forgetfree.results.runs import Run
 
 #: The chance that an interval misses.
 ALPHA = 0.05
-#: Answers of one strategy: by seed, then by task.
-Answers = Mapping[int, Mapping[str, LabelAnswers]]
 
 
 # ---- an interval ----------------------------------------------------------------------------------------
@@ -222,15 +220,20 @@ class RowScore:
         return cls(value, rows, max(0.0, variance), limits=limits_of(metric))
 
     @classmethod
-    def of_answers(cls, answers: LabelAnswers | WrittenTexts, metric: str) -> Self:
-        """Return the score of answers to single rows: `ROW_METRICS` of labels, or a mean over texts."""
-        if isinstance(answers, WrittenTexts):
-            return cls.of_rows(registry.metric(metric).rows(answers), metric)
+    def of_answers(cls, answers: Answers, metric: str) -> Self | None:
+        """Return the score of answers to single rows: `ROW_METRICS` of labels, or a mean over texts; else ``None``."""
+        if isinstance(answers, TextAnswers) and metric != "ece":
+            of_rows = registry.metric(metric).rows if metric in registry.metrics() else None
+            return cls.of_rows(of_rows(answers), metric) if of_rows else None
+        if not isinstance(answers, LabelAnswers | TextAnswers) or answers.logits is None or answers.labels is None:
+            return None
         predicted, labels = answers.logits.argmax(axis=1), answers.labels
+        if metric not in ROW_METRICS or (metric == "f1" and answers.logits.shape[1] != 2):
+            return None
         if metric == "accuracy":
             return cls.of_rows(predicted == labels, metric)
         if metric == "ece":
-            influence, value = calibration_gaps(answers.logits, labels), answers.ece
+            influence, value = calibration_gaps(answers.logits, labels), float(answers.ece or 0.0)
         else:
             those = [1] if metric == "f1" else np.unique(labels).tolist()
             parts = [_f1(predicted == label, labels == label) for label in those]
@@ -239,6 +242,11 @@ class RowScore:
         return cls(
             value, len(influence), float(influence.var()), influence - influence.mean(), limits=limits_of(metric)
         )
+
+    @classmethod
+    def of_packed(cls, right: str, count: int) -> Self:
+        """Return the accuracy of which `pack_rows` kept which of so many rows are right."""
+        return cls.of_rows(unpack_rows(right, count), "accuracy")
 
     @classmethod
     def of_rows(cls, rows: npt.ArrayLike, metric: str) -> Self:
@@ -306,43 +314,6 @@ class Evidence:
     def __init__(self, scores: dict[str, dict[int, dict[str, RowScore]]]) -> None:
         self.scores = scores
 
-    @classmethod
-    def of(cls, comparison: Comparison, metric: str | None = None) -> Self:
-        """Return the evidence at the end of a stream.
-
-        Args:
-            comparison: what `merge` returned; `with_files` of it adds answers to single rows, where they are kept.
-            metric: ``ece``; default: that of each task.
-        """
-        answers: dict[str, list[dict[str, LabelAnswers | WrittenTexts]]] = {
-            entry.label: [
-                # Of closed answers both are known: an ECE is that of the probabilities, a score that of the texts.
-                {**unit.texts, **unit.answers} if metric == "ece" else {**unit.answers, **unit.texts}
-                for unit in entry.files
-            ]
-            for entry in comparison.strategies
-        }
-        whole = len({_rows(each) for of_seeds in answers.values() for each in of_seeds if each}) == 1
-        scores: dict[str, dict[int, dict[str, RowScore]]] = {}
-        for entry in comparison.strategies:
-            for i, run in enumerate(entry.runs):
-                kept = answers[entry.label][i] if whole else {}
-                of_tasks = scores.setdefault(entry.label, {}).setdefault(run.seed, {})
-                for number, task in enumerate(comparison.tasks):
-                    score, its = run.matrix[-1][number], metric or comparison.metric[number]
-                    value = run.ece[-1][number] if metric == "ece" else score
-                    if value is None:
-                        continue
-                    right = score if comparison.metric[number] == "accuracy" else None
-                    known = run.right_rows[number] if its == "accuracy" and run.right_rows else None
-                    if task in kept and _is_of_rows(kept[task], its):
-                        of_tasks[task] = RowScore.of_answers(kept[task], its)
-                    elif known is not None:
-                        of_tasks[task] = RowScore.of_rows(unpack_rows(known, comparison.test_rows[task]), its)
-                    else:
-                        of_tasks[task] = RowScore.of_value(value, its, comparison.test_rows.get(task, 0), right)
-        return cls(scores)
-
     def average(self, strategy: str, task: str | None = None) -> Interval:
         """Return the score of a strategy on a task, or the average over all, as a fraction."""
         values, rows, limits = self._measured((strategy,), list(self.scores[strategy]), task)
@@ -392,38 +363,24 @@ class Evidence:
         return values[places], rows[np.ix_(places, places)], (low, high)
 
 
-def forgetting(entry: StrategyRuns, test_rows: Mapping[str, int], tasks: Sequence[str]) -> Interval:
+def forgetting(runs: Sequence[Run], test_rows: Mapping[str, int]) -> Interval:
     """Return how far tasks but the last are below their best score since they were learned, the mean.
 
     The answers of the past are not kept: rows then and at the end are taken as independent, where a seed lost anything.
 
     Args:
-        entry: the runs of a strategy.
+        runs: of a strategy.
         test_rows: of each task; nothing where it is not known.
-        tasks: their names.
     """
-    variance, lost = 0.0, np.any([run.forgotten for run in entry.runs], axis=0)
-    most = mean_of([high - low for low, high in map(limits_of, entry.runs[0].metric[:-1])])
-    for i, task in enumerate(tasks[:-1]):
+    variance, lost, first = 0.0, np.any([run.forgotten for run in runs], axis=0), runs[0]
+    most = mean_of([high - low for low, high in map(limits_of, first.metric[:-1])])
+    for i, (task, metric) in enumerate(zip(first.tasks[:-1], first.metric, strict=False)):
         if (rows := test_rows.get(task, 0)) and lost[i]:
-            ends = [run.learning_matrix[i + 1 :, i] for run in entry.runs]
-            sign = 1 if registry.metric(entry.runs[0].metric[i]).higher_is_better else -1
-            of = partial(RowScore.of_value, metric=entry.runs[0].metric[i], rows=rows)
-            both = [of(float(sign * max(sign * scores))).variance + of(float(scores[-1])).variance for scores in ends]
-            variance += float(np.mean(both)) / rows / (len(tasks) - 1) ** 2
-    return interval([run.forgetting for run in entry.runs], variance).within(-most, most)
-
-
-def _is_of_rows(answers: LabelAnswers | WrittenTexts, metric: str) -> bool:
-    if isinstance(answers, WrittenTexts):
-        return metric != "ece" and registry.metric(metric).rows is not None
-    return metric in ROW_METRICS and (metric != "f1" or answers.logits.shape[1] == 2)
-
-
-def _rows(answers: Mapping[str, LabelAnswers | WrittenTexts]) -> tuple[tuple[str, bytes], ...]:
-    """Return what tells the test rows of one run from others: their labels, or right texts."""
-
-    def right(each: LabelAnswers | WrittenTexts) -> bytes:
-        return repr(each.right).encode() if isinstance(each, WrittenTexts) else each.labels.astype(np.int64).tobytes()
-
-    return tuple((task, right(each)) for task, each in answers.items())
+            ends = [run.learning_matrix[i + 1 :, i] for run in runs]
+            of = partial(RowScore.of_value, metric=metric, rows=rows)
+            both = [
+                of(float(sign(metric) * max(sign(metric) * scores))).variance + of(float(scores[-1])).variance
+                for scores in ends
+            ]
+            variance += float(np.mean(both)) / rows / (len(first.tasks) - 1) ** 2
+    return interval([run.forgetting for run in runs], variance).within(-most, most)

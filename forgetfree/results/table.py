@@ -1,80 +1,235 @@
-"""Scores as one table, to be read, summarised, compared and drawn."""
+"""What runs measured, together: one table of scores, summarised, compared, drawn, and what a report is made of.
+
+>>> results = load_results("runs/a", "runs/b")  # doctest: +SKIP
+>>> results.matrix("grafting-continual", seed=0)  # doctest: +SKIP
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from forgetfree.display import PERCENT, PLAIN, Scale
+from forgetfree.display import NULL, PERCENT, PLAIN, Scale, brief
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
+from forgetfree.files import StrPath
+from forgetfree.options import typed
+from forgetfree.registry import metrics as registered_metrics
+from forgetfree.results.answers import same_rows
 from forgetfree.results.evidence import Evidence, RowScore
-from forgetfree.results.learning_matrix import summarize
-from forgetfree.results.metrics import scale_of, sign
-from forgetfree.results.run_results import REFERENCE
-from forgetfree.results.scores import COLUMNS, Score
-from forgetfree.results.stored import task_metrics
+from forgetfree.results.label_scores import LabelScores
+from forgetfree.results.metrics import Floats, limits_of, scale_of, sign
+from forgetfree.results.runs import CONSTANT, LEARNED_FLOORS, REFERENCE, UNTRAINED, Run, RunRecord, read_run
+from forgetfree.results.scores import COLUMNS
+from forgetfree.results.unit_folder import check_own
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from forgetfree.ledger import Ledger
+    from forgetfree.ledger.graft import Graft
+
+Json = dict[str, Any]
 #: The metric of a task's own, such as accuracy or F1.
 SCORE = "score"
-#: What `ScoreTable.plot` draws beside what was measured.
+#: What `Results.plot` draws beside what was measured.
 FORGETTING = "forgetting"
 #: The first row of a learning matrix.
 BEFORE = "before training"
+#: What goes without saying in a report.
+USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
+#: What of the set-up may differ between runs that stand side by side; their rows say it.
+_MAY_DIFFER = ("model", "readout", "shots", "steps", "max_length", "graftable")
 
 
-class ScoreTable:
-    """A table of scores.
+@dataclass(frozen=True, eq=False)
+class StrategyRuns:
+    """The runs of one strategy in one configuration, one per seed.
 
-    Args:
-        scores: one measured number a row: the columns that say of what (such as ``strategy`` and ``seed``), then ``task``,
-            ``after`` (how many tasks were learned before), ``metric``, ``value`` and ``rows`` (how many were scored).
-
-    Raises:
-        ReportError: one thing was measured twice, with different outcomes, or runs scored a task on different numbers of rows.
+    Attributes:
+        label: the strategy's name, with the options in which it differs from its other configurations.
+        runs: its runs, by rising seed.
+        options: what makes the configuration: its options, and what else differs between directories.
     """
 
-    def __init__(self, scores: pd.DataFrame) -> None:
-        self.units = [name for name in scores.columns if name not in COLUMNS]
-        what = [*self.units, "task", "after", "metric"]
-        scores = scores.drop_duplicates([*what, "value"], ignore_index=True)
-        twice = scores.duplicated(what)
-        if twice.any():
-            first = scores[twice].iloc[0][what].dropna()
-            raise ReportError(
-                f"{', '.join(f'{name} {value}' for name, value in first.items())} was measured twice, with different outcomes. "
-                "Leave one of the two results out."
-            )
-        if "strategy" in self.units:
-            for (task, metric), counts in scores[scores["rows"] != 0].groupby(["task", "metric"], sort=False)["rows"]:
-                if counts.nunique() > 1:
-                    raise ReportError(
-                        f"{metric} of {task} was measured on {' and on '.join(map(str, counts.unique()[:2]))} test rows: "
-                        "runs on different test rows cannot be compared. Load them one by one."
-                    )
-        self.scores = scores
-
-    @classmethod
-    def of_scores(cls, scores: Iterable[Score]) -> Self:
-        """Return the table of scores, in their order."""
-        rows = [{**s.of, **{name: getattr(s, name) for name in COLUMNS}} for s in scores]
-        units = dict.fromkeys(name for row in rows for name in row if name not in COLUMNS)
-        return cls(pd.DataFrame(rows, columns=[*units, *COLUMNS]))
+    label: str
+    runs: tuple[Run, ...]
+    options: Json = field(default_factory=dict)
 
     @property
-    def tasks(self) -> list[str]:
-        """Return the tasks, in the order in which they were learned."""
-        return list(self.scores["task"].unique())
+    def strategy(self) -> str:
+        """The strategy's name."""
+        return self.runs[0].strategy
+
+
+def load_results(*paths: StrPath) -> Results:
+    """Read what was measured.
+
+    Args:
+        paths: any of: directories that ``forgetfree run`` wrote; CSV files of ``forgetfree report --format csv``; a scores.csv.
+            Several are brought together: runs of one strategy whose options differ are told apart by them, ``lora (rank=8)``.
+
+    Raises:
+        ReportError: a file is missing or damaged, runs must not be compared, or one thing was measured twice with different
+            outcomes.
+        UsageError: there is no path.
+    """
+    if not paths:
+        raise UsageError("load_results needs at least one path. Give what forgetfree run wrote.")
+    return Results([read_run(Path(path)) for path in paths])
+
+
+class Results:
+    """Runs that may stand side by side, because they learned the same tasks and were scored on the same rows.
+
+    Args:
+        records: what `read_run` returned.
+
+    Raises:
+        ReportError: the runs must not be compared, or there is one strategy and seed twice with different outcomes.
+
+    Attributes:
+        scores: one measured number a row: ``strategy``, ``seed``, ``task``, ``after`` (how many tasks were learned before),
+            ``metric``, ``value`` and ``rows`` (how many were scored; 0 where it is not known).
+        entries: the runs of each strategy in each configuration, in the order first seen.
+        records: each run as it was read.
+        stream: its name.
+        tasks: in the order of learning.
+        metric: what each task is scored by.
+        settings: what all runs say alike of the set-up, for display.
+        constant: per task, the best score of a constant answer; None where it is not known.
+        learned_floors: by their names in tables, what is scored without fine-tuning, per task, as means over seeds.
+        test_rows: per task, how many rows are scored, as far as it is known.
+    """
+
+    def __init__(self, records: Sequence[RunRecord]) -> None:
+        several = len(records) > 1
+        records = [
+            replace(each, source=each.source or f"results {number}") if several else each
+            for number, each in enumerate(records, start=1)
+        ]
+        for other in records[1:]:
+            if difference := next(_differences(records[0], other), None):
+                raise ReportError(
+                    f"{records[0].source} and {other.source} cannot be compared: {difference}. Report on them separately."
+                )
+        self.records, about = tuple(records), records[0].about
+        self.stream, self.tasks = about.stream, list(about.tasks)
+        self.metric = [about.metric[task] for task in about.tasks]
+        self.test_rows: Mapping[str, int] = records[0].test_rows
+        setups = [_set_up(each) for each in records]
+        self.settings = _shared_settings(records)
+        telling = _telling(setups)
+        self.entries = tuple(_entries(records, setups, telling))
+        floors = next((each.about.floors for each in records if each.about.floors), None)
+        self.constant: tuple[float, ...] | None = tuple(floors.constant) if floors else None
+        self.learned_floors: Mapping[str, tuple[float | None, ...]] = {}
+        if not telling:
+            self.learned_floors = _means(floors_by_seed(records)) | _untrained(records)
+        self._held: dict[tuple[str, str, int], Any] = {}
+        parts = [run.scores.assign(strategy=each.label) for each in self.entries for run in each.runs]
+        agreed = [self._agreement(entry, run) for entry in self.entries for run in entry.runs]
+        columns = ["strategy", "seed", *COLUMNS]
+        known = [each for each in (*parts, *agreed) if len(each)]
+        self.scores = pd.concat(known, ignore_index=True)[columns] if known else pd.DataFrame(columns=columns)
+        own = {key: rows for key, rows in self.scores.groupby(["strategy", "seed"], sort=False)}
+
+        def whole(entry: StrategyRuns, run: Run) -> Run:
+            reference = self._reference(entry, run)
+            return replace(
+                run, scores=own.get((entry.label, run.seed), run.scores), reference=reference and reference[1]
+            )
+
+        self.entries = tuple(
+            replace(entry, runs=tuple(whole(entry, run) for run in entry.runs)) for entry in self.entries
+        )
+
+    # ---- what a report reads ------------------------------------------------------------------------------
 
     @property
     def strategies(self) -> list[str]:
-        """Return the strategies of runs, in the order given."""
-        return list(self.scores["strategy"].unique()) if "strategy" in self.units else []
+        """The strategies, in the order given, with the options that tell one's configurations apart."""
+        return [entry.label for entry in self.entries]
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all strategies."""
+        return [run for entry in self.entries for run in entry.runs]
+
+    @property
+    def by_strategy(self) -> Mapping[str, StrategyRuns]:
+        """The first configuration of each strategy, by its name; where it has several, their labels say which is which."""
+        return {entry.strategy: entry for entry in reversed(self.entries)}
+
+    @property
+    def signs(self) -> list[int]:
+        """Of each task, 1 where higher scores are better, else -1."""
+        return [sign(metric) for metric in self.metric]
+
+    @property
+    def sign(self) -> int:
+        """That of averages over tasks; 0 where tasks differ in it."""
+        return sign(*self.metric)
+
+    @property
+    def scales(self) -> list[Scale]:
+        """How the scores of each task are shown."""
+        return [scale_of(metric) for metric in self.metric]
+
+    @property
+    def scale(self) -> Scale:
+        """How averages over tasks are shown."""
+        return scale_of(*self.metric)
+
+    @property
+    def best_floors(self) -> list[tuple[str, float]]:
+        """Of each task the name of its best floor, and its score; nothing where they are not known."""
+        if self.constant is None:
+            return []
+        named = {CONSTANT: self.constant, **self.learned_floors}
+        floors = []
+        for i, better in enumerate(self.signs):
+            known = [(name, score) for name, scores in named.items() if (score := scores[i]) is not None]
+            floors.append((max if better == 1 else min)(known, key=itemgetter(1)))
+        return floors
+
+    def _reference(self, entry: StrategyRuns, run: Run) -> tuple[StrategyRuns, Run] | None:
+        """Return the fine-tuned models with the seed of a run: those of its own directory, or of another with equal options."""
+        those = [(each, its) for each in self.entries for its in each.runs if each.strategy == REFERENCE]
+        those = [(each, its) for each, its in those if its.seed == run.seed]
+        own = next((pair for pair in those if pair[1].source == run.source), None)
+        return own or next((pair for pair in those if _agree(entry.options, pair[0].options)), None)
+
+    def _agreement(self, entry: StrategyRuns, run: Run) -> pd.DataFrame:
+        """Return on how many test rows of each task the answer is that of the fine-tuned model, where both are kept."""
+        found = None if run.knows("agreement") else self._reference(entry, run)
+        pairs = {task: (run.files.answers.get(task), found and found[1].files.answers.get(task)) for task in self.tasks}
+        own = found is not None and found[1].source == run.source
+        if not all(one and other and (own or same_rows(one, other)) for one, other in pairs.values()):
+            return run.scores.iloc[:0]
+        rows = [
+            (
+                entry.label,
+                run.seed,
+                task,
+                len(self.tasks),
+                "agreement",
+                one.agreement(other),
+                self.test_rows.get(task, 0),
+            )
+            for task, (one, other) in pairs.items()
+            if one and other
+        ]
+        return pd.DataFrame(rows, columns=["strategy", "seed", *COLUMNS])
+
+    # ---- for users ----------------------------------------------------------------------------------------
 
     def matrix(self, strategy: str, seed: int = 0, metric: str = SCORE) -> pd.DataFrame:
         """Return the learning matrix of one run.
@@ -87,57 +242,25 @@ class ScoreTable:
 
         Returns:
             Shape (T+1, T), fractions: a row `BEFORE` training and one ``after`` each task, by its name; a column for each
-            ``task`` that was evaluated. NaN where it was not evaluated before it was learned.
+            ``task``. NaN where it was not measured.
 
         Raises:
             UnknownNameError: no such strategy or metric.
-            UsageError: the results are those of grafts.
-            ReportError: there is no such seed, or scores are missing.
+            ReportError: there is no such seed.
         """
-        self._require_runs()
-        if strategy not in self.strategies:
-            raise UnknownNameError("strategy in these results:", strategy, self.strategies)
-        scores = self._of(metric, strategy=strategy, seed=seed)
-        table = scores.pivot(index="after", columns="task", values="value")
-        stages = range(len(self.tasks) + 1)
-        extra, table = set(table.index) - set(stages), table.reindex(index=stages, columns=self.tasks)
-        missing = np.tril(table.isna().to_numpy(), -1)
-        if metric != SCORE:  # some answers have no probabilities, or no losses
-            missing &= table.notna().any().to_numpy()
-        if extra or missing.any():
-            seeds = sorted(self.scores.loc[self.scores["strategy"] == strategy, "seed"].unique())
-            raise ReportError(
-                f"There is no whole matrix of {metric} of {strategy} with seed {seed}: there are seeds "
-                f"{', '.join(map(str, seeds))}. Finish the run with --resume, or name another."
-            )
-        return table.set_axis(pd.Index([BEFORE, *self.tasks], name="after"), axis="index")
+        run = self._run(strategy, seed)
+        index = pd.Index([BEFORE, *self.tasks], name="after")
+        return pd.DataFrame(self._values(run, metric), index, pd.Index(self.tasks, name="task"))
 
     def summary(self) -> pd.DataFrame:
         """Return mean and standard deviation (n − 1) over seeds.
 
         Returns:
-            Of runs, a row for each strategy with ``average``, ``forgetting``, ``bwt``, ``fwt``, ``intransigence`` (against
-            `REFERENCE` with the same seed; NaN where there is none, or several that differ in options) and ``ece``, see
-            `forgetfree.results.learning_matrix`. Of grafts, a row for each task and all else but the seed, and
-            a column for each metric. Fractions, each with ``mean`` and ``std``.
+            A row for each strategy with ``average``, ``forgetting``, ``bwt``, ``fwt``, ``intransigence`` (against `REFERENCE`
+            with the same seed) and ``ece``, see `forgetfree.results.learning_matrix`: fractions, each with ``mean`` and
+            ``std``; NaN where a part is missing.
         """
-        if not self._are_runs:
-            by = [name for name in (*self.units, "task") if name != "seed"]
-            table = self.scores.pivot_table(
-                index=by, columns="metric", values="value", aggfunc=["mean", "std"], sort=False, dropna=False
-            )
-            return (
-                table.swaplevel(axis="columns")
-                .dropna(how="all")
-                .sort_index(axis="columns", level=0, sort_remaining=False)
-            )
-        rows, runs = [], self._runs()
-        for strategy, seed in runs:
-            matrix, metric = self.matrix(strategy, seed), self._metrics(strategy, seed)
-            ece = self.matrix(strategy, seed, "ece") if "ece" in set(self.scores["metric"]) else None
-            known = [name for name, other in runs if other == seed and name.partition(" (")[0] == REFERENCE]
-            reference = np.diagonal(self.matrix(known[0], seed).to_numpy(), offset=-1) if len(known) == 1 else None
-            rows.append({"strategy": strategy, **summarize(matrix, ece, reference, metric)})
+        rows = [{"strategy": entry.label, **run.summary} for entry in self.entries for run in entry.runs]
         table = pd.DataFrame(rows).astype({name: float for name in rows[0] if name != "strategy"})
         return table.groupby("strategy", sort=False).agg(["mean", "std"])
 
@@ -161,145 +284,207 @@ class ScoreTable:
 
         Raises:
             UnknownNameError: no such strategy or metric.
-            UsageError: the results are those of grafts.
             ReportError: the two have no seed in common.
         """
-        self._require_runs()
-        seeds = [seed for strategy, seed in self._runs() if strategy == a and (b, seed) in self._runs()]
+        seeds = [run.seed for run in self._entry(a).runs if run.seed in {its.seed for its in self._entry(b).runs}]
         if not seeds:
-            for strategy in (a, b):
-                if strategy not in self.strategies:
-                    raise UnknownNameError("strategy in these results:", strategy, self.strategies)
             raise ReportError(f"{a} and {b} have no seed in common. Run both with the same seeds.")
-        evidence = self._evidence(metric, {a: seeds, b: seeds})
+        self._values(self._entry(a).runs[0], metric)
+        evidence = Evidence(scores_at_end(self, None if metric == SCORE else metric, {a: seeds, b: seeds}))
         rows = [_compared(evidence, a, b, task) for task in (*self.tasks, None)]
         return pd.DataFrame(rows, index=pd.Index([*self.tasks, "all tasks"], name="task"))
 
-    def _evidence(self, metric: str, runs: Mapping[str, Sequence[int]]) -> Evidence:
-        """Return what a table of scores knows of a metric at the end of the stream: by strategy, for these seeds."""
+    def label_scores(self, strategy: str, task: str, seed: int = 0) -> pd.DataFrame:
+        """Return how each label of a task is answered at the end of the stream.
 
-        def scores(strategy: str, seed: int) -> dict[str, RowScore]:
-            ends = self.matrix(strategy, seed, metric).iloc[-1].dropna()  # checked: no score of a task is missing
-            last = self._of(metric, strategy=strategy, seed=seed, after=len(self.tasks)).set_index("task")
-            of_task = dict(zip(self.tasks, self._metrics(strategy, seed), strict=True))
-            right = self.matrix(strategy, seed).iloc[-1]
-            return {
-                task: RowScore.of_value(
-                    float(ends[task]),
-                    str(last["metric"][task]),
-                    int(last["rows"][task]),
-                    float(right[task]) if of_task[task] == "accuracy" else None,
-                )
-                for task in ends.index
-            }
+        Args:
+            strategy: as in `matrix`.
+            task: one whose answers are labels.
+            seed: of the run.
 
-        return Evidence({name: {seed: scores(name, seed) for seed in seeds} for name, seeds in runs.items()})
+        Returns:
+            A row for each label, and one for ``macro average``, the mean of the labels that some test row has: ``precision``,
+            ``recall`` and ``f1``, fractions, and ``rows``, how many test rows have it.
+
+        Raises:
+            UnknownNameError: no such strategy or task.
+            ReportError: there is no such seed; answers are not there, as in a table of scores; or they are no labels.
+        """
+        scores = self._label_scores(strategy, task, seed)
+        columns = {"precision": scores.precision, "recall": scores.recall, "f1": scores.f1, "rows": scores.rows}
+        table = pd.DataFrame(columns, index=pd.Index(scores.names, name="label"))
+        table.loc["macro average"] = [*scores.macro, scores.rows.sum()]
+        return table.astype({"rows": int})
+
+    def confusion(self, strategy: str, task: str, seed: int = 0) -> pd.DataFrame:
+        """Return which labels of a task are taken for which at the end of the stream: numbers of test rows.
+
+        Arguments and errors as those of `label_scores`.
+
+        Returns:
+            A row for each label that is right, a column for each that is answered; where the task is withheld, another for
+            labels of other tasks.
+        """
+        scores = self._label_scores(strategy, task, seed)
+        index, columns = pd.Index(scores.names, name="right"), pd.Index(scores.names, name="answered")
+        table = pd.DataFrame(scores.confusion, index, columns)
+        return table.assign(**{"another task's": scores.elsewhere}) if scores.elsewhere.any() else table
 
     def plot(self, metric: str = SCORE) -> Figure:
-        """Draw a metric as its scale shows it, with a panel for each task.
+        """Draw a metric over the number of tasks that were learned, a panel for each task: mean and range over seeds.
 
-        Beside the metrics of `matrix`, ``forgetting`` of runs is drawn for all tasks but the last: how far the score of a task
-        is below its best since it was learned. At the end, the mean over tasks is that of `summary`.
-
-        Of runs, it is drawn over the number of tasks that were learned, a line for each strategy: mean and range over seeds.
-        Of grafts, a mark for each seed stands above what was measured.
+        Beside the metrics of `matrix`, ``forgetting`` is drawn for all tasks but the last: how far the score of a task is below
+        its best since it was learned. At the end, the mean over tasks is that of `summary`.
 
         Raises:
             UnknownNameError: no such metric.
-            ReportError: there are no scores, or a run's are not whole.
-            UsageError: forgetting is asked for, and there is none of a single task, or of grafts.
+            ReportError: there are no scores.
+            UsageError: forgetting is asked for, and there is none of a single task.
         """
         from forgetfree.results.report.figures import legend, panels, styles
 
         if self.scores.empty:
-            raise ReportError("There are no scores to draw. Load results of a job that finished at least one unit.")
-        tasks, drawn = self.tasks, self
+            raise ReportError("There are no scores to draw. Load results of a run that finished at least one unit.")
+        tasks, scale = self.tasks, self._scale(metric)
         if metric == FORGETTING:
-            tasks, drawn = self.tasks[:-1], self._forgetting()
-        scale = self._scale(SCORE if metric == FORGETTING else metric)
+            tasks = tasks[:-1]
+            if not tasks:
+                raise UsageError("The stream has one task, so nothing can be forgotten. Draw its scores: plot().")
         figure, (axes,) = panels(tasks)
-        for ax, task in zip(axes, tasks, strict=True):
-            scores = drawn._of(metric, task=task)
-            if self._are_runs:
-                of_strategies = scores.groupby("strategy", sort=False)
-                for (strategy, of), style in zip(of_strategies, styles(len(of_strategies)), strict=True):
-                    spread = scale.factor * of.groupby("after")["value"].agg(["mean", "min", "max"])
-                    ax.fill_between(
-                        spread.index, spread["min"], spread["max"], color=style["color"], alpha=0.15, linewidth=0
-                    )
-                    ax.plot(spread.index, spread["mean"], label=str(strategy), **style)
-                ax.set(xlabel="tasks learned", xticks=range(len(self.tasks) + 1))
-            else:
-                names = [name for name in self.units if name != "seed" and scores[name].nunique(dropna=False) > 1]
-                rows = scores[names].itertuples(index=False)
-                places = ["\n".join(str(value) for value in row if pd.notna(value)) for row in rows]
-                ax.plot(places, scale.factor * scores["value"], "o")
-                ax.tick_params(axis="x", rotation=40)
+        for place, ax in enumerate(axes):
+            for entry, style in zip(self.entries, styles(len(self.entries)), strict=True):
+                values = [self._lost(run) if metric == FORGETTING else self._values(run, metric) for run in entry.runs]
+                of_task = scale.factor * np.array(values)[:, :, place]
+                known = np.flatnonzero(~np.isnan(of_task).any(axis=0))
+                spread = of_task[:, known]
+                if len(known):
+                    ax.fill_between(known, spread.min(0), spread.max(0), color=style["color"], alpha=0.15, linewidth=0)
+                ax.plot(known, spread.mean(0), label=entry.label, **style)
+            ax.set(xlabel="tasks learned", xticks=range(len(self.tasks) + 1))
         points = metric == FORGETTING and scale == PERCENT
         axes[0].set_ylabel(f"{metric} (points)" if points else scale.titled(metric))
-        if self._are_runs:
-            legend(figure, axes)
+        legend(figure, axes)
         return figure
 
-    def _forgetting(self) -> ScoreTable:
-        """Return how far each task is below its best, from where it was learned to the end."""
-        self._require_runs()
-        if len(self.tasks) == 1:
-            raise UsageError("The stream has one task, so nothing can be forgotten. Draw its scores: plot().")
-        rows = []
-        for strategy, seed in self._runs():
-            signs = np.array([sign(metric) for metric in self._metrics(strategy, seed)])
-            scores = signs * self.matrix(strategy, seed).to_numpy()
-            for place, task in enumerate(self.tasks[:-1]):
-                since = scores[place + 1 :, place]
-                lost = [0.0, *(np.maximum.accumulate(since)[:-1] - since[1:])]
-                of: dict[str, str | int] = {"strategy": strategy, "seed": seed}
-                rows += [
-                    Score(of, task, after, FORGETTING, float(each), 0) for after, each in enumerate(lost, place + 1)
-                ]
-        return ScoreTable.of_scores(rows)
+    def ledger(self, strategy: str = "grafting-continual", seed: int = 0) -> Ledger:
+        """Return the ledger that a run left: who owns which parameter, and its value.
 
-    @property
-    def _are_runs(self) -> bool:
-        return "strategy" in self.units and bool(self.scores["metric"].isin(task_metrics()).any())
+        Args:
+            strategy: as in `matrix`.
+            seed: of the run.
 
-    def _require_runs(self) -> None:
-        if not self._are_runs and not self.scores.empty:
-            raise UsageError("grafts have no matrix; use .summary()")
+        Raises:
+            UnknownNameError: no such strategy.
+            ReportError: the strategy keeps no ledger, or there is no such seed.
+        """
+        ledger: Ledger = self._kept("ledger", strategy, seed)
+        return ledger
 
-    def _of(self, metric: str, **wanted: Any) -> pd.DataFrame:
-        """Return the scores of a metric, for one strategy, seed or task."""
-        names = (SCORE, *task_metrics()) if metric == SCORE else (metric,)
-        known = set(self.scores["metric"])
-        if known.isdisjoint(names):
-            raise UnknownNameError("metric", metric, known | ({SCORE} if known.intersection(task_metrics()) else set()))
-        right = self.scores["metric"].isin(names)
-        for name, value in wanted.items():
-            right &= self.scores[name] == value
-        return self.scores[right]
+    def graft(self, seed: int = 0, strategy: str = "bare-graft") -> Graft:
+        """Return a graft that ``graft`` made, or another run of one task with ``bare-graft``; errors as those of `ledger`.
+
+        Args:
+            seed: of the graft.
+            strategy: as in `matrix`.
+        """
+        graft: Graft = self._kept("graft", strategy, seed)
+        return graft
+
+    def hold(self) -> None:
+        """Read ledgers and grafts into memory, because their files will be removed."""
+        self._held = {place: self._kept(*place) for place in self._places()}
+
+    def _places(self) -> list[tuple[str, str, int]]:
+        """Return of which strategies and seeds there is a ledger or a graft."""
+        units = [(entry.label, run) for entry in self.entries for run in entry.runs]
+        every = [(kind, label, run.seed) for label, run in units for kind in _KEPT if _file(run, kind).is_file()]
+        return [*self._held, *every]
+
+    def _kept(self, kind: str, strategy: str, seed: int) -> Any:
+        run, place = self._run(strategy, seed), (kind, strategy, seed)
+        if place in self._held:
+            return self._held[place]
+        path = _file(run, kind)
+        if not path.is_file():
+            there = "; ".join(f"{kind} of {label}, seed {number}" for kind, label, number in self._places())
+            raise ReportError(f"There is no {kind} of {strategy} with seed {seed}. There are: {there or 'none'}.")
+        from forgetfree.ledger import Ledger  # with torch, which scores do not need
+        from forgetfree.ledger.graft import Graft
+
+        check_own(path, ReportError)
+        return Ledger.load(path) if kind == "ledger" else Graft.load(path)
+
+    def __repr__(self) -> str:
+        from forgetfree.results.report.page import render_page
+        from forgetfree.results.report.run_report import lay_out
+
+        page = lay_out(self)
+        return render_page(replace(page, tables=page.tables[:1]), "rich").rstrip()
+
+    def _repr_html_(self) -> str:
+        """Return the tables of the report for a notebook."""
+        from forgetfree.results.report.page import notebook_html
+        from forgetfree.results.report.run_report import lay_out
+
+        return notebook_html(lay_out(self))
+
+    # ---- parts --------------------------------------------------------------------------------------------
+
+    def _entry(self, strategy: str) -> StrategyRuns:
+        if strategy not in self.strategies:
+            raise UnknownNameError("strategy in these results:", strategy, self.strategies)
+        return self.entries[self.strategies.index(strategy)]
+
+    def _run(self, strategy: str, seed: int) -> Run:
+        runs = {run.seed: run for run in self._entry(strategy).runs}
+        if seed not in runs:
+            raise ReportError(f"{strategy} has no seed {seed}: there are seeds {', '.join(map(str, runs))}.")
+        return runs[seed]
+
+    def _values(self, run: Run, metric: str) -> Floats:
+        if metric == SCORE:
+            return run.learning_matrix
+        if metric not in (known := set(self.scores["metric"])):
+            raise UnknownNameError("metric", metric, {*known, SCORE})
+        return run.values(metric)
+
+    def _lost(self, run: Run) -> Floats:
+        """Return how far each task is below its best from where it was learned on, shape (T+1, T), NaN before."""
+        lost = np.full(run.learning_matrix.shape, np.nan)
+        for place, scores in enumerate((np.array(self.signs) * run.learning_matrix).T[:-1]):
+            since = scores[place + 1 :]
+            lost[place + 1 :, place] = [0.0, *(np.maximum.accumulate(since)[:-1] - since[1:])]
+        return lost
 
     def _scale(self, metric: str) -> Scale:
-        """Return how the numbers of a metric are shown; all that is no score of a task and no loss is a share."""
-        known = self._of(metric)["metric"].unique()
-        if set(known) <= set(task_metrics()):
-            return scale_of(*known)
-        return PLAIN if {*known} & {"loss", "perplexity"} else PERCENT
+        if metric in (SCORE, FORGETTING):
+            return self.scale
+        return scale_of(metric) if metric in registered_metrics() else PERCENT if limits_of(metric) == (0, 1) else PLAIN
 
-    def _metrics(self, strategy: str, seed: int) -> list[str]:
-        """Return what each task of a run is scored by."""
-        metrics = self._of(SCORE, strategy=strategy, seed=seed).drop_duplicates("task").set_index("task")["metric"]
-        return [str(metrics[task]) for task in self.tasks]
+    def _label_scores(self, strategy: str, task: str, seed: int) -> LabelScores:
+        run = self._run(strategy, seed)
+        if task not in self.tasks:
+            raise UnknownNameError("task in these results:", task, self.tasks)
+        files = run.files
+        if not files.answers:
+            raise ReportError("There are no answers beside these scores. Load the directory of a run.")
+        if task not in files.probabilities or task not in files.labels:
+            raise ReportError(
+                f"Task {task!r} is not answered by one label a row. Take another, or read its scores by matrix()."
+            )
+        return LabelScores.of(files.probabilities[task], files.labels[task])
 
-    def _runs(self) -> list[tuple[str, int]]:
-        """Return strategy and seed of each run."""
-        if "strategy" not in self.units:
-            return []
-        pairs = self.scores[["strategy", "seed"]].drop_duplicates()
-        return [(strategy, int(seed)) for strategy, seed in pairs.itertuples(index=False)]
+
+#: What a unit may keep in a file of that name.
+_KEPT = ("ledger", "graft")
 
 
-def _compared(evidence: Evidence, a: str, b: str, task: str | None) -> dict[str, Any]:
-    """Compare two strategies on a task, or on all, see `ScoreTable.compare`; NaN where the task has no such scores."""
+def _file(run: Run, kind: str) -> Path:
+    return Path(run.source) / run.strategy / f"seed-{run.seed}" / f"{kind}.safetensors"
+
+
+def _compared(evidence: Evidence, a: str, b: str, task: str | None) -> Json:
+    """Compare two strategies on a task, or on all, see `Results.compare`; NaN where the task has no such scores."""
     pairs = len(evidence.scores[a])
     if task is not None and any(task not in scores for scores in evidence.scores[a].values()):
         return {
@@ -311,3 +496,191 @@ def _compared(evidence: Evidence, a: str, b: str, task: str | None) -> dict[str,
     assert gap is not None  # they share their seeds
     means = {"a": evidence.average(a, task).value, "b": evidence.average(b, task).value}
     return {**means, "difference": gap.value, "low": gap.low, "high": gap.high, "pairs": pairs, "verdict": gap.verdict}
+
+
+def evidence_of(results: Results, metric: str | None = None) -> Evidence:
+    """Return how sure the scores at the end of a stream are, see `scores_at_end`."""
+    return Evidence(scores_at_end(results, metric))
+
+
+def scores_at_end(
+    results: Results, metric: str | None = None, chosen: Mapping[str, Sequence[int]] | None = None
+) -> dict[str, dict[int, dict[str, RowScore]]]:
+    """Return the scores at the end of a stream, and how each depends on its rows, as far as the answers to them are kept.
+
+    Args:
+        results: of which runs.
+        metric: ``ece``, or what else was measured; default: that of each task.
+        chosen: the seeds of some strategies; default: all of all.
+    """
+    runs = {
+        entry.label: [run for run in entry.runs if chosen is None or run.seed in chosen.get(entry.label, ())]
+        for entry in results.entries
+        if chosen is None or entry.label in chosen
+    }
+    kept = [run.files.answers for of_seeds in runs.values() for run in of_seeds if run.files.answers]
+    alike = all(
+        each.keys() == kept[0].keys() and all(same_rows(kept[0][task], its) for task, its in each.items())
+        for each in kept[1:]
+    )
+
+    def score(run: Run, number: int, task: str) -> RowScore:
+        its, rows = metric or run.metric[number], results.test_rows.get(task, 0)
+        value, own = float(run.end(its)[number]), float(run.learning_matrix[-1][number])
+        if alike and task in run.files.answers and (found := RowScore.of_answers(run.files.answers[task], its)):
+            return found
+        if its == "accuracy" and task in run.facts.right_rows and rows:
+            return RowScore.of_packed(run.facts.right_rows[task], rows)
+        return RowScore.of_value(value, its, rows, own if run.metric[number] == "accuracy" else None)
+
+    return {
+        label: {
+            run.seed: {
+                task: score(run, number, task)
+                for number, task in enumerate(results.tasks)
+                if not np.isnan(run.end(metric or run.metric[number])[number])
+            }
+            for run in of_seeds
+        }
+        for label, of_seeds in runs.items()
+    }
+
+
+# ---- which runs stand side by side ----------------------------------------------------------------------
+
+
+def _entries(records: Sequence[RunRecord], setups: Sequence[Json], telling: Sequence[str]) -> Iterator[StrategyRuns]:
+    """Yield the runs of each configuration of each strategy.
+
+    Raises:
+        ReportError: one strategy and seed has two outcomes.
+    """
+    # strategy → its options as JSON → seed → run
+    found: dict[str, dict[str, dict[int, Run]]] = {}
+    for record, setup in zip(records, setups, strict=True):
+        for run in record.runs:
+            own = {key: setup.get(key) for key in telling} | run.facts.options
+            options = json.dumps(own, sort_keys=True)
+            earlier = found.setdefault(run.strategy, {}).setdefault(options, {}).setdefault(run.seed, run)
+            if run is not earlier and run.outcome != earlier.outcome:
+                raise ReportError(
+                    f"{run.strategy} with seed {run.seed} is in {earlier.source} and in {run.source}, with "
+                    "different outcomes. Leave one of them out, or run with another seed."
+                )
+    for strategy, variants in found.items():
+        options_of_each = [json.loads(variant) for variant in variants]
+        labels = labels_of(strategy, options_of_each, telling)
+        for label, its, seeds in zip(labels, options_of_each, variants.values(), strict=True):
+            yield StrategyRuns(label, tuple(seeds[seed] for seed in sorted(seeds)), its)
+
+
+def labels_of(strategy: str, variants: Sequence[Json], always: Sequence[str] = ()) -> list[str]:
+    """Return for each configuration the strategy's name, with the options that are not the same in all, or always told.
+
+    An option that is set to nothing goes without saying, unless that is all there is to tell.
+
+    Args:
+        strategy: its name.
+        variants: its options in each configuration.
+        always: options that are told wherever they stand.
+    """
+    labels, keys = [], dict.fromkeys(key for variant in variants for key in variant)
+    for options in variants:
+        telling = [k for k in keys if k in always or any(other.get(k) != options.get(k) for other in variants)]
+        telling = [k for k in telling if k not in options or options[k] is not None] or telling
+        told = ", ".join(f"{key}={typed(options[key]) if key in options else NULL}" for key in telling)
+        labels.append(f"{strategy} ({told})" if told else strategy)
+    return labels
+
+
+def _agree(ours: Json, theirs: Json) -> bool:
+    return all(ours[key] == theirs[key] for key in ours.keys() & theirs.keys())
+
+
+def _differences(ours: RunRecord, theirs: RunRecord) -> Iterator[str]:
+    """Yield why two runs cannot be compared task by task, in the user's words."""
+    for key in ("tasks", "scenario", "evaluated_on"):
+        a, b = (getattr(each.about, key) for each in (ours, theirs))
+        if a != b:
+            yield f"{key.replace('_', ' ')}: {typed(a)} in one and {typed(b)} in the other"
+    if ours.about.metric != theirs.about.metric:
+        a, b = (", ".join(each.about.metric.values()) for each in (ours, theirs))
+        yield f"metrics are {a} in one and {b} in the other"
+    data = [{k: v for k, v in each.about.data.items() if k not in _MAY_DIFFER} for each in (ours, theirs)]
+    rows = [each.get("fingerprints") or {} for each in data]
+    if rows[0] != rows[1] and all(isinstance(each, dict) for each in rows):
+        tasks = [task for task in {**rows[0], **rows[1]} if rows[0].get(task) != rows[1].get(task)]
+        yield f"the rows of {', '.join(tasks)} are not the same"
+    elif data[0] != data[1]:
+        key = next(key for key in {**data[0], **data[1]} if data[0].get(key) != data[1].get(key))
+        a, b = (brief(each.get(key)) for each in data)
+        yield f"of their data, {key.replace('_', ' ')} is {a} in one and {b} in the other"
+    elif ours.test_rows != theirs.test_rows:
+        yield "they were scored on different numbers of test rows"
+
+
+def _stated(record: RunRecord, key: str) -> Any:
+    """Return what a run says of its set-up, wherever it says it."""
+    about = record.about
+    places = (dict(about), about.data, about.model, about.set)
+    return next((place[key] for place in places if place.get(key) is not None), None)
+
+
+def _set_up(record: RunRecord) -> Json:
+    """Return what of the set-up of a run may differ from others beside it."""
+    model = record.about.model
+    return {key: _stated(record, key) for key in _MAY_DIFFER} | {
+        "model": model.get("name"),
+        "fingerprint": model.get("fingerprint"),
+    }
+
+
+def _telling(setups: Sequence[Json]) -> list[str]:
+    """Return what differs between set-ups; models of one name by their fingerprints, of which the first eight digits tell."""
+    differ = [key for key in _MAY_DIFFER if any(each[key] != setups[0][key] for each in setups)]
+    if "model" not in differ and any(each["fingerprint"] != setups[0]["fingerprint"] for each in setups):
+        for each in setups:
+            each["model"] = f"{each['model']} {str(each['fingerprint'])[:8]}"
+        differ = ["model", *differ]
+    return [key for key in differ if key != "graftable" or "model" not in differ]
+
+
+def _shared_settings(records: Sequence[RunRecord]) -> Json:
+    """Return what all runs say alike of the set-up, as far as it is no default."""
+    settings = []
+    for record in records:
+        keys = ("scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", *record.about.set)
+        its = {"model": record.about.model.get("name"), **{key: _stated(record, key) for key in keys}}
+        settings.append({k: v for k, v in its.items() if isinstance(v, str | int | float) and v != USUAL.get(k)})
+    return {key: value for key, value in settings[0].items() if all(other.get(key) == value for other in settings)}
+
+
+def floors_by_seed(records: Sequence[RunRecord]) -> dict[str, dict[str, list[float | None]]]:
+    """Return the floors that were fitted to training rows: by name and seed, those of each task."""
+    floors: dict[str, dict[str, list[float | None]]] = {}
+    for name in LEARNED_FLOORS:
+        for record in records:
+            if record.about.floors and (of_seeds := getattr(record.about.floors, name)):
+                floors[name] = floors.get(name, {}) | of_seeds
+    return floors
+
+
+def _means(floors: Mapping[str, Mapping[str, Sequence[float | None]]]) -> dict[str, tuple[float | None, ...]]:
+    """Return the means of floors over seeds, by their names in tables; nothing of those that no task has."""
+    means = {LEARNED_FLOORS[name]: tuple(map(_mean, zip(*each.values(), strict=True))) for name, each in floors.items()}
+    return {name: scores for name, scores in means.items() if any(score is not None for score in scores)}
+
+
+def _mean(scores: Iterable[float | None]) -> float | None:
+    known = list(scores)
+    return None if None in known else fmean(score for score in known if score is not None)
+
+
+def _untrained(records: Sequence[RunRecord]) -> dict[str, tuple[float | None, ...]]:
+    """Return what a model that writes texts scores before training, as means over runs: it may know the tasks already."""
+    rows = [
+        run.learning_matrix[0] for each in records for run in each.runs if each.about.model.get("readout") == "generate"
+    ]
+    if not rows or np.isnan(rows).any():
+        return {}
+    return {UNTRAINED: tuple(fmean(scores) for scores in zip(*rows, strict=True))}

@@ -15,16 +15,17 @@ from forgetfree.core.body import body_fingerprint, body_of, body_prefix
 from forgetfree.core.readout_model import Precision
 from forgetfree.errors import GraftError, ModelError
 from forgetfree.files import StrPath, new_directory, write_atomically
+from forgetfree.kinds.kind import kind_of
+from forgetfree.kinds.networks import READOUT, TOKEN_CLASSIFIER, Parts
 from forgetfree.ledger.graft import Graft, GraftOrigin
+from forgetfree.models.architecture import body_loader, loader_of
 from forgetfree.models.heads import HeadModel
-from forgetfree.models.loading import LoadedModel, body_loader, dtype_of, load_model, loader_of
+from forgetfree.models.loading import LoadedModel, dtype_of, load_model
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import quiet, read_config, read_weights
 from forgetfree.output import check_empty
 from forgetfree.serve.cards import Change, model_card
 from forgetfree.serve.inference import Predictor
-from forgetfree.serve.network import READOUT, Parts
-from forgetfree.serve.served_task import served
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,10 @@ def write_model(
     same_kind = type(own) is type(whole)
     if same_kind:
         body |= own.state_dict()
-    task = served(origin.task)
-    made = task.network(Parts(loaded, config, body, readout, origin))
+    made = kind_of(origin.task).network(origin.task, Parts(loaded, config, body, readout, origin))
     network, reading = made.network, made.reading
     # A token classifier has no pooler, whose tensors others keep.
-    same_kind = same_kind and not task.of_words
+    same_kind = same_kind and reading.loader != TOKEN_CLASSIFIER
     rest = {f"{body_prefix(network)}{name}": tensor for name, tensor in body.items()} if same_kind else {}
     with new_directory(out) as directory:
         with quiet(transformers):

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from forgetfree.core.readout_model import BY_WORDS
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.display import escaped
+from forgetfree.kinds.networks import READOUT, TOKEN_CLASSIFIER, Reading
 from forgetfree.ledger.graft import GraftOrigin
 from forgetfree.results.report.page import in_markdown
-from forgetfree.serve.network import READOUT, Reading
-from forgetfree.serve.served_task import served
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def model_card(origin: GraftOrigin, reading: Reading, change: Change) -> str:
 
 def _answers(origin: GraftOrigin) -> str:
     task = origin.task
-    if served(task).writes:
+    if not task.labels:
         return f"a text after a {'chat' if task.form == 'messages' else 'prompt'}"
     return _shown(", ".join(task.labels))
 
@@ -85,7 +84,7 @@ def _labels(origin: GraftOrigin, reading: Reading) -> Iterator[tuple[str, str]]:
         place = "on the mean of all tokens" if origin.readout == "mean" else f"at the {where} token"
         yield "readout", f"the linear layer in `{READOUT}` {place}"
     else:
-        of = " of each word" if served(task).of_words else ""
+        of = " of each word" if reading.loader == TOKEN_CLASSIFIER else ""
         yield "readout", f"a linear layer, inside the model's head, at the {where} token{of}"
     yield "rows", f"Rows are read up to {origin.max_length} tokens"
 
@@ -117,29 +116,29 @@ def _texts(origin: GraftOrigin, reading: Reading) -> Iterator[tuple[str, str]]:
 
 def _use(origin: GraftOrigin, reading: Reading) -> list[str]:
     """Return the usual call, where it answers as the task's own model does."""
-    task, pair = served(origin.task), len(origin.task.text_columns) == 2
-    if not reading.usual and not task.of_words:
+    task, pair, tagged = origin.task, len(origin.task.text_columns) == 2, reading.loader == TOKEN_CLASSIFIER
+    if not reading.usual and not tagged:
         if reading.loader == "AutoModelForSequenceClassification":
             return ["The tokenizer by itself reads texts in another way, so `pipeline` does not answer exactly so."]
-        if task.writes:
-            made = "chats" if origin.task.form == "messages" else "prompts"
+        if not task.labels:
+            made = "chats" if task.form == "messages" else "prompts"
             return [f"The tokenizer by itself makes other tokens of some {made} here than in training."]
         return ["This is no sequence classifier: `pipeline` has no classes for it, and fails."]
-    if task.writes and reading.loader != "AutoModelForCausalLM":
+    if not task.labels and reading.loader != "AutoModelForCausalLM":
         return [
             "`generate` writes after its chat template. A prompt that spells a special token is read as that token here."
         ]
     call = 'pipeline("text-classification", model=".", truncation=True)'
     given, beside = '"This is one text."', "A text that spells a special token is read as a text."
-    if task.of_words:
+    if tagged:
         call = 'pipeline("token-classification", model=".", aggregation_strategy="first")'
         given, beside = '"Jane Smith works in Paris ."', "Each word is labelled at its first token."
-    elif task.writes:
+    elif not task.labels:
         call = 'pipeline("text-generation", model=".")'
         given = '[{"role": "user", "content": "What is to be answered?"}], return_full_text=False'
         beside = "A prompt that spells a special token is read as that token here."
-        if origin.task.stop:
-            given += f", stop_sequence={escaped(json.dumps(origin.task.stop, ensure_ascii=False))}"
+        if task.stop:
+            given += f", stop_sequence={escaped(json.dumps(task.stop, ensure_ascii=False))}"
     elif pair:
         given = '{"text": "Is this one text?", "text_pair": "This is another."}'
         beside += " For an empty second text give a blank."

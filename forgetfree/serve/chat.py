@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from forgetfree.data.chats import Chat
 from forgetfree.display import brief
 from forgetfree.errors import FieldError, TaskError
+from forgetfree.kinds.kind import GenerationOptions, kind_of
 from forgetfree.serve.inference import Predictor
-from forgetfree.serve.served_task import Ending
 from forgetfree.tasks import Decoding
 
 #: A number that may be named where it changes nothing.
@@ -75,8 +75,8 @@ class ChatRequest(BaseModel):
             raise FieldError(f"{'; '.join(faults)}.", faults[0].partition(" ")[0])
         return asked
 
-    def ending(self, usual: Decoding, most_tokens: int) -> Ending:
-        """Return where the answer is to end, and how it is to be written.
+    def options(self, usual: Decoding, most_tokens: int) -> GenerationOptions:
+        """Return how the answer is to be written, and where it stops.
 
         Args:
             usual: how texts of the task are written.
@@ -102,7 +102,7 @@ class ChatRequest(BaseModel):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if not all(stop):
             raise FieldError("Expected no empty text in stop. Leave it out.", "stop")
-        return Ending(tokens, tuple(stop), self.decoding(usual))
+        return GenerationOptions(tokens, tuple(stop), self.decoding(usual))
 
 
 def add_routes(app: FastAPI, predictor: Predictor, answer: Callable[..., list[Any]], most_tokens: int) -> None:
@@ -118,7 +118,7 @@ def add_routes(app: FastAPI, predictor: Predictor, answer: Callable[..., list[An
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
         """List the tasks that write, as models."""
-        names = [name for name in predictor.tasks if predictor.served(name).writes]
+        names = [name for name, task in predictor.tasks.items() if not task.labels]
         return {
             "object": "list",
             "data": [{"id": name, "object": "model", "created": 0, "owned_by": "forgetfree"} for name in names],
@@ -128,11 +128,11 @@ def add_routes(app: FastAPI, predictor: Predictor, answer: Callable[..., list[An
     def complete(asked: ChatRequest) -> dict[str, Any]:
         """Answer a chat by a task."""
         try:
-            task = predictor.served(asked.model)
+            task = predictor.definition(asked.model)
         except TaskError as error:
             raise TaskError(f"There is no model {brief(asked.model)}: a model is a task. {error}") from None
-        text = task.chat(asked.chat)
-        (written,) = answer(asked.model, [text], ending=asked.ending(task.task.decoding, most_tokens))
+        text = kind_of(task).text_of_chat(task, asked.chat)
+        (written,) = answer(asked.model, [text], options=asked.options(task.decoding, most_tokens))
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": written.text, "refusal": None},

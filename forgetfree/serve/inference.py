@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from forgetfree.device import find_device
 from forgetfree.display import brief, counted
 from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
-from forgetfree.kinds.kind import kind_of
+from forgetfree.kinds.classification import Answer
+from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions, kind_of
+from forgetfree.kinds.texts import Text, check_texts, text_rows
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, dtype_of, load_bound, load_model
-from forgetfree.serve.classification import Answer, text_rows
-from forgetfree.serve.served_task import UNTIL_THE_END, Ending, ServedTask, Text, check_texts, served
 from forgetfree.serve.source import Source, check_run_binding
 from forgetfree.serve.weights import LedgerWeights, TaskWeights, unsaid, weights_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
@@ -62,7 +63,9 @@ class Predictor:
         self.weights = LedgerWeights(loaded, weights) if isinstance(weights, Ledger) else weights
         self.loaded, self.routed, self.deterministic = loaded, routed, deterministic
         self._features = features
-        self._served = {name: served(task) for name, task in self.tasks.items()}
+        for name, definition in self.tasks.items():
+            if faults := kind_of(definition).faults(definition):
+                raise LedgerError(f"Task {name!r} cannot be answered as it is described: {'; '.join(faults)}.")
         self.ledger: Ledger | None = None
         self._mixed: MixedBatchModel | None = None
         if isinstance(self.weights, LedgerWeights):
@@ -124,8 +127,8 @@ class Predictor:
             if source.task_inference == "lda":  # the model holds θ_pre now
                 features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
                 features.load(source.file.parent)
-            weights = weights_of(source, loaded) if ledger is None else LedgerWeights(loaded, ledger, source)
-            if source.tasks:
+            weights = weights_of(source, loaded) if ledger is None else LedgerWeights(loaded, ledger)
+            if ledger is None:
                 check_run_binding(source, weights.binding)
             return cls(
                 loaded,
@@ -168,9 +171,10 @@ class Predictor:
             )
         return self.tasks[task]
 
-    def served(self, task: str) -> ServedTask:
-        """Return how a task is asked, and how its answers are shown; the task is named as for `definition`."""
-        return self._served[self.definition(task).name]
+    def rows(self, task: str, texts: Sequence[Text]) -> Rows:
+        """Return texts as rows of a task; raise ``UsageError`` for one that does not fit it."""
+        definition = self.definition(task)
+        return kind_of(definition).rows(definition, texts)
 
     def readout(self, task: str) -> Mapping[str, Tensor]:
         """Return the tensors of the task's readout; none for label words."""
@@ -210,7 +214,7 @@ class Predictor:
         return answers.score(definition.metric)
 
     def answer(
-        self, task: str, texts: Iterable[Text], *, batch_size: int = 64, ending: Ending = UNTIL_THE_END
+        self, task: str, texts: Iterable[Text], *, batch_size: int = 64, options: GenerationOptions = AS_LEARNED
     ) -> list[Any]:
         """Return what a task says of texts, in the class of its kind's answers.
 
@@ -221,17 +225,18 @@ class Predictor:
             texts: a tuple for each row, with one text, or two if the task is about pairs; a text alone is a tuple of one. The
                 words of a sentence, or the turns of a chat, may also be a list.
             batch_size: rows in a forward pass.
-            ending: of a task that writes, where its texts end.
+            options: of a task that is answered by texts, how these are written.
 
         Raises:
             UsageError: a single text for a task over pairs, or the other way round; or one that is no text.
         """
-        task = self.definition(task).name
         texts = texts if isinstance(texts, str) else list(texts)  # an iterator can be read only once
-        rows = self._served[task].rows(texts)
-        return self._answers(task, texts, rows, batch_size, ending) if len(rows) else []
+        rows = self.rows(task, texts)
+        return self._answers(task, texts, rows, batch_size, options) if len(rows) else []
 
-    def answer_mixed(self, tasks: Sequence[str], texts: Sequence[Text], *, ending: Ending = UNTIL_THE_END) -> list[Any]:
+    def answer_mixed(
+        self, tasks: Sequence[str], texts: Sequence[Text], *, options: GenerationOptions = AS_LEARNED
+    ) -> list[Any]:
         """Return what tasks say of texts, each of its own.
 
         From a ledger, answers that are labels of texts take about the time of as many texts of one task: see
@@ -240,7 +245,7 @@ class Predictor:
         Args:
             tasks: the task of each text.
             texts: as for `answer`.
-            ending: as for `answer`; then all tasks must be such that write.
+            options: as for `answer`; then all tasks must be answered by texts.
 
         Raises:
             UsageError: there are more texts than tasks, or fewer; or a text does not fit its task.
@@ -253,12 +258,12 @@ class Predictor:
         tasks = [self.definition(task).name for task in tasks]
         groups = {task: [n for n, other in enumerate(tasks) if other == task] for task in dict.fromkeys(tasks)}
         own = {task: [texts[number] for number in numbers] for task, numbers in groups.items()}
-        rows = {task: self._served[task].rows(own[task]) for task in groups}
-        apart = self._mixed is None or ending != UNTIL_THE_END
-        alone = [task for task in groups if apart or not self._served[task].is_routed]
+        rows = {task: self.rows(task, own[task]) for task in groups}
+        apart = self._mixed is None or options != AS_LEARNED
+        alone = [task for task in groups if apart or not kind_of(self.tasks[task]).one_label_a_row]
         answers: dict[int, Any] = {}
         for task in alone:
-            answers |= zip(groups[task], self._answers(task, own[task], rows[task], ending=ending), strict=True)
+            answers |= zip(groups[task], self._answers(task, own[task], rows[task], options=options), strict=True)
         if self._mixed is not None and not apart:
             inputs: dict[int, tuple[Tensor, int]] = {}
             for task in groups.keys() - {*alone}:
@@ -289,8 +294,8 @@ class Predictor:
             batch = numbers[start : start + 64]
             logits = model.answer([inputs[number][0] for number in batch], [tasks[number] for number in batch])
             for number, row in zip(batch, logits, strict=True):
-                served, cut = self._served[tasks[number]], inputs[number][1]
-                (answers[number],) = served.answers([texts[number]], row[None], [cut])
+                task = self.tasks[tasks[number]]
+                (answers[number],) = kind_of(task).replies(task, [texts[number]], row[None], [inputs[number][1]])
         return answers
 
     def route(self, texts: Sequence[Text]) -> list[Answer]:
@@ -305,11 +310,11 @@ class Predictor:
         Raises:
             UsageError: the run was told the task of each row, so it has no router; or as for `answer`.
         """
-        for name, task in self._served.items():
-            if not task.is_routed:
+        for task in self.tasks.values():
+            if not (kind := kind_of(task)).one_label_a_row:
                 raise UsageError(
-                    f"The router chooses among labels of whole texts, and {name} {task.deed}. Give --task, one of "
-                    f"{', '.join(self.tasks)}."
+                    f"The router chooses among labels of whole texts, and {task.name} has one for each {kind.label_of}. Give "
+                    f"--task, one of {', '.join(self.tasks)}."
                 )
         if not self.routed:
             raise UsageError(
@@ -333,7 +338,7 @@ class Predictor:
             return self._by_features(self._features, texts, rows)
         read = {task: self.read(task, rows) for task in self.tasks}
         entropies = torch.stack([share_of_entropy(logits, logits.shape[1]) for logits, _ in read.values()])
-        answers = [self._served[task].answers(texts, *each) for task, each in read.items()]
+        answers = [kind_of(task).replies(task, texts, *read[name]) for name, task in self.tasks.items()]
         return [answers[best][row] for row, best in enumerate(entropies.argmin(0).tolist())]
 
     def _by_features(self, features: TaskFeatures, texts: Sequence[Text], rows: Rows) -> list[Answer]:
@@ -351,12 +356,19 @@ class Predictor:
         return [answers[row] for row in range(len(rows))]
 
     def _answers(
-        self, task: str, texts: Sequence[Text], rows: Rows, batch_size: int = 64, ending: Ending = UNTIL_THE_END
+        self,
+        task: str,
+        texts: Sequence[Text],
+        rows: Rows,
+        batch_size: int = 64,
+        options: GenerationOptions = AS_LEARNED,
     ) -> list[Any]:
-        served, (encoded, cut) = self._served[task], self._encoded(task, rows)
-        with evaluating(self.loaded.model, self.weights.precision), self.weights.answering(task):
-            said = served.read(self.loaded.model, encoded, ending=ending, **self._passes(batch_size))
-        return served.answers(texts, said, cut)
+        definition, model, passes = self.tasks[task], self.loaded.model, self._passes(batch_size)
+        kind, (encoded, cut) = kind_of(definition), self._encoded(task, rows)
+        logits = partial(predict, model, encoded, **passes)
+        with evaluating(model, self.weights.precision), self.weights.answering(task):
+            output = kind.output(definition, model, encoded, logits, options=options, **passes)
+        return kind.replies(definition, texts, output, cut)
 
     def _label(self, task: str) -> int:
         """Return the model's label for a task, whose readout is added at its first use."""

@@ -16,6 +16,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from forgetfree import __version__
 from forgetfree.errors import ForgetfreeError, TaskError
+from forgetfree.kinds.kind import kind_of
 from forgetfree.serve import chat
 from forgetfree.serve.inference import Predictor
 
@@ -76,8 +77,8 @@ def application(
     @app.post("/predict")
     def predict(question: Question) -> dict[str, list[Any]]:
         """Answer texts by a task, in their order, with the probabilities of all its labels; or of its words' tags."""
-        task = predictor.served(question.task)
-        return {"answers": [task.response(each) for each in answer(question.task, question.texts)]}
+        task = predictor.definition(question.task)
+        return {"answers": [kind_of(task).json(task, each) for each in answer(task.name, question.texts)]}
 
     @app.get("/tasks")
     def tasks() -> list[dict[str, Any]]:
@@ -91,7 +92,7 @@ def application(
         """Say that the server answers."""
         return {"status": "ok", "version": __version__}
 
-    if any(predictor.served(task).writes for task in predictor.tasks):
+    if not all(task.labels for task in predictor.tasks.values()):
         chat.add_routes(app, predictor, answer, most_tokens)
     return app
 

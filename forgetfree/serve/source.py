@@ -1,7 +1,7 @@
 """Where answers come from: a file that a strategy saved, and what its run says of it. Read once, before any model is.
 
-What answers depend on besides the file is the same for all that strategies keep, and stands under ``bound`` in unit.json. The
-labels of a run stand in its config.json: were they turned round there, every answer would be, too.
+A ledger says itself what its answers depend on. For other files that stands under ``bound`` in unit.json, and the labels in
+config.json.
 """
 
 from __future__ import annotations
@@ -90,6 +90,11 @@ class Source:
             return cls(file=place, model=model)
         config = load_run(place)
         file = saved_file(place, seed, strategy)
+        if config["model"]["readout"] == "classifier":
+            raise UsageError(
+                f"{place} is of a model that was fine-tuned elsewhere, whose own head answers. Write it as an ordinary model: "
+                f"forgetfree apply {place} --out DIR."
+            )
         settings, options = config["run"]["set"], _options(config, file.parts[-3])
         name = located(config["model"]["name"], place)
         own_seed, given = int(file.parts[-2].removeprefix("seed-")), settings.get("sampling_seed")
@@ -186,7 +191,7 @@ def run_binding(
         "binding": binding.json,
         "shared_labels": shared_labels,
         "task_inference": task_inference,
-        "tasks": {task.name: _reading(task, binding.readout) for task in tasks},
+        "tasks": {task.name: _reading(task) for task in tasks},
     }
 
 
@@ -220,7 +225,7 @@ def check_run_binding(source: Source, now: Binding) -> None:
             f"{source.file} would not answer as it did: {'; '.join(differ)}. Use the model's own config.json and tokenizer, "
             "and the options that the stream was trained with."
         )
-    tasks = {task.name: _reading(task, then.readout) for task in source.tasks}
+    tasks = {task.name: _reading(task) for task in source.tasks}
     _compare(source, "order of tasks", list(stored["tasks"]), list(tasks))
     for name, reading in stored["tasks"].items():
         for key in dict.fromkeys((*reading, *tasks[name])):
@@ -237,9 +242,9 @@ def _compare(source: Source, what: str, expected: Any, got: Any) -> None:
         )
 
 
-def _reading(task: TaskDefinition, readout: str) -> Json:
-    """Return the fields of a task that decide how it is answered, as a JSON file gives them back."""
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in task.reading(readout).items()}
+def _reading(task: TaskDefinition) -> Json:
+    """Return the fields of a task as a JSON file gives them back."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in task.fields.items()}
 
 
 def _shown(value: Any) -> str:

@@ -15,13 +15,13 @@ from forgetfree.core.readout_model import BY_WORDS, LINEAR
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.files import StrPath
+from forgetfree.kinds.kind import kind_of
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.ledger.records import Record
+from forgetfree.models.architecture import reads_last
 from forgetfree.models.heads import HiddenRows, make_head, read_head
-from forgetfree.models.loading import reads_last
 from forgetfree.models.task_model import mean_of_tokens
 from forgetfree.results.unit_folder import check_own
-from forgetfree.serve.served_task import served
 from forgetfree.serve.source import LEDGER, saved_file
 from forgetfree.serve.weights import unsaid
 
@@ -136,13 +136,13 @@ class TaskSwitch:
         readout = nn.Linear(width, labels, device=next(self._body.parameters()).device)
         load_tensors_(readout, tensors)
         last = reads_last(self._model.config)
-        of_words = record.definition is not None and served(record.definition).of_words
+        every_token = record.definition is not None and not kind_of(record.definition).one_label_a_row
 
         def logits(hidden: Tensor, ids: Tensor | None, mask: Tensor | None) -> Tensor:
             if self._readout == "mean":
                 ones = torch.ones(hidden.shape[:2], device=hidden.device)
                 hidden = mean_of_tokens(hidden, ones if mask is None else mask)
-            elif not of_words:
+            elif not every_token:
                 rows = torch.arange(len(hidden), device=hidden.device)
                 hidden = hidden[rows, _last(mask, hidden) if last else torch.zeros_like(rows)]
             read: Tensor = readout.to(hidden.device)(hidden.to(readout.weight.dtype))

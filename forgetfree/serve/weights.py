@@ -3,17 +3,17 @@
 A strategy's folder in a run holds one of these files, and each has a class that answers from it:
 
     ledger.safetensors        `LedgerWeights`: θ_pre with the records of a task
-    checkpoint.safetensors    `SharedWeights`: one model for all tasks
-    fine-tuned.json           `FineTunedWeights`: a whole model a task
+    checkpoint.safetensors    `ModelWeights`: one model for all tasks
+    fine-tuned.json           `ModelWeights`: a model a task, by its name in a store
     adapters.safetensors      `forgetfree.strategies.lora.weights`: θ_pre with the adapters of a task
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,11 +23,11 @@ from forgetfree.core.tensors import persistent_buffers
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, ModelError, RunError
 from forgetfree.json_file import check, read_json
-from forgetfree.ledger import Ledger, LedgerSwitch, check_binding, check_definitions
+from forgetfree.ledger import Ledger, LedgerSwitch, check_binding
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.records import rows_of
 from forgetfree.models.loading import LoadedModel, config_of
-from forgetfree.models.state import ModelState, StateStore
+from forgetfree.models.state import ModelState, StateStore, learned_in
 from forgetfree.registry import WEIGHTS
 from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.source import Source
@@ -60,24 +60,24 @@ class TaskWeights(ABC):
     def answering(self, task: str) -> AbstractContextManager[None]:
         """Return a context in which the model answers for a task, bit for bit as in the run."""
 
-    @abstractmethod
     def merged(self, task: str) -> AbstractContextManager[None]:
         """Return a context in which the model's own tensors are the task's, to be written as an ordinary model."""
+        return self.answering(task)
 
 
 class RunWeights(TaskWeights):
-    """Weights that only their run can tell the tasks of.
+    """Weights that only their run can tell the tasks of. A subclass is made of source and base model alone.
 
     Args:
         source: the file, and what the run says of it.
-        learned: the tasks that it holds, in order.
         loaded: the base model.
+        learned: the tasks that the file holds, in order.
 
     Raises:
         RunError: the run does not define one.
     """
 
-    def __init__(self, source: Source, learned: Sequence[str], loaded: LoadedModel) -> None:
+    def __init__(self, source: Source, loaded: LoadedModel, learned: Iterable[str]) -> None:
         known = {task.name: task for task in source.tasks}
         if unknown := [name for name in learned if name not in known]:
             raise RunError(
@@ -87,15 +87,10 @@ class RunWeights(TaskWeights):
         self.source, self.binding = source, loaded.binding(source.precision)
         self.definitions = {name: known[name] for name in learned}
 
-    @classmethod
-    @abstractmethod
-    def read(cls, source: Source, loaded: LoadedModel) -> Self:
-        """Return what the file holds, for this base model."""
-
     def own_rows(self, task: str, readout: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the rows of a readout that are a task's own labels: where all tasks have one, by the order of the stream."""
         if not self.source.shared_labels:
-            return rows_of(readout, ())
+            return dict(readout)
         sizes = {each.name: len(each.labels) for each in self.source.tasks}
         first = sum(list(sizes.values())[: list(sizes).index(task)])
         return rows_of(readout, range(first, first + sizes[task]))
@@ -107,13 +102,12 @@ class LedgerWeights(TaskWeights):
     Args:
         loaded: the base model.
         ledger: the records.
-        source: where the ledger is from, if it is from a run.
 
     Raises:
-        LedgerError: the ledger belongs to another model or run, or says of no task what it is; the message says which.
+        LedgerError: the ledger belongs to another model, or says of no task what it is; the message says which.
     """
 
-    def __init__(self, loaded: LoadedModel, ledger: Ledger, source: Source | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, ledger: Ledger) -> None:
         self.ledger = ledger
         self.definitions = {each.task: each.definition for each in ledger.records if each.definition is not None}
         if ledger.tasks and not self.definitions:
@@ -121,8 +115,6 @@ class LedgerWeights(TaskWeights):
         self.binding = loaded.binding(ledger.binding.precision if ledger.binding else "fp32")
         self.switch = LedgerSwitch(ledger, loaded.model.backbone, fingerprint=loaded.fingerprint)
         check_binding(ledger, self.binding, "The ledger")
-        if source is not None:
-            check_definitions(ledger, {task.name: task for task in source.tasks}, "the run's config.json")
 
     def readout(self, task: str) -> Mapping[str, Tensor]:
         """Return the record's readout."""
@@ -134,13 +126,6 @@ class LedgerWeights(TaskWeights):
         with self.switch.task(task):
             yield
 
-    @contextmanager
-    def merged(self, task: str) -> Iterator[None]:
-        """Switch the model to the task, with a storage of its own for each tensor."""
-        with self.switch.task(task):
-            self.switch.release()
-            yield
-
 
 def unsaid(task: str) -> str:
     """Return the sentence on a task whose record does not say what it is."""
@@ -150,59 +135,29 @@ def unsaid(task: str) -> str:
     )
 
 
-class SharedWeights(RunWeights):
-    """Answers for all tasks with one model, as the last task left it.
+class ModelWeights(RunWeights):
+    """Answers for each task with a whole model: one for all tasks, as the last one left it, or each task's own.
 
-    Raises:
-        ModelError: it is another model's.
-    """
-
-    def __init__(self, source: Source, learned: Sequence[str], loaded: LoadedModel, state: ModelState) -> None:
-        check_base(source, loaded)
-        state.check_fits(loaded.model, [])
-        load_state_(loaded, state)
-        super().__init__(source, learned, loaded)
-        self._readouts = state.readouts
-
-    @classmethod
-    def read(cls, source: Source, loaded: LoadedModel) -> Self:
-        """Return what the file holds."""
-        path = source.file.with_name("learned.json")
-        learned = read_json(path, RunError, _REMEDY, _check_names)
-        check_own(path)
-        return cls(source, learned, loaded, ModelState.load(source.file))
-
-    def readout(self, task: str) -> Mapping[str, Tensor]:
-        """Return the task's readout."""
-        return self.own_rows(task, self._readouts.get(task, {}))
-
-    def answering(self, task: str) -> AbstractContextManager[None]:
-        """Leave the model as it is."""
-        return nullcontext()
-
-    merged = answering
-
-
-class FineTunedWeights(RunWeights):
-    """Answers for each task with a model of its own; those that were asked for stay in memory.
+    The models that were asked for stay in memory.
 
     Raises:
         ModelError: they are another model's.
         RunError: one is missing.
     """
 
-    def __init__(self, source: Source, keys: Mapping[str, str], loaded: LoadedModel) -> None:
+    def __init__(self, source: Source, loaded: LoadedModel) -> None:
         check_base(source, loaded)
-        super().__init__(source, list(keys), loaded)
-        self._loaded, self._keys = loaded, keys
-        self._states: dict[str, ModelState] = {}
-        #: The task whose model is in place.
-        self._present = ""
-
-    @classmethod
-    def read(cls, source: Source, loaded: LoadedModel) -> Self:
-        """Return what the file holds."""
-        return cls(source, read_json(source.file, RunError, _REMEDY, _check_keys), loaded)
+        self._loaded, self._states = loaded, dict[str, ModelState]()
+        #: The names of the tasks' models in the store; empty for the one of all tasks.
+        self._keys: Mapping[str, str]
+        if source.file.suffix == ".json":
+            self._keys = read_json(source.file, RunError, _REMEDY, _check_keys)
+        else:
+            self._keys = dict.fromkeys(learned_in(source.file), "")
+            self._states[""] = self._fitting(ModelState.load(source.file))
+        #: The name of the model that is in place, if one is.
+        self._present: str | None = None
+        super().__init__(source, loaded, self._keys)
 
     def readout(self, task: str) -> Mapping[str, Tensor]:
         """Return the readout of the task's model."""
@@ -211,17 +166,15 @@ class FineTunedWeights(RunWeights):
     @contextmanager
     def answering(self, task: str) -> Iterator[None]:
         """Put the task's model into place, and leave it there for the next question."""
-        if self._present != task:
-            self._present = ""
+        if self._present != self._keys[task]:
+            self._present = None
             load_state_(self._loaded, self._state(task))
-            self._present = task
+            self._present = self._keys[task]
         yield
 
-    merged = answering
-
     def _state(self, task: str) -> ModelState:
-        if task not in self._states:
-            key, stores = self._keys[task], self.source.stores
+        key, stores = self._keys[task], self.source.stores
+        if key not in self._states:
             sound = ((store, state) for store in stores if (state := StateStore(store).get(key)))
             store, state = next(sound, (None, None))
             if store is None or state is None:
@@ -231,9 +184,12 @@ class FineTunedWeights(RunWeights):
                     f"it {brief(key)}, and {places} holds no sound {brief(f'{key}.safetensors')}. {_REMEDY}"
                 )
             check_own(store / f"{key}.safetensors", unit=self.source.file.absolute().parent)
-            state.check_fits(self._loaded.model, [])
-            self._states[task] = state
-        return self._states[task]
+            self._states[key] = self._fitting(state)
+        return self._states[key]
+
+    def _fitting(self, state: ModelState) -> ModelState:
+        state.check_fits(self._loaded.model, [])
+        return state
 
 
 def weights_of(source: Source, loaded: LoadedModel) -> RunWeights:
@@ -242,8 +198,8 @@ def weights_of(source: Source, loaded: LoadedModel) -> RunWeights:
     Raises:
         RunError, ModelError: it is damaged, or of another model or run.
     """
-    weights_class: type[RunWeights] = WEIGHTS[source.file.name].load()
-    return weights_class.read(source, loaded)
+    weights_class: Callable[[Source, LoadedModel], RunWeights] = WEIGHTS[source.file.name].load()
+    return weights_class(source, loaded)
 
 
 def check_base(source: Source, loaded: LoadedModel) -> None:
@@ -267,11 +223,6 @@ def load_state_(loaded: LoadedModel, state: ModelState) -> None:
     loaded.model.space().load_(loaded.model.backbone, state.theta)
     for name, buffer in persistent_buffers(loaded.model.backbone).items():
         buffer.copy_(state.buffers[name])
-
-
-def _check_names(names: Any) -> None:
-    right = isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
-    check("the content", names, right, "a list of different task names")
 
 
 def _check_keys(keys: Any) -> None:

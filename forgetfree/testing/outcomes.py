@@ -17,13 +17,13 @@ from forgetfree.models.state import StateStore
 from forgetfree.testing.faults import Faults, differing
 from forgetfree.testing.runs import Look, Run, Untrained, look
 
-_COUNT_IT = "Count in kept.bytes_kept() what kept.save() writes and what the next task needs."
+_COUNT_IT = "Count in storage.bytes_kept() what storage.save() writes and what the next task needs."
 
 
 def check_answers(run: Run, faults: Faults, where: str = "") -> None:
     """Check that every test row of every task has a row of finite logits, and that something was learned."""
     stream: Stream = run.strategy.stream
-    labelled = [task for task in stream.tasks if not task.definition.writes]
+    labelled = [task for task in stream.tasks if task.classes]
     expected = {task.name: (len(task.test), stream.model.heads[task.label].n_labels) for task in labelled}
     for seen in run.looks.values():
         shapes = {name: tuple(seen.logits[name].shape) for name in expected if name in seen.logits}
@@ -152,7 +152,9 @@ def check_loaded(
 ) -> None:
     """Check that a new strategy on a new stream answers from what was saved."""
     what = f"{where}save and load"
-    remedy = "Write in kept.save() all that answering needs, and put it back in kept.load(), note_learned(…) included."
+    remedy = (
+        "Write in storage.save() all that answering needs, and put it back in storage.load(), note_learned(…) included."
+    )
     with faults.catching(what, remedy):
         directory.mkdir(parents=True)
         run.strategy.save(directory)

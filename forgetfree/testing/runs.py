@@ -15,7 +15,6 @@ from torch import Tensor
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.display import listed
-from forgetfree.results.answers import LabelAnswers
 from forgetfree.testing.faults import Faults, differing, tensors
 from forgetfree.training.monitor import PHASES, Monitor
 
@@ -88,7 +87,7 @@ def look(strategy: Any, experiences: Sequence[Any] | None = None) -> Look:
 
 def _numbers(answers: Any) -> Tensor:
     """Return the logits; where texts are the answers, the losses and the ids of their tokens, as one column."""
-    if isinstance(answers, LabelAnswers):
+    if answers.are_labels:
         return torch.from_numpy(np.array(answers.logits))
     numbers = [each for name, each in sorted(answers.tensors().items()) if name != "texts"]
     return torch.from_numpy(np.concatenate(numbers, dtype=np.float64)).unsqueeze(1)

@@ -59,7 +59,7 @@ def check_stream(
             if model is not None:
                 return load_stream(name, data=source, model=model, readout=readout, **arguments)
             tasks = load_tasks(name, source)
-            written = any(rows.task.writes for rows in tasks)
+            written = not all(rows.task.labels for rows in tasks)
             own = replace(tiny_model(_LONG, "generate"), max_length=_LONG) if written else tiny_model(_POSITIONS)
             return make_stream(name, tasks, own, **arguments)
 
@@ -85,7 +85,7 @@ def _check_tasks(stream: Stream, faults: Faults) -> None:
     if [task.label for task in stream.tasks] != list(range(len(names))):
         faults.add(f"tasks: expected labels 0, 1, … by position, got {[task.label for task in stream.tasks]}.")
     for task in stream.tasks:
-        for fault in registry.unknown_names(task.definition) or task.definition.label_faults():
+        for fault in registry.faults_of(task.definition):
             faults.add(f"{task.name}: {fault}.")
         if len(task.classes) != len(task.definition.labels):
             faults.add(f"{task.name}: expected a class a label, got {task.classes} for {task.definition.labels}.")
@@ -97,7 +97,7 @@ def _check_splits(task: EncodedTask, faults: Faults) -> None:
         if not labels:
             faults.add(f"{task.name}: expected rows in the {split} split, got none. Add some, or raise test_limit.")
             continue
-        if task.definition.writes:  # whose labels are tokens
+        if not task.classes:  # the labels are tokens
             continue
         if beyond := sorted(labels - set(task.classes)):
             faults.add(f"{task.name}: expected labels of {task.classes} in the {split} split, got {beyond} too.")
@@ -203,7 +203,7 @@ def _inputs(task: EncodedTask, split: str) -> Iterable[Tensor]:
     """Yield what is read of each row: of one that is answered by a text, what stands before that."""
     rows: Examples = getattr(task, split)
     read = (rows.batch([i])[0][0] for i in range(len(rows)))
-    return map(prompt_of, read) if task.definition.writes else read
+    return read if task.classes else map(prompt_of, read)
 
 
 def _ids(rows: Examples, i: int) -> Sequence[int]:

@@ -18,8 +18,7 @@ from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer, 
 
 from forgetfree.core.body import fingerprint_of
 from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.models.generation import plain_generation
-from forgetfree.models.loading import LoadedModel
+from forgetfree.models.loading import LoadedModel, plain_generation
 from forgetfree.models.task_model import TaskModel, TokenLayout
 from forgetfree.tasks import DEFAULT_TEMPLATE, Scenario, TaskDefinition
 

@@ -15,19 +15,15 @@ from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import trainable
 from forgetfree.data.prompts import PromptEncoder
-from forgetfree.errors import LedgerError, UnknownNameError, UsageError, nearest
+from forgetfree.errors import LedgerError, UsageError, nearest
+from forgetfree.kinds.kind import Kind
 from forgetfree.ledger.binding import Binding, head_digest, network_of, tokenizer_digest
+from forgetfree.models.architecture import body_loader
 from forgetfree.models.heads import HiddenRows, make_head, read_head
-from forgetfree.models.loading import body_loader
+from forgetfree.models.loading import usual_max_length
 from forgetfree.models.model_files import TEXT_ENCODER, check_weights
 from forgetfree.models.task_model import head_names, positions_of
-from forgetfree.tasks import KIND_OF_FORM, TaskDefinition, usual_max_length
-
-#: The forms of rows that kinds have as a rule.
-_FORMS = {"classification": "single", "tagging": "tokens"}
-#: The settings of tasks that are answered by labels, and those of texts.
-_OF_LABELS = ("metric", "max_length")
-_OF_TEXTS = (*_OF_LABELS, "instruction", "template", "max_new_tokens", "stop", "closed_answers")
+from forgetfree.tasks import TaskDefinition
 
 
 @dataclass(frozen=True)
@@ -72,10 +68,9 @@ def meaning_of(
         ModelError: the tokenizer is not the model's, or the head cannot be read apart from it.
         LedgerError: the ledger's other tasks are read otherwise.
     """
-    form = _FORMS.get(kind or "classification", kind)
-    if form not in KIND_OF_FORM:
-        raise UnknownNameError("kind of task", str(kind), {*KIND_OF_FORM, *_FORMS})
-    known = _OF_TEXTS if KIND_OF_FORM[form] == "generation" else _OF_LABELS
+    of_task: Kind = registry.kind(kind or "classification")
+    form = kind if kind and kind in of_task.forms else next(iter(of_task.forms))
+    known = of_task.settings
     if unknown := [name for name in settings if name not in known]:
         raise UsageError(
             f"learning has no argument {unknown[0]!r} for a task of kind {form!r}.{nearest(unknown[0], known)} Its settings "
@@ -94,12 +89,12 @@ def meaning_of(
     length = min(length, positions_of(model))
     readout: ReadoutKind = "generate"
     head: dict[str, str] = {}
-    if definition.writes:
+    if of_task.readout == "generate":
         if not hasattr(model, "can_generate") or not model.can_generate():
             raise UsageError(f"kind={kind!r} needs a model that writes texts, and {name} does not. Give …ForCausalLM.")
         PromptEncoder(tokenizer, definition, length, closed=bool(model.config.is_encoder_decoder))
     else:
-        readout, head = _head_of(model, definition)
+        readout, head = _head_of(model, definition, of_task)
     check_weights(model, [], tokenizer, readout, name)
     if head:
         _check_head(model, body, head, len(definition.labels), tokenizer)
@@ -130,17 +125,17 @@ def _definition(task: str, form: str, labels: Sequence[str] | None, settings: Ma
         fields["stop"] = [stop]
     try:
         definition = TaskDefinition.of_fields(fields)
-        if faults := registry.unknown_names(definition):
+        if faults := registry.faults_of(definition):
             raise ValueError(faults[0])
     except (ValueError, TypeError) as error:
         raise UsageError(f"Task {task!r} cannot be answered as it is described: {error}.") from error
     return definition
 
 
-def _head_of(model: Any, definition: TaskDefinition) -> tuple[ReadoutKind, dict[str, str]]:
+def _head_of(model: Any, definition: TaskDefinition, kind: Kind) -> tuple[ReadoutKind, dict[str, str]]:
     """Return how labels are read of a classifier of transformers, and the tensors of its head: see `Meaning`."""
     name, count = type(model).__name__, len(definition.labels)
-    words = definition.form == "tokens"
+    words = not kind.one_label_a_row
     if not name.endswith("ForTokenClassification" if words else "ForSequenceClassification"):
         raise UsageError(
             f"labels= of kind {definition.kind!r} are the outputs of a …For{'Token' if words else 'Sequence'}Classification, "

@@ -106,7 +106,7 @@ def learning(
     meaning = None
     if labels is not None or kind is not None or tokenizer is not None or settings:
         meaning = meaning_of(model, body, ledger.binding, task, kind, labels, tokenizer, settings)
-        if named and meaning.definition.writes:
+        if named and meaning.binding.readout == "generate":
             raise UsageError(f"Texts are written by the model's own head, got heads={list(named)}. Leave heads= out.")
     alone = _stands_alone(composition, ledger)
     if region is None:

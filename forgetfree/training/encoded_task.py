@@ -11,7 +11,7 @@ from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
 from forgetfree.errors import UsageError
-from forgetfree.kinds.kind import TaskKind, kind_of
+from forgetfree.kinds.kind import Kind, kind_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
@@ -50,7 +50,7 @@ class EncodedTask:
         return self.definition.name
 
     @property
-    def kind(self) -> TaskKind:
+    def kind(self) -> Kind:
         """The task's kind."""
         return kind_of(self.definition)
 
@@ -155,7 +155,7 @@ def label_spaces(
         kind.check_scenario(tasks, scenario)
     if scenario == "task":
         return list(tasks), [LabelSpace()] * len(tasks)
-    if all(task.writes for task in tasks):
+    if not any(sizes):
         return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
     if loaded.readout not in LINEAR:
         raise UsageError(

@@ -45,11 +45,11 @@ def bag_of_words(
         test: of each task the texts of ``task.test``.
         task_known: whether each task has a classifier of its own.
     """
-    if not (task_known or all(task.kind.has_word_floor for task in tasks)):
+    if not (task_known or all("bag_of_words" in task.kind.floors for task in tasks)):
         return [None] * len(tasks)
     scores: list[float | None] = []
     for group in _groups(len(tasks), task_known):
-        if not all(tasks[i].kind.has_word_floor for i in group):
+        if not all("bag_of_words" in tasks[i].kind.floors for i in group):
             scores.append(None)
             continue
         chosen = [representative(tasks[i].train.targets, MOST_ROWS // len(group)) for i in group]
@@ -141,7 +141,7 @@ def nearest_rows(tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequ
     scores: list[float | None] = []
     for task, known, queries in zip(tasks, train, test, strict=True):
         chosen = evenly(len(known), MOST_ROWS)  # files may have their rows in an order
-        nearest = _most_similar(known.take(chosen).first, queries.first) if task.definition.writes else None
+        nearest = _most_similar(known.take(chosen).first, queries.first) if "nearest_row" in task.kind.floors else None
         if nearest is None:
             scores.append(None)
         else:
@@ -256,7 +256,7 @@ def probe_answers(train: npt.NDArray[Any], labels: Integers, test: npt.NDArray[A
 
 
 def _has_mean(task: EncodedTask, model: ReadoutModel) -> bool:
-    return type(model).pooled is not ReadoutModel.pooled and task.kind.has_word_floor and not _is_of_words(task.test)
+    return type(model).pooled is not ReadoutModel.pooled and "mean_probe" in task.kind.floors
 
 
 def _groups(tasks: int, task_known: bool) -> list[list[int]]:

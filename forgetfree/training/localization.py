@@ -13,14 +13,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from forgetfree.core.base_regions import BaseKind, base_region, budget, diagonal_fisher, most_moved, top
+from forgetfree.core.base_regions import BaseKind, budget, most_moved, top
 from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy
 from forgetfree.core.mask import MaskOptions
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import Precision, ReadoutModel
 from forgetfree.core.regions import Region, biases
-from forgetfree.core.saliency import RegionSource, Saliency, mean_gradient, saliency
+from forgetfree.core.saliency import RegionSource, Saliency, diagonal_fisher, mean_gradient, saliency
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError
@@ -133,7 +133,10 @@ def choose_base(
     if kind == "fisher":
         read = [rows.batch([row]) for row in representative(rows.targets, fisher_rows)]
         return top(diagonal_fisher(model, model.space(), read).masked_fill_(theta_ft == theta_pre, -math.inf), count)
-    return base_region(kind, theta_pre, theta_ft, count, seed)
+    if kind == "random":
+        generator = torch.Generator().manual_seed(seed)
+        return Region.of(torch.randperm(len(theta_pre), generator=generator, device="cpu")[:count])
+    return Region.empty() if kind == "empty" else most_moved(theta_pre, theta_ft, count)
 
 
 def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> int:

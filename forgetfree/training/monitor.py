@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.results.configurations import ELSEWHERE
+from forgetfree.results.runs import ELSEWHERE
 from forgetfree.results.scores import Score
 
 Phase = Literal["fine_tune", "localize", "train", "evaluate"]

@@ -8,7 +8,7 @@ readout it answers with. Those made of θ_pre and θ_ft by a formula have their 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -17,12 +17,12 @@ import torch
 from forgetfree.core.base_regions import BaseKind, budget, most_moved
 from forgetfree.core.batch_loss import OnStep
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
-from forgetfree.core.graft import graft_theta, interpolate
+from forgetfree.core.graft import graft_theta
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
 from forgetfree.core.regions import Region
 from forgetfree.core.saliency import is_saliency, most_salient
 from forgetfree.core.tensors import tensors_of
-from forgetfree.core.trained import RegionParameters, TrainedParameters
+from forgetfree.core.trained import RegionParameters, TrainedParameters, write_
 from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import representative
@@ -50,7 +50,6 @@ from forgetfree.training.localization import (
 )
 from forgetfree.training.loop import answers_of, fine_tune, fine_tuned_key, quality_of
 from forgetfree.training.monitor import Monitor, Phase
-from forgetfree.training.scaled_start import ScaleOptions, choose_scale
 from forgetfree.training.training_options import TrainingOptions, for_model, region_rate, scheduled_rate
 
 
@@ -296,42 +295,6 @@ class SingleTask:
         """Return θ(γ) of eq. 1, with the fine-tuned readout."""
         return replace(fine_tuned, theta=graft_theta(self.pre.theta, fine_tuned.theta, region))
 
-    def scale(
-        self,
-        fine_tuned: ModelState,
-        region: Region,
-        options: ScaleOptions,
-        largest: float,
-        on: ModelState | None = None,
-    ) -> float:
-        """Return the c by which a graft of ``region`` answers validation rows with the least loss, see `choose_scale`.
-
-        Args:
-            fine_tuned: θ_ft.
-            region: γ.
-            options: how rows are answered, and how many of them.
-            largest: the largest c that is tried; 1: only 0 and 1 are.
-            on: what the graft is put into, and answers with; default: θ_pre with the readout and the buffers of θ_ft.
-        """
-        with self.holding(on or replace(fine_tuned, theta=self.pre.theta)):
-            return choose_scale(
-                self.model,
-                self.task,
-                region,
-                self.pre.theta,
-                fine_tuned.theta,
-                options,
-                largest=largest,
-                rows=options.choice_rows,
-            )
-
-    def moved(self, fine_tuned: ModelState, scale: float) -> ModelState:
-        """Return the state at θ_pre + c · (θ_ft − θ_pre), with the fine-tuned readout."""
-        if scale == 1:
-            return fine_tuned
-        theta = self.pre.theta if scale == 0 else interpolate(self.pre.theta, fine_tuned.theta, scale)
-        return replace(fine_tuned, theta=theta)
-
     def retrained(self, start: ModelState, region: Region, options: TrainingOptions) -> ModelState:
         """Train ``region`` of θ_pre alone on the task, together with the readout (paper, §3.1); see `region_rate`.
 
@@ -354,7 +317,7 @@ class SingleTask:
         trained: TrainedParameters | None = None,
         steps: int | None = None,
         *,
-        after_update: Callable[[], None] | None = None,
+        frozen: Region | None = None,
         logged: bool = True,
         about: tuple[str, ...] = (),
     ) -> None:
@@ -365,7 +328,7 @@ class SingleTask:
             phase: what the steps are called.
             trained: what is trained of the backbone; default: all graftable tensors.
             steps: updates; default: those of the options.
-            after_update: called after every update.
+            frozen: entries of what is trained that stay as they are.
             logged: whether losses and learning rates are told.
             about: what tells the training from another that starts alike.
         """
@@ -374,9 +337,15 @@ class SingleTask:
             if logged:
                 self.monitor.learning_rate(scheduled_rate(options, steps))
 
+            frozen = frozen or Region.empty()
+            tensors, values = (
+                self.space.parameters(self.model.backbone),
+                self.space.gather(self.model.backbone, frozen.indices),
+            )
+            pieces = [(tensors[i], local.to(values.device)) for i, local, _ in self.space.split(frozen.indices)]
+
             def updated(step: int, loss: float) -> None:
-                if after_update:
-                    after_update()
+                write_(pieces, values)  # momentum and decay move them without a gradient
                 on_step(step, loss if logged else math.nan)
 
             fine_tune(

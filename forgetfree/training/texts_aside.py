@@ -77,7 +77,7 @@ class TextsAside:
                 f"{loaded.readout!r} predicts none. Use --readout causal or generate, or leave --held-aside out."
             )
         definition, rows, lost = _read(place, data, options)
-        if definition.writes and rows.labels[0]:
+        if rows.labels[0]:
             encoder: Any = loaded.encoder(definition)
             bad: dict[int, BadRow] = encoder.bad_rows(rows) if options.skip_bad_rows else {}
             if 0 < len(bad) < len(rows):
@@ -117,7 +117,7 @@ class TextsAside:
         trained = set[str]()
         for task in tasks:
             trained |= {"\n".join(texts) for texts in task.train.texts}
-            trained |= {right[0] for right in task.train.labels} if task.task.writes else set()
+            trained |= {right[0] for right in task.train.labels} if not task.task.labels else set()
         shared = sum(text in trained for text in self.texts)
         if shared == len(self.texts) > 0:
             raise UsageError(
@@ -160,7 +160,7 @@ def _read(place: str, data: Data | Any, options: ReadOptions) -> tuple[TaskDefin
             f"--held-aside {place} is no file or folder of texts, and no task of --data. {error}"
         ) from error
     lost = Counter(task_rows.left_out.get("test", {}).get("faults", {}))
-    if task_rows.task.writes:
+    if not task_rows.task.labels:  # its texts are right ones
         return task_rows.task, task_rows.test, lost
     rows, without = _texts(["\n".join(texts) for texts in task_rows.test.texts], place)
     return definition, rows, lost + without

@@ -22,7 +22,8 @@ from forgetfree.ledger import changed_buffers
 from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, lora_config, targets
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
-from forgetfree.strategies.lora.file import LoraRecord, config_of, load_records, save_records
+from forgetfree.strategies.lora.file import config_of, load_adapters, save_adapters
+from forgetfree.tensor_file import TaskTensors, grouped
 from forgetfree.training.training_options import TrainingOptions
 
 
@@ -105,10 +106,10 @@ class TaskAdapters:
         self._strategy, self._joint = strategy, joint
         self._original: nn.Module = strategy.model.backbone
         self.adapters = LoraAdapters(self._original)
-        self.records: dict[str, LoraRecord] = {}
+        self.records: dict[str, TaskTensors] = {}
         #: The readout in training and its tensors as they were before; none between tasks.
         self._untrained: tuple[nn.Module, dict[str, Tensor]] | None = None
-        strategy.kept = self
+        strategy.storage = self
 
     @property
     def newest(self) -> str:
@@ -164,19 +165,15 @@ class TaskAdapters:
         """Keep the newest adapters for good; the model holds θ_pre again."""
         model = self._strategy.model
         changed = changed_buffers(self._original, self._strategy.pre_trained.buffers)
-        record = LoraRecord(
-            task.name,
-            self.adapters.config(self.newest),
-            self.adapters.tensors(self.newest),
-            tensors_of(model.readout_module(task.label)),
-            {name: buffer.cpu().clone() for name, buffer in changed.items()},
+        tensors = grouped(
+            adapter=self.adapters.tensors(self.newest),
+            readout=tensors_of(model.readout_module(task.label)),
+            buffer={name: buffer.clone() for name, buffer in changed.items()},
         )
         if self._joint:  # one model for all: of what all tasks train on, the newest state counts
-            self.records = {
-                name: replace(each, readout={} if model.shared_readout else each.readout, buffers={})
-                for name, each in self.records.items()
-            }
-        self.records[self.newest] = record
+            dropped = ("buffer/", "readout/") if model.shared_readout else ("buffer/",)
+            self.records = {name: _without(each, dropped) for name, each in self.records.items()}
+        self.records[self.newest] = TaskTensors(task.name, tensors, self.adapters.config(self.newest))
         self._untrained = None
         self._become([])
 
@@ -224,7 +221,7 @@ class TaskAdapters:
         backbone = self.adapters.activate(names) if names else self._original
         backbone.train(model.backbone.training)
         model.backbone = backbone
-        changed = [self.records[name].buffers for name in names if name in self.records]
+        changed = [self.records[name].group("buffer") for name in names if name in self.records]
         self._load_buffers({**self._strategy.pre_trained.buffers, **(changed[-1] if changed else {})})
 
     @torch.no_grad()
@@ -236,42 +233,65 @@ class TaskAdapters:
 
     def save(self, directory: Path) -> None:
         """Write the adapters of all tasks, and their readouts."""
-        save_records(directory / "adapters.safetensors", list(self.records.values()), **self._belonging())
+        path = directory / "adapters.safetensors"
+        save_adapters(path, list(self.records.values()), joint=self._joint, **self._base())
 
     def load(self, directory: Path) -> None:
         """Read the adapters; the next task may be learned beside them."""
         strategy, path = self._strategy, directory / "adapters.safetensors"
-        records = load_records(path, **self._belonging())
+        records, joint = load_adapters(path, **self._base())
+        if joint != self._joint:
+            ways = {True: "all together (o-lora)", False: "each alone (lora)"}
+            raise RunError(
+                f"The adapters in {path} act {ways[joint]}, and this strategy lets them act {ways[self._joint]}. Load them "
+                "into the strategy that saved them."
+            )
         tasks = {task.name: task for task in strategy.stream.tasks}
         for record in records:
             if record.task not in tasks:
                 raise RunError(
                     f"{path} has adapters of task {brief(record.task)}, which this stream lacks. Load that stream."
                 )
-            if record.readout:
-                readout = strategy.model.readout_module(tasks[record.task].label)
-                check_shapes(f"the readout of {record.task!r}", readout.state_dict(), record.readout)
-        adapters = LoraAdapters(self._original)
-        for k, record in enumerate(records):
-            adapters.add(_name(k), config_of(record.config), seed=0)
-            adapters.load_(_name(k), record.adapter)
-        self.adapters = adapters
-        self.records = {_name(k): replace(r, adapter=adapters.tensors(_name(k))) for k, r in enumerate(records)}
+            if readout := record.group("readout"):
+                module = strategy.model.readout_module(tasks[record.task].label)
+                check_shapes(f"the readout of {record.task!r}", module.state_dict(), readout)
+        self.adapters = loaded_adapters(self._original, records)
+        self.records = {_name(k): record for k, record in enumerate(records)}
         for record in records:
-            task = tasks[record.task]
-            if record.readout:
-                load_tensors_(strategy.model.readout_module(task.label), record.readout)
-            strategy.note_learned(task, dict(record.readout))
+            task, readout = tasks[record.task], record.group("readout")
+            if readout:
+                load_tensors_(strategy.model.readout_module(task.label), readout)
+            strategy.note_learned(task, readout)
 
-    def _belonging(self) -> dict[str, Any]:
+    def _base(self) -> dict[str, Any]:
+        """Return what the adapters belong to."""
         loaded = self._strategy.stream.loaded
         binding = loaded.binding(self._strategy.options.answering["precision"])
-        return {"joint": self._joint, "fingerprint": loaded.fingerprint, "binding": binding}
+        return {"fingerprint": loaded.fingerprint, "binding": binding}
 
     def bytes_kept(self) -> int:
         """Count adapters and readouts."""
         return sum(record.size_in_bytes for record in self.records.values())
 
 
+def loaded_adapters(backbone: nn.Module, records: Sequence[TaskTensors]) -> LoraAdapters:
+    """Return the adapters of records for a backbone, by number.
+
+    Raises:
+        RunError: they do not fit.
+    """
+    adapters = LoraAdapters(backbone)
+    for k, record in enumerate(records):
+        adapters.add(_name(k), config_of(record.fields), seed=0)
+        adapters.load_(_name(k), record.group("adapter"))
+    return adapters
+
+
 def _name(k: int) -> str:
     return f"task-{k}"
+
+
+def _without(record: TaskTensors, starts: tuple[str, ...]) -> TaskTensors:
+    """Return a record without the tensors whose names begin so."""
+    kept = {name: tensor for name, tensor in record.tensors.items() if not name.startswith(starts)}
+    return replace(record, tensors=kept)

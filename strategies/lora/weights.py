@@ -2,59 +2,43 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.models.loading import LoadedModel
-from forgetfree.models.lora_adapters import LoraAdapters
 from forgetfree.serve.source import Source
 from forgetfree.serve.weights import RunWeights
-from forgetfree.strategies.lora.file import FILE, LoraRecord, config_of, load_records
+from forgetfree.strategies.lora.file import load_adapters
+from forgetfree.strategies.lora.task_adapters import loaded_adapters
 
 
 class AdapterWeights(RunWeights):
     """Answers with θ_pre and the adapters of a task, or those of all tasks where they act together.
 
-    Args:
-        source: the file.
-        records: what it holds, in order.
-        joint: whether all adapters act together.
-        loaded: the base model.
-
     Raises:
-        RunError: the adapters belong to another model or run.
+        RunError: the adapters are damaged, or belong to another model or run.
     """
 
-    def __init__(self, source: Source, records: list[LoraRecord], joint: bool, loaded: LoadedModel) -> None:
-        super().__init__(source, [record.task for record in records], loaded)
+    def __init__(self, source: Source, loaded: LoadedModel) -> None:
+        binding = loaded.binding(source.precision)
+        records, joint = load_adapters(source.file, fingerprint=loaded.fingerprint, binding=binding)
+        super().__init__(source, loaded, [record.task for record in records])
         self._loaded, self._original = loaded, loaded.model.backbone
-        self._adapters = LoraAdapters(self._original)
+        self._adapters = loaded_adapters(self._original, records)
         self._records = {record.task: record for record in records}
         self._names = {task: f"task-{k}" for k, task in enumerate(self._records)}
-        for record in records:
-            self._adapters.add(self._names[record.task], config_of(record.config), seed=0)
-            self._adapters.load_(self._names[record.task], record.adapter)
         self._acting = {task: list(self._records) if joint else [task] for task in self._records}
         # Where all tasks have one readout and their adapters act together, the last task's record has it.
-        self._shared = next((record.readout for record in reversed(records) if record.readout), {})
-
-    @classmethod
-    def read(cls, source: Source, loaded: LoadedModel) -> Self:
-        """Return what the file holds."""
-        header, _ = FILE.read(source.file)
-        joint, binding = header.get("together") == json.dumps(True), loaded.binding(source.precision)
-        records = load_records(source.file, joint=joint, fingerprint=loaded.fingerprint, binding=binding)
-        return cls(source, records, joint, loaded)
+        self._shared = next((own for record in reversed(records) if (own := record.group("readout"))), {})
 
     def readout(self, task: str) -> Mapping[str, Tensor]:
         """Return the record's readout."""
-        return self.own_rows(task, self._records[task].readout or self._shared)
+        return self.own_rows(task, self._records[task].group("readout") or self._shared)
 
     @contextmanager
     def answering(self, task: str) -> Iterator[None]:
@@ -62,7 +46,7 @@ class AdapterWeights(RunWeights):
         model, acting = self._loaded.model, self._acting[task]
         model.backbone = self._adapters.activate([self._names[each] for each in acting]).train(model.backbone.training)
         try:
-            with self._changed({}, self._records[acting[-1]].buffers):
+            with self._changed({}, self._records[acting[-1]].group("buffer")):
                 yield
         finally:
             model.backbone = self._original
@@ -77,7 +61,7 @@ class AdapterWeights(RunWeights):
             if isinstance(module, LoraLayer):
                 added = [layer.get_delta_weight(each) for each in acting if each in layer.lora_A]
                 weights[f"{name}.weight"] = sum(added, start=layer.get_base_layer().weight).detach()
-        with self._changed(weights, self._records[self._acting[task][-1]].buffers):
+        with self._changed(weights, self._records[self._acting[task][-1]].group("buffer")):
             yield
 
     @contextmanager

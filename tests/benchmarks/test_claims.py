@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reported import make_run, write_answers
+from reported import edit, edit_about, make_run, save
 
 from forgetfree.benchmarks.claims import (
     CLAIMS,
@@ -29,7 +28,6 @@ from forgetfree.benchmarks.claims import (
 from forgetfree.errors import ReportError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import Interval
-from forgetfree.results.learning_matrix import summarize
 
 TASKS = ["qnli", "ag_news", "sst2"]
 ROWS = 400
@@ -45,18 +43,18 @@ def wrong_every(nth: int) -> LabelAnswers:
 def make(out: Path, wrong: dict[str, int], seeds: tuple[int, ...] = (0, 1), **of_run: Any) -> Path:
     """A run directory whose strategies answer every nth row wrongly, on all tasks and seeds."""
     make_run(out, TASKS, dict.fromkeys(wrong, 0.0), seeds)
-    results = json.loads((out / "results.json").read_text())
-    for run in results["runs"]:
-        found = wrong_every(wrong[run["strategy"]])
-        held = {f"{task}/{key}": getattr(found, key) for task in TASKS for key in ("logits", "labels")}
-        write_answers(out / run["strategy"] / f"seed-{run['seed']}" / "predictions.safetensors", held)
-        run["matrix"][1:] = [[found.score("accuracy")] * 3] * 3
-        run["ece"][1:] = [[found.ece] * 3] * 3
-        alone = [wrong_every(wrong["fine-tune"]).score("accuracy")] * 3 if "fine-tune" in wrong else None
-        run["summary"] = summarize(run["matrix"], run["ece"], alone)
-        run |= of_run
-    (out / "results.json").write_text(json.dumps(results))
+    for folder in out.glob("*/seed-*"):
+        found = wrong_every(wrong[folder.parent.name])
+        save_equal(folder, found)
+    edit(out, **of_run)
     return out
+
+
+def save_equal(folder: Path, found: LabelAnswers) -> None:
+    """Let a unit answer all tasks alike, from the first task on."""
+    matrix, ece = np.full((4, 3), found.score("accuracy")), np.full((4, 3), found.ece)
+    matrix[0] = 0.5
+    save(folder, matrix, ece, dict.fromkeys(TASKS, found), ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +68,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         str(
             make(
                 *(out / "union", {"grafting-continual": 10}),
-                **{"options": {"composition": "union"}, "seconds": seconds, "union": union},
+                **{"options": {"composition": "union"}, "seconds": seconds, "extra": {"union": union}},
             )
         ),
         str(make(out / "alone", {"grafting-continual": 20}, options={"composition": "alone"}, seconds=seconds)),
@@ -127,7 +125,7 @@ def test_an_f1_of_the_final_union_says_nothing_of_other_rows(runs: list[str]) ->
     its = Runs(runs)
     assert np.isfinite(final_union(its).low)
     for run in its.entries["union"].runs:
-        run.metric[:] = ["f1"] * 3
+        run.metric[:] = ["f1"] * 3  # type: ignore[index]
     assert final_union(its).value == pytest.approx(-2 / 15) and np.isnan(final_union(its).low)
 
 
@@ -143,19 +141,12 @@ def test_a_withheld_task_is_judged_beside_the_task_given(runs: list[str], tmp_pa
     """Of 400 rows, 20 get the label of another task where the task is withheld, and another 20 are wrong, as they are where it
     is given."""
     out = make(tmp_path, {"grafting-continual": 10}, options={"composition": "alone"})
-    answers = out / "grafting-continual" / "seed-{}" / "predictions.safetensors"
-    results = json.loads((out / "results.json").read_text())
-    results["scenario"] = "class"
-    for run in results["runs"]:
-        labels = np.arange(ROWS) % 2
-        predicted = np.where(np.arange(ROWS) % 20 == 0, 1 - labels, labels)
-        predicted[1::20] = 2
-        found = LabelAnswers(4 * np.eye(3, dtype=np.float32)[predicted], labels)
-        held = {f"{task}/{key}": getattr(found, key) for task in TASKS for key in ("logits", "labels")}
-        write_answers(Path(str(answers).format(run["seed"])), held)
-        run["matrix"][1:], run["ece"][1:] = [[found.score("accuracy")] * 3] * 3, [[found.ece] * 3] * 3
-        run["summary"] = summarize(run["matrix"], run["ece"])
-    (out / "results.json").write_text(json.dumps(results))
+    edit_about(out, scenario="class")
+    labels = np.arange(ROWS) % 2
+    predicted = np.where(np.arange(ROWS) % 20 == 0, 1 - labels, labels)
+    predicted[1::20] = 2
+    for folder in out.glob("grafting-continual/seed-*"):
+        save_equal(folder, LabelAnswers(4 * np.eye(3, dtype=np.float32)[predicted], labels))
     page = judged("withheld", [runs[2], str(out)])
     cost, apart = (row[1:] for row in page.tables[0].rows)
     assert cost[1].startswith("-5.00 [") and cost[2] == "does not"
@@ -186,7 +177,7 @@ def test_a_score_that_changes_is_forgetting(runs: list[str], value: float, verdi
     """A score that is missing decides nothing, wherever it stands."""
     for task in range(2):
         changed = Runs(runs)
-        changed.entries["union"].runs[-1].matrix[-1][task] += value
+        changed.entries["union"].runs[-1].learning_matrix[-1, task] += value
         found = MEASURED["nothing is forgotten"](changed)
         assert found is not None
         assert Claim("", "=", 0.0).verdict(found) == verdict

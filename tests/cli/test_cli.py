@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from forgetfree import __version__, cli, recipes, registry
-from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import strategies_of
 from forgetfree.jobs.running import progress
 from forgetfree.jobs.running.directory import merged_config
@@ -403,7 +402,7 @@ def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny
         cli.main(["graft", "sst2", *common, "--steps", "2", "--sparsity", "0.1", "--out", str(tmp_path / "graft")]) == 0
     )
     assert capsys.readouterr().err.count("note: 5 of 16 test rows of task 'sst2' are also training rows") == 1
-    assert results_of(tmp_path / "graft")["shared_rows"] == nothing | {"train": 5}
+    assert results_of(tmp_path / "graft")["shared_rows"] == {"sst2": nothing | {"train": 5}}
 
 
 def test_resume_adds_seeds_and_strategies(tiny_cli: Tiny, tmp_path: Path) -> None:
@@ -448,7 +447,7 @@ def test_a_run_that_diverges_only_in_evaluation_does_not_take_the_others_down(
     results = results_of(tmp_path / "out")
     assert [run["strategy"] for run in results["runs"]] == ["fine-tune", "grafting-continual"]
     (failed,) = results["failed"]
-    assert failed["strategy"] == "continual-ft" and len(failed["matrix"]) == 1 and results["unfinished"] == []
+    assert failed["strategy"] == "continual-ft" and failed["after"] == 0 and results["unfinished"] == []
 
 
 @pytest.mark.parametrize(
@@ -562,12 +561,12 @@ def test_damaged_results_are_made_again_from_the_units(tiny_cli: Tiny, tmp_path:
     out = tmp_path / "out"
     assert tiny_cli.run(out, "--strategy", "grafting-continual") == 0
     before = results_of(out)
-    for damaged in ("{", '{"schema": 1}'):
+    for damaged in ("{", "{}"):
         (out / "results.json").write_text(damaged)
         assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 0
         assert results_of(out) == before
     (out / "results.json").unlink()
-    assert assemble(RunJob, out) == before == results_of(out)
+    assert assemble(out, ended=True) == before == results_of(out)
 
 
 # -- report, ledger, predict, list -------------------------------------------------------------------------
@@ -579,7 +578,7 @@ def test_report_merges_directories_in_every_format(tiny_cli: Tiny, finished: Pat
     more = tmp_path / "more"
     assert tiny_cli.run(more, "--seed", "2", "--set", "final_union=true") == 0
     capsys.readouterr()
-    for form in ("rich", "markdown", "json", "html", "latex"):
+    for form in ("rich", "markdown", "json", "html"):
         assert cli.main(["report", str(finished), str(more), "--format", form]) == 0
         assert "grafting-continual" in capsys.readouterr().out
 
@@ -950,29 +949,6 @@ def test_resuming_a_finished_run_leaves_its_results_as_they_are(tiny_cli: Tiny, 
     said = capsys.readouterr()
     assert f"Going on in {out}; finished: " in said.err and "not begun" not in said.err
     assert "Time per phase" in said.out and "Every strategy: 1 seed (0)." in said.out
-
-
-def test_a_directory_of_version_0_2_is_reported_and_not_resumed(
-    tiny_cli: Tiny, finished: Path, tmp_path: Path, capsys
-) -> None:
-    """It has results.json and no unit.json, and config.json says less."""
-    out = Path(shutil.copytree(finished, tmp_path / "out"))
-    for path in [*out.rglob("unit.json"), *out.rglob("scores.csv"), *out.rglob("history.jsonl")]:
-        path.unlink()
-    results, config = results_of(out), json.loads((out / "config.json").read_text())
-    del results["scenario"], results["evaluated_on"], config["about"], config["units"]
-    del results["made_of"], results["checksum"], config["checksum"]
-    config["versions"]["forgetfree"] = "0.2.0"
-    for name, content in (("results", results), ("config", config)):
-        (out / f"{name}.json").write_text(json.dumps(content))
-    capsys.readouterr()
-    assert cli.main(["report", str(out)]) == 0
-    assert "grafting-continual" in capsys.readouterr().out
-    before = (out / "results.json").read_bytes()
-    seeds = ["--seed", "0", "--seed", "1", "--set", "final_union=true"]
-    assert tiny_cli.run(out, *seeds, "--resume") == 1
-    assert "cannot be resumed: the version of forgetfree (was 0.2.0, is" in capsys.readouterr().err
-    assert (out / "results.json").read_bytes() == before
 
 
 def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(

@@ -8,15 +8,15 @@ import pytest
 
 from forgetfree.cli.predict import _Csv
 from forgetfree.cli.text_rows import TextRow
-from forgetfree.serve.classification import Answer, LabelTask
+from forgetfree.kinds.classification import Answer
 from forgetfree.tasks import TaskDefinition
 
 
 def test_what_a_spreadsheet_takes_for_a_formula_is_written_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     kept: dict[str, Any] = {"id": "-5", "by": "@me"}
-    show = _Csv([LabelTask(TaskDefinition("sst2", "single", ("good", "=bad")))], 1, list(kept))
+    show = _Csv([TaskDefinition("sst2", "single", ("good", "=bad"))], 1, list(kept))
     for text in ("=1+1", "+1 to this", "- no", "\t=x", "a = b", "-0.5"):
-        show(TextRow((text,), kept), Answer("=bad", 0.75, {"good": 0.25, "=bad": 0.75}, "sst2"))
+        show(TextRow((text,), kept), Answer("sst2", "=bad", 0.75, {"good": 0.25, "=bad": 0.75}))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "id,by,text,task,label,probability,probability of good,probability of =bad"
     texts = [line.split(",")[2] for line in lines[1:]]

@@ -136,7 +136,7 @@ def test_a_file_is_a_task_of_its_own_name_for_run_and_graft(here: Path, capsys: 
     more = ("--sparsity", "0.1", "--out", "graft")
     assert call("graft", "feelings", "--data", "mood.csv", *COMMON, "--text-column", "review", *more) == 0
     results = json.loads((here / "graft" / "results.json").read_text())
-    assert results["task"] == "feelings"
+    assert results["tasks"] == ["feelings"]
     assert "Task 'feelings' (mood.csv): labels, in this order: angry" in capsys.readouterr().err
 
 

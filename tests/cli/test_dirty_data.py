@@ -17,7 +17,6 @@ from forgetfree.data.encoding import Encoder
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import BadDataError, SeveralFaultsError, UnknownNameError, UsageError
-from forgetfree.serve.served_task import served
 from forgetfree.tasks import TaskDefinition
 
 
@@ -145,7 +144,7 @@ def test_columns_of_files_may_have_dots(tmp_path: Path) -> None:
     options = ReadOptions.of("reviews.text", "reviews.stars")
     reviews, mine = load_tasks(None, [str(path) for path in files], options=options)
     assert reviews.train.first[0].startswith("a text") and mine.task.labels == reviews.task.labels == ("0", "1")
-    task = served(TaskDefinition("reviews", "single", ("0", "1")))
+    task = TaskDefinition("reviews", "single", ("0", "1"))
     assert next(rows_of_file(files[0], task, usual=options)).texts == ("a text 0",)
 
 

@@ -11,7 +11,7 @@ import pytest
 from forgetfree import cli
 from forgetfree.jobs.running.progress import LiveProgress
 
-#: A title for the terminal, red, right-to-left; and what rich, markdown, HTML, LaTeX and matplotlib would read as theirs.
+#: A title for the terminal, red, right-to-left; and what rich, markdown, HTML and matplotlib would read as theirs.
 HOSTILE = "日本\x1b]0;t\x07\x1b[31m\u202e\x9b [bold] `a` |b| $y^{ <i> \\input{x} {text}"
 LABELS = ["né\x1b[2Jgative\n[/red]", "\u2066positive 👍🏽"]
 LONG = "n" * 240
@@ -50,7 +50,7 @@ def test_a_whole_run_shows_hostile_names_escaped(
     name = r"日本\u001b]0;t\u0007\u001b[31m\u202e\u009b [bold] `a` |b| $y^{ <i> \input{x} {text}"
     assert f"Running {name} into" in (said := shown(capsys))
     assert f"forgetfree: {name}\n" in said
-    for format in ("rich", "markdown", "html", "latex", "json"):
+    for format in ("rich", "markdown", "html", "json"):
         assert cli.main(["report", str(out), "--format", format]) == 0
         assert "日本" in shown(capsys)
     ledger = str(out / "grafting-continual" / "seed-0" / "ledger.safetensors")

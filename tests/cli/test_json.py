@@ -94,7 +94,4 @@ def test_a_report(runs: Path, read: Any, capsys: Any) -> None:
     ]
     assert told["report"]["tables"][0]["rows"][0][0] == "grafting-continual (shots=2)"
     assert told["settings"]["mask_steps"] == "1" and "shots" not in told["settings"]
-    graft = read("report", runs / "graft", "--json")
-    assert graft["rows"] == json.loads((runs / "graft" / "results.json").read_text())["rows"]
-    assert graft["report"]["tables"]
-    assert len(read("report", runs / "graft", runs / "graft", "--json")) == 2
+    assert read("report", runs / "graft", "--json")["report"]["tables"]

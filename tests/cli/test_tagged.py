@@ -15,11 +15,11 @@ from tagged import PEOPLE, TOPICS, tagged_task
 from forgetfree import cli
 from forgetfree.data.examples import EncodedRows
 from forgetfree.errors import UsageError
+from forgetfree.kinds.tagging import words_of
 from forgetfree.ledger import Ledger, LedgerSwitch, MixedBatchModel
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
 from forgetfree.serve.inference import Predictor
-from forgetfree.serve.tagging import words_of
 from forgetfree.serve.task_switch import TaskSwitch
 from forgetfree.training.loop import predict
 
@@ -183,7 +183,7 @@ def test_a_graft_becomes_a_token_classifier(arguments: list[str], tmp_path: Path
     find = transformers.pipeline("token-classification", model=str(model), aggregation_strategy="first")
     task = tagged_task("people", PEOPLE, train=160)
     loaded = load_model(str(model_directory("bert")), "linear")
-    held = Graft.load(graft / "graft.safetensors")
+    held = Graft.load(graft / "bare-graft/seed-0/graft.safetensors")
     label = loaded.model.add_task(loaded.head(task.task))
     loaded.model.readout_module(label).load_state_dict(dict(held.readout))
     held.apply_(loaded.model)
@@ -258,10 +258,12 @@ def test_a_token_classifier_fine_tuned_elsewhere_is_grafted(
     words = ["--data", arguments[1], "--model", base, "--fine-tuned", str(model), "--sparsity", "1"]
     assert cli.main(["graft", "people", *words, "--set", "mask_steps=0", "--out", str(again)]) == 0
     scores = [
-        {row["model"]: row["score"] for row in json.loads((out / "results.json").read_text())["rows"]}
+        {run["strategy"]: run["matrix"][1] for run in json.loads((out / "results.json").read_text())["runs"]}
         for out in (first, again)
     ]
-    assert scores[1]["fine-tuned"] == scores[1]["grafted"] == scores[0]["grafted"] > 0
+    assert (
+        scores[1]["fine-tune"] == scores[1]["bare-graft"] == scores[0]["bare-graft"] and scores[0]["bare-graft"][0] > 0
+    )
 
 
 @pytest.fixture(scope="module")

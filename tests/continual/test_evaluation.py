@@ -16,7 +16,7 @@ from forgetfree.continual.evaluation import StreamAnswers, sample
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import EncodedTask
 from forgetfree.continual.task_inference import answer_for
-from forgetfree.kinds.kind import TaskKind
+from forgetfree.kinds.kind import Kind
 from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.testing import tiny_stream
@@ -106,7 +106,7 @@ def test_rows_are_those_of_a_full_evaluation(name: str, how: dict[str, Any]) -> 
 @pytest.mark.sampled("bitfit", "grafting-continual")
 @pytest.mark.parametrize("name", ["grafting-continual", "packnet", "bitfit"])
 def test_a_learned_task_is_evaluated_once_and_then_sampled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TaskKind, "checked_rows", 4)
+    monkeypatch.setattr(Kind, "checked_rows", 4)
     strategy = make(name, evaluation_batch_size=2)
     counted = count_rows(strategy)
     learn(strategy, StreamAnswers(strategy, upper_triangle=False))
@@ -177,7 +177,7 @@ def test_a_sample_holds_rows_of_every_length(rows: int, size: int) -> None:
 
 
 def test_a_claim_that_breaks_for_long_rows_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TaskKind, "checked_rows", 6)
+    monkeypatch.setattr(Kind, "checked_rows", 6)
     strategy = make("grafting-continual", evaluation_batch_size=8)
     answering = strategy.answering
 

@@ -8,7 +8,6 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import pytest
 from avalanche.benchmarks.datasets import dataset_utils
 from huggingface_hub import constants
@@ -53,18 +52,13 @@ def test_the_users_own_settings_of_avalanche_count(tmp_path: Path, monkeypatch: 
     assert avalanche_settings() == {"dataset_location": "/data"}
 
 
-@pytest.mark.parametrize("found", [RuntimeError("could not determine the home directory"), Path("~/.cache/forgetfree")])
 def test_a_model_to_fetch_without_a_place_names_the_variable(
-    found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def cache(*_: Any, **__: Any) -> Path:
-        if isinstance(found, Exception):
-            raise found
-        return found  # type: ignore[no-any-return]
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FORGETFREE_CACHE", raising=False)
-    monkeypatch.setattr(platformdirs, "user_cache_path", cache)
+    for name in ("FORGETFREE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert cli.main(["fetch", "smollm2"]) == 2
     assert "Name a directory in FORGETFREE_CACHE." in capsys.readouterr().err
     assert not any(tmp_path.iterdir())

@@ -12,10 +12,9 @@ from forgetfree.benchmarks.paper.overview import EXPERIMENTS
 from forgetfree.cli.words import recipe_of as recipe_said
 from forgetfree.continual.construction import _say_once
 from forgetfree.errors import OptionError, UnknownNameError
-from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.options import build
-from forgetfree.recipes import ModelEntry
+from forgetfree.recipes import GRAFT, ModelEntry
 from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.training_options import TrainingOptions
 
@@ -84,7 +83,7 @@ def test_options_may_start_from_the_recipe() -> None:
 
 def test_run_graft_and_experiments_agree_on_the_recipe_of_a_model() -> None:
     """For a region that is trained after it was found, and for a graft on its own, wherever either is made."""
-    alone = GraftConfig(task="sst2", model="minilm").checked().options[0]
+    alone = RunConfig(stream="sst2", model="minilm", strategies=GRAFT).checked().options["bare-graft"]
     for name in ("localization", "sparsity-curve", "calibration"):
         setting = EXPERIMENTS[name].setting
         chosen = {**setting.options, **setting.optimizer, "sparsity": setting.sparsity}

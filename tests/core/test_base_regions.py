@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from forgetfree import cli
-from forgetfree.core.base_regions import diagonal_fisher
 from forgetfree.core.batch_loss import Batch
 from forgetfree.core.readout_model import TaskHead
+from forgetfree.core.saliency import diagonal_fisher
 from forgetfree.data.examples import DatasetExamples
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError
@@ -85,16 +85,6 @@ def test_a_base_by_fisher_information(moved: list[float], count: int, entries: l
         "fisher", logistic(), examples(), torch.zeros(2), torch.tensor(moved), count, seed=0, fisher_rows=9
     )
     assert region.indices.tolist() == entries
-
-
-def test_it_reads_no_more_rows_than_it_may() -> None:
-    """It reads one of two rows, that of the lower label: (−1, 0). The second entry has no information."""
-    rows = [(ROWS[0][0], 0), (ROWS[1][0], 1)]
-    pre, ft = torch.zeros(2), torch.tensor([1.0, 9.0])
-    one, both = (
-        choose_base("fisher", logistic(), examples(rows), pre, ft, 1, seed=0, fisher_rows=most) for most in (1, 2)
-    )
-    assert (one.indices.tolist(), both.indices.tolist()) == ([0], [1])
 
 
 @pytest.mark.parametrize(("moved", "entries"), [([5.0, 5.0, 1.0], [2]), ([5.0, 5.0, 0.0], [])])

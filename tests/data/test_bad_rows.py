@@ -121,6 +121,12 @@ def test_a_fault_of_every_row_is_one_of_the_table_and_never_left_out(tmp_path: P
         assert "\n" not in str(caught.value)
 
 
+def test_a_task_of_one_label_is_refused_where_bad_rows_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "mood.csv").write_text("text,label\na,good\nb,good\nc\n")
+    with pytest.raises(DataError, match=r'every row has label "good"\. A task needs rows of two labels at least'):
+        load_task("mood", str(tmp_path / "mood.csv"), "test", SKIP)
+
+
 def test_a_row_with_two_faults_is_one_row(tmp_path: Path) -> None:
     rows = [{"text": f"{i}", "label": i % 2} for i in range(20)]
     error = refused(None, {"mood": [*rows, {"text": 3, "label": None}]})

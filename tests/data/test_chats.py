@@ -17,8 +17,8 @@ from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, UsageError
+from forgetfree.kinds.kind import kind_of
 from forgetfree.serve.chat import ChatRequest
-from forgetfree.serve.served_task import served
 from forgetfree.tasks import TaskDefinition
 
 END = "<|endoftext|>"
@@ -246,10 +246,10 @@ def test_what_stands_beside_a_chat_is_asked_with_it(row: dict[str, Any], expecte
     assert (prompt if isinstance(expected, str) else json.loads(prompt)) == expected
     assert task.train.labels[0] == ("great",)
     if not isinstance(expected, str):
-        use = served(task.task)
-        columns = use.columns_of_texts("own", [*row], NO_COLUMN_NAMES)
-        (text,) = use.texts_of(row, columns)
-        assert json.loads(use.rows([text]).first[0]) == expected  # type: ignore[list-item]
+        kind, own = kind_of(task.task), task.task
+        columns = kind.columns_of_texts(own, "own", [*row], NO_COLUMN_NAMES)
+        (text,) = kind.texts_of(own, row, columns)
+        assert json.loads(kind.rows(own, [text]).first[0]) == expected  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -276,11 +276,11 @@ def test_columns_that_are_not_read_are_told(tmp_path: Path) -> None:
 
 
 def test_a_task_of_prompts_refuses_what_it_was_not_trained_on() -> None:
-    task = served(TaskDefinition("own", "generation", ()))
+    task = TaskDefinition("own", "generation", ())
     with pytest.raises(
         UsageError, match=r"trained on prompts with nothing beside them, got 'Say it.' in column 'system'"
     ):
-        task.texts_of({"prompt": "film", "system": "Say it."}, ("prompt",))
+        kind_of(task).texts_of(task, {"prompt": "film", "system": "Say it."}, ("prompt",))
 
 
 def test_what_a_turn_does_not_say_may_be_nan() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import pytest
 
-from forgetfree import cli
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import DataError
@@ -46,29 +44,10 @@ def test_words_and_tags_are_read_line_by_line(tmp_path: Path, text: str, ending:
     assert rows.notes == ()
 
 
-def test_iob1_is_read_as_bio_and_said(tmp_path: Path) -> None:
-    """In IOB1 an entity begins with I-X, and with B-X only where it follows another of its kind."""
-    text = "Jane I-PER\nSmith I-PER\nAnn B-PER\nlives O\n\nnobody O\n"
-    rows = load_task("ner", task(tmp_path, text))
-    assert rows.train.labels == ((1, 2, 1, 0), (0,))
-    assert "train rows of task 'ner': the tags are in IOB1" in rows.notes[0]
-    assert "row 1 has 'I-PER' where BIO has 'B-PER'" in rows.notes[0]
-
-
 def test_comments_hashes_and_blanks_within_words(tmp_path: Path) -> None:
     text = "# id 7 domain=en\n#\tO\nNew York\tB-LOC\n\n# newdoc\nhere\tO\n"
     rows = load_task("ner", task(tmp_path, text))
     assert rows.train.first == ("# New\u00a0York", "here")
-
-
-def test_one_packed_file_is_a_task_of_its_name(tmp_path: Path) -> None:
-    sentences = "".join(
-        f"{name}\tB-PER\nsleeps\tO\n\n" for name in ("Ann", "Bo", "Cy", "Di", "Ed", "Flo", "Gus", "Hal")
-    )
-    (tmp_path / "people.conll.gz").write_bytes(gzip.compress(sentences.encode()))
-    rows = load_task("people", str(tmp_path / "people.conll.gz"))
-    assert rows.task.entities == ("PER",)
-    assert len(rows.train) + len(rows.validation) + len(rows.test) == 8
 
 
 def test_a_txt_beside_another_file_is_not_read(tmp_path: Path) -> None:
@@ -101,10 +80,3 @@ def test_a_txt_that_is_a_split_and_holds_no_tags_is_refused(tmp_path: Path) -> N
     with pytest.raises(DataError) as caught:
         load_task("mood", str(tmp_path))
     assert "dev.txt, line 1: expected a word and its tag" in str(caught.value)
-
-
-def test_the_command_line_says_it_without_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["run", "ner", "--data", task(tmp_path, TWO, test="Jane\n"), "--out", str(tmp_path / "out")]
-    assert cli.main(words) == 1
-    error = capsys.readouterr().err
-    assert 'test.conll, line 1: expected a word and its tag, got "Jane"' in error and "Traceback" not in error

@@ -78,22 +78,6 @@ def message(root: Path, name: str = "mine", kind: type[Exception] = DataError) -
 AWKWARD = ['a "quoted" word', "comma, semicolon; tab\t", "two\nlines", "Grüße, 東京 🙂", "-", " blank ", "\\n [SEP]"]
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
-def test_every_format_gives_back_every_character(tmp_path: Path, suffix: str) -> None:
-    task_folder(tmp_path, "mine", [{"text": t, "label": i % 2} for i, t in enumerate(AWKWARD)], suffix=suffix)
-    rows = load(tmp_path, "mine")
-    for split in (rows.train, rows.validation, rows.test):
-        assert split == Rows(tuple(AWKWARD), (), (0, 1, 0, 1, 0, 1, 0))
-
-
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path, suffix: str) -> None:
-    folder = task_folder(tmp_path, "mine", SINGLES, suffix=suffix)
-    train = folder / f"train.{suffix}"
-    train.write_bytes(b"\xef\xbb\xbf" + train.read_bytes())
-    assert load(tmp_path, "mine").train.first[0] == "text 0"
-
-
 # -- Directories: what a task is -------------------------------------------------------------------------
 
 
@@ -422,18 +406,6 @@ def test_a_file_that_is_meant_for_a_split_is_not_left_out(tmp_path: Path, name: 
     assert load(tmp_path, "mine").validation == load(tmp_path, "mine").test
 
 
-def test_a_tag_for_each_word_makes_a_task_that_labels_words(tmp_path: Path) -> None:
-    words = [{"tokens": ["Ann", "sleeps"], "tags": ["B-PER", "O"]}] * 4
-    task_folder(tmp_path, "names", words, {"kind": "tokens", "entities": ["PER"]}, "parquet")
-    task_folder(tmp_path, "bare", words)
-    task_folder(tmp_path, "mine", [{**row, **words[0]} for row in SINGLES])
-    for name in ("names", "bare"):
-        rows = load(tmp_path, name)
-        assert rows.task.kind == "tokens" and rows.task.labels == ("O", "B-PER", "I-PER")
-        assert set(rows.train.labels) == {(1, 0)} and set(rows.train.first) == {"Ann sleeps"}
-    assert load(tmp_path, "mine").train.labels == tuple(row["label"] for row in SINGLES)  # with columns of that name
-
-
 def test_other_labels_under_the_name_of_a_registered_task_are_told_to_take_another_name(tmp_path: Path) -> None:
     rows = [{**row, "label": ("entailment", "not entailment")[row["label"]]} for row in PAIRS]
     remedy = (
@@ -445,26 +417,7 @@ def test_other_labels_under_the_name_of_a_registered_task_are_told_to_take_anoth
     assert remedy not in message(tmp_path, "rte")
 
 
-@pytest.mark.parametrize("label", [3, 10**12])
-def test_labels_with_a_gap_are_named_as_they_are_written(tmp_path: Path, label: int) -> None:
-    """This holds for any number: no table of that many names is made."""
-    task_folder(tmp_path, "mine", [*SINGLES, {"text": "a", "label": label}])
-    rows = load(tmp_path, "mine")
-    assert rows.task.labels == rows.task.label_words == ("0", "1", str(label))
-    assert rows.train.labels == (0, 1) * 10 + (2,)
-    assert f"labels, in this order: 0, 1, {label}." in rows.notes[0]
-
-
 # -- Streams ---------------------------------------------------------------------------------------------
-
-
-def test_a_stream_is_a_registered_name_or_task_names(tmp_path: Path) -> None:
-    task_folder(tmp_path, "mine", SINGLES)
-    task_folder(tmp_path, "sst2", SINGLES)
-    assert [rows.task.name for rows in load_tasks(" sst2 ,mine,", str(tmp_path))] == ["sst2", "mine"]
-    demo = load_tasks("qnli-agnews-sst2", "demo")
-    assert [rows.task.name for rows in demo] == ["qnli", "ag_news", "sst2"]
-    assert [bool(rows.train.second) for rows in demo] == [True, False, False]
 
 
 def test_a_stream_names_each_task_once(tmp_path: Path) -> None:
@@ -495,11 +448,6 @@ def test_an_unknown_task_gets_its_nearest_name_and_the_place_to_add_it(tmp_path:
     text = message(tmp_path, "reviws", UnknownNameError)
     assert "Unknown stream or task 'reviws'. Did you mean 'reviews'?" in text
     assert f"put it under {tmp_path}/NAME" in text
-
-
-def test_the_demo_names_what_it_holds() -> None:
-    with pytest.raises(DataError, match=r"no data for task 'trec'.*'demo' holds qnli, ag_news, sst2, who_did_it"):
-        load_tasks("trec", "demo")
 
 
 def test_the_default_data_is_the_environments_or_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from forgetfree.errors import DataError, ForgetfreeError, GraftError, LedgerErro
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
+from forgetfree.results.runs import read_run
 from forgetfree.results.scores import read_scores
-from forgetfree.results.stored import load_graft_results, load_run_results
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ KINDS: dict[str, Kind] = {
         signed=True,
     ),
     "graft": Kind(
-        ("graft/graft.safetensors", "graft/seed-0/graft-*.safetensors"),
+        ("graft/bare-graft/seed-0/graft.safetensors",),
         lambda path: Graft.load(path),
         bits,
         reading.sound_graft,
@@ -75,14 +75,7 @@ KINDS: dict[str, Kind] = {
         (ReportError,),
     ),
     "results of a run in one file": Kind(
-        ("run.csv",), lambda path: load_run_results(path), bits, reading.sound_results, (ReportError,)
-    ),
-    "results of a graft in one file": Kind(
-        ("graft.csv",),
-        lambda path: load_graft_results(path),
-        bits,
-        reading.sound_graft_results,
-        (ReportError,),
+        ("run.csv",), lambda path: read_run(path), bits, reading.sound_results, (ReportError,)
     ),
     "notes of a data directory": Kind(
         ("data/sst2/source.json", "data/*/source.json"),

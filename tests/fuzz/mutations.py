@@ -6,7 +6,6 @@ format has a checksum compute it again, so that only what the content means can 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import random
@@ -15,10 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-import zstandard
+from damage import sealed
 from safetensors.torch import load, save
 
-from forgetfree.ledger import file as ledger_file
 from forgetfree.tensor_file import checksum
 
 Mutation = Callable[[bytes, random.Random], bytes]
@@ -194,9 +192,10 @@ def signed(header: Header, payload: bytes) -> bytes:
     if isinstance(metadata, dict) and "checksum" in metadata:
         with suppress(Exception):  # whatever a library says of it: no checksum makes that readable
             tensors = load(join(header, payload))
-            if metadata.get("format") == ledger_file.FORMAT:
-                tensors.pop(ledger_file.DATA, None)
-            metadata["checksum"] = checksum(tensors, metadata)
+            if "schema" in metadata:
+                sealed()(tensors, metadata)
+            else:
+                metadata["checksum"] = checksum(tensors, metadata)
     return join(header, payload)
 
 
@@ -216,32 +215,17 @@ def change_inner_json(data: bytes, rng: random.Random) -> bytes:
     header, payload = split(data)
     metadata = header.get("__metadata__", {})
     texts = {key: text.encode() for key, text in metadata.items() if isinstance(text, str) and text[:1] in ("[", "{")}
-    frames = set[str]()
     for name, entry in header.items():
-        if entry.get("dtype") != "U8" or name == ledger_file.DATA:
-            continue
-        content = payload[slice(*entry["data_offsets"])]
-        if content.startswith(zstandard.FRAME_HEADER):
-            frames.add(name)
-            content = zstandard.decompress(content)
+        content = payload[slice(*entry["data_offsets"])] if entry.get("dtype") == "U8" else b""
         if content[:1] in (b"[", b"{"):
             texts[name] = content
     if not texts:
         return change_metadata(data, rng)
     key = rng.choice(sorted(texts))
-    lines = texts[key].split(b"\n") if key in frames else [texts[key]]
-    number = rng.randrange(len(lines))
-    lines[number] = rng.choice(list(JSON.values()))(lines[number], rng)
-    text = b"\n".join(lines)
-    if key == "layout":
-        with suppress(ValueError, RecursionError):
-            canonical = json.dumps(json.loads(text), separators=(",", ":"))
-            metadata["layout_hash"] = hashlib.sha256(canonical.encode()).hexdigest()
+    text = rng.choice(list(JSON.values()))(texts[key], rng)
     if key in metadata:
         metadata[key] = text.decode("utf-8", "surrogatepass")
         return signed(header, payload)
-    if key in frames:
-        text = zstandard.compress(text)
     tensors = load(data) | {key: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
     return signed(*split(save(tensors, metadata)))
 

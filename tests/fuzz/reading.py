@@ -22,12 +22,10 @@ from forgetfree.ledger import Ledger
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
-from forgetfree.results.comparison import merge
-from forgetfree.results.records import Record
-from forgetfree.results.report.graft_report import lay_out_graft
-from forgetfree.results.report.page import render_page
 from forgetfree.results.report.run_report import render
+from forgetfree.results.runs import RunRecord
 from forgetfree.results.scores import read_scores, write_scores
+from forgetfree.results.table import Results
 from forgetfree.tasks import TaskDefinition
 
 
@@ -45,8 +43,8 @@ def bits(value: Any) -> Any:
         return {key: bits(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [bits(each) for each in value]
-    if isinstance(value, Record):
-        return bits(value.content)
+    if isinstance(value, RunRecord):
+        return bits([value.about.model_dump(), *(run.outcome for run in value.runs)])
     if isinstance(value, Graft):
         return bits(vars(value))
     if hasattr(value, "__dataclass_fields__"):
@@ -148,9 +146,10 @@ def sound_state(state: ModelState, path: Path) -> None:
 
 
 def sound_results(results: Any, path: Path) -> None:
-    assert render(merge([results]), "markdown") and json.loads(render(merge([results]), "json"))
+    table = Results([results])
+    assert render(table, "markdown") and json.loads(render(table, "json"))
     for run in results.runs:
-        assert run.learning_matrix.shape == (len(results.tasks) + 1, len(results.tasks))
+        assert run.learning_matrix.shape == (len(table.tasks) + 1, len(table.tasks))
         assert not ((run.learning_matrix < 0) | (run.learning_matrix > 1)).any()
 
 
@@ -160,11 +159,6 @@ def sound_scores(scores: Any, path: Path) -> None:
     assert bits(read_scores(path.with_suffix(".csv"))) == bits(scores)
 
 
-def sound_graft_results(results: Any, path: Path) -> None:
-    assert render_page(lay_out_graft(results), "markdown")
-    assert all(0 <= getattr(row, key) <= 1 for row in results.rows for key in ("score", "ece", "agreement"))
-
-
 def read_task_notes(path: Path) -> Any:
     notes = read_source(path.parent)
     return notes, with_source(registry.tasks()["sst2"], notes, path.parent)
@@ -172,4 +166,4 @@ def read_task_notes(path: Path) -> Any:
 
 def sound_notes(found: Any, path: Path) -> None:
     _, task = found
-    assert task.faults() == [] and all(label.strip() for label in task.labels)
+    assert registry.faults_of(task) == [] and all(label.strip() for label in task.labels)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forgetfree import cli
+from forgetfree.results.runs import read_run, to_csv
 from forgetfree.results.scores import write_scores
-from forgetfree.results.stored import load_graft_results, load_run_results, to_csv
 
 TASKS = ("qnli", "ag_news")
 STRATEGIES = ("grafting-continual", "packnet", "bitfit", "fine-tune")
@@ -40,9 +40,8 @@ def make_samples(root: Path, data: Path, model: Path) -> Samples:
     }
     for name, arguments in commands.items():
         assert cli.main([name, *arguments, "--out", str(root / name)]) == 0
-    run, graft = load_run_results(root / "run"), load_graft_results(root / "graft")
-    for name, held in {"run": run, "graft": graft}.items():
-        (root / f"{name}.csv").write_text(to_csv(held), encoding="utf-8")
+    run = read_run(root / "run")
+    (root / "run.csv").write_text(to_csv(run), encoding="utf-8")
     write_scores(root / "scores.csv", run.scores()[:12])
     resume = ["run", *commands["run"], "--resume", "--out"]
     return Samples(root, resume)

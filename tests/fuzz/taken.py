@@ -29,8 +29,8 @@ from fuzz.mutations import BYTES, JSON, SIGNED, Mutation
 
 from forgetfree import cli
 from forgetfree.errors import ForgetfreeError
-from forgetfree.jobs.loaded_results import load_results
 from forgetfree.jobs.running import checkpoints, unit
+from forgetfree.results.table import load_results
 
 TASKS = ("sst2", "qnli")
 STRATEGIES = ("grafting-continual", "packnet", "lora", "fine-tune", "continual-ft")
@@ -283,16 +283,9 @@ def _predicted(run: str, words: Sequence[str], root: Path) -> Given:
 
 
 def _of_graft(world: World, file: Path, seed: int, out: Path) -> dict[str, Reader]:
-    if match := re.search(r"graft-seed-(\d)", file.name):
-        seed = int(match[1])
-    places = (
-        f"graft/graft-seed-{seed}-sparsity-0.01.safetensors",
-        f"graft/seed-{seed}/graft-sparsity-0.01.safetensors",
-    )
-    found = _reports("graft")
+    place, found = f"graft/bare-graft/seed-{seed}/graft.safetensors", _reports("graft")
     found[f"load_results graft {seed}"] = lambda root: _loaded(root / "graft", lambda results: _graft(results, seed))
-    for place in places:
-        found[f"apply {place}"] = partial(_applied, place, out)
+    found[f"apply {place}"] = partial(_applied, place, out)
     if _is_of_unit(file):
         found["resume graft"] = lambda root: _resumed(world.words["graft"], root / "graft")
     return found
@@ -398,8 +391,6 @@ def _kind(file: Path) -> str:
     """Return what a file is, whatever its unit."""
     if "fine-tuned" in file.parts:
         return f"fine-tuned/*{file.suffix}"
-    if file.name.startswith("graft-"):
-        return "graft.safetensors"
     within = "checkpoint/" if "checkpoint" in file.parts[:-1] else ""
     return within + re.sub(r"\d+", "N", file.name)
 

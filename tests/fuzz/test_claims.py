@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.errors import RegionError
 from forgetfree.ledger import file as ledger_file
 from forgetfree.ledger.binding import Binding
-from forgetfree.ledger.frames import bytes_tensor, compressed, compressed_text
+from forgetfree.tensor_file import TaskTensors
 
 LAYOUTS = {
     "a giant shape": '[["a",[4611686018427387904,4],"float32"]]',
@@ -63,23 +62,11 @@ def test_a_ledger_that_claims_a_giant_model_takes_no_memory(tmp_path: Path) -> N
     """Two billion entries would be 4 GB of owners; more than the system has addresses for is refused."""
     for entries in (2 * 10**9, 2**41):
         layout = json.dumps([["a", [entries], "float32"]], separators=(",", ":"))
-        header = {
-            **{"schema": "4", "composition": "union", "fingerprint": "f" * 64},
-            "layout_hash": hashlib.sha256(layout.encode()).hexdigest(),
-        }
-        gap = torch.uint32 if entries <= 2**32 else torch.int64
-        frame = compressed([torch.tensor([3]).to(gap), torch.tensor([0.5])])
-        row = {
-            **{"sparsity": 0.1, "definition": None, "classes": [], "owned": [1], "shared": 0, "readout": []},
-            **{"buffers": [], "checksum": hashlib.sha256(frame).hexdigest()[:32]},
-        }
-        tensors = {
-            "layout": compressed_text(layout),
-            "index": compressed_text(json.dumps({"tasks": ["one"], "sizes": [len(frame)]})),
-            "records": compressed_text(json.dumps(row)),
-            "data": bytes_tensor(frame),
-        }
-        (tmp_path / f"{entries}.safetensors").write_bytes(ledger_file.FILE.content(tensors, header))
+        index = torch.tensor([3]).to(torch.uint32 if entries <= 2**32 else torch.int64)
+        fields = {"sparsity": 0.1, "definition": None, "classes": [], "alone": False}
+        one = TaskTensors("one", {"index": index, "value": torch.tensor([0.5])}, fields)
+        about = {"composition": "union", "fingerprint": "f" * 64, "layout": layout}
+        ledger_file.FILE.write_tasks(tmp_path / f"{entries}.safetensors", [one], about)
     code = (
         "import resource, sys\nfrom forgetfree.errors import LedgerError\nfrom forgetfree.ledger import Ledger\n"
         "for path in sys.argv[1:]:\n"

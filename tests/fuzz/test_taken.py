@@ -27,7 +27,7 @@ def test_every_kind_of_file_is_damaged(fuzz: Fuzz) -> None:
     found = {kind.split(": ")[1] for kind in kinds(fuzz.world)}
     assert found >= {
         *("config.json", "results.json", "unit.json", "scores.csv", "history.jsonl", "predictions.safetensors"),
-        *("ledger.safetensors", "adapters.safetensors", "checkpoint.safetensors", "learned.json", "fine-tuned.json"),
+        *("ledger.safetensors", "adapters.safetensors", "checkpoint.safetensors", "fine-tuned.json"),
         *("fine-tuned/*.safetensors", "floors.json", "seconds-per-task.json", "task-features.safetensors"),
         *("graft.safetensors", "measured.json", "circumstances.json"),
     }

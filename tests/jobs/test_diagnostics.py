@@ -19,11 +19,8 @@ from forgetfree.data.sources import load_tasks
 from forgetfree.errors import TrainingError
 from forgetfree.jobs import diagnostics
 from forgetfree.models.state import ModelState
-from forgetfree.results.answers import LabelAnswers, pack_rows
-from forgetfree.results.comparison import merge, with_files
-from forgetfree.results.evidence import Evidence
-from forgetfree.results.run_results import RunResults
-from forgetfree.results.stored import load_run_results
+from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.table import evidence_of
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.training.encoded_task import sampled
 from forgetfree.training.floors import linear_probe, overlap, word_answers
@@ -90,26 +87,15 @@ def test_a_report_its_csv_file_and_its_results_have_one_interval(
     file.write_text(capsys.readouterr().out)
     tables = []
     for source in (finished, file):
-        comparison = with_files(merge([load_run_results(source)]))
-        assert any(unit.answers for each in comparison.strategies for unit in each.files) == (source == finished)
-        tables.append(Evidence.of(comparison).difference("continual-ft", "fine-tune"))
+        results = forgetfree.load_results(source)
+        assert any(run.files.answers for run in results.runs) == (source == finished)
+        tables.append(evidence_of(results).difference("continual-ft", "fine-tune"))
     of_run, of_file = tables
     assert of_run is not None and of_file is not None and not np.isnan(of_run.low)
     assert (of_file.low, of_file.high) == pytest.approx((of_run.low, of_run.high), rel=1e-9)
     for source in (finished, file):
         compared = forgetfree.load_results(source).compare("continual-ft", "fine-tune").loc["all tasks"]
         assert compared[["low", "high"]].tolist() == pytest.approx([of_run.low, of_run.high], rel=1e-9)
-
-
-def test_rows_that_do_not_give_the_score_are_refused(finished: Path) -> None:
-    content = results_of(finished)
-    rows = content["data"]["test_rows"]["ag_news"]
-    content["runs"][0]["right_rows"][1] = pack_rows(np.arange(rows) > rows * content["runs"][0]["matrix"][-1][1])
-    with pytest.raises(ValueError, match=r"runs\[0\].right_rows of ag_news must be a share"):
-        RunResults.of(content).check_sense()
-    content["runs"][0]["right_rows"][1] = "AAAAAAAA"
-    with pytest.raises(ValueError, match="are not a bit for each of"):
-        RunResults.of(content).check_sense()
 
 
 def test_a_new_readout_is_trained_on_the_model_as_it_is_at_the_end(

@@ -90,12 +90,10 @@ def outcome(out: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.sampled("graft sst2")
 @pytest.mark.parametrize(
     "command",
     [
         ("run", "qnli,sst2", "--shots", "4", "--steps", "3", "--sparsity", "0.02"),
-        ("graft", "sst2", "--shots", "4", "--steps", "3", "--sparsity", "0.02"),
     ],
     ids=lambda value: " ".join(value[:2]),
 )
@@ -131,13 +129,6 @@ def test_reports_say_it_and_do_not_mix_it_with_test_rows(
     assert cli.main(["report", str(tmp_path / "test"), str(tmp_path / "chosen")]) == 0
     tables = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sst2: ")]
     assert ["test rows" in tables[0], "6 validation rows" in tables[1]] == [True, True] and len(tables) == 2
-    assert (
-        cli.main(
-            ["graft", "sst2", "--steps", "3", "--sparsity", "0.02", *given, "--out", str(tmp_path / "graft"), *CHOOSE]
-        )
-        == 0
-    )
-    assert "On 6 validation rows" in (tmp_path / "graft" / "report.md").read_text()
 
 
 def test_a_fine_tuned_model_is_shared_with_the_run_that_reports(

@@ -183,8 +183,8 @@ def test_regions_of_later_tasks_are_not_sought_again(
 @pytest.mark.parametrize(
     "more",
     [
-        ("region_start=scaled", "composition=alone"),
-        ("region_start=scaled", "final_union=true"),
+        ("region_start=pre-trained", "composition=alone"),
+        ("region_start=pre-trained", "final_union=true"),
         ("localize_at=union",),
     ],
     ids=" ".join,

@@ -24,14 +24,13 @@ from forgetfree.continual.template import sizes_of
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, MetricError, ModelError, UsageError
-from forgetfree.jobs.predictions import load_answers
 from forgetfree.jobs.revision import removal
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
+from forgetfree.kinds import generation
 from forgetfree.models.loading import load_model
-from forgetfree.results import stored
 from forgetfree.results.answers import TextAnswers
-from forgetfree.serve.served_task import Ending
+from forgetfree.results.runs import read_answers, read_run, to_csv
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.tasks import Decoding, TaskDefinition
 
@@ -147,6 +146,16 @@ def test_rows_that_cannot_be_learned_are_told(row: dict[str, Any], message: str,
     with pytest.raises(DataError) as error:
         load_tasks("own", str(tmp_path))
     assert message in str(error.value)
+
+
+def test_without_what_scores_texts_nothing_is_learned(
+    data: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generation, "find_spec", lambda name: None if name == "rouge_score" else True)
+    out = data.parent / "out"
+    assert cli.main(["run", "first", "--data", str(data), "--model", str(model), "--out", str(out)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "rouge_score is not installed: pip install 'forgetfree[texts]'." in said and not out.exists()
 
 
 def test_a_number_that_is_not_finite_is_no_target(tmp_path: Path) -> None:
@@ -312,7 +321,7 @@ def test_a_stream_is_learned_and_nothing_is_forgotten(data: Path, model: Path, t
     assert not {"None", "ECE"} & {*re.findall(r"\w+", report)}
     found = forgetfree.load_results(tmp_path / "out")
     table = (tmp_path / "table.csv").resolve()
-    table.write_text(stored.to_csv(stored.load_run_results(tmp_path / "out")))
+    table.write_text(to_csv(read_run(tmp_path / "out")))
     assert found.scores.equals(forgetfree.load_results(table).scores)
     for name, values in losses.items():
         assert list(found.matrix(name, metric="loss")["first"]) == values
@@ -414,7 +423,7 @@ def test_rows_whose_answer_does_not_fit_are_left_out_and_counted(
     assert other["data"].pop("left_out") == {"own": {"train": fault, "validation": fault}}
     assert one["data"] == other["data"]
     scores = (forgetfree.load_results(tmp_path / place / "out").scores for place in ("good", "bad"))
-    assert next(scores).equals(next(scores)) if command == "run" else one["rows"] == other["rows"]
+    assert next(scores).equals(next(scores))
 
 
 def test_what_writes_no_texts_is_refused(data: Path, model: Path, tmp_path: Path) -> None:
@@ -427,14 +436,9 @@ def test_what_writes_no_texts_is_refused(data: Path, model: Path, tmp_path: Path
         run(data, model, tmp_path / "out", "grafting-continual", scenario="class", task_inference="router")
 
 
-def test_a_definition_of_texts_has_their_fields_alone() -> None:
-    labels = TaskDefinition("own", "single", ("a", "b"))
+def test_a_definition_is_the_same_after_json() -> None:
     texts = TaskDefinition("own", "generation", (), instruction="Say it.", stop=("\n",))
-    assert not {"instruction", "max_new_tokens", "stop"} & labels.fields.keys()
     assert TaskDefinition.of_fields(texts.fields | {"stop": ["\n"]}) == texts
-    how = {"kind", "template", "instruction", "max_new_tokens", "stop", "decoding", "closed_answers"}
-    assert set(texts.reading("generate")) == how
-    assert not {"decoding", "closed_answers"} & texts.fields.keys()  # it is greedy, and any text may answer
     drawn = replace(texts, decoding=Decoding(temperature=0.5))
     assert TaskDefinition.of_fields(json.loads(json.dumps(drawn.fields))) == drawn
 
@@ -471,7 +475,7 @@ def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
     results = run(tmp_path, model, tmp_path / "out", "grafting-continual")
     unit = tmp_path / "out" / "grafting-continual" / "seed-0"
     tasks = [rows.task for rows in load_tasks("first,last", str(tmp_path))]
-    kept = load_answers(unit, tasks, {"first": 13, "last": 13})
+    kept, _ = read_answers(unit, tasks)
     first, last = kept["first"], kept["last"]
     assert isinstance(first, TextAnswers) and isinstance(last, TextAnswers)
     assert first.logits is not None and first.labels is not None
@@ -492,9 +496,7 @@ def test_the_likeliest_of_closed_answers_is_given_with_its_probability(
     said = predictor.answer("first", [row["prompt"] for row in rows["test"]], batch_size=5)
     assert [each.text for each in said] == list(first.texts)
     assert np.allclose([list(each.probabilities.values()) for each in said], share, atol=1e-6)
-    pieces = list[str]()
-    (one,) = predictor.answer("first", ["great"], ending=Ending(send=pieces.append))
-    assert pieces == [one.text]
+    (one,) = predictor.answer("first", ["great"])
     words = ["predict", str(tmp_path / "out"), "--task", "first", "great"]
     assert cli.main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -12,23 +12,23 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from handmade import record_of, results_of, run_of, together
+from handmade import results_of, run_of, together
 
 import forgetfree
 from forgetfree import cli, registry
 from forgetfree.data.columns import ColumnNames
 from forgetfree.data.sources import load_task
-from forgetfree.jobs.diagnostics import read_floors, write_floors
+from forgetfree.jobs.diagnostics import write_floors
 from forgetfree.kinds.classification import Classification
 from forgetfree.kinds.kind import Form, kind_of
 from forgetfree.kinds.tagging import Tagging
 from forgetfree.plugins import Entry
-from forgetfree.results.answers import LabelAnswers, constant_scores
+from forgetfree.results.answers import Answers, LabelAnswers, constant_scores
 from forgetfree.results.metrics import Metric
 from forgetfree.results.report import run_figures
-from forgetfree.results.report.run_report import lay_out, lay_out_leaderboard
+from forgetfree.results.report.run_report import lay_out
 from forgetfree.results.report.words import headline
-from forgetfree.serve.served_task import served
+from forgetfree.results.runs import read_floors
 from forgetfree.tasks import TaskDefinition
 from forgetfree.testing import check_stream
 
@@ -118,7 +118,7 @@ def test_answers_without_probabilities_have_no_calibration(
 
 
 @dataclass(frozen=True, eq=False)
-class Guesses:
+class Guesses(Answers):
     """Answers that are no labels: the stars as numbers, and the words that were read."""
 
     stars: Any
@@ -143,8 +143,6 @@ class Guesses:
     def tensors(self) -> dict[str, Any]:
         return {"stars": self.stars, "right": self.right, "words": self.words}
 
-    ece = None
-
 
 class Guessing(Classification):
     """Ratings that are answered by numbers between the stars."""
@@ -159,7 +157,7 @@ class Guessing(Classification):
         stars = logits.softmax(dim=1).numpy() @ np.arange(logits.shape[1], dtype=np.float32)
         return Guesses(stars, labels.numpy(), np.ones((len(labels), 2), dtype=np.int64))
 
-    def kept_answers(self, task: Any, arrays: Any) -> Any:
+    def kept_answers(self, task: Any, arrays: Any, rows: int | None = None) -> Any:
         return Guesses(arrays["stars"], arrays["right"], arrays["words"])
 
 
@@ -216,7 +214,7 @@ def test_a_graft_of_it_is_gathered_again(
     out, model = tmp_path / "graft", str(model_directory("bert"))
     words = ["graft", "films", "--model", model, "--data", str(ratings), "--shots", "8", "--steps", "2"]
     assert cli.main([*words, "--sparsity", "0.05", "--out", str(out)]) == 0
-    assert json.loads((out / "results.json").read_text())["rows"][0]["score"] == -0.5
+    assert json.loads((out / "results.json").read_text())["runs"][1]["matrix"][1] == [-0.5]
     assert cli.main(["report", str(out)]) == 0
 
 
@@ -242,15 +240,13 @@ def test_a_metric_that_fails_is_told_by_its_name(
 
 @pytest.mark.parametrize(("metric", "best", "floor"), [("stars-off", "low", 0.2), ("weighted-kappa", "high", 0.4)])
 def test_reports_say_what_is_best(ratings: Path, metric: str, best: str, floor: float) -> None:
-    """Fewer stars off are more: in bold cells, floors, the order of a leaderboard and what a headline names."""
+    """Fewer stars off are more: in bold cells, floors and what a headline names."""
     held = together([_of_metrics([metric] * 2)])
     table = next(table for table in lay_out(held).tables if table.title.startswith("After the last task"))
     bold = {table.rows[row][0] for row, column in table.best if table.header[column] in ("average", table.header[1])}
     assert bold == {best}
     assert [score for _, score in held.best_floors] == [floor, floor]
     assert "below its best" not in str(lay_out(held).tables)
-    board = lay_out_leaderboard([record_of(_of_metrics([metric] * 2))]).tables[0]
-    assert board.rows[0][0] == best and [board.rows[row][0] for row, column in board.best if column == 4] == [best]
     assert headline(held).startswith(f"{best} ")
 
 
@@ -392,7 +388,6 @@ def test_a_kind_made_from_tagging_is_the_one_that_is_asked(tmp_path: Path, said:
     task = load_task("parse", str(_rows(tmp_path / "parse", {"kind": "chunks", **said}, row, row))).task
     assert (task.kind, task.metric, task.entities, task.text_columns) == ("chunks", metric, ("NP",), ("tokens",))
     assert isinstance(kind_of(task), Chunks)
-    assert "labelled one by one" in task.prompt_faults("prompt")[0]
 
 
 @pytest.mark.usefixtures("made_from_ours")
@@ -400,7 +395,7 @@ def test_a_kind_made_from_classification_may_have_pairs(tmp_path: Path) -> None:
     rows = [{"text_a": f"one {i}", "text_b": f"other {i}", "label": i} for i in range(2)]
     task = load_task("like", str(_rows(tmp_path / "like", {"kind": "likeness"}, *rows))).task
     assert (task.kind, task.form, task.text_columns) == ("likeness", "pair", ("text_a", "text_b"))
-    assert task.prompt_faults("prompt") == [] and served(task).size == 2
+    assert registry.faults_of(task) == [] and kind_of(task).names(task) == ("text_a", "text_b")
 
 
 def test_answers_to_words_without_their_rows_are_kept() -> None:

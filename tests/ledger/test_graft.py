@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import tiny
 import torch
 import transformers
-from damage import Change, accepted_flips, drop, note, put, u32
+from damage import Change, accepted_flips, drop, note, put, rewrite, sealed, told, u32
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -24,7 +23,6 @@ from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft, GraftOrigin, find_graft
 from forgetfree.models.loading import load_model
 from forgetfree.tasks import TaskDefinition
-from forgetfree.tensor_file import read_tensors
 
 ModelDirectory = Callable[[str], Path]
 
@@ -145,51 +143,27 @@ def test_the_one_graft_of_a_directory_is_found(file: Path, tmp_path: Path) -> No
 
 # -- Damage ----------------------------------------------------------------------------------------------
 
-QUERY = "encoder.layer.0.attention.self.query.weight"
-
-
-def origin(**changes: Any) -> Change:
-    return lambda tensors, header: header.update(origin=json.dumps(json.loads(header["origin"]) | changes))
-
-
 DAMAGE: dict[str, tuple[Change, str]] = {
-    "another readout": (put("readout/bias", torch.tensor([1.0, 2.0])), "do not match its checksum"),
-    "a missing readout": (drop("readout/bias"), "do not match its checksum"),
-    "another model": (origin(model="minilm"), "do not match its checksum"),
-    "another sparsity": (origin(sparsity=0.02), "do not match its checksum"),
-    "values of another dtype": (
-        lambda tensors, header: tensors.update({f"graft/{QUERY}/value": tensors[f"graft/{QUERY}/value"].double()}),
-        f"tensor '{QUERY}': expected torch.float32 values of shape .*, got torch.float64",
-    ),
-    "indices of another dtype": (
-        put(f"graft/{QUERY}/index", torch.tensor([0, 5])),
-        rf"tensor '{QUERY}': expected uint32 indices of shape \(s,\), got torch.int64",
-    ),
-    "unsorted indices": (put(f"graft/{QUERY}/index", u32(5, 0)), f"'{QUERY}': its indices are not sorted"),
-    "an index out of bounds": (put(f"graft/{QUERY}/index", u32(0, 256)), r"index 256 is out of bounds for shape \(16, 16\)"),
-    "indices without values": (drop(f"graft/{QUERY}/value"), "indices and values do not come in pairs"),
-    "a tensor of no name": (put("graft/c.weight/index", u32(1)), "unexpected tensor 'graft/c.weight/index'"),
-    "a tensor of no kind": (put("owned/0/bias", u32(1)), "unexpected tensor 'owned/0/bias'"),
-    "NaN": (put("readout/bias", torch.tensor([float("nan"), 1.0])), "'readout/bias' holds NaN or infinity"),
-    "a foreign layout": (note("layout", '[["a",[2],"float32"]]'), "its layout does not match its layout hash"),
-    "an unreadable layout": (note("layout", "{"), "its layout cannot be read"),
-    "a layout of nonsense": (note("layout", '[["a", [2], "nn"]]'), "its layout cannot be read"),
-    "an origin that is no JSON": (note("origin", "{"), "its origin cannot be read"),
-    "an origin that is no object": (note("origin", "[1]"), "its origin cannot be read"),
-    "an origin of more": (origin(colour="green"), "its origin cannot be read"),
-    "an origin of another kind": (origin(model=3), "its origin cannot be read"),
-    "a task of nothing": (origin(task={}), "its origin cannot be read"),
-    "another schema": (note("schema", "2"), "it has schema '2', and this version reads schema 1"),
-    **{f"no {key}": (drop(key), f"its metadata lacks {key}") for key in ("schema", "layout", "layout_hash", "checksum")},
+    "another readout": (put("0/readout/bias", torch.tensor([1.0, 2.0])), "do not match their checksum"),
+    "another model": (told(0, model="minilm"), "do not match their checksum"),
+    "values of another dtype": (sealed(put("0/value", torch.zeros(60).double())), "got torch.float64 of shape"),
+    "unsorted indices": (sealed(put("0/index", u32(5, 0))), "sorted"),
+    "an index out of bounds": (sealed(put("0/index", u32(0, 2**31))), "do not fit a parameter space"),
+    "indices without values": (sealed(drop("0/value")), r"'value' must be torch.float32 of shape \(60,\), got none"),
+    "NaN": (sealed(put("0/readout/bias", torch.tensor([float("nan"), 1.0]))), "hold NaN or infinity, in 'readout/bias'"),
+    "an unreadable layout": (sealed(note("layout", "{")), "its layout cannot be read"),
+    "an origin of more": (sealed(told(0, colour="green")), "its origin cannot be read"),
+    "an origin of another kind": (sealed(told(0, model=3)), "its origin cannot be read"),
+    "a task of nothing": (sealed(told(0, task={})), "its origin cannot be read"),
+    "no task": (lambda tensors, header: (tensors.clear(), sealed(note("tasks", "[]"))(tensors, header)), "tasks must be one"),
+    "no layout": (sealed(drop("layout")), "its metadata lacks layout"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_refused_with_the_reason(file: Path, damage: str) -> None:
     change, reason = DAMAGE[damage]
-    header, tensors = read_tensors(file)
-    change(tensors, header)
-    file.write_bytes(save(tensors, header))
+    rewrite(file, change)
     with pytest.raises(GraftError, match=reason) as caught:
         Graft.load(file)
     assert str(caught.value).startswith(f"{file} is not a sound graft: ")
@@ -200,14 +174,6 @@ def test_a_flipped_bit_anywhere_is_noticed(file: Path) -> None:
     """A bit is flipped in every seventh byte, and each time the error is a GraftError."""
     size = file.stat().st_size
     assert accepted_flips(file, Graft.load, GraftError, [*range(8), *range(8, size, 7)]) == []
-
-
-def test_a_file_cut_short_is_refused(file: Path) -> None:
-    sound = file.read_bytes()
-    for length in [*range(0, len(sound), 499), len(sound) - 1]:
-        file.write_bytes(sound[:length])
-        with pytest.raises(GraftError, match=r"not a readable safetensors file.*Restore it from a copy"):
-            Graft.load(file)
 
 
 def test_a_missing_file_and_a_file_of_another_kind_are_refused(tmp_path: Path) -> None:

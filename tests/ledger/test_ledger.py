@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
@@ -14,8 +13,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-import zstandard
-from damage import Change, Header, Tensors, accepted_flips, drop, note, put, rewrite, u32
+from damage import Change, accepted_flips, drop, note, put, rewrite, sealed, told, u32
 from torch import Tensor, nn
 
 from forgetfree.cli.ledger import render_ledger
@@ -26,11 +24,9 @@ from forgetfree.core.trained import RegionParameters
 from forgetfree.errors import ForgetfreeError, LedgerError, RegionError, TaskError
 from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
 from forgetfree.ledger.binding import Binding
-from forgetfree.ledger.file import FORMAT
-from forgetfree.ledger.frames import compressed, compressed_text, restored_text
 from forgetfree.ledger.graft import Graft
 from forgetfree.tasks import TaskDefinition
-from forgetfree.tensor_file import read_tensors, tensor_bytes
+from forgetfree.tensor_file import tensor_bytes
 
 
 class Toy(nn.Module):
@@ -212,7 +208,9 @@ def test_a_region_owned_entirely_by_others_is_recorded(model: Toy, tmp_path: Pat
 def test_saving_and_loading_loses_nothing(ledger: Ledger, tmp_path: Path) -> None:
     ledger.save(str(tmp_path / "deep" / "l.safetensors"))
     assert_same_ledger(Ledger.load(str(tmp_path / "deep" / "l.safetensors")), ledger)
-    assert (tmp_path / "deep" / "l.safetensors").stat().st_size == ledger.size_in_bytes
+    assert (
+        ledger.size_in_bytes == sum(ledger.sizes) == 4 * (2 * 7 + 3 + 3 * 8 + 2 * 4)
+    )  # entries, shared, readouts, buffers
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["l.safetensors"]  # no temporary file is left
 
 
@@ -239,7 +237,7 @@ def test_a_loaded_ledger_makes_the_same_model(model: Toy, ledger: Ledger, tmp_pa
 
 
 def test_its_size_follows_what_is_owned_not_the_model(tmp_path: Path) -> None:
-    """An entry more costs at most its index and its value; a model 16 times as wide costs its layout at most."""
+    """An entry costs its index and its value; a model 16 times as wide costs its layout at most."""
     sizes, generator = [], torch.Generator().manual_seed(0)
     for width, entries in ((16, 100), (16, 1100), (256, 100)):
         model = nn.Module()
@@ -247,27 +245,21 @@ def test_its_size_follows_what_is_owned_not_the_model(tmp_path: Path) -> None:
         ledger = Ledger(ParameterSpace.of(model), "f" * 64)
         region = Region(torch.randperm(2176, generator=generator)[:entries].sort().values)
         ledger.append(Record("one", region, Graft(region, torch.randn(entries, generator=generator)), 0.1))
-        sizes.append(ledger.size_in_bytes)
-    assert 3000 <= sizes[1] - sizes[0] <= 5000  # 27 bits of a value and 2 of a gap; both together are 8 bytes
-    assert sizes[2] - sizes[0] <= 64
+        ledger.save(tmp_path / "l.safetensors")
+        sizes.append((tmp_path / "l.safetensors").stat().st_size)
+    assert 8000 <= sizes[1] - sizes[0] <= 8016
+    assert sizes[2] - sizes[0] <= 16
 
 
-def entropy(space: int, entries: int) -> float:
-    """The bytes of a region of ``entries`` out of ``space``, any as likely as any other, and of float32 values."""
-    log = math.lgamma(space + 1) - math.lgamma(entries + 1) - math.lgamma(space - entries + 1)
-    return log / math.log(2) / 8 + 4 * entries
-
-
-def test_a_file_is_smaller_than_the_entropy_of_uniform_regions_and_values() -> None:
-    """Also where nothing in the regions can be guessed: weights of one scale have alike exponents."""
-    space, generator = ParameterSpace.of(nn.Linear(1000, 1000, bias=False)), torch.Generator().manual_seed(0)
-    ledger = Ledger(space, "f" * 64)
-    for k in range(20):
-        owned = ledger.free(Region.of(torch.randint(0, len(space), (1000,), generator=generator)))
-        values = torch.randn(len(owned), generator=generator) * 0.05
-        ledger.append(Record(f"task-{k}", owned, Graft(owned, values), 0.001))
-    bound = sum(entropy(len(space), len(each.owned.region)) for each in ledger.records)
-    assert ledger.size_in_bytes < 0.96 * bound
+def test_equal_ledgers_are_equal_files(model: Toy, tmp_path: Path) -> None:
+    """Also one that was saved, loaded and continued."""
+    first, other = tmp_path / "first.safetensors", tmp_path / "other.safetensors"
+    ledger_of(model).save(first)
+    ledger_of(model, ["one", "two"]).save(other)
+    again = Ledger.load(other)
+    again.append(record("three"))
+    again.save(other)
+    assert other.read_bytes() == first.read_bytes()
 
 
 @pytest.mark.parametrize("composition", ["union", "selection", "alone"])
@@ -276,18 +268,16 @@ def test_one_record_is_read_without_the_others(composition: str, tmp_path: Path)
     made, file = composed(composition), tmp_path / "l.safetensors"
     made.save(file)
     sound = file.read_bytes()
-    sizes = json.loads(restored_text(read_tensors(file)[1]["index"]))["sizes"]
     header = 8 + int.from_bytes(sound[:8], "little")
-    data = header + json.loads(sound[8:header])["data"]["data_offsets"][0]
     for k, task in enumerate(REGIONS):
-        begin = data + sum(sizes[:k])
         file.write_bytes(sound)
         assert_same_record(Ledger.read_record(file, task), made.records[k])
+        begin = header + json.loads(sound[8:header])[f"{k}/value"]["data_offsets"][0]
         file.write_bytes(sound[:begin] + bytes([sound[begin] ^ 1]) + sound[begin + 1 :])
         for other in REGIONS:
             if other != task:
                 Ledger.read_record(file, other)
-        with pytest.raises(LedgerError, match=f"task '{task}': its contents do not match its checksum"):
+        with pytest.raises(LedgerError, match=f"the tensors of task '{task}' do not match their checksum"):
             Ledger.read_record(file, task)
     file.write_bytes(sound)
     with pytest.raises(TaskError, match=r"holds no task 'four'\. It holds: one, two, three"):
@@ -304,168 +294,51 @@ def file(ledger: Ledger, tmp_path: Path) -> Path:
     return path
 
 
-LAYOUT = json.dumps(
-    [["a.weight", [4, 3], "float32"], ["a.bias", [4], "float32"], ["b.weight", [2, 4], "float32"]],
-    separators=(",", ":"),
-)
-
-
-def text(value: Any) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-
-
 MOOD = TaskDefinition("one", "single", ("sad", "glad"))
 
 
-def bytes_of(content: bytes) -> Tensor:
-    """The frame of bytes that are perhaps no text."""
-    return torch.frombuffer(bytearray(zstandard.compress(content)), dtype=torch.uint8)
+def moved(k: int, owned: tuple[int, ...], shared: tuple[int, ...] = ()) -> Change:
+    """Other entries of record ``k``, with checksums that are right; as many as before."""
+    both = {"index": u32(*owned)} | ({"shared": u32(*shared)} if shared else {})
+    return sealed(*(put(f"{k}/{name}", tensor) for name, tensor in both.items()))
 
 
-#: A frame of 16 bytes that claims to hold a terabyte.
-BOMB = b"\x28\xb5\x2f\xfd\xe0" + (2**40).to_bytes(8, "little") + b"\x01\x00\x00"
-
-
-def told(k: int, **changes: Any) -> Change:
-    """Another line of record ``k``."""
-
-    def change(tensors: Tensors, header: Header) -> None:
-        lines = restored_text(tensors["records"]).split("\n")
-        lines[k] = json.dumps(json.loads(lines[k]) | changes)
-        tensors["records"] = compressed_text("\n".join(lines))
-
-    return change
-
-
-def index(**changes: Any) -> Change:
-    """Another index."""
-
-    def change(tensors: Tensors, header: Header) -> None:
-        tensors["index"] = compressed_text(json.dumps(json.loads(restored_text(tensors["index"])) | changes))
-
-    return change
-
-
-def framed(k: int, *parts: Tensor, frame: bytes | None = None, **changes: Any) -> Change:
-    """Another frame of record ``k``, with its own checksum: of these tensors, or as given."""
-
-    def change(tensors: Tensors, header: Header) -> None:
-        sizes = json.loads(restored_text(tensors["index"]))["sizes"]
-        frames = [part.numpy().tobytes() for part in tensors["data"].split(sizes)]
-        frames[k] = compressed(parts) if frame is None else frame
-        told(k, checksum=hashlib.sha256(frames[k]).hexdigest()[:32], **changes)(tensors, header)
-        index(sizes=list(map(len, frames)))(tensors, header)
-        tensors["data"] = torch.frombuffer(bytearray(b"".join(frames)), dtype=torch.uint8)
-
-    return change
-
-
-#: What follows the entries and their values in the frames of one, two and three.
-ONE = (torch.full((2, 3), 100.0), torch.tensor([100.0, -100.0]))
-TWO, THREE = ((torch.full((2, 3), x), torch.tensor([x, -x]), torch.full((4,), x)) for x in (200.0, 300.0))
-#: Gaps of the sound file: one owns 0, 5, 13; two owns 6, 20 and shares 5; three owns 24, 25 and shares 13, 20.
+#: One owns 0, 5, 13; two owns 6, 20 and shares 5; three owns 24, 25 and shares 13, 20.
 DAMAGE: dict[str, tuple[Change, str]] = {
-    "another frame": (
-        lambda tensors, header: tensors["data"].__setitem__(0, 0), "task 'one': its contents do not match its checksum"),
-    "another value": (
-        framed(0, u32(0, 4, 7), u32(), torch.tensor([100.0, 101, 103]), *ONE), "contents do not match its checksum"),
-    "another checksum": (told(2, checksum="0" * 32), "task 'three': its contents do not match its checksum"),
-    "a frame that is none": (framed(1, frame=b"no frame of zstd"), "task 'two': it cannot be decompressed"),
-    "a frame cut short": (framed(0, frame=compressed([torch.arange(8.0)])[:-1]), "task 'one': .*(holds|decompressed)"),
-    "a frame with something behind it": (
-        framed(0, frame=compressed([u32(0, 4, 7), torch.tensor([100.0, 101, 102]), *ONE]) + b"0"), "cannot be decompressed"),
-    "a frame of another size": (framed(0, u32(0, 4, 7)), "task 'one': a frame holds 12 bytes, expected 56"),
-    "another sparsity": (told(0, sparsity=0.16), "do not match its checksum"),
-    "another fingerprint": (note("fingerprint", "0" * 64), "do not match its checksum"),
-    "another binding": (note("binding", Binding("{}").json), "do not match its checksum"),
-    "a binding that is none": (note("binding", "[]"), r"its binding cannot be read \(the content must be an object"),
-    "a binding of numbers": (note("binding", Binding("{}").json.replace('"fp32"', "32")), "its binding cannot be read"),
-    "a binding cut short": (note("binding", '{"network'), "its binding cannot be read"),
-    "another task name": (index(tasks=["four", "two", "three"]), "do not match its checksum"),
-    "a readout of another name": (told(0, readout=[["w", "float32", [2, 3]], ["b", "float32", [2]]]), "its checksum"),
-    "a readout of another dtype": (
-        told(0, readout=[["weight", "float64", [2, 3]], ["bias", "float32", [2]]]), "holds 56 bytes, expected 80"),
-    "a readout of no dtype": (told(0, readout=[["weight", "nn", [2, 3]]]), "task 'one': 'nn' is no dtype"),
-    **{
-        f"a readout of {dtype}": (told(0, readout=[["weight", dtype, [2, 3]]]), f"task 'one': '{dtype}' is no dtype")
-        for dtype in ("qint8", "quint4x2", "uint1", "int4", "bits8", "float4_e2m1fn_x2", "float")
-    },
+    "another value": (put("0/value", torch.zeros(3)), "the tensors of task 'one' do not match their checksum"),
+    "a readout of another name": (put("1/readout/w", torch.zeros(3)), "of task 'two' do not match their checksum"),
+    "another sparsity": (told(0, sparsity=0.16), "its metadata do not match their checksum"),
+    "another fingerprint": (note("fingerprint", "0" * 64), "its metadata do not match their checksum"),
+    "another binding": (note("binding", Binding("{}").json), "its metadata do not match their checksum"),
+    "a binding that is none": (sealed(note("binding", "[]")), r"its binding cannot be read \(the content must be an obj"),
+    "a binding of numbers": (
+        sealed(note("binding", Binding("{}").json.replace('"fp32"', "32"))), "its binding cannot be read"),
+    "a value too many": (sealed(put("0/value", torch.zeros(4))), r"'one': 'value' must be torch.float32 of shape \(3,\), got"),
+    "values of another dtype": (sealed(put("0/value", torch.zeros(3).double())), "got torch.float64"),
+    "no values": (sealed(drop("1/value")), r"task 'two': 'value' must be torch.float32 of shape \(2,\), got none"),
+    "indices of another dtype": (sealed(put("0/index", torch.arange(3))), "'index' must be torch.uint32 .* got torch.int64"),
+    "an index out of bounds": (moved(2, (24, 26), (13, 20)), "task 'three': Indices from 24 to 26 do not fit .* 26 entries"),
+    "a shared index out of bounds": (moved(1, (6, 20), (99,)), "task 'two': Indices from 99 to 99 do not fit"),
+    "indices in disorder": (moved(0, (5, 0, 13)), "task 'one': "),
+    "two owners": (moved(1, (5, 20), (6,)), "Record of task 'two' takes entries that earlier tasks own"),
+    "shared with nobody": (moved(1, (6, 20), (7,)), "task 'two' shares entries that no earlier task owns"),
+    "shared with a later task": (moved(0, (0, 5, 13), (25,)), "task 'one' shares entries that no earlier task owns"),
+    "NaN": (sealed(put("0/value", torch.tensor([1.0, math.nan, 2.0]))), "of task 'one' hold NaN or infinity, in 'value'"),
+    "infinity in a buffer": (
+        sealed(put("2/buffer/norm.running_mean", torch.full((4,), math.inf))), "'three': tensor .* holds NaN or infinity"),
+    "a layout of nothing": (sealed(note("layout", "[]")), "its layout cannot be read"),
+    "a layout of nonsense": (sealed(note("layout", '[["a", [2], "nosuchtype"]]')), "its layout cannot be read"),
     "a layout of dtypes that have none in common": (
-        put("layout", compressed_text('[["a",[2],"float8_e5m2"],["b",[2],"float32"]]')), "its dtypes must be float8 alone"),
-    "two tensors of one name": (
-        told(0, readout=[["bias", "float32", [2, 3]], ["bias", "float32", [2]]]), "two of its tensors have one name"),
-    **{
-        f"a shape of {shape}": (told(0, readout=[["weight", "float32", shape]]), "task 'one': a tensor of shape")
-        for shape in ([2**32, 2**32], [2**40, 2**40, 0], [0, 2**47, 2**47], [1] * 99)
-    },
-    "a readout of another shape": (
-        told(0, readout=[["weight", "float32", [2, 4]], ["bias", "float32", [2]]]), "holds 56 bytes, expected 64"),
-    "a shape below 0": (told(0, readout=[["weight", "float32", [-2, -3]]]), "must be at least 0, got -2"),
-    "a giant shape": (told(0, readout=[["weight", "float32", [2**47, 2**47]]]), "task 'one': "),
-    "a value too many": (told(0, owned=[4]), "a frame holds 56 bytes, expected 64"),
-    "a dtype too many": (told(0, owned=[2, 1]), "do not fit a space of 26 entries"),
-    "more entries than there are": (told(0, owned=[2**40]), "do not fit a space of 26 entries"),
-    "counts below 0": (told(0, owned=[-1]), r"owned\[0\] must be at least 0, got -1"),
-    "an index out of bounds": (
-        framed(2, u32(24, 1), u32(13, 6), torch.tensor([300.0, 301]), *THREE), "'three': index 26 is out of bounds for 26"),
-    "a shared index out of bounds": (
-        framed(1, u32(6, 13), u32(99), torch.tensor([200.0, 201]), *TWO), "index 99 is out of bounds for 26 entries"),
-    "two owners": (
-        framed(1, u32(5, 14), u32(), torch.tensor([200.0, 201]), *TWO, shared=0),
-        "Record of task 'two' takes entries that earlier tasks own"),
-    "owned and shared": (
-        framed(1, u32(5, 14), u32(5), torch.tensor([200.0, 201]), *TWO), "task 'two' shares entries that no earlier task"),
-    "shared with nobody": (
-        framed(1, u32(6, 13), u32(7), torch.tensor([200.0, 201]), *TWO), "task 'two' shares entries that no earlier task"),
-    "shared with a later task": (
-        framed(0, u32(0, 4, 7), u32(25), torch.tensor([100.0, 101, 102]), *ONE, shared=1), "'one' shares entries that no"),
-    "NaN": (
-        framed(0, u32(0, 4, 7), u32(), torch.tensor([100.0, math.nan, 102]), *ONE), "task 'one'.*NaN or infinity"),
-    "infinity in a readout": (
-        framed(2, u32(24, 0), u32(13, 6), torch.tensor([300.0, 301]), *(each * math.inf for each in THREE)),
-        "task 'three'.*NaN or infinity"),
-    "a tensor of no kind": (put("stolen", u32(1)), "unexpected tensor 'stolen'"),
-    "no data": (drop("data"), "its tensor 'data' is missing, or no bytes"),
-    "data of numbers": (put("data", torch.zeros(3)), "its tensor 'data' is missing, or no bytes"),
-    "too much data": (put("data", torch.zeros(9999, dtype=torch.uint8)), r"its records have \d+ bytes, but 'data' has 9999"),
-    "a foreign layout": (put("layout", compressed_text(LAYOUT)), "its layout does not match its layout hash"),
-    "a layout of nothing": (put("layout", compressed_text("[]")), "layout"),
-    "an unreadable layout": (put("layout", compressed_text("{")), "its layout cannot be read"),
-    "a layout of nonsense": (put("layout", compressed_text('[["a", [2], "nosuchtype"]]')), "its layout cannot be read"),
-    "a layout that is no frame": (put("layout", text("none")), "its layout cannot be read .it cannot be decompressed"),
-    "a layout that claims too much": (
-        put("layout", torch.frombuffer(bytearray(BOMB), dtype=torch.uint8)), "its layout cannot be read .it claims a text of"),
-    "a task twice": (index(tasks=["one", "two", "two"]), "'two' is already in the ledger"),
-    "no records": (drop("records"), "'records' is missing, or no bytes"),
-    "records that are numbers": (put("records", torch.zeros(3)), "'records' is missing, or no bytes"),
-    "no lines": (put("records", compressed_text("")), "it has 3 names, 3 sizes and 0 lines of records"),
-    "a name too many": (index(tasks=[*REGIONS, "four"]), "it has 4 names, 3 sizes and 3 lines of records"),
-    "a size too few": (index(sizes=[1, 2]), "it has 3 names, 2 sizes and 3 lines of records"),
-    "a size below 0": (index(sizes=[-1, 2, 3]), r"its index cannot be read .sizes\[0\] must be at least 0, got -1"),
-    "sizes of another sum": (index(sizes=[1, 2, 3]), "its records have 6 bytes, but 'data' has"),
-    "frames of other tasks": (index(tasks=["two", "one", "three"]), "do not match its checksum"),
-    "an index that is no JSON": (put("index", compressed_text("[" * 9)), "its index cannot be read .Expecting"),
-    "an index that is a list": (put("index", compressed_text("[]")), "its index cannot be read .the content must be an"),
-    "an index of more": (index(more=1), "its index cannot be read .more is not known"),
-    "a line that is no JSON": (
-        put("records", compressed_text("[[\n[[\n[[")), "what it says of task 'one' cannot be read .Expecting"),
-    "lines that are no text": (put("records", bytes_of(b"\xff\xfe")), "its records cannot be read .'utf-8'"),
-    "a line nested too deeply": (
-        put("records", compressed_text("[" * 99999 + "\n\n")), "task 'one' cannot be read .*nested"),
-    "a line that is no object": (put("records", compressed_text("[]\n\n")), "task 'one' cannot be read .the content must be"),
-    "a line with something unknown": (told(1, more=1), "what it says of task 'two' cannot be read .more is not known"),
-    "a sparsity that is a text": (told(0, sparsity="0.1"), "one' cannot be read .sparsity must be a number, got '0.1'"),
-    "a sparsity of NaN": (told(0, sparsity=float("nan")), "task 'one' cannot be read .NaN is not a finite number"),
-    "a definition that is none": (told(0, definition={"name": "one"}, classes=[0, 1]), "definition.kind is missing"),
+        sealed(note("layout", '[["a",[2],"float8_e5m2"],["b",[2],"float32"]]')), "its dtypes must be float8 alone"),
+    "something unknown": (sealed(told(1, more=1)), "what it says of task 'two' cannot be read .more is not known"),
+    "a sparsity that is a text": (sealed(told(0, sparsity="0.1")), "sparsity must be a number, got '0.1'"),
     "a definition of another task": (
-        told(0, definition=replace(MOOD, name="two").fields, classes=[0, 1]), "definition must be that of task 'one'"),
+        sealed(told(0, definition=replace(MOOD, name="two").fields, classes=[0, 1])), "must be that of task 'one'"),
     "labels that are no texts": (
-        told(0, definition=replace(MOOD, labels=(0, 1)).fields, classes=[0, 1]), "must be a string, got 0"),
-    "labels of another number": (told(0, definition=MOOD.fields, classes=[0]), "with a class for each label"),
-    "classes below 0": (told(0, classes=[-1]), r"classes\[0\] must be at least 0, got -1"),
-    "another schema": (note("schema", "5"), "it has schema '5', and this version reads schema 4"),
-    "no composition": (drop("composition"), "its metadata lacks composition"),
-    **{f"no {key}": (drop(key), f"its metadata lacks {key}") for key in ("schema", "layout_hash", "fingerprint", "checksum")},
+        sealed(told(0, definition=replace(MOOD, labels=(0, 1)).fields, classes=[0, 1])), "must be a string, got 0"),
+    "labels of another number": (sealed(told(0, definition=MOOD.fields, classes=[0])), "with a class for each label"),
+    "classes below 0": (sealed(told(0, classes=[-1])), r"classes\[0\] must be at least 0, got -1"),
+    "no composition": (sealed(drop("composition")), "its metadata lacks composition"),
 }  # fmt: skip
 
 
@@ -483,18 +356,11 @@ def _is_refused(file: Path, change: Change, reason: str) -> None:
     assert str(caught.value).endswith("Restore it from a copy, or run the stream again.")
 
 
-@pytest.mark.parametrize("damage", ["NaN", "infinity in a readout"])
-def test_a_damaged_record_is_refused_where_it_alone_is_read(file: Path, damage: str) -> None:
-    change, reason = DAMAGE[damage]
+def test_a_damaged_record_is_refused_where_it_alone_is_read(file: Path) -> None:
+    change, reason = DAMAGE["NaN"]
     rewrite(file, change)
     with pytest.raises(LedgerError, match=reason):
-        Ledger.read_record(file, "one" if damage == "NaN" else "three")
-
-
-def test_metadata_that_says_nothing_is_refused(file: Path) -> None:
-    rewrite(file, lambda tensors, header: (header.clear(), header.update(format=FORMAT)))
-    with pytest.raises(LedgerError, match="its metadata lacks checksum, composition, fingerprint, layout_hash, schema"):
-        Ledger.load(file)
+        Ledger.read_record(file, "one")
 
 
 def test_a_flipped_bit_anywhere_is_noticed(file: Path) -> None:
@@ -511,12 +377,6 @@ def test_a_file_cut_short_anywhere_is_refused(file: Path) -> None:
         file.write_bytes(sound[:length])
         with pytest.raises(LedgerError, match=r"not a readable safetensors file.*Restore it from a copy"):
             Ledger.load(file)
-
-
-def test_a_file_with_something_behind_it_is_refused(file: Path) -> None:
-    file.write_bytes(file.read_bytes() + b"\0")
-    with pytest.raises(LedgerError, match="not a readable safetensors file"):
-        Ledger.load(file)
 
 
 def test_no_file_and_no_ledger(tmp_path: Path) -> None:
@@ -569,15 +429,13 @@ def seconds_of(action: Callable[..., object], *arguments: object) -> float:
 
 
 @pytest.mark.sampled(share=0.4)
-def test_time_and_header_grow_with_the_tasks_and_not_with_their_square(tmp_path: Path) -> None:
+def test_time_and_size_grow_with_the_tasks_and_not_with_their_square(tmp_path: Path) -> None:
     """Ten times as many tasks; a square would take a hundred times as long."""
     few, lots = many(100, 200), many(1000, 200)
     files = [tmp_path / "few.safetensors", tmp_path / "lots.safetensors"]
-    headers = []
     for ledger, file in zip((few, lots), files, strict=True):
         ledger.save(file)
-        headers.append(int.from_bytes(file.read_bytes()[:8], "little"))
-    assert headers[1] <= headers[0] + 8  # what it says of the tasks lies in a tensor
+    assert files[1].stat().st_size < 11 * files[0].stat().st_size
     saved = [min(seconds_of(each.save, file) for _ in range(3)) for each, file in zip((few, lots), files, strict=True)]
     loaded = [min(seconds_of(Ledger.load, file) for _ in range(3)) for file in files]
     assert saved[1] < 30 * saved[0] and loaded[1] < 30 * loaded[0]
@@ -927,30 +785,28 @@ def test_a_region_in_training_is_given_back_on_commit_unless_tasks_build_a_union
 
 #: Of a ledger of one composition: what is done to its file, and the reason given.
 MISCOMPOSED: dict[str, tuple[str, Change, str]] = {
-    "an unknown one": ("alone", note("composition", "sum"), "its composition is 'sum', expected one of union, sel"),
-    "overlaps in a union": ("alone", note("composition", "union"), "'two' takes entries that earlier tasks own"),
-    "overlaps in a selection": (
+    "an unknown one": (
         "alone",
-        note("composition", "selection"),
+        sealed(note("composition", "sum")),
+        "its composition is 'sum', expected one of union, sel",
+    ),
+    "overlaps in a union": (
+        "alone",
+        sealed(note("composition", "union")),
         "'two' takes entries that earlier tasks own",
     ),
-    "a selection as alone": ("selection", note("composition", "alone"), "must own its region"),
-    "a selection as a union": ("selection", note("composition", "union"), "do not match its checksum"),
-    "a union as a selection": ("union", note("composition", "selection"), "do not match its checksum"),
-    "shared though alone": (
+    "overlaps in a selection": (
         "alone",
-        framed(1, u32(5, 0, 13), u32(0), torch.tensor([200.0, 201, 202]), *TWO, shared=1),
-        "must own its region",
+        sealed(note("composition", "selection")),
+        "'two' takes entries that earlier tasks own",
     ),
+    "a selection as alone": ("selection", sealed(note("composition", "alone")), "must own its region"),
+    "a selection as a union": ("selection", note("composition", "union"), "do not match their checksum"),
+    "shared though alone": ("alone", moved(1, (5, 6, 20), (0,)), "must own its region"),
     "a task that stands alone in a union": (
         "auto",
-        note("composition", "union"),
+        sealed(note("composition", "union")),
         "stands alone, which only a ledger of",
-    ),
-    "another value": (
-        "alone",
-        framed(1, u32(5, 0, 13), u32(), torch.tensor([200.0, 201, 203]), *TWO),
-        "do not match its checksum",
     ),
 }
 

@@ -50,15 +50,6 @@ def test_the_network_is_copied() -> None:
     assert vision.different(vision.everything(network), before) == []
 
 
-def test_readouts_do_not_share_weights() -> None:
-    model = ModuleModel(vision.network("mlp"))
-    for name in ("one", "two"):
-        model.add_task(TaskHead(name, 10))
-    with torch.no_grad():
-        model.linears["0"].weight.add_(1)
-    assert not torch.equal(model.linears["0"].weight, model.linears["1"].weight)
-
-
 class Named(nn.Module):
     """A network whose body has a name that language models use for what is not trained."""
 

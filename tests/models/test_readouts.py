@@ -20,8 +20,9 @@ from transformers.models.auto import modeling_auto
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError
+from forgetfree.models.architecture import language_model
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
-from forgetfree.models.loading import LoadedModel, language_model, load_model
+from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.training.single_task import SingleTask
 from forgetfree.training.training_options import TrainingOptions
 
@@ -142,20 +143,6 @@ PRE_TRAINING = {
     for kind, architecture in modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.items()
     if architecture.endswith("ForPreTraining")
 }
-
-
-@pytest.mark.sampled("albert", "hiera")
-@pytest.mark.parametrize("kind", PRE_TRAINING)
-def test_pre_training_is_read_by_prompts_where_it_fills_in_masks(kind: str) -> None:
-    """Check every …ForPreTraining of transformers: does it hold the tensors of the masked language model of its family?"""
-    architecture, masked = PRE_TRAINING[kind], modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.get(kind)
-    config = transformers.AutoConfig.for_model(kind, architectures=[architecture])
-    fills = False
-    if masked:
-        with torch.device("meta"):
-            whole, needed = (set(getattr(transformers, each)(config).state_dict()) for each in (architecture, masked))
-        fills = needed <= whole
-    assert language_model(config) == ("prompt" if fills else None)
 
 
 @pytest.mark.parametrize(

@@ -223,49 +223,6 @@ def test_a_readout_depends_on_its_seed_and_name_and_not_on_the_stream() -> None:
     assert not torch.equal(weight(SINGLE), weight(TaskHead("other", 2)))
 
 
-def test_adding_a_task_draws_nothing_from_the_global_generator() -> None:
-    model, _ = make("bert", "linear")
-    model.add_task(SINGLE)
-    before = torch.get_rng_state()
-    model.add_task(TRIPLE)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_readout_starts_small_and_unbiased() -> None:
-    model, _ = make("bert", "linear", TaskHead("first", 100))
-    tensors = model.linears["0"].state_dict()
-    assert float(tensors["weight"].std()) == pytest.approx(0.02, rel=0.1)
-    assert not tensors["bias"].any()
-
-
-def test_only_the_linear_readout_owns_tensors() -> None:
-    linear, _ = make("bert", "linear", SINGLE)
-    assert {name: tuple(p.shape) for name, p in linear.readout_module(0).named_parameters()} == {
-        "weight": (2, tiny.HIDDEN),
-        "bias": (2,),
-    }
-    for kind, readout in (("bert-mlm", "prompt"), ("gpt2-lm", "causal")):
-        model, _ = make(kind, readout, TaskHead("first", 2, (8, 9)))
-        assert not list(model.readout_module(0).parameters())
-
-
-def test_readouts_and_head_are_no_part_of_the_space() -> None:
-    for kind, readout in (("bert", "linear"), ("bert-mlm", "prompt"), ("gpt2-lm", "causal")):
-        model, _ = make(kind, readout, TaskHead("first", 2, (8, 9)))
-        names = [spec.name for spec in model.space().tensors]
-        assert names
-        assert not [name for name in names if any(word in name for word in ("embed", "wte", "cls", "lm_head"))]
-
-
-def test_tasks_are_known_by_name_and_by_label() -> None:
-    model, _ = make("bert", "linear", SINGLE, TRIPLE)
-    assert [model.task_label(name) for name in ("first", "second")] == [0, 1]
-    with pytest.raises(TaskError, match=r"no task 'third'\. It reads out: first, second"):
-        model.task_label("third")
-    with pytest.raises(TaskError, match="already reads out task 'first'"):
-        model.add_task(SINGLE)
-
-
 @pytest.mark.parametrize("task", [-1, 1])
 def test_an_unknown_task_label_is_refused(task: int) -> None:
     model, tokenizer = make("bert", "linear", SINGLE)

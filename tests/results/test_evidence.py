@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reported import make_run, of_equal_rows
+from handmade import results_of, run_of, together
+from reported import edit, edit_about, make_run
 
 from forgetfree import cli
 from forgetfree.benchmarks.coverage import SEEDS, WORLDS, coverage
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.calibration import debiased_ece, ece_noise_floor
-from forgetfree.results.comparison import merge
 from forgetfree.results.evidence import Evidence, RowScore, forgetting, interval, ratio, shared_variance
-from forgetfree.results.learning_matrix import summarize
-from forgetfree.results.stored import load_run_results
+from forgetfree.results.table import load_results, scores_at_end
 
 
 def noise_floor(answers: LabelAnswers) -> float:
@@ -89,18 +88,12 @@ def test_of_scores_that_bound_nothing_nothing_is_said_of_rows(metric: str) -> No
     assert RowScore.of_value(rare.value, metric, 1000).variance == 0
 
 
-def test_the_accuracy_of_a_task_with_another_metric_is_not_known(tmp_path: Path) -> None:
+def test_the_accuracy_of_a_task_with_another_metric_is_not_known() -> None:
     """F1 of 0 is no accuracy of 0: the ECE of such answers varies with the rows."""
-    out = make_run(tmp_path / "run", ["a"], {"continual-ft": 0.0})
-    results = json.loads((out / "results.json").read_text())
-    results["metric"] = "f1"
-    for run in results["runs"]:
-        run["metric"], run["matrix"][-1][0] = ["f1"], 0.0
-        run["summary"] = summarize(run["matrix"], run["ece"])
-    (out / "results.json").write_text(json.dumps(results))
-    read = merge([load_run_results(out)])
-    assert read.metric[0] == "f1"
-    assert Evidence.of(read, "ece").scores["continual-ft"][0]["a"].variance > 0.25
+    run = run_of("continual-ft", 0, [0.0, 0.0])
+    rows = {"fingerprints": {}, "test_rows": {"qnli": 40, "mrpc": 40}}
+    found = scores_at_end(together([results_of(run, data=rows)]), "ece")["continual-ft"][0]
+    assert found["mrpc"].variance > 0.25 > found["qnli"].variance
 
 
 def test_an_interval_is_worked_by_hand() -> None:
@@ -133,11 +126,12 @@ def test_no_interval_goes_beyond_what_a_score_can_be() -> None:
     assert losses.average("up").low == 0.0 and losses.average("up").high > 3
     matrices = [np.array([[0.5, 0.5], [1.0, 0.5], [last, 0.5]]) for last in (0.0, 1.0)]
     runs = [
-        SimpleNamespace(learning_matrix=each, forgotten=[lost, 0.0], forgetting=lost, metric=["accuracy"] * 2)
+        SimpleNamespace(
+            learning_matrix=each, forgotten=[lost, 0.0], forgetting=lost, metric=["accuracy"] * 2, tasks="ab"
+        )
         for each, lost in zip(matrices, (1.0, 0.0), strict=True)
     ]
-    entry: Any = SimpleNamespace(runs=tuple(runs))
-    found = forgetting(entry, {}, "ab")
+    found = forgetting(runs, {})  # type: ignore[arg-type]
     assert (found.value, found.low, found.high) == (0.5, -1.0, 1.0)
 
 
@@ -152,11 +146,10 @@ def test_the_interval_of_forgetting_is_worked_by_hand() -> None:
         matrix = np.array([[0.5, 0.5, 0.5], [0.8, 0.5, 0.5], [0.8, 0.9, 0.5], [0.6, b, 0.7]])
         lost = [0.2, 0.9 - b, 0.0]
         return SimpleNamespace(
-            learning_matrix=matrix, forgotten=lost, forgetting=sum(lost) / 2, metric=["accuracy"] * 3
+            learning_matrix=matrix, forgotten=lost, forgetting=sum(lost) / 2, metric=["accuracy"] * 3, tasks="abc"
         )
 
-    entry: Any = SimpleNamespace(runs=(run(0.7), run(0.9)))
-    found = forgetting(entry, dict.fromkeys("abc", 100), "abc")
+    found = forgetting([run(0.7), run(0.9)], dict.fromkeys("abc", 100))
     assert found.value == pytest.approx(0.15)
     assert found.high - found.value == pytest.approx((0.0025 * 12.7062 + 0.0016 * 1.95996) / 0.0041**0.5, rel=1e-4)
 
@@ -311,11 +304,6 @@ def test_a_report_says_what_its_averages_are_worth(tmp_path: Path, capsys: pytes
     loss = {"fine-tune": 0.0, "continual-ft": 0.1, "grafting-continual": 0.0}
     make_run(tmp_path / "run", ["a", "b", "c"], loss)
     assert cli.main(["report", str(tmp_path / "run"), "--format", "markdown"]) == 0
-    assert (
-        "## Averages with their 95 % intervals" in capsys.readouterr().out
-    )  # of scores: rows are not those of another run
-    of_equal_rows(tmp_path / "run")
-    assert cli.main(["report", str(tmp_path / "run"), "--format", "markdown"]) == 0
     said = capsys.readouterr().out
     table = said[said.index("## Averages with their 95 % intervals") :].split("\n## ")[0]
     header, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
@@ -332,32 +320,29 @@ def test_a_report_says_what_its_averages_are_worth(tmp_path: Path, capsys: pytes
     by_name = {row[0]: row[1:] for row in rows}
     assert list(by_name) == ["the floor", *loss]
     assert by_name["fine-tune"][3] == "100.0"
-    results = load_run_results(tmp_path / "run")
-    constant = results.floors.constant
+    results = load_results(tmp_path / "run")
+    constant = results.constant
+    assert constant
     assert by_name["the floor"][0] == f"{100 * constant[0]:.1f} (a constant answer)"
-    scores = {name: np.mean([run.matrix[-1] for run in results.runs if run.strategy == name]) for name in loss}
+    scores = {name: np.mean([run.learning_matrix[-1] for run in results.runs if run.strategy == name]) for name in loss}
     floor = np.mean(constant)
     kept = (scores["continual-ft"] - floor) / (scores["fine-tune"] - floor)
     assert by_name["continual-ft"][3].startswith(f"{100 * kept:.1f} ")
     assert "## Calibration beside chance" in said
     (tmp_path / "run" / "fine-tune" / "seed-0" / "predictions.safetensors").write_bytes(b"damaged")
-    assert cli.main(["report", str(tmp_path / "run"), "--format", "markdown"]) == 0
-    said = capsys.readouterr().out
-    assert "Answers of fine-tune, seed 0, are left out" in said and "minus fine-tune" in said
+    assert cli.main(["report", str(tmp_path / "run"), "--format", "markdown"]) == 1
+    assert "predictions.safetensors is not the file that its unit made" in capsys.readouterr().err
 
 
 def test_the_best_floor_of_each_task_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A bag of words that scores more than a constant answer is the floor, and takes away from what was kept."""
     out = make_run(tmp_path / "run", ["a", "b"], {"fine-tune": 0.0, "continual-ft": 0.1})
-    of_equal_rows(out)
-    results = json.loads((out / "results.json").read_text())
-    results["floors"] |= {
-        "constant": [0.5, 0.4],
-        "bag_of_words": {"0": [0.56, 0.2], "1": [0.54, 0.4]},
-        "linear_probe": {"0": [None, 0.62], "1": [0.9, 0.58]},
-    }
-    (out / "results.json").write_text(json.dumps(results))
-    merged = merge([load_run_results(out)])
+    edit_about(out, floors={"constant": [0.5, 0.4]})
+    bags, probes = [{"a": 0.56, "b": 0.2}, {"a": 0.54, "b": 0.4}], [{"b": 0.62}, {"a": 0.9, "b": 0.58}]
+    for seed, (bag, probe) in enumerate(zip(bags, probes, strict=True)):
+        floors = out / "fine-tune" / f"seed-{seed}" / "floors.json"
+        floors.write_text(json.dumps({"bag_of_words": bag, "linear_probe": probe}))
+    merged = load_results(out)
     assert merged.learned_floors["a bag of words"] == pytest.approx((0.55, 0.3))
     assert merged.learned_floors["a linear probe"][0] is None  # one seed lacks it
     assert merged.best_floors == [("a bag of words", pytest.approx(0.55)), ("a linear probe", pytest.approx(0.6))]
@@ -366,29 +351,24 @@ def test_the_best_floor_of_each_task_counts(tmp_path: Path, capsys: pytest.Captu
     assert "| the floor | 55.0 (a bag of words) | 60.0 (a linear probe) | 57.5 |" in said
     assert "| a bag of words | 55.0 | 30.0 | 42.5 | — | — | — |" in said
     assert "| a linear probe | — | 60.0 | — | — | — | — |" in said
-    results["floors"]["bag_of_words"]["0"] = [0.5]
-    (out / "results.json").write_text(json.dumps(results))
+    edit_about(out, floors={"constant": [0.5]})
     assert cli.main(["report", str(out), "--format", "markdown"]) == 1
-    assert "floors.bag_of_words.0 must be 2 numbers" in capsys.readouterr().err
+    assert "floors.constant must be 2 numbers" in capsys.readouterr().err
 
 
 def test_calibration_after_scaling_stands_beside_that_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = make_run(tmp_path / "run", ["a", "b"], {"fine-tune": 0.0, "continual-ft": 0.1})
-    of_equal_rows(out)
-    results = json.loads((out / "results.json").read_text())
-    for run in results["runs"]:
-        if run["strategy"] == "fine-tune":
-            run |= {"temperature": [1.5, 2.5 + run["seed"]], "ece_scaled": [0.02, 0.04], "readout_again": [0.9, 0.7]}
-    (out / "results.json").write_text(json.dumps(results))
+    temperatures = {"temperature": {"a": 1.5, "b": 3.0}, "ece_scaled": {"a": 0.02, "b": 0.04}}
+    edit(out, "fine-tune", by_task=temperatures | {"readout_again": {"a": 0.9, "b": 0.7}})
     assert cli.main(["report", str(out), "--format", "markdown"]) == 0
     said = capsys.readouterr().out
     assert "| strategy | ECE | noise floor | ECE without noise | ECE after scaling | temperature |" in said
     rows = [line for line in said[said.index("## Calibration beside chance") :].splitlines() if line.startswith("| ")]
-    assert rows[2].startswith("| fine-tune ") and rows[2].endswith("| 3.0 (0.0) | 2.25 (0.35) |")
+    assert rows[2].startswith("| fine-tune ") and rows[2].endswith("| 3.0 (0.0) | 2.25 (0.00) |")
     assert rows[3].startswith("| continual-ft ") and rows[3].endswith("| — | — |")
     table = said[said.index("## After re-training the readout") :].split("\n## ")[0]
-    average = np.mean([run["matrix"][-1] for run in results["runs"] if run["strategy"] == "fine-tune"])
+    average = np.mean([run.average for run in load_results(out).runs if run.strategy == "fine-tune"])
     assert "continual-ft" not in table and "| 90.0 (0.0) | 70.0 (0.0) | 80.0 (0.0) |" in table
     assert f"| {100 * (0.8 - average):.1f} (" in table

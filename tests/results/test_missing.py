@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from handmade import Json, results_of, run_of, together, write
 
 from forgetfree import load_results
 from forgetfree.errors import MetricError, ReportError
 from forgetfree.results import learning_matrix
-from forgetfree.results.comparison import merge
 from forgetfree.results.report.run_report import lay_out, render
-from forgetfree.results.run_results import RunResults
-from forgetfree.results.stored import load_run_results, of_csv, run_of_scores, to_csv
 
 LOWER = [[None, None, None], [0.9, None, None], [0.8, 0.7, None], [0.6, 0.7, 0.5]]
 WHOLE = [[0.1, 0.2, 0.3], [0.9, 0.4, 0.3], [0.8, 0.7, 0.2], [0.6, 0.7, 0.5]]
@@ -37,39 +34,20 @@ def test_a_missing_score_of_a_learned_task_is_refused() -> None:
             learning_matrix.average_accuracy(damaged)
 
 
-@pytest.fixture
-def results() -> dict[str, Any]:
-    run = {
-        **{"strategy": "grafting-continual", "seed": 0, "metric": ["accuracy"] * 3, "matrix": LOWER, "ece": LOWER},
-        **{
-            "summary": learning_matrix.summarize(LOWER, LOWER),
-            "seconds": {"train": 1.0},
-            "options": {},
-            "ledger": None,
-        },
-        **{
-            "kept_bytes": None,
-            "broken_claims": ["forget_free: claimed as True, but learning b changed the answers for a"],
-        },
-    }
-    return {
-        **{"schema": 1, "stream": "a,b,c", "tasks": ["a", "b", "c"], "model": {"name": "m"}, "runs": [run]},
-        **{"data": {"test_rows": {"a": 4, "b": 4, "c": 4}}, "unfinished": [], "failed": []},
-    }
+CLAIM = "forget_free: claimed as True, but learning b changed the answers for a"
 
 
-def test_results_go_through_files_tables_and_reports(results: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(json.dumps(results))
-    held = load_run_results(tmp_path)
-    for format in ("markdown", "rich", "html", "latex"):
-        text = render(merge([held]), format)
-        assert "nan" not in text.lower()
-        assert "learning b changed the answers for a" in text.replace("\\", "")
-    text = to_csv(RunResults.of(results))
-    assert of_csv(text)["runs"] == results["runs"]
-    (tmp_path / "all.csv").write_text(text)
-    for path in (tmp_path, tmp_path / "all.csv"):
-        table = load_results(path)
+def results_with(ece: Any, matrix: Any = LOWER) -> Json:
+    run = run_of("grafting-continual", 0, [], metric=["accuracy"] * 3, matrix=matrix, ece=ece, broken_claims=[CLAIM])
+    return results_of(run, stream="a,b,c", tasks=["a", "b", "c"], data={"test_rows": {"a": 4, "b": 4, "c": 4}})
+
+
+def test_results_go_through_files_tables_and_reports(tmp_path: Path) -> None:
+    for table in (together([results_with(LOWER)]), load_results(write(tmp_path / "all", results_with(LOWER)))):
+        for format in ("markdown", "rich", "html", "json"):
+            text = render(table, format)
+            assert "nan" not in text.lower()
+            assert "learning b changed the answers for a" in text.replace("\\", "")
         matrix = table.matrix("grafting-continual")
         assert np.array_equal(np.isnan(matrix), np.triu(np.ones((4, 3), dtype=bool)))
         assert np.isnan(table.summary()["fwt", "mean"].item())
@@ -77,52 +55,30 @@ def test_results_go_through_files_tables_and_reports(results: dict[str, Any], tm
         table.plot()
 
 
-def test_answers_without_probabilities_have_no_calibration(results: dict[str, Any], tmp_path: Path) -> None:
+def test_answers_without_probabilities_have_no_calibration(tmp_path: Path) -> None:
     """ECE is null then, and no table shows it."""
-    (run,) = results["runs"]
-    run |= {"ece": [[None] * 3] * 4, "summary": learning_matrix.summarize(LOWER, None)}
-    (tmp_path / "results.json").write_text(json.dumps(results))
-    comparison = merge([load_run_results(tmp_path)])
-    titles = [table.title for table in lay_out(comparison).tables]
-    assert not any(title.startswith(("Calibration", "Agreement")) for title in titles)
-    assert "ECE" not in lay_out(comparison).tables[0].header
-    for format in ("markdown", "rich", "html", "latex", "json"):
-        assert "nan" not in render(comparison, format).lower()
-    text = to_csv(RunResults.of(results))
-    assert of_csv(text)["runs"] == results["runs"]
-    (tmp_path / "all.csv").write_text(text)
-    for path in (tmp_path, tmp_path / "all.csv"):
-        table = load_results(path)
+    results = results_with([[None] * 3] * 4)
+    for table in (together([results]), load_results(write(tmp_path / "all", results))):
+        titles = [each.title for each in lay_out(table).tables]
+        assert not any(title.startswith(("Calibration", "Agreement")) for title in titles)
+        assert "ECE" not in lay_out(table).tables[0].header
+        for format in ("markdown", "rich", "html", "json"):
+            assert "nan" not in render(table, format).lower()
         assert set(table.scores["metric"]) == {"accuracy"}
         assert np.isnan(table.summary()["ece", "mean"].item())
 
 
-def test_scores_are_put_back_into_their_places(results: dict[str, Any]) -> None:
-    scores = RunResults.of(results).scores()
-    assert len(scores) == 2 * 6
-    found = run_of_scores(scores, ["a", "b", "c"])
-    assert found["matrix"] == LOWER and found["ece"] == LOWER
-    with pytest.raises(KeyError):
-        run_of_scores([score for score in scores if (score.task, score.after) != ("a", 2)], ["a", "b", "c"])
-
-
 @pytest.mark.parametrize("place", [(1, 0), (3, 2)])
-def test_a_file_that_lacks_a_learned_score_is_refused(results: dict[str, Any], tmp_path: Path, place: Any) -> None:
-    results["runs"][0]["matrix"] = copy.deepcopy(LOWER)
-    results["runs"][0]["matrix"][place[0]][place[1]] = None
-    (tmp_path / "results.json").write_text(json.dumps(results))
-    with pytest.raises(ReportError, match=r"matrix must be a row before training"):
-        load_run_results(tmp_path)
+def test_what_lacks_a_learned_score_is_refused(place: Any) -> None:
+    matrix = copy.deepcopy(LOWER)
+    matrix[place[0]][place[1]] = None
+    with pytest.raises(ReportError, match=r"scores of [ac] by grafting-continual with seed 0 are missing after a task"):
+        together([results_with(LOWER, matrix)])
 
 
-def test_a_task_without_shares_goes_with_tasks_that_are_answered_once_they_are_learned(
-    results: dict[str, Any], tmp_path: Path
-) -> None:
-    run = results["runs"][0]
-    run["ece"] = [[None, *row[1:]] for row in copy.deepcopy(LOWER)]  # the first has no probabilities
-    (tmp_path / "results.json").write_text(json.dumps(results))
-    assert load_run_results(tmp_path).runs[0].ece == run["ece"]
-    run["ece"][2][1] = None
-    (tmp_path / "results.json").write_text(json.dumps(results))
-    with pytest.raises(ReportError, match=r"ece must be a row before training"):
-        load_run_results(tmp_path)
+def test_a_task_without_shares_goes_with_tasks_that_are_answered_once_they_are_learned() -> None:
+    ece = [[None, *row[1:]] for row in copy.deepcopy(LOWER)]  # the first has no probabilities
+    assert np.isnan(together([results_with(ece)]).runs[0].ece[:, 0]).all()
+    ece[2][1] = None
+    with pytest.raises(ReportError, match=r"ece of b by .* are missing after a task"):
+        together([results_with(ece)])

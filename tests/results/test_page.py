@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from handmade import results_of, run_of, together, write
 from matplotlib import colormaps
-from reported import make_run
+from reported import edit, make_run
 
-from forgetfree.results.comparison import Comparison, merge
 from forgetfree.results.config_file import repeating_command
 from forgetfree.results.evidence import interval
 from forgetfree.results.report.figures import COLOURS, SHADES, _on
 from forgetfree.results.report.page import Page, Table, notebook_html, render_page, transposed, with_best
 from forgetfree.results.report.run_report import lay_out, render
 from forgetfree.results.report.words import headline
-from forgetfree.results.stored import load_run_results
+from forgetfree.results.runs import read_run
+from forgetfree.results.table import Results, load_results
 
 
-def compared(*runs: Any, **more: Any) -> Comparison:
+def compared(*runs: Any, **more: Any) -> Results:
     return together([results_of(*runs, **more)])
 
 
@@ -49,7 +49,7 @@ def test_the_sentence_says_where_it_tells_one_of_several_set_ups() -> None:
         run_of("continual-ft", 0, last, options={"steps": steps})
         for steps, last in ((40, [0.6, 0.7]), (20, [0.8, 0.9]))
     ]
-    text = headline(compared(*runs))
+    text = headline(together([results_of(run) for run in runs]))
     assert (
         "continual-ft (steps=40)" in text and "(steps=20)" not in text and "tell the first set-up of a strategy" in text
     )
@@ -123,9 +123,6 @@ def test_the_best_are_marked_by_their_column_s_sense_and_ties_as_shown() -> None
 def test_the_best_are_bold_in_every_format_that_has_bold() -> None:
     page = lay_out(compared(run_of("a", 0, [0.6, 0.7]), run_of("b", 0, [0.8, 0.7])))
     assert "| b | **80.0** | 70.0 | **75.0** | **0.0** | **0.0** | 20.0 |" in render_page(page, "markdown")
-    assert r"b & \textbf{80.0} & 70.0 & \textbf{75.0} & \textbf{0.0} & \textbf{0.0} & 20.0 \\" in render_page(
-        page, "latex"
-    )
     assert "<td><strong>80.0</strong></td><td>70.0</td><td><strong>75.0</strong></td>" in notebook_html(page)
     assert "*" not in render_page(page, "rich")
 
@@ -159,19 +156,19 @@ def fifty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_fifty_tasks_fit_a_terminal(fifty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    comparison = merge([load_run_results(fifty)])
-    text = render(comparison, "rich")
+    results = load_results(fifty)
+    text = render(results, "rich")
     assert max(map(len, text.splitlines())) <= 80
-    for table in lay_out(comparison).tables[:3]:
+    for table in lay_out(results).tables[:3]:
         assert len(table.header) <= 4 and len(table.rows) >= 50
-    outcome = lay_out(comparison).tables[0]
+    outcome = lay_out(results).tables[0]
     assert outcome.header == ("task", "continual-ft", "grafting-continual", "a constant answer")
-    assert [row[0] for row in outcome.rows] == [*comparison.tasks, "average", "forgetting", "BWT", "ECE"]
+    assert [row[0] for row in outcome.rows] == [*results.tasks, "average", "forgetting", "BWT", "ECE"]
 
 
 def test_ten_tasks_are_columns_still(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [f"task{i}" for i in range(10)], {"continual-ft": 0.1}, seeds=[0])
-    assert lay_out(merge([load_run_results(run)])).tables[0].header[1:3] == ("task0", "task1")
+    assert lay_out(load_results(run)).tables[0].header[1:3] == ("task0", "task1")
 
 
 # ---- the page -----------------------------------------------------------------------------------------------
@@ -194,7 +191,7 @@ EVERY = ["matrix", "curves", "forgetting", "cost", "reliability", "ownership", "
 @pytest.mark.sampled(share=0.4)
 def test_the_page_has_every_figure_and_needs_nothing_else(whole: Path) -> None:
     """And the same results make the same page."""
-    text, again = (render(merge([load_run_results(whole)]), "html") for _ in range(2))
+    text, again = (render(load_results(whole), "html") for _ in range(2))
     assert text == again
     assert sections(text) == EVERY  # the matrices of few strategies first
     assert len(text) < 1_000_000
@@ -212,37 +209,31 @@ def test_the_page_has_every_figure_and_needs_nothing_else(whole: Path) -> None:
 def test_owners_that_overlap_are_not_added_up(tmp_path: Path) -> None:
     """Where tasks stand alone, three that own 32, 32 and 1 of 32 entries own all of them, and not 2e+02 %."""
     out = make_run(tmp_path / "run", ["a", "b", "c"], {"grafting-continual": 0.0})
-    together = render(merge([load_run_results(out)]), "html")
+    together = render(load_results(out), "html")
     assert "An entry that two regions hold belongs to the earlier task" in together
     assert "owned by any task" in together
-    results = json.loads((out / "results.json").read_text())
-    for run in results["runs"]:
-        run["ledger"]["composition"] = "alone"
-        run["ledger"]["places"][0] |= {"entries": 32, "owned": [32, 32, 1]}
-    (out / "results.json").write_text(json.dumps(results))
-    alone = render(merge([load_run_results(out)]), "html")
+    ledger = load_results(out).runs[0].facts.ledger
+    assert ledger and ledger.places
+    places = [place.model_dump() for place in ledger.places]
+    places[0] |= {"entries": 32, "owned": [32, 32, 1]}
+    edit(out, ledger=ledger.model_dump() | {"composition": "alone", "places": places})
+    alone = render(load_results(out), "html")
     assert "one task owns at most, from 0 to 100 %." in alone and "owned by the largest owner" in alone
     assert "belongs to the earlier task" not in alone and "e+0" not in re.sub(r"<svg.*?</svg>", "", alone, flags=re.S)
 
 
 def test_what_a_directory_lacks_is_left_out(whole: Path, tmp_path: Path) -> None:
-    """Answers that are not those of the scores are damaged: a diagram of them would be of something else."""
     run = tmp_path / "run"
     shutil.copytree(whole, run)
-    other = run / "grafting-continual" / "seed-1" / "predictions.safetensors"
-    shutil.copy(run / "grafting-continual" / "seed-0" / "predictions.safetensors", other)
-    (run / "continual-ft" / "seed-0" / "predictions.safetensors").write_bytes(b"\x00" * 40)
-    for history in run.rglob("history.jsonl"):
-        history.write_text('{"task": "qnli", "loss": "x"}\n')
-    (run / "config.json").unlink()
-    text = render(merge([load_run_results(run)]), "html")
+    for path in [*run.rglob("predictions.safetensors"), *run.rglob("history.jsonl")]:
+        path.unlink()
+    text = render(load_results(run), "html")
     assert sections(text) == [name for name in EVERY if name not in ("reliability", "losses")]
-    assert "Configuration of" not in text
 
 
 def test_results_without_runs_have_a_page(tmp_path: Path) -> None:
     failed = [{"strategy": "ewc", "seed": 1, "error": "The loss became nan."}]
-    text = render(merge([load_run_results(write(tmp_path / "run", results_of(failed=failed)))]), "html")
+    text = render(load_results(write(tmp_path / "run", results_of(failed=failed))), "html")
     assert "No strategy has finished" in text and "The loss became nan." in text
     assert sections(text) == ["tables"]
 
@@ -251,10 +242,8 @@ def test_results_without_runs_have_a_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["main-job", "long"])
 def test_results_in_one_file_have_a_page(name: str) -> None:
     source = Path(__file__).parents[2] / "benchmarks" / "results" / f"{name}.csv"
-    found = load_run_results(source)
-    kept = ("continual-ft", "grafting-continual")
-    found = found.with_runs([run for run in found.runs if run.strategy in kept])
-    text = render(merge([found]), "html")
+    found, kept = read_run(source), ("continual-ft", "grafting-continual")
+    text = render(Results([replace(found, runs=tuple(run for run in found.runs if run.strategy in kept))]), "html")
     assert {"forgetting", "cost", "matrix", "curves", "overlap", "ownership", "tables"} == set(sections(text))
     assert "grafting-continual lost 0.0 points on average" in text.lower()
 
@@ -289,24 +278,7 @@ def test_the_tables_alone_are_html_of_their_own() -> None:
     assert "<style" not in notebook_html(page) and "<script" not in notebook_html(page)
 
 
-# ---- LaTeX --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not shutil.which("pdflatex"), reason="there is no TeX: apt-get install texlive-latex-recommended")
-def test_latex_compiles(tmp_path: Path, fifty: Path) -> None:
-    hostile = run_of(r"a & <b>|[red]_\{x} 50% #1 ~ ^ $ × γ … “", 0, [0.6, 0.7])
-    pages = {"hostile": compared(hostile, run_of("b", 0, [0.8, 0.7])), "fifty": merge([load_run_results(fifty)])}
-    for name, comparison in pages.items():
-        body = "\n" + render(comparison, "latex")
-        document = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"
-        (tmp_path / f"{name}.tex").write_text(document, encoding="utf-8")
-        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", f"{name}.tex"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=100)
-        assert done.returncode == 0, done.stdout.decode(errors="replace")[-2000:]
-        assert (tmp_path / f"{name}.pdf").stat().st_size > 10_000
-
-
 def test_json_holds_the_sentence(whole: Path) -> None:
-    report = json.loads(render(merge([load_run_results(whole)]), "json"))["report"]
+    report = json.loads(render(load_results(whole), "json"))["report"]
     assert report["headline"].startswith("Naive fine-tuning (continual-ft) lost")
     assert report["tables"][0]["best"]

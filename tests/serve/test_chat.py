@@ -16,7 +16,7 @@ import tiny
 from forgetfree import Predictor
 from forgetfree.data.bad_rows import RowError
 from forgetfree.data.chat_template import ChatTemplate
-from forgetfree.serve.served_task import Ending, served
+from forgetfree.kinds.kind import GenerationOptions
 from forgetfree.tasks import Decoding
 
 pytest.importorskip("fastapi", reason="the server is not installed: pip install 'forgetfree[serve]'")
@@ -72,7 +72,7 @@ def test_a_text_is_drawn_as_a_request_says(run: Path, client: Any) -> None:
 
     predictor = Predictor.of_run(run)
     decoding = Decoding(temperature=1.5, top_p=0.9, seed=3)
-    (written,) = predictor.answer("last", ["great film"], ending=Ending(decoding=decoding))
+    (written,) = predictor.answer("last", ["great film"], options=GenerationOptions(decoding=decoding))
     assert said(temperature=1.5, top_p=0.9, seed=3) == written.text
     assert len({said(temperature=5, seed=seed) for seed in range(4)}) > 1
 
@@ -155,7 +155,7 @@ def test_a_closed_answer_is_whole_and_what_changes_nothing_is_accepted(run: Path
 
 
 def test_a_task_of_labels_is_no_model(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Predictor, "served", lambda *_: served(tiny.TASK))
+    monkeypatch.setattr(Predictor, "tasks", {"first": tiny.TASK})
     answer = client.post("/v1/chat/completions", json=ask("first"))
     assert (answer.status_code, client.get("/v1/models").json()["data"]) == (422, [])
     assert "is answered by labels. Ask it by POST /predict." in answer.json()["error"]["message"]

@@ -21,21 +21,20 @@ from forgetfree.cli.text_rows import rows_of_file
 from forgetfree.data.columns import ColumnNames
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
+from forgetfree.kinds.generation import chat_of
+from forgetfree.kinds.kind import GenerationOptions, kind_of
+from forgetfree.kinds.networks import Parts
 from forgetfree.ledger.graft import GraftOrigin
-from forgetfree.models.generation import _Text
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import write_model
 from forgetfree.serve.cards import Change, model_card
-from forgetfree.serve.generation import chat_of
-from forgetfree.serve.network import Parts
-from forgetfree.serve.served_task import Ending, served
 from forgetfree.tasks import Decoding, TaskDefinition
 
 pytestmark = pytest.mark.long
 
 STRATEGIES = ("grafting-continual", "continual-ft", "fine-tune", "lora")
-PROMPTS = served(TaskDefinition("own", "generation", ()))
-CHATS = served(TaskDefinition("own", "messages", ()))
+PROMPTS = TaskDefinition("own", "generation", ())
+CHATS = TaskDefinition("own", "messages", ())
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +115,9 @@ def test_texts_that_were_drawn_are_drawn_again(run: Path, data: Path, tmp_path: 
         assert predictor.definition("last").decoding == Decoding(temperature=1.2, top_p=0.95, seed=3)
         for task in ("last", "chat"):
             assert [each.text for each in predictor.answer(task, asked(data, task))] == list(expected[task].texts)
-    prompts, ending = asked(data, "last"), Ending(decoding=Decoding(num_beams=3))
-    searched = [each.text for each in predictor.answer("last", prompts, ending=ending)]
-    assert [each.text for each in predictor.answer("last", prompts[::-1], ending=ending)] == searched[::-1]
+    prompts, options = asked(data, "last"), GenerationOptions(decoding=Decoding(num_beams=3))
+    searched = [each.text for each in predictor.answer("last", prompts, options=options)]
+    assert [each.text for each in predictor.answer("last", prompts[::-1], options=options)] == searched[::-1]
     assert searched != [each.text for each in predictor.answer("last", prompts)]
 
 
@@ -126,45 +125,13 @@ def test_a_text_ends_where_it_is_asked_to(run: Path, data: Path) -> None:
     predictor = Predictor.of_run(run, strategy="fine-tune")
     prompt = asked(data, "last")[:1]
     (whole,) = predictor.answer("last", prompt)
-    (short,) = predictor.answer("last", prompt, ending=Ending(max_tokens=2))
+    (short,) = predictor.answer("last", prompt, options=GenerationOptions(max_tokens=2))
     assert (short.tokens, short.ended) == (2, False)
     assert whole.text.startswith(short.text)
-    (stopped,) = predictor.answer("last", prompt, ending=Ending(stop=(whole.text[1],)))
+    (stopped,) = predictor.answer("last", prompt, options=GenerationOptions(stop=(whole.text[1],)))
     assert (stopped.text, stopped.ended) == (whole.text[:1].strip(), True)
     with pytest.raises(UsageError, match="max_tokens must be from 1 to"):
-        predictor.answer("last", prompt, ending=Ending(max_tokens=0))
-
-
-@pytest.mark.parametrize("decoding", [None, Decoding(temperature=1.5, seed=3), Decoding(num_beams=2)])
-def test_a_text_is_sent_while_it_is_written(run: Path, data: Path, decoding: Decoding | None) -> None:
-    """To the character, also where a stop text ends it."""
-    predictor = Predictor.of_run(run, strategy="fine-tune")
-    for prompt in asked(data, "last")[:4]:
-        (whole,) = predictor.answer("last", [prompt], ending=Ending(decoding=decoding))
-        for stop in ((), (whole.text[2:4],), (whole.text[-2:] + "zz",)):
-            pieces = list[str]()
-            how = Ending(stop=stop, decoding=decoding, send=pieces.append)
-            (sent,) = predictor.answer("last", [prompt], ending=how)
-            assert "".join(pieces) == sent.text
-            assert sent == predictor.answer("last", [prompt], ending=replace(how, send=None))[0]
-        assert len(pieces) > 1
-
-
-def test_nothing_is_written_for_a_client_that_has_gone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    predictor, heard = Predictor.of_run(run, strategy="fine-tune"), list[int]()
-    add = _Text.add
-    monkeypatch.setattr(_Text, "add", lambda text, token: (heard.append(token), add(text, token)))
-
-    def gone(_: str) -> None:
-        raise ConnectionError
-
-    predictor.answer("last", ["great film"])
-    whole = len(heard)
-    with pytest.raises(ConnectionError):
-        predictor.answer("last", ["great film"], ending=Ending(send=gone))
-    assert 0 < len(heard) - whole < whole
-    with pytest.raises(UsageError, match="One text is sent while it is written, got 2 prompts"):
-        predictor.answer("last", ["great", "film"], ending=Ending(send=gone))
+        predictor.answer("last", prompt, options=GenerationOptions(max_tokens=0))
 
 
 # -- Prompts and chats ------------------------------------------------------------------------------------
@@ -185,7 +152,7 @@ TURN = [{"role": "user", "content": "hello"}]
 )
 def test_a_chat_is_a_list_of_turns_and_a_text_is_one_turn(chat: Any, expected: list[dict[str, str]]) -> None:
     assert chat_of(chat).turns == expected
-    assert json.loads(CHATS.rows([chat]).first[0]) == expected
+    assert json.loads(kind_of(CHATS).rows(CHATS, [chat]).first[0]) == expected
 
 
 @pytest.mark.parametrize(
@@ -201,7 +168,7 @@ def test_a_chat_is_a_list_of_turns_and_a_text_is_one_turn(chat: Any, expected: l
 )
 def test_what_cannot_be_answered_is_refused(task: Any, text: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        task.rows([text])
+        kind_of(task).rows(task, [text])
 
 
 @pytest.mark.parametrize(
@@ -242,7 +209,8 @@ def test_predict_prints_texts_and_tables(run: Path, data: Path, capsys: pytest.C
         in capsys.readouterr().err
     )
     assert cli.main(["predict", str(run), "--task", "auto", "film"]) == 2
-    assert "The router chooses among labels of whole texts, and first writes texts" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "The router chooses among labels of whole texts, and first has one for each token of a text" in told
 
 
 def test_predict_keeps_columns_beside_texts(apart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,7 +235,7 @@ def test_predict_reads_the_columns_that_the_run_named(
     config = json.loads((apart / "config.json").read_text())
     config["run"]["text_column"] = ["first=review", "body"]
     monkeypatch.setattr("forgetfree.results.config_file.load_run", lambda _: config)
-    task = served(TaskDefinition("first", "generation", ()))
+    task = TaskDefinition("first", "generation", ())
     usual = _columns_of_run(tmp_path)
     assert {name: usual.columns(name).texts for name in ("first", "last")} == {
         "first": ("review",),
@@ -351,7 +319,7 @@ def test_an_exported_model_is_decoded_as_the_task(
     predictor = Predictor.of_run(plain)
     task, loaded = replace(predictor.definition("first"), decoding=decoding), predictor.loaded
     origin = GraftOrigin(task, "generate", "own", "", 0.0)
-    made = served(task).network(Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
+    made = kind_of(task).network(task, Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
     assert {name: getattr(made.generation, name) for name in written} == written
     card = model_card(origin, made.reading, Change("export", ""))
     assert said in card
@@ -374,7 +342,7 @@ def test_a_card_says_whether_transformers_reads_chats_as_training_does(shown: st
     tokenizer.chat_template = prompted.CHAT_TEMPLATE.replace("turn['content']", shown)
     loaded = replace(loaded, tokenizer=tokenizer)
     origin = GraftOrigin(task, "generate", "own", "", 0.0)
-    made = served(task).network(Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
+    made = kind_of(task).network(task, Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
     said = "makes other tokens of some chats here" in model_card(origin, made.reading, Change("export", ""))
     assert (made.reading.usual, said) == (usual, not usual)
 

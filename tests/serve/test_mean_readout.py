@@ -71,7 +71,7 @@ def test_a_graft_is_applied(model_directory: Callable[[str], Path], data_directo
     few = ["--shots", "4", "--sparsity", "0.05", "--set", "mask_steps=1"]
     trained = ["--steps", "4", "--set", "learning_rate=0.3"]
     assert cli.main(["graft", "sst2", *places, *few, *trained, *MEAN, "--out", str(tmp_path / "graft")]) == 0
-    file = tmp_path / "graft" / "graft.safetensors"
+    file = tmp_path / "graft" / "bare-graft/seed-0/graft.safetensors"
     assert (origin := Graft.load(file).origin) is not None and origin.readout == "mean"
     assert cli.main(["apply", str(file), "--out", str(tmp_path / "applied")]) == 0
     assert load_file(tmp_path / "applied" / "readout.safetensors").keys() == {"weight", "bias"}

@@ -15,7 +15,7 @@ from torch import Tensor
 from forgetfree import Predictor, cli
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
-from forgetfree.serve.classification import LabelTask
+from forgetfree.kinds.kind import kind_of
 from forgetfree.tasks import TaskDefinition
 
 pytestmark = pytest.mark.long
@@ -159,7 +159,8 @@ def test_the_label_is_that_of_the_largest_logit_where_shares_are_equal() -> None
     low = torch.tensor(0.01)
     logits = torch.stack([low, torch.nextafter(low, torch.tensor(1.0))])
     assert logits.softmax(0).unique().numel() == 1 and logits.argmax() == 1
-    answer = LabelTask(TaskDefinition("mood", "single", ("sad", "glad"))).answer(logits)
+    mood = TaskDefinition("mood", "single", ("sad", "glad"))
+    (answer,) = kind_of(mood).replies(mood, ["fine"], logits[None], [0])
     assert (answer.label, answer.probability) == ("glad", 0.5)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from forgetfree import Predictor, cli
+from forgetfree.kinds.kind import kind_of
 
 pytest.importorskip("fastapi", reason="the server is not installed: pip install 'forgetfree[serve]'")
 pytest.importorskip("uvicorn", reason="the server is not installed: pip install 'forgetfree[serve]'")
@@ -106,8 +107,8 @@ def test_clients_at_once_get_what_predict_says(server: Server, run: Path) -> Non
         answered = list(clients.map(ask, [questions[i::8] for i in range(8)]))
     for i, share in enumerate(answered):
         for question, (code, said) in zip(questions[i::8], share, strict=True):
-            task = predictor.served(question["task"])
-            expected = [task.response(each).model_dump() for each in predictor.answer(**question)]
+            task = predictor.definition(question["task"])
+            expected = [kind_of(task).json(task, each) for each in predictor.answer(**question)]
             assert (code, said) == (200, {"answers": expected})
 
 

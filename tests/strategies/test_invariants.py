@@ -432,15 +432,15 @@ def test_a_first_task_that_takes_everything_leaves_the_others_their_readouts(
 
 
 WAYS: list[dict[str, Any]] = [
-    *({"region_steps": 0, "region_start": start} for start in ("fine-tuned", "pre-trained", "scaled")),
+    *({"region_steps": 0, "region_start": start} for start in ("fine-tuned", "pre-trained")),
     *({"mask_steps": 0, "region_start": start} for start in ("fine-tuned", "pre-trained")),
     *({"base": base, "region_start": start} for base in ("empty", "random") for start in ("fine-tuned", "pre-trained")),
-    {"region_start": "scaled", "region_dropout": False},
-    {"region_start": "scaled", "localize_at": "union"},
-    {"region_start": "scaled", "composition": "alone"},
+    {"region_start": "pre-trained", "region_dropout": False},
+    {"region_start": "fine-tuned", "localize_at": "union"},
+    {"region_start": "pre-trained", "composition": "alone"},
     {"region_from": "gradient"},
     {"region_from": "gallop", "localize_at": "union"},
-    {"region_from": "midpoint", "region_start": "scaled"},
+    {"region_from": "midpoint"},
 ]
 
 

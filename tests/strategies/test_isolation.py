@@ -446,6 +446,20 @@ def test_a_share_is_rounded_down_but_never_to_nothing(count: int, keep: float, k
     assert share(count, keep) == kept
 
 
+def thetas_of_training(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """What the first phase of each task leaves, of those that are learned from now on."""
+    thetas: list[Tensor] = []
+    train = strategy.training_result
+
+    def spy(*arguments: Any, **more: Any) -> Any:
+        made = train(*arguments, **more)
+        thetas.append(made.theta.clone())
+        return made
+
+    monkeypatch.setattr(strategy, "training_result", spy)
+    return thetas
+
+
 @pytest.mark.sampled("momentum")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_packnet_keeps_the_top_share_of_the_free_entries_of_each_tensor(
@@ -453,15 +467,7 @@ def test_packnet_keeps_the_top_share_of_the_free_entries_of_each_tensor(
 ) -> None:
     """By a sort of |θ − θ_pre| as the first phase left it, tensor by tensor, over entries that no task owned."""
     strategy = make("packnet", tiny_stream(), keep=0.3, **OPTIMIZERS[optimizer])
-    dense: list[Tensor] = []
-    train_free = strategy._train_free
-
-    def spy(*arguments: Any) -> Any:
-        made = train_free(*arguments)
-        dense.append(made.theta.clone())
-        return made
-
-    monkeypatch.setattr(strategy, "_train_free", spy)
+    dense = thetas_of_training(strategy, monkeypatch)
     learn(strategy)
     space, pre = strategy.space, strategy.pre_trained.theta
     owned: set[int] = set()
@@ -482,12 +488,14 @@ def test_packnet_keeps_the_top_share_of_the_free_entries_of_each_tensor(
         values[record.owned.region.indices] = record.owned.values
 
 
-def test_packnet_retrains_what_it_keeps_from_where_it_was(tiny_stream: MakeStream) -> None:
+def test_packnet_retrains_what_it_keeps_from_where_it_was(
+    tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without retraining, the task keeps the values of the first phase, and the others go back to θ_pre."""
     strategy = make("packnet", tiny_stream(), region_steps=0)
-    first = strategy.stream.tasks[0]
-    theta = strategy._train_free(first, Region.empty()).theta
+    thetas = thetas_of_training(strategy, monkeypatch)
     learn(strategy, 1)
+    (theta,) = thetas
     record = strategy.ledger.records[0]
     assert torch.equal(record.owned.values, theta[record.owned.region.indices])
     assert bool((record.owned.values != strategy.pre_trained.theta[record.owned.region.indices]).any())

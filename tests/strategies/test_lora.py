@@ -15,8 +15,8 @@ import torch
 from avalanche.benchmarks.scenarios.deprecated.generators import tensors_benchmark
 from avalanche.core import SupervisedPlugin
 from avalanche.models import SimpleMLP
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from damage import note, put, rewrite, sealed, told
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from forgetfree import cli, registry
@@ -24,6 +24,7 @@ from forgetfree.continual.streams import benchmark_stream, load_stream
 from forgetfree.errors import OptionError, RunError, TaskError, TrainingError
 from forgetfree.models.lora_adapters import LoraAdapters, overlap, targets
 from forgetfree.strategies.lora.task_adapters import adapter_training
+from forgetfree.tensor_file import OpenFile
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -427,9 +428,9 @@ def test_lora_answers_where_the_task_is_withheld(tiny_stream: MakeStream, infere
             features = stream.model.features(x)
         logits_by_task = torch.full((16, 8), lowest)
         for task, record in zip(stream.tasks, strategy.adapters.records.values(), strict=True):
-            own = list(task.classes)
+            own, readout = list(task.classes), record.group("readout")
             if inference == "last" or record is strategy.adapters.records[acting]:
-                logits_by_task[:, own] = (features @ record.readout["weight"].T + record.readout["bias"])[:, own]
+                logits_by_task[:, own] = (features @ readout["weight"].T + readout["bias"])[:, own]
         by_task.append(logits_by_task)
     if inference == "last":
         expected = by_task[-1]
@@ -448,7 +449,7 @@ def test_o_lora_answers_where_the_task_is_withheld(tiny_stream: MakeStream, tmp_
     stream = tiny_stream("bert", "linear", scenario="class")
     strategy = make("o-lora", stream)
     answers = learn(strategy)[-1]
-    assert [bool(record.readout) for record in strategy.adapters.records.values()] == [False, False, True]
+    assert [bool(record.group("readout")) for record in strategy.adapters.records.values()] == [False, False, True]
     strategy.save(tmp_path)
     again = make("o-lora", tiny_stream("bert", "linear", scenario="class"))
     again.load(tmp_path)
@@ -496,11 +497,10 @@ def test_what_is_kept_is_adapters_and_readouts(tiny_stream: MakeStream, tmp_path
     learn(strategy)
     assert strategy.bytes_kept() == 4 * (3 * 4 * 4 * 32 + 17 * 8)
     strategy.save(tmp_path)
-    with safe_open(tmp_path / "adapters.safetensors", "pt") as file:
-        header = file.metadata()
-    config = json.loads(header["configs"])[0]
+    tasks = json.loads(OpenFile(tmp_path / "adapters.safetensors").metadata["tasks"])
+    config = tasks[0]["fields"]
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 16)
-    assert json.loads(header["tasks"]) == ["qnli", "ag_news", "sst2"]
+    assert [task["task"] for task in tasks] == ["qnli", "ag_news", "sst2"]
 
 
 @pytest.fixture(scope="module")
@@ -512,32 +512,24 @@ def saved(tiny_stream: MakeStream, tmp_path_factory: pytest.TempPathFactory) -> 
     return directory / "adapters.safetensors"
 
 
-def _flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-3] ^= 1
-    path.write_bytes(data)
-
-
-def _retell(path: Path) -> None:
-    with safe_open(path, "pt") as file:
-        header = file.metadata()
-    save_file(load_file(path), path, header | {"tasks": '["qnli", "sst2", "ag_news"]'})
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_flip, "do not match its checksum"),
-        (_retell, "do not match its checksum"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-40]), "cannot be read"),
-        (lambda path: path.write_bytes(b""), "cannot be read"),
+        (
+            lambda path: rewrite(path, put("0/readout/bias", torch.zeros(2))),
+            "of task 'qnli' do not match their checksum",
+        ),
+        (lambda path: rewrite(path, sealed(told(0, r=5))), "'qnli'.r must be the rank of .*, got 5"),
+        (lambda path: rewrite(path, sealed(told(0, use_dora=True))), "'qnli'.use_dora must be False, as forgetfree"),
+        (lambda path: rewrite(path, sealed(note("together", "3"))), "together must be true or false, got 3"),
+        (lambda path: rewrite(path, sealed(note("binding", "{}"))), "its binding cannot be read"),
         (
             lambda path: save_file({"a": torch.ones(1)}, path),
             "expected the format 'forgetfree.lora', got 'none'",
         ),
         (lambda path: path.unlink(), "There are no adapters at"),
     ],
-    ids=["flipped", "retold", "cut", "empty", "other", "gone"],
+    ids=["changed", "rank", "option", "together", "binding", "other", "gone"],
 )
 def test_a_damaged_file_is_refused_with_the_reason(
     tiny_stream: MakeStream, saved: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
@@ -601,11 +593,13 @@ def test_buffers_that_training_changes_come_and_go_with_their_adapters(name: str
     strategy = make(name, stream())
     before = everything(strategy.stream.model.backbone)
     rows = learn(strategy)
-    kept = [set(record.buffers) for record in strategy.adapters.records.values()]
+    kept = [set(record.group("buffer")) for record in strategy.adapters.records.values()]
     statistics = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert kept == ([statistics, statistics] if name == "lora" else [set(), statistics])
     steps = [
-        int(record.buffers["1.num_batches_tracked"]) for record in strategy.adapters.records.values() if record.buffers
+        int(buffers["1.num_batches_tracked"])
+        for record in strategy.adapters.records.values()
+        if (buffers := record.group("buffer"))
     ]
     assert steps == ([4, 4] if name == "lora" else [8])
     assert torch.equal(rows[1]["experience-0"], rows[2]["experience-0"]) == (name == "lora")

@@ -85,7 +85,7 @@ def test_a_region_is_that_of_a_slow_reference(tiny_stream: MakeStream, source: s
 @pytest.mark.parametrize("source", ["gradient", "fisher", "random"])
 def test_nothing_is_fine_tuned_where_theta_pre_is_enough(tiny_stream: MakeStream, name: str, source: str) -> None:
     """The readout alone is trained first; the region's values start at θ_pre, whatever region_start says."""
-    how = {"region_from": source, "readout_steps": 2, "region_start": "scaled"}
+    how = {"region_from": source, "readout_steps": 2, "region_start": "fine-tuned"}
     strategy = learn(tiny_stream("bert", "linear"), 1, name, **how)
     assert strategy.phases[:2] == [("fine_tune", 2), ("localize", 1)]
     (record,), pre = strategy.ledger.records, strategy.pre_trained

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +11,9 @@ from avalanche.core import SupervisedPlugin
 from torch.nn import functional as F
 
 from forgetfree import registry
-from forgetfree.core.regions import Region
-from forgetfree.errors import OptionError, UsageError
+from forgetfree.errors import UsageError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.training.loop import loss_of, quality_of
-from forgetfree.training.scaled_start import choose_scale, scales
 from forgetfree.training.training_options import TrainingOptions
 
 MakeStream = Callable[..., Any]
@@ -39,56 +36,6 @@ def owned(strategy: Any) -> list[Any]:
     return [record.owned for record in strategy.ledger.records]
 
 
-def test_scales_are_doubled() -> None:
-    assert scales(1) == [0, 1] and scales(32) == [0, 1, 2, 4, 8, 16, 32] and scales(31.9) == [0, 1, 2, 4, 8, 16]
-
-
-def slope_on(model: Any, rows: Any) -> torch.Tensor:
-    """Return the gradient of the mean loss on rows."""
-    x, y, t = rows.batch(range(len(rows)))
-    model.eval()
-    with torch.enable_grad():
-        gradients = torch.autograd.grad(F.cross_entropy(model(x, t), y), model.space().parameters(model.backbone))
-    return torch.cat([each.reshape(-1) for each in gradients])
-
-
-@pytest.mark.sampled("-3.0")
-@pytest.mark.parametrize("away", [3.0, -3.0, 0.0])
-def test_the_scale_is_that_of_a_slow_search(tiny_stream: MakeStream, away: float) -> None:
-    """The move is chosen with, against, and across the gradient, so that the best scale differs."""
-    stream = tiny_stream("bert", "linear", stream="sst2")
-    (task,), model = stream.tasks, stream.model
-    task = replace(task, validation=task.train)  # more rows than there are of validation
-    space, readout = model.space(), model.readout_module(task.label)
-    x, y, t = task.train.batch(range(len(task.train)))
-    slope = slope_on(model, task.train)
-    pre = space.flatten(model.backbone)
-    ft = pre - away * slope if away else pre + torch.randn(len(pre), generator=torch.Generator().manual_seed(1))
-    region = Region.from_mask(torch.arange(len(pre)) % 7 == 0)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-    def slow(scale: float) -> float:
-        space.load_(model.backbone, pre)
-        theta = pre.clone()
-        for i in region.indices.tolist():
-            theta[i] = pre[i] + scale * (ft[i] - pre[i])
-        space.load_(model.backbone, theta)
-        with torch.no_grad():
-            logits = torch.cat([model(x[i : i + 1], t[i : i + 1]) for i in range(len(x))])
-        return float(F.cross_entropy(logits, y))
-
-    expected = min(scales(8), key=slow)
-    space.load_(model.backbone, pre)
-    how: Any = {"options": TrainingOptions(), "largest": 8.0, "rows": 10**6}
-    assert choose_scale(model, task, region, pre, ft, **how) == expected
-    if away < 0:
-        assert expected == 0
-    assert choose_scale(model, task, region, pre, pre, **how) == 0  # of equal ones the least
-    after = model.state_dict()
-    assert [name for name in before if not torch.equal(before[name], after[name])] == []
-    assert list(readout.parameters())
-
-
 def test_the_loss_needs_no_metric(tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = tiny_stream("bert", "linear", stream="sst2")
     (task,), model = stream.tasks, stream.model
@@ -100,51 +47,6 @@ def test_the_loss_needs_no_metric(tiny_stream: MakeStream, monkeypatch: pytest.M
     assert -minus == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
     monkeypatch.delattr(LabelAnswers, "score")
     assert loss_of(model, task, task.validation, TrainingOptions()) == -minus
-
-
-def test_a_move_that_leaves_the_numbers_is_not_taken(tiny_stream: MakeStream) -> None:
-    stream = tiny_stream("bert", "linear", stream="sst2")
-    space = stream.model.space()
-    pre = space.flatten(stream.model.backbone)
-    how: Any = {"options": TrainingOptions(), "largest": 4.0, "rows": 8}
-    everywhere = Region.from_mask(torch.ones(len(pre), dtype=torch.bool))
-    assert choose_scale(stream.model, stream.tasks[0], everywhere, pre, pre + 1e38, **how) == 0
-
-
-def test_a_scaled_region_starts_there(tiny_stream: MakeStream) -> None:
-    """Without updates, its values are θ_pre + c · (θ_ft − θ_pre), and results say which c."""
-    strategy = learn(tiny_stream(), region_start="scaled", region_steps=0, learning_rate=0.2)
-    for task, graft in zip(strategy.stream.tasks, owned(strategy), strict=False):
-        scale = strategy.extra_results()["scales"][task.name]
-        pre = strategy.pre_trained.theta[graft.region.indices]
-        ft = strategy.fine_tuned(task).theta[graft.region.indices]
-        assert scale in scales(128)
-        assert torch.allclose(graft.values, pre + scale * (ft - pre), atol=1e-6 * max(1, scale))
-    assert "scales" not in learn(tiny_stream(), 1).extra_results()
-
-
-def test_only_one_and_nought_are_tried_where_no_more_is_allowed(tiny_stream: MakeStream) -> None:
-    strategy = learn(tiny_stream(), region_start="scaled", largest_scale=1, region_steps=0)
-    assert set(strategy.notes.values()) <= {0, 1}
-    with pytest.raises(OptionError, match="largest_scale must be at least 1"):
-        learn(tiny_stream(), largest_scale=0.5)
-
-
-def test_no_row_that_is_tested_or_trained_on_chooses_the_scale(tiny_stream: MakeStream) -> None:
-    """A move that helps validation rows is taken, whatever others say; under their other labels it is not."""
-    stream = tiny_stream("bert", "linear", stream="sst2")
-    (task,), model = stream.tasks, stream.model
-    pre = stream.model.space().flatten(model.backbone)
-    ft = pre - slope_on(model, task.validation)
-    everywhere = Region.from_mask(torch.ones(len(pre), dtype=torch.bool))
-
-    def chosen(**rows: Any) -> float:
-        how: Any = {"options": TrainingOptions(), "largest": 8.0, "rows": 512}
-        return choose_scale(model, replace(task, **rows), everywhere, pre, ft, **how)
-
-    swapped = replace(task.validation, labels=1 - task.validation.labels)
-    assert chosen(train=swapped, test=swapped) == chosen() > 0
-    assert chosen(validation=swapped) == 0
 
 
 def test_the_rate_of_a_region_is_multiplied(tiny_stream: MakeStream) -> None:

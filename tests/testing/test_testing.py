@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import forgetfree.testing
 from forgetfree import registry
-from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training, WholeModel, undo_on_error
+from forgetfree.continual.strategy import ContinualStrategy, ModelStorage, TaskwiseOptions, Training, undo_on_error
 from forgetfree.continual.streams import Stream
 from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import OptionError, UnknownNameError, UsageError
@@ -187,7 +187,7 @@ class Remembers(Plain):
         return nullcontext(lambda x, labels: self.model(x, labels) + self.asked)
 
 
-class Saying(WholeModel):
+class Saying(ModelStorage):
     """Keeps the model, and says another size."""
 
     said: Any = 0
@@ -200,14 +200,14 @@ class KeepsNothing(Plain):
     """Says so, and answers otherwise than before."""
 
     def setup(self) -> None:
-        self.kept = Saying(self)
+        self.storage = Saying(self)
 
 
 class KeepsOne(Plain):
     """Says that a byte is enough for all weights."""
 
     def setup(self) -> None:
-        self.kept = kept = Saying(self)
+        self.storage = kept = Saying(self)
         kept.said = 1
 
 
@@ -215,10 +215,10 @@ class Owes(Plain):
     """Keeps less than nothing."""
 
     def setup(self) -> None:
-        self.kept = Saying(self)
+        self.storage = Saying(self)
 
     def begin(self, task: Any) -> Training:
-        self.kept.said = task.label or -1  # type: ignore[attr-defined]
+        self.storage.said = task.label or -1  # type: ignore[attr-defined]
         return super().begin(task)
 
 
@@ -226,7 +226,7 @@ class Halves(Plain):
     """Keeps half a byte."""
 
     def setup(self) -> None:
-        self.kept = kept = Saying(self)
+        self.storage = kept = Saying(self)
         kept.said = 0.5
 
 
@@ -355,13 +355,13 @@ class EmptyLedger(Plain):
     """Trains everything, and records nothing."""
 
     def setup(self) -> None:
-        self.kept.ledger = Ledger(self.space, self.stream.loaded.fingerprint)  # type: ignore[attr-defined]
+        self.ledger = Ledger(self.space, self.stream.loaded.fingerprint)
 
 
 class SavesNothing(Plain):
     """Leaves nothing behind."""
 
-    class Kept(WholeModel):
+    class Storage(ModelStorage):
         def save(self, directory: Path) -> None:
             pass
 
@@ -369,18 +369,18 @@ class SavesNothing(Plain):
             pass
 
     def setup(self) -> None:
-        self.kept = self.Kept(self)
+        self.storage = self.Storage(self)
 
 
 class CannotLoad(Plain):
     """Looks for another file."""
 
-    class Kept(WholeModel):
+    class Storage(ModelStorage):
         def load(self, directory: Path) -> None:
             raise FileNotFoundError("elsewhere.pt")
 
     def setup(self) -> None:
-        self.kept = self.Kept(self)
+        self.storage = self.Storage(self)
 
 
 class Forgetful(Plain):
@@ -388,13 +388,13 @@ class Forgetful(Plain):
 
     Options: ClassVar[type[TrainingOptions]] = TaskwiseOptions
 
-    class Kept(WholeModel):
+    class Storage(ModelStorage):
         def load(self, directory: Path) -> None:
             super().load(directory)
             self._strategy.learned.clear()
 
     def setup(self) -> None:
-        self.kept = self.Kept(self)
+        self.storage = self.Storage(self)
 
 
 def nudge(strategy: Any, size: float) -> None:
@@ -465,7 +465,7 @@ class OwnModels(ContinualStrategy):
 
     def setup(self) -> None:
         self.states: dict[str, ModelState] = {}
-        self.kept = OwnStates(self)
+        self.storage = OwnStates(self)
 
     def begin(self, task: Any) -> Training:
         self.pre_trained.load_(self.model)
@@ -506,13 +506,13 @@ class OwnStates:
 class CountsOneModel(OwnModels):
     """Keeps one for every task."""
 
-    class Kept(OwnStates):
+    class Storage(OwnStates):
         def bytes_kept(self) -> int:
             return ModelState.of(self.strategy.model).size_in_bytes if self.strategy.learned else 0
 
     def setup(self) -> None:
         super().setup()
-        self.kept = self.Kept(self)
+        self.storage = self.Storage(self)
 
 
 class ForgetsFromTheThirdTask(OwnModels):
@@ -688,7 +688,7 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
     ],
     KeepsNothing: [
         "bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned, which is answered by what is kept, "
-        "got 0, 0, 0, 0 before the first task and after each. Count in kept.bytes_kept()"
+        "got 0, 0, 0, 0 before the first task and after each. Count in storage.bytes_kept()"
     ],
     KeepsOne: [
         "bytes_kept: expected at least 560 after qnli, where 4482 trained numbers other than θ_pre's answer the tasks learned "
@@ -698,7 +698,7 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
         # 8,936 numbers are trained; on some processors one of them rounds to its old value.
         "bytes_kept: expected more after qnli, ag_news than before, where 893",
         " trained numbers other than θ_pre's answer the tasks learned (in backbone.encoder",
-        "up from 4482, and 4 bytes for each are more than is counted, got 18336 after 18336. Count in kept.bytes_kept()",
+        "up from 4482, and 4 bytes for each are more than is counted, got 18336 after 18336. Count in storage.bytes_kept()",
     ],
     Owes: ["bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned"],
     Halves: ["bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned"],

@@ -89,7 +89,7 @@ def test_classifiers_answer_from_the_file(classifiers: tuple[str, Path, dict[str
     predictor, body = Predictor.of_ledger(ledger, place), AutoModel.from_pretrained(place)
     switch = TaskSwitch(ledger, body)
     for task, expected in seen.items():
-        assert torch.equal(predictor.logits(task, predictor.served(task).rows(TEXTS)), expected)
+        assert torch.equal(predictor.logits(task, predictor.rows(task, TEXTS)), expected)
         with switch.task(task):
             assert torch.equal(body.eval()(**tokenizer(TEXTS, padding=True, return_tensors="pt"))["logits"], expected)
         export_task(predictor, task, tmp_path / f"exported {task}")
@@ -196,7 +196,7 @@ def test_words_are_labelled_from_the_file(tmp_path: Path) -> None:
         expected = model.eval()(**inputs).logits[0]
     predictor = Predictor.of_ledger(ledger, place)
     words = [inputs.word_ids(0).index(word) for word in range(3)]
-    got = predictor.logits("people", predictor.served("people").rows(["Jane is here"]))
+    got = predictor.logits("people", predictor.rows("people", ["Jane is here"]))
     assert torch.equal(got, expected[words])
 
 
@@ -260,7 +260,7 @@ def test_what_does_not_say_what_a_task_is(tmp_path: Path) -> None:
         assert "\n" not in text and all(word in text for word in words), text
 
     told(UsageError, "names 3 labels, and the head has 2 outputs", "num_labels=3", labels=["a", "b", "c"])
-    told(UsageError, "at least two names, all different", labels=["a", "a"])
+    told(UsageError, "labels must be all different", labels=["a", "a"])
     told(UsageError, "got tokenizer=NoneType", "tokenizer=…", labels=two, tokenizer=None)
     told(UsageError, "labels must be", tokenizer=tokenizer)
     told(UsageError, "Unknown kind of task 'taging'. Did you mean 'tagging'?", kind="taging", labels=two)

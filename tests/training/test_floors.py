@@ -159,7 +159,7 @@ def test_the_nearest_row_is_looked_for_in_all_parts_of_a_file(monkeypatch: pytes
     monkeypatch.setattr(floors, "MOST_ROWS", 2)
     asked: list[Sequence[str]] = []
     monkeypatch.setattr(floors, "_most_similar", lambda known, prompts: asked.append(known))
-    task: Any = SimpleNamespace(definition=TaskDefinition("own", "generation", ()))
+    task: Any = SimpleNamespace(definition=TaskDefinition("own", "generation", ()), kind=registry.kind("generation"))
     train = Rows(tuple("abcd"), (), (("x",),) * 4)
     assert floors.nearest_rows([task], [train], [train]) == [None]
     ((first, second),) = asked

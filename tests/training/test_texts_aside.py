@@ -17,7 +17,6 @@ from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, RunError, UsageError
 from forgetfree.models.loading import load_model
-from forgetfree.results.run_results import RunResults
 from forgetfree.strategies.grafting_continual import GraftingContinual
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.texts_aside import TextsAside
@@ -74,8 +73,7 @@ def test_grafts_leave_it_as_it_was_to_the_last_bit(model: Path, data: Path, line
     forgetfree.run(
         "first,last", strategies=names, data=str(data), model=str(model), out=tmp_path / "out", held_aside=lines, **how
     )
-    content = json.loads((tmp_path / "out" / "results.json").read_text())
-    found = {run.strategy: run.held_aside for run in RunResults.of(content).runs}
+    found = {run.strategy: run.facts.held_aside for run in forgetfree.load_results(tmp_path / "out").runs}
     fresh = load_model(str(model), "generate")
     before = TextsAside.of(str(lines), str(data), fresh).loss(fresh.model, TrainingOptions())
     assert (found["grafting-continual"].after, found["lora"].after) == (before, None)  # there is no lora without a task
@@ -106,8 +104,9 @@ def test_what_a_strategy_spoils_outside_of_its_regions_shows(
 ) -> None:
     how: dict[str, Any] = {"steps": 1, "sparsity": 0.01, "data": str(data), "model": str(model), "held_aside": lines}
     forgetfree.run("first", strategies=[Spoiling], out=tmp_path / "out", **how)
-    (run,) = RunResults.of(json.loads((tmp_path / "out" / "results.json").read_text())).runs
-    assert run.held_aside is not None and run.held_aside.before != run.held_aside.after
+    (run,) = forgetfree.load_results(tmp_path / "out").runs
+    aside = run.facts.held_aside
+    assert aside is not None and aside.before != aside.after
 
 
 def test_a_task_may_be_set_aside(model: Path, data: Path) -> None:

@@ -96,7 +96,7 @@ class FileCheckpoint(Checkpoint):
         if STOP.requested or since >= max(least, self._seconds / SHARE):
             begin = time.monotonic()
             text, tensors = pack([step, state.state_dict(), self.clock() - self._begin])
-            _FILE.write_large(self._path, tensors, {"state": text})
+            _FILE.write(self._path, tensors, {"state": text})
             self._written = time.monotonic()
             self._seconds = max(_LEAST, self._written - begin)
         if STOP.requested:

@@ -105,7 +105,7 @@ def _standing(unit: Unit, tasks: int | None) -> str:
 def failures(results: Json) -> list[str]:
     """Return a message for each unit that failed."""
     return [
-        f"{named({key: value for key, value in unit.items() if key not in ('error', 'matrix')}, ', ')}: {unit['error']}"
+        f"{named({key: value for key, value in unit.items() if key not in ('error', 'after')}, ', ')}: {unit['error']}"
         for unit in results["failed"]
     ]
 
@@ -122,10 +122,7 @@ _CONFIG: dict[str, type] = {
 #: Whose versions decide bits.
 _PACKAGES = ("forgetfree", "torch", "transformers")
 #: What may be there beside model, tasks and data.
-_BESIDE = {
-    **{"fine_tuned": "the fine-tuned model", "base_file": "the graft of --base"},
-    "held_aside": "the texts of --held-aside",
-}
+_BESIDE = {"fine_tuned": "the fine-tuned model", "held_aside": "the texts of --held-aside"}
 _REMEDY = "Start again with another --out."
 
 
@@ -150,12 +147,7 @@ def read_job_config(out: Path, kind: str | None = None, allow_changed: bool = Fa
         for key in ("data", "units"):
             right = all(isinstance(value, dict) for value in config[key].values())
             check(key, config[key], right, "an object of objects")
-        check(
-            "the content",
-            sorted(config),
-            any(each in config for each in registry.JOBS),
-            f"one of {', '.join(registry.JOBS)}",
-        )
+        check("the content", sorted(config), "run" in config, "a run")
 
     config: Json = read_json(out / "config.json", RunError, _REMEDY, check_config, signed=True)
     return load_run(out, _REMEDY) if kind == "run" else config

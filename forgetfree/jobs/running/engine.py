@@ -39,7 +39,7 @@ from forgetfree.jobs.running.unit import Json, Unit, remove_checkpoints
 from forgetfree.jobs.running.workers import Executor, ThisProcess, WorkerProcesses, units_at_a_time
 from forgetfree.json_file import sign
 from forgetfree.output import LOCK, check_begun, exclusive, is_unused, make_directory, refuse_used
-from forgetfree.results.unit_folder import signatures
+from forgetfree.results.report.run_report import write_report
 from forgetfree.terminal import tell_note
 
 SCHEMA = 1
@@ -105,27 +105,17 @@ def check_resumption(job: Job[Any], execution: Execution) -> None:
             _config(job, begun, execution.allow_changed, _threads_each(job, execution.at_a_time))
 
 
-def assemble(job: type[Job[Any]], out: Path, ended: bool = False) -> Json:
+def assemble(out: Path, ended: bool = False) -> Json:
     """Make results.json and report.md of the units that a directory holds, and return the content of results.json.
 
     Args:
-        job: the kind of job that wrote it.
         out: the directory.
         ended: nothing more is run now: draw figures, too.
 
     Raises:
-        RunError: there is no config.json of a job, or it is damaged.
+        ReportError: it is no directory of a run, or damaged.
     """
-    config = read_job_config(out)
-    units = [(unit, unit.record()) for unit in units_in(out, config["units"])]
-    failed = [
-        {**unit.key, "error": record["error"]} for unit, record in units if record and record["status"] == "failed"
-    ]
-    results = job.gather(out, {"schema": SCHEMA, **config["about"], "failed": failed}, units)
-    results = sign(results | signatures(out, config["units"]))
-    write_json(out / "results.json", results)
-    job.report(out, results, ended)
-    return results
+    return write_report(out, ended=ended)
 
 
 def _begun(job: Job[Any], execution: Execution) -> Json:
@@ -186,11 +176,11 @@ def _place(job: Job[Any]) -> Place:
 def _run(job: Job[Any], executor: Executor, units: Sequence[Unit], debug: bool, log: Sequence[str]) -> Json:
     """Run units, and put together what has ended whenever one has."""
     out, kind = job.out, type(job)
-    assemble(kind, out)
+    assemble(out)
     try:
         with closing(executor.run(partial(job, debug=debug, log=log), units)) as ended:  # an error here stops them, too
             for _ in ended:
-                assemble(kind, out)
+                assemble(out)
     except BaseException as error:
         if not os.path.lexists(out / "config.json") and not isinstance(error, KeyboardInterrupt):
             raise RunError(
@@ -198,11 +188,11 @@ def _run(job: Job[Any], executor: Executor, units: Sequence[Unit], debug: bool, 
                 "leave the directory alone until it has ended."
             ) from error
         with suppress(Exception):  # what is cut short stands in the results, too
-            assemble(kind, out, ended=not STOP.requested)  # figures take longer than a scheduler waits
+            assemble(out, ended=not STOP.requested)  # figures take longer than a scheduler waits
         if isinstance(error, BrokenProcessPool):
             raise RunError(
                 "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "
                 f"why). {holdings(kind, out)} Add --jobs 1 to run one unit at a time."
             ) from error
         raise
-    return assemble(kind, out, ended=True)
+    return assemble(out, ended=True)

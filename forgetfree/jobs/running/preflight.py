@@ -41,8 +41,7 @@ from forgetfree.errors import (
     out_of_memory,
 )
 from forgetfree.files import is_place
-from forgetfree.jobs.config import InMemory, JobConfig
-from forgetfree.jobs.job import Job
+from forgetfree.jobs.config import InMemory
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running.environment import check_precision, set_threads, threads_as_before
 from forgetfree.jobs.running.unit import Json
@@ -63,7 +62,7 @@ _TIMED = 10**9
 _SAMPLE = 64
 
 
-def plan_of(config: JobConfig, in_memory: InMemory | None = None, *, resume: bool = False) -> Json:
+def plan_of(config: RunConfig, in_memory: InMemory | None = None, *, resume: bool = False) -> Json:
     """Return the plan of a job; nothing is written or downloaded.
 
     Args:
@@ -79,7 +78,7 @@ def plan_of(config: JobConfig, in_memory: InMemory | None = None, *, resume: boo
     return _plan(findings)
 
 
-def with_all_faults(error: ForgetfreeError, config: JobConfig) -> ForgetfreeError:
+def with_all_faults(error: ForgetfreeError, config: RunConfig) -> ForgetfreeError:
     """Return the error that keeps a job from beginning, or all that is wrong with it, if that is more."""
     faults = _examine(config, InMemory(), False).faults
     for fault in getattr(error, "faults", (str(error),)):
@@ -91,7 +90,7 @@ def with_all_faults(error: ForgetfreeError, config: JobConfig) -> ForgetfreeErro
 class _Findings:
     """What was found of a job's tasks and its model; and what is wrong with it."""
 
-    config: JobConfig
+    config: RunConfig
     faults: Faults
     notes: list[str]
     workload: Workload
@@ -101,10 +100,12 @@ class _Findings:
     model: _Model
 
 
-def _examine(config: JobConfig, in_memory: InMemory, resume: bool) -> _Findings:
+def _examine(config: RunConfig, in_memory: InMemory, resume: bool) -> _Findings:
     """Look at all that can be looked at."""
     faults, notes = Faults(ForgetfreeError), list[str]()
-    job: type[Job[Any]] = registry.JOBS[config.command].job.load()
+    from forgetfree.jobs.run import RunJob
+
+    job = RunJob
     checked, out = faults.attempt(config.checked, in_memory.strategies), Path(config.out)
     workload = job.workload(config, checked, faults)
     limit = workload.common.test_limit
@@ -125,7 +126,7 @@ def _examine(config: JobConfig, in_memory: InMemory, resume: bool) -> _Findings:
         faults.attempt(model.loaded.check_words, definitions.values())
         for name, task in definitions.items():
             encoder = faults.attempt(model.loaded.encoder, task)
-            if encoder is not None and task.writes and name in rows:
+            if encoder is not None and name in rows:
                 read = rows[name]
                 rows[name] = faults.attempt(fitting, read, encoder, config.skip_bad_rows) or read
                 notes += rows[name].notes[len(read.notes) :]
@@ -166,7 +167,7 @@ def _auto_as(precision: str, options: TrainingOptions) -> Json:
 
 
 def _rows(
-    config: JobConfig, workload: Workload, in_memory: InMemory, faults: Faults, notes: list[str]
+    config: RunConfig, workload: Workload, in_memory: InMemory, faults: Faults, notes: list[str]
 ) -> dict[str, TaskRows]:
     """Return the rows of the tasks whose data are here."""
     data: Any = in_memory.data_or(config.data)

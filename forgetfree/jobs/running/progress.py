@@ -16,10 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from forgetfree import registry
 from forgetfree.display import counted, escaped
 from forgetfree.results.metrics import scale_of
 from forgetfree.results.scores import Score
-from forgetfree.results.stored import task_metrics
 from forgetfree.training.monitor import PHASE_NAMES, Monitor, Phase
 
 #: Seconds between two messages about the steps of a phase.
@@ -71,7 +71,7 @@ class TaskLearned:
     scores: Sequence[Score]
 
     def __str__(self) -> str:
-        names = task_metrics()
+        names = registry.metrics()
         known = [score for score in self.scores if score.metric in names][: self.after]
         if len(known) < self.after:
             return escaped(f"{self.unit} · {counted(self.after, 'task')} learned")

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from forgetfree.errors import UnknownNameError, UsageError, first_line
 from forgetfree.files import locked, write_json
 from forgetfree.jobs.running.checkpoints import CHECKPOINT
-from forgetfree.jobs.running.unit import HISTORY, Unit, is_logged
+from forgetfree.jobs.running.unit import Unit, is_logged
+from forgetfree.results.unit_folder import HISTORY
 from forgetfree.terminal import tell_note
 from forgetfree.training.monitor import Follower, Monitor, Phase
 

@@ -36,14 +36,13 @@ from forgetfree.files import size_of, write_atomically, write_json
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, FileCheckpoint, remove_checkpoint
 from forgetfree.jobs.running.environment import circumstances, environment
 from forgetfree.json_file import parse_json, sign
-from forgetfree.results.unit_folder import RECORD, read_record, size_and_sha256
+from forgetfree.results.unit_folder import HISTORY, RECORD, read_record, size_and_sha256
 from forgetfree.training.monitor import Follower, Monitor, Phase
 
 Json = dict[str, Any]
 #: Measures the unit of a key: writes its files into a folder, and returns what else results.json needs of it.
 Measure = Callable[[Mapping[str, Any], Path, Monitor], Json]
 
-HISTORY = "history.jsonl"
 #: Logged steps of a phase, about.
 _LOGGED = 100
 #: Bytes of a file from which on its size alone is compared to say how a unit stands: `Unit.is_done` reads all of it.

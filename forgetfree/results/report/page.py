@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -76,7 +76,7 @@ class Page:
 
 
 def render_page(page: Page, format: str) -> str:
-    """Return a page as text in any format but ``json``; see `render`."""
+    """Return a page as text: ``rich``, ``markdown`` or ``html``."""
     if format not in _RENDERERS:
         raise UnknownNameError("report format", format, FORMATS)
     return _RENDERERS[format](shown(page))
@@ -173,7 +173,7 @@ def cell(values: Iterable[float | None], show: Callable[[float], str]) -> str:
     A mean over some of the seeds would stand beside means over all of them and look like one.
     """
     numbers = list(values)
-    known = [value for value in numbers if value is not None]
+    known = [value for value in numbers if value is not None and not np.isnan(value)]
     if not known or len(known) < len(numbers):
         return NULL
     mean = show(float(np.mean(known)))
@@ -236,7 +236,7 @@ def _draw(table: Table, broken: bool) -> rich.table.Table:
     return drawn
 
 
-# By hand, as is LaTeX: tabulate and pandas fill the cells of a column up to one width, and know neither our notes nor captions.
+# By hand: tabulate and pandas fill the cells of a column up to one width, and know neither our notes nor captions.
 def in_markdown(text: str) -> str:
     """Return a text as markdown that shows it, on one line."""
     return re.sub(r"([\\|*_<>\[\]`&~#])", r"\\\1", " ".join(text.split()))
@@ -288,52 +288,10 @@ def render_html(page: Page, sections: Sequence[Any] = (), style: str = "") -> st
     return template.render(page=shown(page), sections=sections, figure_style=style) + "\n"
 
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "[": "{[}",  # after \\ or \item a bare one would open an optional argument
-    "]": "{]}",
-    "—": "---",
-    "…": r"\dots{}",
-    "×": r"$\times$",
-    "γ": r"$\gamma$",
-    "θ": r"$\theta$",
-}
-
-
-def _as_latex(page: Page) -> str:
-    def escape(text: str) -> str:
-        return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
-
-    def line(cells: Sequence[str], best: Collection[int] = ()) -> str:
-        texts = [escape(cells[0]), *(re.sub(r"^-(?=\d)", "$-$", escape(cell)) for cell in cells[1:])]
-        return " & ".join(rf"\textbf{{{text}}}" if j in best else text for j, text in enumerate(texts)) + r" \\"
-
-    def body(table: Table) -> Iterator[str]:
-        for i, row in enumerate(table.rows):
-            yield line(row, [column for each, column in table.best if each == i])
-
-    lines = [r"% Needs \usepackage{booktabs}; compile with lualatex where names are not in Latin letters."]
-    lines += filter(None, [escape(page.headline)])
-    lines += [""] * bool(page.headline)
-    for table in page.tables:
-        lines += [r"\begin{table}[htbp]", r"\centering", rf"\caption{{{escape(table.title)}}}"]
-        lines += [rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}", r"\toprule", line(table.header)]
-        lines += [r"\midrule", *body(table), r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
-    if page.notes:
-        lines += [r"\begin{itemize}", *(rf"\item {escape(note)}" for note in page.notes), r"\end{itemize}"]
-    return "\n".join(lines).rstrip() + "\n"
-
-
 _RENDERERS: dict[str, Callable[[Page], str]] = {
     "rich": _as_rich,
     "markdown": _as_markdown,
     "html": render_html,
-    "latex": _as_latex,
 }
-FORMATS = (*_RENDERERS, "json")
+#: Beside those of tables, runs have ``json`` and ``csv``.
+FORMATS = (*_RENDERERS, "json", "csv")

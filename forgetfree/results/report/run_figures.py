@@ -11,9 +11,7 @@ import numpy.typing as npt
 
 from forgetfree.display import PERCENT, Scale, counted
 from forgetfree.results.calibration import reliability
-from forgetfree.results.comparison import Comparison, StrategyRuns
 from forgetfree.results.evidence import forgetting
-from forgetfree.results.records import CONSTANT
 from forgetfree.results.report.figures import (
     FAINT,
     LINES,
@@ -28,7 +26,8 @@ from forgetfree.results.report.figures import (
     styles,
 )
 from forgetfree.results.report.page import percent, size
-from forgetfree.results.run_results import LedgerSummary, Run
+from forgetfree.results.runs import CONSTANT, LedgerSummary, Run
+from forgetfree.results.table import Results, StrategyRuns
 
 #: The matrices of so many strategies stand beside each other, and are the first that a reader sees.
 FEW = 4
@@ -37,16 +36,16 @@ Floats = npt.NDArray[np.float64]
 _PHASES = {"fine_tune": "fine-tuning", "localize": "localizing", "train": "training", "evaluate": "evaluating"}
 
 
-def sections_of(comparison: Comparison) -> list[Section]:
-    """Return the figures of a comparison; a section without any is left out."""
-    if not comparison.strategies:
+def sections_of(results: Results) -> list[Section]:
+    """Return the figures of a results; a section without any is left out."""
+    if not results.entries:
         return []
-    curves, matrices = _curves(comparison), _matrices(comparison)
-    few = len(comparison.strategies) <= FEW
+    curves, matrices = _curves(results), _matrices(results)
+    few = len(results.entries) <= FEW
     sections = (
         *((matrices, curves) if few else (curves, matrices)),
-        *(_forgetting(comparison), _costs(comparison)),
-        *(_calibration(comparison), _places(comparison), _overlaps(comparison), _losses(comparison)),
+        *(_forgetting(results), _costs(results)),
+        *(_calibration(results), _places(results), _overlaps(results), _losses(results)),
     )
     return [section for section in sections if section.pictures]
 
@@ -54,62 +53,62 @@ def sections_of(comparison: Comparison) -> list[Section]:
 # ---- over the stream --------------------------------------------------------------------------------------
 
 
-def _matrices(comparison: Comparison) -> Section:
-    tasks = _names(comparison.tasks)
-    pictures, signs = [], comparison.signs
-    average, scales = comparison.scale, comparison.scales
-    means = np.array([np.mean([run.learning_matrix for run in e.runs], axis=0) for e in comparison.strategies])
+def _matrices(results: Results) -> Section:
+    tasks = _names(results.tasks)
+    pictures, signs = [], results.signs
+    average, scales = results.scale, results.scales
+    means = np.array([np.mean([run.learning_matrix for run in e.runs], axis=0) for e in results.entries])
     factors, shares = np.array([scale.factor for scale in scales]), [scale == PERCENT for scale in scales]
-    low, high = factors * _ends(means, comparison)
-    floors = _floors(comparison) if len(tasks) <= NAMED else {}
+    low, high = factors * _ends(means, results)
+    floors = _floors(results) if len(tasks) <= NAMED else {}
     below = [np.full(len(tasks), np.nan), *(factors * scores for scores in floors.values())] if floors else []
     digits, caption = (
         ("{:.0f}", "") if all(shares) else ("{:.3g}", "From dark, the lowest score, to light, the highest.")
     )
-    if comparison.constant:
+    if results.constant:
         caption = "" if floors else "From dark, a constant answer, to light, the best score of the column."
-    for entry, mean in zip(comparison.strategies, factors * means, strict=True):
+    for entry, mean in zip(results.entries, factors * means, strict=True):
         lost = f"{average.with_unit(float(np.nanmean(mean[-1])) / average.factor)} on average after the last task"
         names = ("before", *tasks, *([""] if floors else []), *floors), tasks, "after", "score on"
         pictures.append(shaded(np.vstack([mean, *below]), entry.label, lost, *names, (low, high), digits, caption))
     text = "A column is a task, a row is what was learned last. Read a column downwards: it lights up when the task is learned"
     text += ", and darkens where it is forgotten"
     text += "; where a lower score is better, the other way round" * (-1 in signs)
-    if comparison.constant:
+    if results.constant:
         text += ". Darkest: no better than a constant answer; lightest: the best score of the column"
     text += ". The lowest rows are floors: scores without fine-tuning" * bool(floors)
     unit = "" if not any(shares) else " in %" if all(shares) else " in % where they are shares"
-    text += f". Scores{unit}, {_seeds(comparison)}{_rows(comparison)}."
+    text += f". Scores{unit}, {_seeds(results)}{_rows(results)}."
     text += " Each metric has shades of its own." * (
-        not all(shares) and len({*comparison.metric}) > 1 and not comparison.constant
+        not all(shares) and len({*results.metric}) > 1 and not results.constant
     )
     text += " Tasks are numbered as they stand in the tables." * (len(tasks) > NAMED)
     return Section("matrix", "Scores after each task", text, pictures)
 
 
-def _floors(comparison: Comparison) -> dict[str, Floats]:
+def _floors(results: Results) -> dict[str, Floats]:
     """Return the scores that take no fine-tuning, below the matrix: the constant answer's, and the best of each task."""
-    if not comparison.constant:
+    if not results.constant:
         return {}
-    constant, best = np.array(comparison.constant), np.array([score for _, score in comparison.best_floors])
-    return {CONSTANT: constant} | ({"best floor": best} if comparison.learned_floors else {})
+    constant, best = np.array(results.constant), np.array([score for _, score in results.best_floors])
+    return {CONSTANT: constant} | ({"best floor": best} if results.learned_floors else {})
 
 
-def _ends(means: Floats, comparison: Comparison) -> Floats:
+def _ends(means: Floats, results: Results) -> Floats:
     """Return for each task the scores of the darkest and of the lightest shade, shape (2, T).
 
     Where a constant answer is known and higher is better, they are its score and the best of the column; else one pair for each
     metric: 0 and 1 of shares, unless there are scores beyond, or the lowest and the highest score.
     """
-    ends = np.empty((2, len(comparison.tasks)))
-    for metric, scale in zip(comparison.metric, comparison.scales, strict=True):
-        own = [name == metric for name in comparison.metric]
+    ends = np.empty((2, len(results.tasks)))
+    for metric, scale in zip(results.metric, results.scales, strict=True):
+        own = [name == metric for name in results.metric]
         least, most = (0.0, 1.0) if scale == PERCENT else (np.inf, -np.inf)
         ends[:, own] = [[min(least, np.nanmin(means[..., own]))], [max(most, np.nanmax(means[..., own]))]]
-    if comparison.constant:
-        higher, floors = np.array(comparison.signs) > 0, np.array([score for _, score in comparison.best_floors])
+    if results.constant:
+        higher, floors = np.array(results.signs) > 0, np.array([score for _, score in results.best_floors])
         best = np.maximum(floors, np.nanmax(means, axis=(0, 1)))
-        ends[:, higher] = np.stack([np.array(comparison.constant), best])[:, higher]
+        ends[:, higher] = np.stack([np.array(results.constant), best])[:, higher]
     return ends
 
 
@@ -140,12 +139,12 @@ class _Panel(NamedTuple):
         return PERCENT if self.scale == PERCENT else (*self.metrics,)
 
 
-def _curves(comparison: Comparison) -> Section:
-    entries, tasks = comparison.strategies, comparison.tasks
-    metrics, scales = comparison.metric, comparison.scales
+def _curves(results: Results) -> Section:
+    entries, tasks = results.entries, results.tasks
+    metrics, scales = results.metric, results.scales
     matrices = [np.array([run.learning_matrix for run in entry.runs]) for entry in entries]
     if len(tasks) <= NAMED:
-        floors: Sequence[float | None] = comparison.constant or [None] * len(tasks)
+        floors: Sequence[float | None] = results.constant or [None] * len(tasks)
         panels = [
             _Panel(task, lambda runs, i=i: runs[:, :, i], scale, [metric], floor)  # type: ignore[misc]
             for i, (task, scale, metric, floor) in enumerate(zip(tasks, scales, metrics, floors, strict=True))
@@ -153,7 +152,7 @@ def _curves(comparison: Comparison) -> Section:
         text = "A panel is a task: its score before training and after each task of the stream"
     else:
         first = _Panel(f"{tasks[0]} (the first task)", lambda runs: runs[:, :, 0], scales[0], metrics[:1])
-        panels = [first, _Panel("tasks so far", _so_far, comparison.scale, metrics)]
+        panels = [first, _Panel("tasks so far", _so_far, results.scale, metrics)]
         text = "The first task, and the mean of all tasks learned so far, after each task of the stream"
     pictures = [key_to([entry.label for entry in entries], "scores")]
     for number, panel in enumerate(panels):
@@ -177,9 +176,9 @@ def _curves(comparison: Comparison) -> Section:
         at_end = (panel.values(runs)[:, -1].mean() for runs in matrices)
         ends = (f"{entry.label} {scale.with_unit(score)}" for entry, score in zip(entries, at_end, strict=True))
         pictures.append(picture(ax, panel.title, f"at the end {', '.join(ends)}"))
-    text += f". Mean over seeds; shaded: from the worst to the best seed; {_seeds(comparison)}{_rows(comparison)}."
+    text += f". Mean over seeds; shaded: from the worst to the best seed; {_seeds(results)}{_rows(results)}."
     text += " Upright line: here the task is learned." * (len(tasks) <= NAMED)
-    text += " Dotted: a constant answer." * (comparison.constant is not None and len(tasks) <= NAMED)
+    text += " Dotted: a constant answer." * (results.constant is not None and len(tasks) <= NAMED)
     return Section("curves", "Tasks over the stream", text, pictures)
 
 
@@ -201,15 +200,15 @@ def _so_far(runs: Floats) -> Floats:
 # ---- at the end -------------------------------------------------------------------------------------------
 
 
-def _forgetting(comparison: Comparison) -> Section:
-    entries, scale = comparison.strategies, comparison.scale
+def _forgetting(results: Results) -> Section:
+    entries, scale = results.entries, results.scale
     pictures, many = [], any(len(entry.runs) > 1 for entry in entries)
-    if len(comparison.tasks) > 1:
+    if len(results.tasks) > 1:
         with canvas(height=0.9 + 0.24 * len(entries)) as ax:
             says = []
             for place, (entry, style) in enumerate(zip(entries, styles(len(entries)), strict=True)):
                 values = [scale.factor * run.forgetting for run in entry.runs]
-                loss = forgetting(entry, comparison.test_rows, comparison.tasks)
+                loss = forgetting(entry.runs, results.test_rows)
                 mean, low, high = (scale.factor * end for end in (loss.value, loss.low, loss.high))
                 ax.plot([low, high], [place, place], color=style["color"], solid_capstyle="butt")  # NaN draws nothing
                 ax.plot(values, [place] * len(values), "|", color=style["color"], markersize=9)
@@ -229,19 +228,24 @@ def _forgetting(comparison: Comparison) -> Section:
         text += "where nothing varies. Strokes: the seeds"
     else:
         text += "One seed: there is no interval, and how far another seed would differ is not known"
-    return Section("forgetting", "Forgetting", f"{text}{_rows(comparison)}.", pictures)
+    return Section("forgetting", "Forgetting", f"{text}{_rows(results)}.", pictures)
 
 
-def _costs(comparison: Comparison) -> Section:
-    entries, tasks, scale = comparison.strategies, len(comparison.tasks), comparison.scale
+def _costs(results: Results) -> Section:
+    entries, tasks, scale = results.entries, len(results.tasks), results.scale
     costs: list[tuple[str, str, Callable[[float], str], Callable[[Run], float | None]]] = [
         (
             "Score against time",
             "seconds of all phases",
             lambda x: f"{x:,.0f}",
-            lambda run: run.all_seconds,
+            lambda run: run.facts.all_seconds,
         ),
-        ("Score against memory", "kept per task", size, lambda run: run.memory[-1] / tasks if run.memory else None),
+        (
+            "Score against memory",
+            "kept per task",
+            size,
+            lambda run: run.facts.memory[-1] / tasks if run.facts.memory else None,
+        ),
     ]
     pictures = []
     for title, label, show, cost in costs:
@@ -258,8 +262,8 @@ def _costs(comparison: Comparison) -> Section:
                 ax.plot(x, ends.mean(), marker=style["marker"], color=style["color"], markersize=7)
                 places.append(x)
                 says.append(f"{entry.label} {scale.with_unit(ends.mean() / scale.factor)} at {show(x)}")
-            if comparison.constant:
-                floor = scale.factor * float(np.mean(comparison.constant))
+            if results.constant:
+                floor = scale.factor * float(np.mean(results.constant))
                 ax.axhline(floor, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
             ax.margins(0.12)
             ax.set(xlabel=label, ylabel=scale.titled("average score"))
@@ -267,20 +271,20 @@ def _costs(comparison: Comparison) -> Section:
                 scale_of_costs(ax, places, show)
         if says:
             pictures.append(picture(ax, title, ", ".join(says)))
-    better = {1: "up and to the left", -1: "down and to the left", 0: "to the left"}[comparison.sign]
+    better = {1: "up and to the left", -1: "down and to the left", 0: "to the left"}[results.sign]
     text = f"Average over tasks after the last one, against what it cost: better is {better}. Strokes: from the "
-    text += f"worst to the best seed; {_seeds(comparison)}{_rows(comparison)}. Seconds are those of one machine; "
+    text += f"worst to the best seed; {_seeds(results)}{_rows(results)}. Seconds are those of one machine; "
     text += "those of a fine-tuned model that another strategy or run made count, too, where they are known."
-    text += " Dotted: a constant answer." * (comparison.constant is not None)
+    text += " Dotted: a constant answer." * (results.constant is not None)
     key = [key_to([entry.label for entry in entries], "costs")] if pictures else []
     return Section("cost", "Scores against cost", text, key + pictures)
 
 
-def _calibration(comparison: Comparison) -> Section:
+def _calibration(results: Results) -> Section:
     pictures, total = [], 0
-    for entry in comparison.strategies:
-        answers = [unit.answers for unit in entry.files]
-        if not answers or not all(answers):
+    for entry in results.entries:
+        answers = [run.files.probabilities for run in entry.runs]
+        if not all(answers):
             continue
         bins = [reliability(each.logits, each.labels) for of_tasks in answers for each in of_tasks.values()]
         counts = np.sum([each.counts for each in bins], axis=0)
@@ -302,7 +306,7 @@ def _calibration(comparison: Comparison) -> Section:
                 ax, entry.label, f"mean ECE {percent(ece)} points", f"n = {total:,} answers; mean ECE {percent(ece)}"
             )
         )
-    lacking = any(error is None for entry in comparison.strategies for error in entry.runs[0].ece[-1])
+    lacking = any(np.isnan(entry.runs[0].ece[-1]).any() for entry in results.entries)
     of = "all tasks with probabilities, and of all seeds," if lacking else "all tasks and seeds"
     text = f"What confidence is worth: answers of {of} after the last task, in 15 bins of confidence. On the "
     text += "dotted line, a model is right as often as it says; below it, it is too sure. The larger a mark, the more "
@@ -313,9 +317,9 @@ def _calibration(comparison: Comparison) -> Section:
 # ---- ledgers ----------------------------------------------------------------------------------------------
 
 
-def _with_ledger(comparison: Comparison) -> Iterator[tuple[StrategyRuns, list[LedgerSummary]]]:
-    for entry in comparison.strategies:
-        ledgers = [run.ledger for run in entry.runs if run.ledger]
+def _with_ledger(results: Results) -> Iterator[tuple[StrategyRuns, list[LedgerSummary]]]:
+    for entry in results.entries:
+        ledgers = [run.facts.ledger for run in entry.runs if run.facts.ledger]
         if len(ledgers) == len(entry.runs):
             yield entry, ledgers
 
@@ -325,9 +329,9 @@ def _overlapping(ledgers: Iterable[LedgerSummary]) -> bool:
     return any(ledger.may_overlap for ledger in ledgers)
 
 
-def _places(comparison: Comparison) -> Section:
+def _places(results: Results) -> Section:
     pictures = []
-    for entry, ledgers in _with_ledger(comparison):
+    for entry, ledgers in _with_ledger(results):
         every = [ledger.places for ledger in ledgers if ledger.places]
         if len(every) < len(ledgers):
             continue
@@ -335,7 +339,7 @@ def _places(comparison: Comparison) -> Section:
         layers = list(dict.fromkeys(place.layer for place in every[0]))
         kinds = list(dict.fromkeys(place.kind for place in every[0]))
         share = np.full((len(layers), len(kinds)), np.nan)
-        of_layer = np.zeros((len(layers), len(comparison.tasks)))
+        of_layer = np.zeros((len(layers), len(results.tasks)))
         for place in chain(*every):
             row, column = layers.index(place.layer), kinds.index(place.kind)
             owned = max(place.owned) if alone else sum(place.owned)  # regions that stand alone may overlap
@@ -353,23 +357,23 @@ def _places(comparison: Comparison) -> Section:
                 caption=f"Share of a place's entries that {what}, from 0 to {top:.3g} %.",
             )
         )
-        if len(comparison.tasks) > 1:
+        if len(results.tasks) > 1:
             top = float(of_layer.max()) or 1.0
             says = f"in % of what the task owns, at most {top:.0f} % in one layer"
-            names = _names(comparison.tasks)
+            names = _names(results.tasks)
             pictures.append(
                 shaded(
                     *(of_layer, f"{entry.label}: by task", says, layers, names, "layer", "owner", (0, top), "{:.0f}"),
                     caption=f"Where a task's own entries lie, in % of them: from dark, 0 %, to light, {top:.0f} %.",
                 )
             )
-    text = f"Which entries of the model the tasks own, by layer and kind of parameter; {_seeds(comparison)}."
+    text = f"Which entries of the model the tasks own, by layer and kind of parameter; {_seeds(results)}."
     return Section("ownership", "Who owns what", text, pictures)
 
 
-def _overlaps(comparison: Comparison) -> Section:
-    pictures, names = [], _names(comparison.tasks)
-    for entry, ledgers in _with_ledger(comparison) if len(names) > 1 else ():
+def _overlaps(results: Results) -> Section:
+    pictures, names = [], _names(results.tasks)
+    for entry, ledgers in _with_ledger(results) if len(names) > 1 else ():
         mean = 100 * np.mean([ledger.overlap for ledger in ledgers], axis=0)
         np.fill_diagonal(mean, np.nan)
         most = float(np.nanmax(mean)) or 1.0
@@ -378,19 +382,19 @@ def _overlaps(comparison: Comparison) -> Section:
             shaded(mean, entry.label, says, names, names, "in the region of", "share of", (0, top), "{:.0f}")
         )
     text = "How much of a column's region lies in the row's, in %"
-    if not any(_overlapping(ledgers) for _, ledgers in _with_ledger(comparison)):
+    if not any(_overlapping(ledgers) for _, ledgers in _with_ledger(results)):
         text += ". An entry that two regions hold belongs to the earlier task"
-    text += f"; {_seeds(comparison)}."
+    text += f"; {_seeds(results)}."
     return Section("overlap", "Overlap of regions", text, pictures)
 
 
 # ---- training ---------------------------------------------------------------------------------------------
 
 
-def _losses(comparison: Comparison) -> Section:
+def _losses(results: Results) -> Section:
     pictures = []
-    for entry in comparison.strategies:
-        run, steps = entry.runs[0], entry.files[0].losses if entry.files else []
+    for entry in results.entries:
+        run, steps = entry.runs[0], entry.runs[0].files.losses
         pieces: dict[tuple[str, str], list[Json]] = {}
         for step in steps:
             pieces.setdefault((step["task"], step["phase"]), []).append(step)
@@ -402,8 +406,8 @@ def _losses(comparison: Comparison) -> Section:
             for (name, phase), those in pieces.items():
                 if name != task:
                     ax.axvline(x, color=FAINT, linewidth=0.6)
-                    if len(comparison.tasks) <= 5:
-                        label = f" {short(name, 36 // len(comparison.tasks))}"
+                    if len(results.tasks) <= 5:
+                        label = f" {short(name, 36 // len(results.tasks))}"
                         ax.text(x, 1, label, transform=ax.get_xaxis_transform(), va="top", fontsize=8)
                     task = name
                 label = "_" if phase in named else _PHASES.get(phase, phase)
@@ -435,15 +439,15 @@ def _names(tasks: Sequence[str]) -> list[str]:
     )
 
 
-def _seeds(comparison: Comparison) -> str:
-    counts = {len(entry.runs) for entry in comparison.strategies}
+def _seeds(results: Results) -> str:
+    counts = {len(entry.runs) for entry in results.entries}
     if counts == {1}:
         return "one seed"
     return f"mean over {counts.pop()} seeds" if len(counts) == 1 else f"mean over {min(counts)} to {max(counts)} seeds"
 
 
-def _rows(comparison: Comparison) -> str:
-    counts = sorted(set(comparison.test_rows.values()))
+def _rows(results: Results) -> str:
+    counts = sorted(set(results.test_rows.values()))
     if not counts:
         return ""
     return f"; {counts[0]:,}{f' to {counts[-1]:,}' if len(counts) > 1 else ''} test rows a task"

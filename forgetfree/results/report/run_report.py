@@ -1,205 +1,155 @@
-"""The report of one or several runs: the outcome in a sentence, notes, figures, tables, and how to repeat it.
+"""The report of runs: the outcome in a sentence, notes, figures, tables, and how to repeat it; all a function of `Results`.
 
-Runs of other tasks, rows or models have a leaderboard in its place: what each ended at, and what it cost.
-
->>> results = [load_run_results(Path("runs/a")), load_run_results(Path("runs/b"))]  # doctest: +SKIP
->>> print(render(merge(results), "markdown"))  # doctest: +SKIP
+>>> print(render(load_results("runs/a", "runs/b"), "markdown"))  # doctest: +SKIP
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from forgetfree.display import NULL, PERCENT, json_text
-from forgetfree.errors import RunError
+from forgetfree.display import json_text
+from forgetfree.errors import ReportError
+from forgetfree.files import write_atomically, write_json
 from forgetfree.options import typed
-from forgetfree.results.comparison import USUAL, Comparison, StrategyRuns, differing, merge, same_rows, with_files
-from forgetfree.results.config_file import load_run, repeating_command
-from forgetfree.results.evidence import Evidence
-from forgetfree.results.report.page import (
-    WIDE,
-    Page,
-    Table,
-    cell,
-    render_html,
-    render_page,
-    size,
-    titled,
-    with_best,
-)
+from forgetfree.results.config_file import repeating_command
+from forgetfree.results.metrics import Floats
+from forgetfree.results.report.page import Page, Table, render_html, render_page
 from forgetfree.results.report.run_tables import tables_of
-from forgetfree.results.report.words import headline, meanings, notes, stream_name, uncounted
-from forgetfree.results.run_results import Failed, RunResults, Unfinished
+from forgetfree.results.report.words import headline, notes, stream_name
+from forgetfree.results.runs import UNION, Run, RunRecord, read_run, to_csv
+from forgetfree.results.table import Results, evidence_of, floors_by_seed
+
+Json = dict[str, Any]
 
 
-def render(comparison: Comparison, format: str, *, ended: bool = True) -> str:
-    """Return a comparison as text.
+def write_report(out: Path, *, ended: bool) -> Json:
+    """Make results.json and report.md of the units that a run directory holds, and return the content of results.json.
 
     Args:
-        comparison: what `merge` returned.
-        format: one of `FORMATS`: `rich` (plain text as wide as the terminal), `markdown` (GitHub's tables),
-            `json` (the tables, and every run in full), `html` (a page that needs no other file) or `latex`
-            (tables for the booktabs package).
-        ended: nothing more is run, so that tables which read all answers are worth their time.
+        out: the directory.
+        ended: nothing more is run, so that answers are read, and report.html is made, too.
+
+    Raises:
+        ReportError: it is no directory of a run, or damaged.
+    """
+    results = Results([read_run(out, running=not ended)])
+    content = content_of(results)
+    write_json(out / "results.json", content)
+    if results.entries:
+        write_atomically(out / "report.md", render(results, "markdown"))
+    if ended:
+        write_atomically(out / "report.html", render(results, "html"))
+    return content
+
+
+def render(results: Results, format: str) -> str:
+    """Return results as text.
+
+    Args:
+        results: of one or several runs.
+        format: ``rich`` (plain text as wide as the terminal), ``markdown`` (GitHub's tables), ``html`` (a page that needs no
+            other file), ``json`` (the tables, and every run in full) or ``csv`` (one file, which can be read again).
 
     Returns:
         Text that ends with a newline.
     """
-    if ended or format == "html":  # figures are made of them
-        comparison = with_files(comparison)
-    page = _page(comparison)
+    if format == "csv":
+        return to_csv(whole(results))
+    page = lay_out(results)
     if format == "json":
-        content = comparison.content | {"report": asdict(page)}
-        content = {key: value for key, value in content.items() if key != "learned_floors" or value}
-        return json_text(content, indent=2)
+        return json_text(content_of(results) | {"report": asdict(page)}, indent=2)
     if format == "html":
         from forgetfree.results.report.figures import style_sheet  # matplotlib takes its time
         from forgetfree.results.report.run_figures import sections_of
 
-        return render_html(_with_configurations(page, comparison), sections_of(comparison), style_sheet())
+        tables = (table for record in results.records for table in _configuration(record))
+        return render_html(replace(page, tables=(*page.tables, *tables)), sections_of(results), style_sheet())
     return render_page(page, format)
 
 
-def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
-    """Return the report; see `render`."""
-    return _page(with_files(comparison) if ended else comparison)
-
-
-def _page(comparison: Comparison) -> Page:
-    evidence = Evidence.of(comparison)
+def lay_out(results: Results) -> Page:
+    """Return the report's headline, notes and tables."""
+    evidence = evidence_of(results)
     return Page(
-        title=f"forgetfree: {stream_name(comparison)}",
-        notes=tuple(notes(comparison)),
-        headline=headline(comparison, evidence),
-        tables=tuple(tables_of(comparison, evidence)),
+        title=f"forgetfree: {stream_name(results)}",
+        notes=tuple(notes(results)),
+        headline=headline(results, evidence),
+        tables=tuple(tables_of(results, evidence)),
     )
 
 
-# ---- how to repeat it ----------------------------------------------------------------------------------
-
-
-def _with_configurations(page: Page, comparison: Comparison) -> Page:
-    """Return the page with a table of what each run was asked for; a note says which is left out."""
-    tables, notes = list[Table](), list[str]()
-    for source in comparison.sources:
-        try:
-            tables += _configuration(Path(source))
-        except RunError as error:
-            notes.append(f"The configuration of {source} is left out: {error}")
-    return replace(page, notes=(*page.notes, *notes), tables=(*page.tables, *tables))
-
-
-def _configuration(source: Path) -> Iterator[Table]:
-    """Yield a table of what a run was asked for and ran with, where its config.json is there.
-
-    Raises:
-        RunError: it is damaged.
-    """
-    directory = source.parent if source.suffix == ".json" else source
-    if not (directory / "config.json").exists():
+def _configuration(record: RunRecord) -> Iterator[Table]:
+    """Yield a table of what a run was asked for and ran with, where its config.json is known."""
+    config = record.config
+    if not config:
         return
-    config = load_run(directory)
     asked: Mapping[str, Any] = config["run"]
-    rows = [("command to repeat it", repeating_command(asked, directory))]
+    rows = [("command to repeat it", repeating_command(asked, Path(record.source)))]
     named = ((key if key == "stream" else f"--{key.replace('_', '-')}", value) for key, value in asked.items())
     rows += [(name, typed(value)) for name, value in named if value not in (None, "", [], {})]
     rows += [(f"version of {name}", typed(value)) for name, value in config.get("versions", {}).items()]
-    machine = config.get("machine")
-    rows += [(name, typed(value)) for name, value in machine.items()] if isinstance(machine, dict) else []
-    yield Table(f"Configuration of {source}", ("option", "value"), tuple(rows))
+    rows += [(name, typed(value)) for name, value in config.get("machine", {}).items()]
+    yield Table(f"Configuration of {record.source}", ("option", "value"), tuple(rows))
 
 
-# ---- runs that cannot be compared by task ---------------------------------------------------------------
+# ---- for other programs ---------------------------------------------------------------------------------
 
 
-def render_leaderboard(results: Sequence[RunResults], format: str) -> str:
-    """Return the leaderboard of several runs as text, in any format of `render`."""
-    page = lay_out_leaderboard(results)
-    if format == "json":
-        comparisons = [merge([result]).content for result in results]
-        return json_text({"comparisons": comparisons, "report": asdict(page)}, indent=2)
-    return render_page(page, format)
+def whole(results: Results) -> RunRecord:
+    """Return all runs as one, with what the first says of the whole: what one CSV file holds.
 
-
-def lay_out_leaderboard(results: Sequence[RunResults]) -> Page:
-    """Return a table for each set of test rows, and in it a row for each strategy of each run, the best average first.
-
-    Args:
-        results: what `load_run_results` returned, of at least one run each.
+    Raises:
+        ReportError: there are two configurations of one strategy, or several set-ups.
     """
-    groups: list[list[RunResults]] = []
-    for result in results:
-        own = next((group for group in groups if same_rows(group[0], result)), None)
-        if own is None:
-            groups.append(own := [])
-        own.append(result)
-    runs = [[merge([result]) for result in group] for group in groups]
-    tables = [_ranking(each) for each in runs if any(run.strategies for run in each)]
-    return Page(f"forgetfree: {len(results)} runs", tuple(_notes_on_runs(results, runs)), tuple(tables))
+    strategies = [entry.strategy for entry in results.entries]
+    if results.strategies != strategies:
+        raise ReportError(
+            f"One CSV file holds one set-up and one configuration of a strategy, got {', '.join(results.strategies)}. Write a "
+            "file for each."
+        )
+    about = results.records[0].about
+    if about.floors:
+        about = about.model_copy(update={"floors": about.floors.model_copy(update=floors_by_seed(results.records))})
+    return RunRecord(about, tuple(results.runs))
 
 
-def _notes_on_runs(results: Sequence[RunResults], groups: Sequence[Sequence[Comparison]]) -> Iterator[str]:
-    yield f"The runs are not compared task by task; they differ in: {', '.join(differing(results))}."
-    if len(groups) > 1:
-        yield "Each table has test rows of its own: averages of different tables say nothing of one another."
-    runs = [run for group in groups for run in group]
-    if any(len(entry.runs) > 1 for run in runs for entry in run.strategies):
-        yield "Cells are mean (standard deviation, n - 1) over seeds."
-    for run in runs:
-        yield from uncounted(run)
-        kinds: Sequence[tuple[str, Sequence[Unfinished | Failed]]]
-        kinds = (("Unfinished", run.unfinished), ("Failed", run.failed))
-        for what, left in kinds:
-            for each in left:
-                yield f"{what} and left out: {each.strategy}, seed {each.seed} ({each.source})."
+def content_of(results: Results) -> Json:
+    """Return all that is known of one or several runs as JSON: the content of results.json."""
+    records = [each.about.model_dump(exclude_unset=True) for each in results.records]
+    sources = [{"source": each.source} for each in results.records]
+    content = records[0]
+    if len(records) > 1:
+        content = {"records": [its | source for its, source in zip(records, sources, strict=True)]}
+    labelled = {(run.source, run.strategy, run.seed): (e.label, run) for e in results.entries for run in e.runs}
+    units = [(each.source, run.strategy, run.seed) for each in results.records for run in each.runs]
+    pairs = [labelled[unit] for unit in units if unit in labelled]  # what two directories hold alike stands there once
+    return content | {"runs": [{"label": label, **_run(run)} for label, run in pairs]}
 
 
-def _ranking(runs: Sequence[Comparison]) -> Table:
-    """Return the strategies of runs that were scored on the same rows."""
-    entries = [(each, entry) for each in runs for entry in each.strategies]
-    better = runs[0].sign  # 0 leaves the order as it is: such averages have no best
-    entries.sort(key=lambda pair: -better * float(np.mean([run.average for run in pair[1].runs])))
-    unit = "in %; forgetting in percentage points" if runs[0].scale == PERCENT else ""
-    names = ("average", "best floor", "forgetting", "kept", "seconds")
-    header = ("strategy", "run", "model", "seeds", "average", "best floor", "forgetting", "kept", "seconds")
-    table = Table(
-        titled(_tasks(runs[0]), unit),
-        header,
-        tuple(_row(each, entry) for each, entry in entries),
-        legend=meanings(*names, metrics=runs[0].metric),
-    )
-    return with_best(table, [0, 0, 0, better, 0, -1, 0, 0])
+def _run(run: Run) -> Json:
+    """Return a unit with its matrices and what follows from them."""
+    own = {*run.metric, "ece"}
+    names = [name for name in run.scores["metric"].unique() if name not in own]
+    during = [name for name in names if not np.isnan(run.values(name)[:-1]).all()]
+    return {
+        **run.facts.model_dump(exclude_unset=True, exclude={"seconds_per_task", "made"}),
+        "metric": list(run.metric),
+        "matrix": _listed(run.learning_matrix),
+        "ece": _listed(run.ece),
+        "summary": run.summary,
+        **({"more_scores": {name: _listed(run.values(name)) for name in during}} if during else {}),
+        **{name: _listed(run.end(name)) for name in names if name not in during and not name.startswith(UNION)},
+        **(
+            {"union": {n: _listed(run.end(UNION + n)) for n in ("accuracy", "ece")}} if run.knows(f"{UNION}ece") else {}
+        ),
+    }
 
 
-def _row(comparison: Comparison, entry: StrategyRuns) -> tuple[str, ...]:
-    summaries, show = [run.summary for run in entry.runs], comparison.scale.text
-    kept = [run.memory for run in entry.runs]
-    floors = [score for _, score in comparison.best_floors]
-    return (
-        entry.label,
-        comparison.sources[0],
-        str(comparison.settings.get("model", NULL)),
-        str(len(entry.runs)),
-        cell((each.average for each in summaries), show),
-        show(float(np.mean(floors))) if floors else NULL,
-        cell((each.forgetting for each in summaries), show) if len(comparison.tasks) > 1 else NULL,
-        size(float(np.mean([each[-1] for each in kept]))) if all(kept) else NULL,
-        cell((run.all_seconds for run in entry.runs), lambda seconds: f"{seconds:,.1f}"),
-    )
-
-
-def _tasks(comparison: Comparison) -> str:
-    """Name the tasks of a table, with the rows that each is scored on, and an unusual scenario."""
-    tasks, rows, settings = comparison.tasks, comparison.test_rows, comparison.settings
-    which = f"{settings.get('evaluated_on', USUAL['evaluated_on'])} rows"
-    if len(tasks) > WIDE:
-        named = f"{len(tasks)} tasks, {tasks[0]} to {tasks[-1]}"
-        named += f": {min(rows.values()):,} to {max(rows.values()):,} {which} each" if rows else ""
-    else:
-        named = ", ".join(f"{task}: {rows[task]:,} {which}" if task in rows else task for task in tasks)
-    return f"{named}; scenario {settings['scenario']}" if "scenario" in settings else named
+def _listed(values: Floats) -> list[Any]:
+    """Return an array as lists, with null for what is missing."""
+    return np.where(np.isnan(values), None, values.astype(object)).tolist()  # type: ignore[call-overload, no-any-return]

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from forgetfree.display import PERCENT, PLAIN, Scale
-from forgetfree.results.comparison import Comparison, StrategyRuns
-from forgetfree.results.configurations import ELSEWHERE
+from forgetfree.display import NULL, PERCENT, PLAIN, Scale
+from forgetfree.results.calibration import debiased_ece, ece_noise_floor
 from forgetfree.results.evidence import Evidence
 from forgetfree.results.metrics import title_of
-from forgetfree.results.records import CONSTANT
-from forgetfree.results.report.evidence_tables import evidence_tables
+from forgetfree.results.report.label_tables import label_tables, text_tables
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best, without_columns
-from forgetfree.results.report.words import meanings
-from forgetfree.results.run_results import UNTRAINED, LedgerSummary, Run
+from forgetfree.results.report.words import NAIVE, meanings
+from forgetfree.results.runs import CONSTANT, ELSEWHERE, REFERENCE, UNION, UNTRAINED, LedgerSummary, Run
+from forgetfree.results.table import Results, StrategyRuns
 
-#: A number of a run, by row and column of a table.
+#: A number of a run, by row and column of a table; NaN or none where it is missing.
 Value = Callable[[Run, int, int], float | None]
 Show = Callable[[float], str]
 
@@ -100,100 +99,110 @@ class Grid:
         )
 
 
-def tables_of(comparison: Comparison, evidence: Evidence) -> list[Table]:
+def tables_of(results: Results, evidence: Evidence) -> list[Table]:
     """Return all tables of a report, in the order in which they are read.
 
     Args:
-        comparison: what `merge` returned; without `with_files`, tables that are made of answers are left out.
-        evidence: of the comparison.
+        results: any; tables that are made of answers are left out where these are not there.
+        evidence: of them, see `evidence_of`.
     """
-    wide, single = len(comparison.tasks) > WIDE, len(comparison.tasks) == 1
-    more = dict.fromkeys(name for run in comparison.runs for name in run.more_scores)
-    by_strategy = [_outcome(comparison), _transfer(comparison), _calibration(comparison)]
-    by_strategy += [_more(comparison, name) for name in more if name not in _FOLLOWS]
-    others = [_held_aside(comparison), _readouts(comparison), _costs(comparison)]
+    wide, single = len(results.tasks) > WIDE, len(results.tasks) == 1
+    by_strategy = [_outcome(results), _transfer(results), _calibration(results)]
+    by_strategy += [_more(results, name) for name in _measured_beside(results)]
+    others = [_held_aside(results), _readouts(results), _costs(results)]
     for grid in (_growth, _ledger, _course if wide else _matrix):
-        others += [grid(comparison, entry) for entry in comparison.strategies]
+        others += [grid(results, entry) for entry in results.entries]
 
     def written(grid: Grid) -> Table:
         rows = ((name, *map(cell, cells, grid.shows)) for name, cells in grid.rows)
-        legend = meanings(*grid.legend, metrics=comparison.metric)
+        legend = meanings(*grid.legend, metrics=results.metric)
         table = with_best(Table(titled(*grid.title), tuple(grid.header), tuple(rows), legend=legend), grid.better)
         return transposed(table, "task") if wide and grid.rows and grid.of_tasks else table
 
     by_task = [written(grid) for grid in by_strategy if len(grid.header) > 1]
     if single:  # nothing can be forgotten or transferred
-        title = titled(_OUTCOME, _unit_of_scores(comparison) or "ECE in percentage points")
+        title = titled(_OUTCOME, _unit_of_scores(results) or "ECE in percentage points")
         by_task[:2] = [without_columns(by_task[0], "average", "forgetting", "BWT", title=title)]
+    shares = results.scale == PERCENT and results.sign == 1
+    several = any(len(entry.runs) > 1 for entry in results.entries)
     return [
         *by_task,
-        *evidence_tables(comparison, evidence),
+        *([_intervals(results, evidence)] if shares and several else []),
+        *(_retention(results, evidence) if shares else ()),
+        *_calibration_beside_chance(results),
+        *label_tables(results),
+        *text_tables(results),
         *(written(grid) for grid in others if grid.rows),
     ]
 
 
 def _strategies(
-    comparison: Comparison, with_all: Callable[[Run], object] = lambda run: True
+    results: Results, with_all: Callable[[Run], object] = lambda run: True
 ) -> list[tuple[str, Sequence[Run]]]:
     """Return the runs of each strategy of which all have something."""
-    return [(entry.label, entry.runs) for entry in comparison.strategies if all(map(with_all, entry.runs))]
+    return [(entry.label, entry.runs) for entry in results.entries if all(map(with_all, entry.runs))]
 
 
 def _summary(header: str, key: str, better: int, scale: Scale) -> Columns:
-    return Columns([header], lambda run, *_: getattr(run.summary, key), scale.text, better, header)
+    return Columns([header], lambda run, *_: run.summary[key], scale.text, better, header)
 
 
-def _outcome(comparison: Comparison) -> Grid:
+# ---- scores ---------------------------------------------------------------------------------------------
+
+
+def _outcome(results: Results) -> Grid:
     """Return table 4 of the paper: what each strategy still knows of each task at the end."""
-    scale, shows = comparison.scale, _shows(comparison)
-    calibrated = not comparison.runs or any(run.summary.ece is not None for run in comparison.runs)
-    told = any(run.updates for run in comparison.runs)
+    scale, runs = results.scale, results.runs
+    calibrated = not runs or any(run.summary["ece"] is not None for run in runs)
+    told, nats = (any(run.knows(name) for run in runs) for name in ("updates", LOSS))
     points = [*(["forgetting, BWT" if calibrated else "forgetting and BWT"] if scale == PERCENT else [])]
     points += ["ECE"] if calibrated else []
-    nats = any(LOSS in run.more_scores for run in comparison.runs)
     grid = Grid.of_runs(
         (
             _OUTCOME,
-            _unit_of_scores(comparison),
+            _unit_of_scores(results),
             f"{' and '.join(points)} in percentage points" if points else "",
             "loss in nats a token" if nats else "",
         ),
         "strategy",
-        _strategies(comparison),
-        Columns(_task_headers(comparison), lambda run, _, i: run.matrix[-1][i], shows, comparison.signs, "a task"),
-        _summary("average", "average", comparison.sign, scale),
-        Columns([LOSS] if nats else (), lambda run, *_: _loss(run), PLAIN.text, -1, LOSS),
+        _strategies(results),
+        Columns(
+            _task_headers(results),
+            lambda run, _, i: run.learning_matrix[-1, i],
+            _shows(results),
+            results.signs,
+            "a task",
+        ),
+        _summary("average", "average", results.sign, scale),
+        Columns([LOSS] if nats else (), lambda run, *_: _known_mean(run.end(LOSS)), PLAIN.text, -1, LOSS),
         _summary("forgetting", "forgetting", -1, scale),
         _summary("BWT", "bwt", 1, scale),
         *([_summary("ECE", "ece", -1, PERCENT)] if calibrated else []),
-        *([Columns(["updates"], lambda run, *_: run.all_updates, _count, 0, "updates")] if told else []),
+        *([Columns(["updates"], lambda run, *_: run.end("updates").sum(), _count, 0, "updates")] if told else []),
     )
 
     def padded(*cells: Sequence[float | None]) -> list[Sequence[float | None]]:
         return [*cells, *[[] for _ in grid.header[len(cells) + 1 :]]]
 
     rows = []
-    for entry, row in zip(comparison.strategies, grid.rows, strict=True):
+    for entry, row in zip(results.entries, grid.rows, strict=True):
         rows.append(row)
-        if all(run.union for run in entry.runs):
-            unions = [run.union for run in entry.runs if run.union]
-            of_tasks = zip(*(union.accuracy for union in unions), strict=True)
-            average, ece = [_mean(union.accuracy) for union in unions], [_mean(union.ece) for union in unions]
-            more = [ece] if calibrated else []
-            rows.append(
-                (f"{entry.label} (one final union)", padded(*of_tasks, average, *([[]] if nats else []), [], [], *more))
-            )
-    floors = ({CONSTANT: comparison.constant} if comparison.constant else {}) | dict(comparison.learned_floors)
+        if all(run.knows(f"{UNION}accuracy") for run in entry.runs):
+            unions, eces = ([run.end(UNION + name) for run in entry.runs] for name in ("accuracy", "ece"))
+            means = [[float(each.mean()) for each in of] for of in (unions, eces)]
+            cells = [*np.transpose(unions).tolist(), means[0], *([[]] if nats else []), [], []]
+            rows.append((f"{entry.label} (one final union)", padded(*cells, *(means[1:] if calibrated else []))))
+    floors = ({CONSTANT: results.constant} if results.constant else {}) | dict(results.learned_floors)
     for name, floor in floors.items():
-        loss = [_loss(run, 0) for run in comparison.runs] if name == UNTRAINED else []
-        rows.append((name, padded(*([score] for score in floor), [_mean(floor)], *([loss[:1]] if nats else []))))
+        loss = [_known_mean(run.values(LOSS)[0]) for run in runs[:1]] if name == UNTRAINED else []
+        rows.append((name, padded(*([score] for score in floor), [_mean(floor)], *([loss] if nats else []))))
     return replace(grid, rows=rows, legend=[*grid.legend, *floors, "bold"], of_tasks=True)
 
 
-def _loss(run: Run, row: int = -1) -> float | None:
-    """Return the mean loss on right texts, of the tasks that have one; ``None`` where none has."""
-    losses = [loss for loss in run.more_scores.get(LOSS, [[]])[row] if loss is not None]
-    return _mean(losses) if losses else None
+def _known_mean(values: Sequence[float] | np.ndarray) -> float | None:
+    """Return the mean over the tasks that have a value; ``None`` where none has."""
+    known = np.array(values)[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
 
 
 def _mean(scores: Sequence[float | None]) -> float | None:
@@ -201,141 +210,224 @@ def _mean(scores: Sequence[float | None]) -> float | None:
     return None if None in scores else float(np.mean(np.array(scores, dtype=float)))
 
 
-def _transfer(comparison: Comparison) -> Grid:
+def _transfer(results: Results) -> Grid:
     forgotten = Columns(
-        [f"forgetting {task}" for task in comparison.tasks],
+        [f"forgetting {task}" for task in results.tasks],
         lambda run, _, i: run.forgotten[i],
-        _shows(comparison),
+        _shows(results),
         -1,
         "forgetting of a task",
     )
     grid = Grid.of_runs(
-        ("Transfer, and forgetting per task", _unit_of_scores(comparison, "in percentage points")),
+        ("Transfer, and forgetting per task", _unit_of_scores(results, "in percentage points")),
         "strategy",
-        _strategies(comparison),
-        _summary("FWT", "fwt", 1, comparison.scale),
-        _summary("intransigence", "intransigence", -1, comparison.scale),
+        _strategies(results),
+        _summary("FWT", "fwt", 1, results.scale),
+        _summary("intransigence", "intransigence", -1, results.scale),
         forgotten,
     )
     return replace(grid, of_tasks=True)
 
 
-def _calibration(comparison: Comparison) -> Grid:
+def _calibration(results: Results) -> Grid:
     """Return for each task ECE, and how often the answers are those of the fine-tuned model."""
-    known = any(run.agreement for run in comparison.runs)
-    agreement = [f"agreement {task}" for task in comparison.tasks] if known else []
-    runs, tasks = comparison.runs, comparison.tasks
-    calibrated = [i for i in range(len(tasks)) if not runs or any(run.ece[-1][i] is not None for run in runs)]
+    runs, tasks = results.runs, results.tasks
+    known = any(run.knows("agreement") for run in runs)
+    agreement = [f"agreement {task}" for task in tasks] if known else []
+    calibrated = [i for i in range(len(tasks)) if not runs or any(not np.isnan(run.ece[-1, i]) for run in runs)]
     ece = [f"ECE {tasks[i]}" for i in calibrated]
     agree = "agreement with the fine-tuned model"
     title = f"Calibration error per task{f', and {agree}' * known}" if calibrated else agree.capitalize()
     grid = Grid.of_runs(
         (title, "in %"),
         "strategy",
-        _strategies(comparison) if calibrated or known else (),
-        Columns(ece, lambda run, _, i: run.ece[-1][calibrated[i]], percent, -1, "ECE of a task"),
-        Columns(agreement, lambda run, _, i: run.agreement[i] if run.agreement else None, percent, legend="agreement"),
+        _strategies(results) if calibrated or known else (),
+        Columns(ece, lambda run, _, i: run.ece[-1, calibrated[i]], percent, -1, "ECE of a task"),
+        Columns(agreement, lambda run, _, i: run.end("agreement")[i], percent, legend="agreement"),
     )
     return replace(grid, of_tasks=True)
 
 
-def _more(comparison: Comparison, name: str) -> Grid:
-    """Return what a kind of task measures beside the score: before training, once learned and at the end."""
-    title, units, show, better = _MORE.get(name, (name.replace("_", " ").capitalize(), ("",), PLAIN.text, 0))
-    last = [run.more_scores[name][-1] for run in comparison.runs if name in run.more_scores]
-    known = [i for i in range(len(comparison.tasks)) if any(row[i] is not None for row in last)]
+def _measured_beside(results: Results) -> list[str]:
+    """Return the names of what kinds of tasks measure beside their scores, but for what follows from another."""
+    during = results.scores["metric"][results.scores["after"] < len(results.tasks)]
+    return [name for name in during.unique() if name not in (*results.metric, "ece", "perplexity")]
 
-    def at(run: Run, row: int, i: int) -> float | None:
-        return run.more_scores[name][row][i] if name in run.more_scores else None
+
+def _more(results: Results, name: str) -> Grid:
+    """Return what a kind of task measures beside the score: before training, once learned and at the end."""
+    title, unit, show, better = _MORE.get(name, (name.replace("_", " ").capitalize(), "", PLAIN.text, 0))
+    known = [i for i in range(len(results.tasks)) if any(not np.isnan(run.end(name)[i]) for run in results.runs)]
 
     def mean(row_of: Callable[[int], int]) -> Value:
-        return lambda run, *_: _mean([at(run, row_of(i), i) for i in known])
+        return lambda run, *_: float(np.mean([run.values(name)[row_of(i), i] for i in known]))
 
     stages = [("before training", mean(lambda i: 0)), ("once learned", mean(lambda i: i + 1))]
     grid = Grid.of_runs(
-        (title, *units, "means over tasks, and at the end of each"),
+        (title, unit, "means over tasks, and at the end of each"),
         "strategy",
-        _strategies(comparison),
+        _strategies(results),
         *(Columns([stage], value, show, better) for stage, value in stages),
         Columns(["at the end"], mean(lambda i: -1), show, better),
-        Columns([comparison.tasks[i] for i in known], lambda run, _, i: at(run, -1, known[i]), show, better),
+        Columns([results.tasks[i] for i in known], lambda run, _, i: run.end(name)[known[i]], show, better),
     )
     return replace(grid, legend=["once learned", *([name] if name in _MORE else [])], of_tasks=True)
 
 
 #: Scores beside a task's own: title, unit, how they are written, and whether more is better.
-_MORE: dict[str, tuple[str, Sequence[str], Show, int]] = {
-    LOSS: ("Loss on right texts", ("nats a token",), PLAIN.text, -1),
-    "word_accuracy": ("Accuracy of words", ("in %",), percent, 1),
+_MORE: dict[str, tuple[str, str, Show, int]] = {
+    LOSS: ("Loss on right texts", "nats a token", PLAIN.text, -1),
+    "word_accuracy": ("Accuracy of words", "in %", percent, 1),
 }
-#: Those that follow from another.
-_FOLLOWS = ("perplexity",)
 
 
-def _held_aside(comparison: Comparison) -> Grid:
+# ---- what they are worth --------------------------------------------------------------------------------
+
+
+def _intervals(results: Results, evidence: Evidence) -> Table:
+    compared = [entry.label for name in (REFERENCE, NAIVE) if (entry := results.by_strategy.get(name))]
+    rows = []
+    for label in results.strategies:
+        row = [label, evidence.average(label).text]
+        for other in compared:
+            difference = None if other == label else evidence.difference(label, other)
+            row.append(NULL if difference is None else f"{difference.text} {difference.verdict}")
+        rows.append(tuple(row))
+    return Table(
+        "Averages with their 95 % intervals (in %, differences in percentage points)",
+        ("strategy", "average", *(f"minus {label}" for label in compared)),
+        tuple(rows),
+        legend=meanings("average", "interval", *(["minus another"] if compared else [])),
+    )
+
+
+def _retention(results: Results, evidence: Evidence) -> Iterator[Table]:
+    """Yield for each task, and for the average, which share is kept of what fine-tuning learned above the best floor."""
+    tuned, floors = results.by_strategy.get(REFERENCE), results.best_floors
+    if tuned is None or not floors:
+        return
+    reference = tuned.label
+    average = float(np.mean([score for _, score in floors]))
+    rows = [("the floor", *(f"{percent(score)} ({name})" for name, score in floors), percent(average))]
+    for label in results.strategies:
+        shares = [
+            evidence.retention(label, reference, floor, task)
+            for task, (_, floor) in zip(results.tasks, floors, strict=True)
+        ]
+        shares.append(evidence.retention(label, reference, average))
+        rows.append((label, *(NULL if share is None else share.text for share in shares)))
+    table = Table(
+        f"Kept above the floor (in % of what {reference} has above it, with 95 % intervals)",
+        ("strategy", *results.tasks, "average"),
+        tuple(rows),
+        legend=meanings("kept above the floor", "interval"),
+    )
+    yield transposed(table, "task") if len(results.tasks) > WIDE else table
+
+
+def _calibration_beside_chance(results: Results) -> Iterator[Table]:
+    """Yield ECE, what chance shows, and what is left without it and after scaling: means over the tasks with probabilities."""
+    entries = [entry for entry in results.entries if all(run.files.probabilities for run in entry.runs)]
+    if not entries:
+        return
+    measures: dict[str, Callable[[Any], float]] = {
+        "ECE": lambda each: each.ece,
+        "noise floor": lambda each: ece_noise_floor(each.logits, each.labels),
+        "ECE without noise": lambda each: debiased_ece(each.logits, each.labels),
+    }
+    scaled = {"ECE after scaling": "ece_scaled", "temperature": "temperature"}
+    if not any(run.knows("temperature") for entry in entries for run in entry.runs):
+        scaled = {}
+
+    def at_end(run: Run, name: str) -> float | None:
+        return _mean(run.end(name)[~np.isnan(run.ece[-1])].tolist() or [None])
+
+    rows = []
+    for entry in entries:
+        answers = [run.files.probabilities.values() for run in entry.runs]
+        cells = [
+            cell((float(np.mean([measure(each) for each in of])) for of in answers), percent)
+            for measure in measures.values()
+        ]
+        shows: list[Show] = [percent, lambda value: f"{value:.2f}"]
+        cells += [
+            cell((at_end(run, name) for run in entry.runs), show)
+            for name, show in zip(scaled.values(), shows, strict=False)
+        ]
+        rows.append((entry.label, *cells))
+    yield Table(
+        "Calibration beside chance (in percentage points; means over tasks)",
+        ("strategy", *measures, *scaled),
+        tuple(rows),
+        legend=meanings(*measures, *scaled),
+    )
+
+
+# ---- what was measured beside them, and what they cost --------------------------------------------------
+
+
+def _held_aside(results: Results) -> Grid:
     """Return the loss on texts that no task trains, of each strategy."""
 
     def loss(run: Run, _: int, column: int) -> float | None:
-        if run.held_aside is None:
+        if (aside := run.facts.held_aside) is None:
             return None
-        stages = run.held_aside.before, run.held_aside.after, _mean(run.held_aside.by_task or [None])
-        return stages[column]
+        return (aside.before, aside.after, _mean(aside.by_task or [None]))[column]
 
     stages = ["before training", "at the end, without a task", "at the end, as tasks are answered"]
     return Grid.of_runs(
         ("Loss on texts that no task trains", "nats a token"),
         "strategy",
-        _strategies(comparison, lambda run: run.held_aside),
+        _strategies(results, lambda run: run.facts.held_aside),
         Columns(stages, loss, PLAIN.text, [0, -1, 0], "held aside"),
     )
 
 
-def _readouts(comparison: Comparison) -> Grid:
+def _readouts(results: Results) -> Grid:
     """Return the scores of new readouts on the models as they are at the end, and what they win."""
-
-    def again(run: Run) -> Sequence[float | None]:
-        return run.readout_again or [None]
-
-    def won(run: Run, *_: int) -> float | None:
-        now, own = again(run), run.matrix[-1]
-        if None in now or None in own:
-            return None
-        return float(np.mean(np.array(signs) * (np.array(now, dtype=float) - np.array(own, dtype=float))))
-
-    signs, show = comparison.signs, comparison.scale.text
-    unit = _unit_of_scores(comparison, "in %, the difference in percentage points")
+    signs, show, again = np.array(results.signs), results.scale.text, "readout_again"
+    unit = _unit_of_scores(results, "in %, the difference in percentage points")
     return Grid.of_runs(
         ("After re-training the readout on the final model", unit),
         "strategy",
-        _strategies(comparison, lambda run: run.readout_again),
+        _strategies(results, lambda run: run.knows(again)),
         Columns(
-            _task_headers(comparison), lambda run, _, i: again(run)[i], _shows(comparison), signs, "a task, re-trained"
+            _task_headers(results),
+            lambda run, _, i: run.end(again)[i],
+            _shows(results),
+            results.signs,
+            "a task, re-trained",
         ),
-        Columns(["average"], lambda run, *_: _mean(again(run)), show, comparison.sign, "average"),
-        Columns(["won by re-training"], won, show, 0, "won by re-training"),
+        Columns(["average"], lambda run, *_: run.end(again).mean(), show, results.sign, "average"),
+        Columns(
+            ["won by re-training"],
+            lambda run, *_: (signs * (run.end(again) - run.learning_matrix[-1])).mean(),
+            show,
+            0,
+            "won by re-training",
+        ),
     )
 
 
-def _costs(comparison: Comparison) -> Grid:
-    runs = comparison.runs
-    phases = list(dict.fromkeys(phase for run in runs for phase in run.seconds if phase != ELSEWHERE))
-    elsewhere = [f"{ELSEWHERE.replace('_', '-')} (s)"] if any(ELSEWHERE in run.seconds for run in runs) else []
-    memory = ("kept (bytes)", "kept per task (bytes)") if any(run.memory for run in runs) else ()
-    tasks = len(comparison.tasks)
+def _costs(results: Results) -> Grid:
+    facts, tasks = [run.facts for run in results.runs], len(results.tasks)
+    phases = list(dict.fromkeys(phase for each in facts for phase in each.seconds if phase != ELSEWHERE))
+    elsewhere = [f"{ELSEWHERE.replace('_', '-')} (s)"] if any(ELSEWHERE in each.seconds for each in facts) else []
+    memory = ("kept (bytes)", "kept per task (bytes)") if any(each.memory for each in facts) else ()
     return Grid.of_runs(
         ("Time per phase, and memory kept",),
         "strategy",
-        _strategies(comparison) if phases or memory else (),
+        _strategies(results) if phases or memory else (),
         Columns(
             [f"{phase.replace('_', '-')} (s)" for phase in phases],
-            lambda run, _, i: run.seconds.get(phases[i]),
+            lambda run, _, i: run.facts.seconds.get(phases[i]),
             _seconds,
             legend="(s)",
         ),
-        Columns(elsewhere, lambda run, *_: run.seconds.get(ELSEWHERE), _seconds, legend="".join(elsewhere)),
+        Columns(elsewhere, lambda run, *_: run.facts.seconds.get(ELSEWHERE), _seconds, legend="".join(elsewhere)),
         Columns(
             memory,
-            lambda run, _, i: run.memory[-1] / (tasks if i else 1) if run.memory else None,
+            lambda run, _, i: run.facts.memory[-1] / (tasks if i else 1) if run.facts.memory else None,
             _count,
             -1,
             "kept",
@@ -343,36 +435,36 @@ def _costs(comparison: Comparison) -> Grid:
     )
 
 
-def _growth(comparison: Comparison, entry: StrategyRuns) -> Grid:
-    """Show what each further task costs, and what it does to the first."""
-    tasks, first, average = comparison.tasks, comparison.scales[0], comparison.scale
-    known = len(tasks) > _LONG and all(run.kept_bytes and run.seconds_per_task for run in entry.runs)
+def _growth(results: Results, entry: StrategyRuns) -> Grid:
+    """Return what each further task costs, and what it does to the first."""
+    tasks, first, average = results.tasks, results.scales[0], results.scale
+    known = len(tasks) > _LONG and all(run.facts.kept_bytes and run.facts.seconds_per_task for run in entry.runs)
 
     def owned(run: Run, row: int, _: int) -> float | None:
-        ledger = run.ledger
+        ledger = run.facts.ledger
         return ledger.owned_size[row] / ledger.region_size[row] if ledger and ledger.region_size[row] else None
 
     return Grid.of_runs(
         (f"Growth of {entry.label} with the number of tasks",),
         "after",
         [(task, entry.runs) for task in tasks] if known else (),
-        Columns(["learning it (s)"], lambda run, row, _: (run.seconds_per_task or [])[row], _seconds),
-        Columns(["kept (bytes)"], lambda run, row, _: (run.kept_bytes or [])[row], _count),
+        Columns(["learning it (s)"], lambda run, row, _: (run.facts.seconds_per_task or [])[row], _seconds),
+        Columns(["kept (bytes)"], lambda run, row, _: (run.facts.kept_bytes or [])[row], _count),
         Columns(["of its region not owned before (%)"], owned, percent, legend="of its region not owned before"),
-        Columns([first.titled(tasks[0])], lambda run, row, _: run.matrix[row + 1][0], first.text),
+        Columns([first.titled(tasks[0])], lambda run, row, _: run.learning_matrix[row + 1, 0], first.text),
         Columns(
             [average.titled("average so far")],
-            lambda run, row, _: float(run.learning_matrix[row + 1, : row + 1].mean()),
+            lambda run, row, _: run.learning_matrix[row + 1, : row + 1].mean(),
             average.text,
         ),
     )
 
 
-def _ledger(comparison: Comparison, entry: StrategyRuns) -> Grid:
-    tasks, known = comparison.tasks, all(run.ledger for run in entry.runs)
+def _ledger(results: Results, entry: StrategyRuns) -> Grid:
+    tasks, known = results.tasks, all(run.facts.ledger for run in entry.runs)
 
     def of_ledger(value: Callable[[LedgerSummary, int, int], float]) -> Value:
-        return lambda run, row, column: value(run.ledger, row, column) if run.ledger else None
+        return lambda run, row, column: value(run.facts.ledger, row, column) if run.facts.ledger else None
 
     def most(ledger: LedgerSummary, row: int, _: int) -> float:
         return max((ledger.overlap[earlier][row] for earlier in range(row)), default=0.0)
@@ -391,55 +483,58 @@ def _ledger(comparison: Comparison, entry: StrategyRuns) -> Grid:
     )
 
 
-def _matrix(comparison: Comparison, entry: StrategyRuns) -> Grid:
-    stages = ("before training", *(f"after {task}" for task in comparison.tasks))
+# ---- over the stream ------------------------------------------------------------------------------------
+
+
+def _matrix(results: Results, entry: StrategyRuns) -> Grid:
+    stages = ("before training", *(f"after {task}" for task in results.tasks))
     means = np.mean([run.learning_matrix for run in entry.runs], axis=0).tolist()
     seeds = "one seed" if len(entry.runs) == 1 else f"mean over {len(entry.runs)} seeds"
-    unit = ", ".join(filter(None, [_unit_of_scores(comparison), seeds]))
+    unit = ", ".join(filter(None, [_unit_of_scores(results), seeds]))
     return Grid(
         (f"Learning matrix of {entry.label}", unit),
-        ("stage", *_task_headers(comparison)),
+        ("stage", *_task_headers(results)),
         [(stage, [[score] for score in row]) for stage, row in zip(stages, means, strict=True)],
-        _shows(comparison),
-        [0] * len(comparison.tasks),
+        _shows(results),
+        [0] * len(results.tasks),
         (),
     )
 
 
-def _course(comparison: Comparison, entry: StrategyRuns) -> Grid:
+def _course(results: Results, entry: StrategyRuns) -> Grid:
     """Return what stands in place of the learning matrix of a stream that is too long for one."""
     stages: dict[str, Callable[[Run, int], float | None]] = {
-        "before training": lambda run, i: float(run.learning_matrix[0, i]),
-        "once learned": lambda run, i: run.matrix[i + 1][i],
-        "at the end": lambda run, i: run.matrix[-1][i],
+        "before training": lambda run, i: run.learning_matrix[0, i],
+        "once learned": lambda run, i: run.learning_matrix[i + 1, i],
+        "at the end": lambda run, i: run.learning_matrix[-1, i],
         "forgetting": lambda run, i: run.forgotten[i],
     }
     values = list(stages.values())
     grid = Grid.of_runs(
-        (f"Each task over the stream of {entry.label}", _unit_of_scores(comparison)),
+        (f"Each task over the stream of {entry.label}", _unit_of_scores(results)),
         "stage",
         [(stage, entry.runs) for stage in stages],
-        Columns(_task_headers(comparison), lambda run, row, i: values[row](run, i), _shows(comparison)),
+        Columns(_task_headers(results), lambda run, row, i: values[row](run, i), _shows(results)),
     )
     return replace(grid, legend=["once learned", "forgetting of a task"], of_tasks=True)
 
 
-def _shows(comparison: Comparison) -> list[Show]:
+def _shows(results: Results) -> list[Show]:
     """Return for each task how its scores are written."""
-    return [scale.text for scale in comparison.scales]
+    return [scale.text for scale in results.scales]
 
 
-def _unit_of_scores(comparison: Comparison, percent: str = "in %") -> str:
+def _unit_of_scores(results: Results, percent: str = "in %") -> str:
     """Return what a title says of the unit of scores: of percentages these words, nothing of plain numbers."""
-    shares = [scale == PERCENT for scale in comparison.scales]
+    shares = [scale == PERCENT for scale in results.scales]
     return "" if not any(shares) else percent if all(shares) else f"{percent} where scores are shares"
 
 
-def _task_headers(comparison: Comparison) -> list[str]:
+def _task_headers(results: Results) -> list[str]:
     """Return task names, with the metric where it is not accuracy."""
     return [
         task if metric == "accuracy" else f"{task} ({title_of(metric)})"
-        for task, metric in zip(comparison.tasks, comparison.metric, strict=True)
+        for task, metric in zip(results.tasks, results.metric, strict=True)
     ]
 
 

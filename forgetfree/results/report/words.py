@@ -9,11 +9,10 @@ import numpy as np
 
 from forgetfree.display import PERCENT, Scale, counted
 from forgetfree.options import FLAGGED, typed
-from forgetfree.results.comparison import Comparison, StrategyRuns
-from forgetfree.results.configurations import lacks_fine_tuning
 from forgetfree.results.evidence import Evidence, forgetting
 from forgetfree.results.report.page import WIDE, size
-from forgetfree.results.run_results import REFERENCE, Failed, Unfinished
+from forgetfree.results.runs import ELSEWHERE, REFERENCE
+from forgetfree.results.table import Results, StrategyRuns, evidence_of
 
 NAIVE, OURS = "continual-ft", "grafting-continual"
 #: They see the data of other tasks at once, or keep a model for each task: nothing to be forgotten, or no stream.
@@ -25,68 +24,67 @@ _SETUP = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "spa
 # ---- the outcome ----------------------------------------------------------------------------------------
 
 
-def headline(comparison: Comparison, evidence: Evidence | None = None) -> str:
-    """Return what the comparison says of forgetting, of scores at the end, and of what is not known.
+def headline(results: Results, evidence: Evidence | None = None) -> str:
+    """Return what results say of forgetting, of scores at the end, and of what is not known.
 
     Args:
-        comparison: what `merge` returned.
-        evidence: of it; default: that of its scores.
+        results: any.
+        evidence: of them, if it is there already.
     """
-    if not comparison.strategies:
+    if not results.entries:
         return "No strategy has finished, so there is nothing to compare."
-    return " ".join(_sentences(comparison, evidence or Evidence.of(comparison)))
+    return " ".join(_sentences(results, evidence or evidence_of(results)))
 
 
-def _sentences(comparison: Comparison, evidence: Evidence) -> Iterator[str]:
-    scale, naive = comparison.scale, comparison.by_strategy.get(NAIVE)
-    ours = comparison.by_strategy.get(OURS) or _best_of_the_others(comparison)
-    if len(comparison.tasks) == 1:
+def _sentences(results: Results, evidence: Evidence) -> Iterator[str]:
+    scale, naive = results.scale, results.by_strategy.get(NAIVE)
+    ours = results.by_strategy.get(OURS) or _best_of_the_others(results)
+    if len(results.tasks) == 1:
         yield "The stream has one task, so nothing can be forgotten."
-    elif not any(_learned(entry, comparison) for entry in comparison.strategies):
+    elif not any(_learned(entry, results) for entry in results.entries):
         yield "No strategy learned a task above a constant answer, so nothing could be forgotten."
     else:
-        parts = [_lost(entry, comparison) for entry in (naive, ours) if entry]
+        parts = [_lost(entry, results) for entry in (naive, ours) if entry]
         if parts:
             text = ", ".join(parts)
-            yield f"{_capital(text) if naive else text}{_price(ours, len(comparison.tasks))}."
+            yield f"{_capital(text) if naive else text}{_price(ours, len(results.tasks))}."
         if ours and not naive:
             yield f"{NAIVE} is not among the strategies: what naive training would have lost is not known."
     if naive and ours:
         yield _difference(ours, naive, scale, evidence)
-    names = [entry.runs[0].strategy for entry in comparison.strategies]
-    if any(names.count(entry.runs[0].strategy) > 1 for entry in (naive, ours) if entry):
+    names = [entry.strategy for entry in results.entries]
+    if any(names.count(entry.strategy) > 1 for entry in (naive, ours) if entry):
         yield "These sentences tell the first set-up of a strategy; the tables have all."
     constant = (
-        comparison.constant
-        and f"a constant answer scores {scale.with_unit(float(np.mean(comparison.constant)))} on average"
+        results.constant and f"a constant answer scores {scale.with_unit(float(np.mean(results.constant)))} on average"
     )
-    if reference := comparison.by_strategy.get(REFERENCE):
+    if reference := results.by_strategy.get(REFERENCE):
         score = f"A model for each task ({reference.label}) scores {scale.with_unit(_average(reference))} on average"
         yield f"{score}; {constant}." if constant else f"{score}."
     elif constant:
         yield f"{_capital(constant)}."
 
 
-def _best_of_the_others(comparison: Comparison) -> StrategyRuns | None:
-    others = [e for e in comparison.strategies if e.runs[0].strategy not in (NAIVE, *_REFERENCES)]
+def _best_of_the_others(results: Results) -> StrategyRuns | None:
+    others = [e for e in results.entries if e.strategy not in (NAIVE, *_REFERENCES)]
     # Where the sign is 0, the first: such averages have no best.
-    return max(others, key=lambda entry: comparison.sign * _average(entry), default=None)
+    return max(others, key=lambda entry: results.sign * _average(entry), default=None)
 
 
-def _learned(entry: StrategyRuns, comparison: Comparison) -> bool:
+def _learned(entry: StrategyRuns, results: Results) -> bool:
     """Say whether any task was above the constant answer right after it was learned; yes where no such answer is known."""
     scores = np.mean([np.diagonal(run.learning_matrix, -1) for run in entry.runs], axis=0)
-    floors, signs = comparison.constant, np.array(comparison.signs)
+    floors, signs = results.constant, np.array(results.signs)
     return floors is None or bool(np.any((signs * (scores - floors) > 0) | (signs == 0)))
 
 
-def _lost(entry: StrategyRuns, comparison: Comparison) -> str:
+def _lost(entry: StrategyRuns, results: Results) -> str:
     """Say how much of its score a strategy lost on average, and how sure that is."""
-    scale, seeds = comparison.scale, len(entry.runs)
-    name = f"naive fine-tuning ({entry.label})" if entry.runs[0].strategy == NAIVE else entry.label
-    if not _learned(entry, comparison):
+    scale, seeds = results.scale, len(entry.runs)
+    name = f"naive fine-tuning ({entry.label})" if entry.strategy == NAIVE else entry.label
+    if not _learned(entry, results):
         return f"{name} learned no task above a constant answer"
-    loss = forgetting(entry, comparison.test_rows, comparison.tasks)
+    loss = forgetting(entry.runs, results.test_rows)
     gained = scale.text(loss.value).startswith("-")
     lost = f"{name} {'gained' if gained else 'lost'} {_points(abs(loss.value), scale)} on average"
     if not any(run.forgetting for run in entry.runs):
@@ -102,7 +100,7 @@ def _lost(entry: StrategyRuns, comparison: Comparison) -> str:
 
 def _price(entry: StrategyRuns | None, tasks: int) -> str:
     """Say what the strategy named last keeps per task."""
-    kept = [run.memory for run in entry.runs] if entry else []
+    kept = [run.facts.memory for run in entry.runs] if entry else []
     return f", at {size(float(np.mean([each[-1] for each in kept])) / tasks)} a task" if kept and all(kept) else ""
 
 
@@ -140,63 +138,56 @@ def _capital(text: str) -> str:
 # ---- notes ----------------------------------------------------------------------------------------------
 
 
-def stream_name(comparison: Comparison) -> str:
+def stream_name(results: Results) -> str:
     """Return the name of the stream; where it lists many tasks, how many."""
-    tasks = comparison.tasks
-    listed = len(tasks) > WIDE and "," in comparison.stream
-    return f"{len(tasks)} tasks, {tasks[0]} to {tasks[-1]}" if listed else comparison.stream
+    tasks = results.tasks
+    listed = len(tasks) > WIDE and "," in results.stream
+    return f"{len(tasks)} tasks, {tasks[0]} to {tasks[-1]}" if listed else results.stream
 
 
-def notes(comparison: Comparison) -> Iterable[str]:
+def notes(results: Results) -> Iterable[str]:
     """Yield the sentences above the tables: the set-up, rows and seeds, and what is left out."""
-    settings = {key: typed(value) for key, value in comparison.settings.items()}
+    settings = {key: typed(value) for key, value in results.settings.items()}
     if settings.get("precision") == "fp32" and settings.get("dtype") == "bfloat16":  # passes compute in that
         settings["precision"] = f"that of the weights ({settings.pop('dtype')})"
     if setup := [f"{key.replace('_', ' ')} {settings.pop(key)}" for key in _SETUP if key in settings]:
         yield f"Set-up: {', '.join(setup)}."
     if settings:
         yield f"Also set: {' '.join(f'{key}={value}' for key, value in settings.items())}."
-    if rows := _test_rows(comparison.test_rows):
+    if rows := _test_rows(results.test_rows):
         yield rows
-    seeds = [(entry.label, [run.seed for run in entry.runs]) for entry in comparison.strategies]
+    seeds = [(entry.label, [run.seed for run in entry.runs]) for entry in results.entries]
     if any(len(numbers) > 1 for _, numbers in seeds):
         yield "Cells are mean (standard deviation, n - 1) over seeds."
     if seeds and all(numbers == seeds[0][1] for _, numbers in seeds):
         yield f"Every strategy: {_count_seeds(seeds[0][1])}."
     elif seeds:
         yield "; ".join(f"{label}: {_count_seeds(numbers)}" for label, numbers in seeds) + "."
-    for entry in comparison.strategies:
+    for entry in results.entries:
         for run in entry.runs:
-            for claim in run.broken_claims:
+            for claim in run.facts.broken_claims:
                 yield f"Broken claim of {entry.label}, seed {run.seed}: {claim}."
-    for cut in comparison.unfinished:
-        done = max(0, len(cut.matrix) - 1)
-        yield (
-            f"Unfinished and left out: {cut.strategy}, seed {cut.seed}, "
-            f"after {done} of {counted(len(comparison.tasks), 'task')}{_place(cut)}."
-        )
-    for failed in comparison.failed:
-        yield f"Failed and left out: {failed.strategy}, seed {failed.seed}{_place(failed)}: {failed.error}"
-    yield from uncounted(comparison)
-    for entry in comparison.strategies:
-        for run, unit in zip(entry.runs, entry.files, strict=bool(entry.files)):
-            for what, fault in unit.faults.items():
-                yield f"{what} of {entry.label}, seed {run.seed}, are left out: {fault}"
+    several = len(results.records) > 1  # where one run is told of, its place is clear
+    for record in results.records:
+        place = f" ({record.source})" if several else ""
+        for cut in record.about.unfinished:
+            yield (
+                f"Unfinished and left out: {cut['strategy']}, seed {cut['seed']}, "
+                f"after {cut['after']} of {counted(len(results.tasks), 'task')}{place}."
+            )
+        for failed in record.about.failed:
+            yield f"Failed and left out: {failed['strategy']}, seed {failed['seed']}{place}: {failed['error']}"
+    yield from uncounted(results)
 
 
-def uncounted(comparison: Comparison) -> Iterable[str]:
+def uncounted(results: Results) -> Iterable[str]:
     """Yield for each strategy that its seconds lack those of fine-tuned models which a cache gave, if they do."""
-    made = {run.seed for run in comparison.runs if run.seconds.get("fine_tune")}
-    for entry in comparison.strategies:
-        if any(lacks_fine_tuning(run, run.seed in made) for run in entry.runs):
+    for entry in results.entries:
+        if any(run.facts.seconds.get(ELSEWHERE, 0.0) is None for run in entry.runs):
             yield (
                 f"Seconds of {entry.label} do not count fine-tuning: its fine-tuned models came from a cache that does not say "
                 "how long they took."
             )
-
-
-def _place(run: Unfinished | Failed) -> str:
-    return f" ({run.source})" if run.source else ""  # that of a run at its own end is clear
 
 
 def _test_rows(rows: Mapping[str, int]) -> str:

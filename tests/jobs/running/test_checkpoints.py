@@ -102,7 +102,7 @@ class Clock:
     """A clock that is set by hand, and how many files were written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds_a_write: float) -> None:
-        self.now, self.written, write = 1000.0, list[float](), TensorFile.write_large
+        self.now, self.written, write = 1000.0, list[float](), TensorFile.write
 
         def slow(*args: Any) -> None:
             self.written.append(self.now)
@@ -110,7 +110,7 @@ class Clock:
             write(*args)
 
         monkeypatch.setattr(checkpoints.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(TensorFile, "write_large", slow)
+        monkeypatch.setattr(TensorFile, "write", slow)
 
 
 @pytest.mark.parametrize(("seconds", "between"), [(0.125, 60.0), (3.0, 150.0)])
@@ -321,21 +321,6 @@ def test_a_run_goes_on_in_the_midst_of_a_phase(
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
     assert seconds(tmp_path / "cut", again) == seconds(tmp_path / "whole", whole)
     assert not list(tmp_path.rglob(CHECKPOINT))
-
-
-@pytest.mark.sampled(share=0.4)
-def test_what_a_strategy_tells_at_the_end_is_kept_with_its_tasks(
-    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings: Json = {"region_start": "scaled", "region_dropout": False, "localize_at": "union", "dtype": "bfloat16"}
-    whole = run(config("grafting-continual", "whole", **settings))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        Cut(patch, "qnli", "train", 2)
-        run(config("grafting-continual", "cut", **settings))
-    again = run(config("grafting-continual", "cut", **settings), Execution(resume=True))
-    assert again["runs"][0]["scales"] == whole["runs"][0]["scales"]
-    assert list(again["runs"][0]["scales"]) == ["sst2", "qnli"]
-    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
 @pytest.mark.sampled("changes2-another")

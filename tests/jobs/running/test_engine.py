@@ -1,4 +1,4 @@
-"""What the engine can do, in run and graft alike: resume, workers, cache, signals, failures, locks, kills."""
+"""What a run can do: resume, workers, cache, signals, failures, locks, kills."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 import torch
 from tiny import last_of_each
 
-from forgetfree import cli, registry
+from forgetfree import cli
 from forgetfree.errors import (
     ConformanceError,
     DataError,
@@ -32,8 +32,6 @@ from forgetfree.errors import (
     first_line,
 )
 from forgetfree.files import locked
-from forgetfree.jobs.graft import GraftJob
-from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
@@ -85,10 +83,7 @@ class Command:
     def words(self, out: Path, *more: str) -> list[str]:
         """The command line of the same."""
         config = self.config
-        words = {
-            "run": ["run", "sst2", "--strategy", "fine-tune", "--strategy", "grafting-continual"],
-            "graft": ["graft", "sst2", "--seed", "0", "--seed", "1"],
-        }[self.name]
+        words = ["run", "sst2", "--strategy", "fine-tune", "--strategy", "grafting-continual"]
         fixed = [
             "--data",
             config.data,
@@ -106,18 +101,14 @@ class Command:
         return last_of_each([*words, *fixed, *sets, *cache, "--jobs", "1", "--out", str(out), *more], "--jobs")
 
 
-@pytest.fixture(scope="module", params=["run", "graft"])
-def command(request: pytest.FixtureRequest, data_directory: Path, model_directory: Any) -> Command:
-    """Both of them."""
+@pytest.fixture(scope="module")
+def command(data_directory: Path, model_directory: Any) -> Command:
+    """A run of one task by two strategies."""
     common: Json = {"data": str(data_directory), "model": str(model_directory("bert")), "readout": "linear"}
     common["settings"] = {"steps": 2, "mask_steps": 1, "mask_batch_size": 8, "threads": 1}
     both = ("fine-tune", "grafting-continual")
-    if request.param == "run":
-        config: Any = RunConfig(stream="sst2", strategies=both, shots=4, sparsity=0.05, **common)
-        units = tuple(f"{name}/seed-0" for name in both)
-        return Command("run", config, RunJob, units)
-    config = GraftConfig(task="sst2", seeds=(0, 1), shots=4, sparsities=(0.05,), **common)
-    return Command("graft", config, GraftJob, ("seed-0", "seed-1"))
+    config: Any = RunConfig(stream="sst2", strategies=both, shots=4, sparsity=0.05, **common)
+    return Command("run", config, RunJob, tuple(f"{name}/seed-0" for name in both))
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +156,6 @@ def failing(command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseExcept
     return measured
 
 
-@pytest.mark.sampled("graft")
 def test_two_jobs_write_what_one_writes(command: Command, whole: Path, tmp_path: Path) -> None:
     two, results = tmp_path / "two", results_of(whole)
     assert timeless(as_json(command.perform(command.at(two), Execution(jobs=2)))) == timeless(results)
@@ -186,7 +176,6 @@ def test_a_unit_says_how_it_ended_and_what_it_wrote(command: Command, whole: Pat
         assert all(set(line) == {"task", "phase", "step", "loss", "rate", "seconds"} for line in history) and history
 
 
-@pytest.mark.sampled("graft")
 def test_an_interrupted_job_goes_on_to_the_same_bytes(
     command: Command, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +190,7 @@ def test_an_interrupted_job_goes_on_to_the_same_bytes(
     assert bytes_of(out) == bytes_of(whole)
 
 
-@pytest.mark.sampled("graft-error0")
+@pytest.mark.sampled("error0")
 @pytest.mark.parametrize("error", [TrainingError("The loss became nan."), ZeroDivisionError("oh")])
 def test_a_failing_unit_stands_under_failed_and_is_run_again_alone(
     command: Command, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -221,7 +210,6 @@ def test_a_failing_unit_stands_under_failed_and_is_run_again_alone(
         command.perform(command.at(tmp_path / "debug"), Execution(debug=True))
 
 
-@pytest.mark.sampled("graft")
 def test_a_unit_with_a_damaged_file_is_told_and_run_again_alone(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +231,7 @@ def test_a_unit_with_a_damaged_file_is_told_and_run_again_alone(
     assert again == [command.units[1]] and bytes_of(out) == whole
 
 
-@pytest.mark.sampled("graft-error0")
+@pytest.mark.sampled("error0")
 @pytest.mark.parametrize(
     "error",
     [
@@ -262,7 +250,6 @@ def test_whatever_a_unit_raises_the_others_go_on(
     assert json.loads((tmp_path / "out" / command.units[1] / RECORD).read_text())["status"] == "done"
 
 
-@pytest.mark.sampled("run")
 def test_a_full_disk_stops_all_units(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(command, monkeypatch, OSError(errno.ENOSPC, "No space left on device"), unit=0)
     with pytest.raises(OSError, match="No space"):
@@ -275,7 +262,7 @@ _CUDA = (
 )
 
 
-@pytest.mark.sampled("run-cuda", "graft-cpu")
+@pytest.mark.sampled("cuda")
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -310,7 +297,6 @@ def test_where_memory_is_short_all_units_stop_and_the_remedies_are_told(
     assert not any((out / unit / RECORD).exists() for unit in command.units)
 
 
-@pytest.mark.sampled("run")
 def test_a_check_of_what_is_resumed_answers_as_resuming_does(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,7 +323,6 @@ def test_a_check_of_what_is_resumed_answers_as_resuming_does(
         assert answers[0] == answers[1] and told in "".join(answers[0])
 
 
-@pytest.mark.sampled("graft")
 def test_a_failure_ends_a_command_with_one(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -347,7 +332,6 @@ def test_a_failure_ends_a_command_with_one(
     assert "The loss became nan." in error and f"--resume --out {tmp_path / 'out'} goes on." in error
 
 
-@pytest.mark.sampled("graft")
 def test_fine_tuned_models_are_taken_from_a_cache(command: Command, tmp_path: Path) -> None:
     phases: list[str] = []
 
@@ -385,18 +369,12 @@ def test_a_second_process_is_refused_and_nothing_is_lost(command: Command, whole
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.sampled("graft")
 def test_results_are_made_of_the_units_at_any_time(command: Command, whole: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     (out / "results.json").unlink()
-    assert (
-        as_json(assemble(registry.JOBS[command.name].job.load(), out, ended=True))
-        == results_of(whole)
-        == results_of(out)
-    )
+    assert as_json(assemble(RunJob, out, ended=True)) == results_of(whole) == results_of(out)
 
 
-@pytest.mark.sampled("graft")
 def test_more_seeds_are_more_units(command: Command, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     results = command.perform(command.at(whole, seeds=(0, 1)))
@@ -405,7 +383,6 @@ def test_more_seeds_are_more_units(command: Command, tmp_path: Path) -> None:
     assert bytes_of(out) == bytes_of(whole)
 
 
-@pytest.mark.sampled("graft")
 def test_an_executor_may_take_the_place_of_processes(command: Command, tmp_path: Path) -> None:
     """It has one method: the seam for other machines."""
     ran: list[str] = []

@@ -126,8 +126,7 @@ def test_a_graft_has_a_plan(plan: Plan) -> None:
         "1",
     )
     assert [(unit["unit"], unit["updates"]) for unit in plan("graft", "sst2", *words)["units"]] == [
-        ("seed-0", {"sst2": 12}),
-        ("seed-1", {"sst2": 12}),
+        (f"{name}/seed-{seed}", {"sst2": 12}) for seed in (0, 1) for name in ("fine-tune", "bare-graft")
     ]
 
 

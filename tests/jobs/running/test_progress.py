@@ -217,7 +217,7 @@ def test_tokens_are_counted_while_texts_are_written(monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_other_jobs_tell_of_their_units(
+def test_a_run_of_one_task_tells_of_its_units(
     data_directory: Path, model_directory: Any, tmp_path: Path, capsys: Any
 ) -> None:
     given = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--shots", "4", "--steps", "2"]
@@ -225,8 +225,10 @@ def test_other_jobs_tell_of_their_units(
     assert cli.main(["graft", "sst2", *given, "--out", str(tmp_path / "out")]) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if " % " in line]
     assert [re.sub(r"\d+:\d\d|-:--", "T", line) for line in told] == [
-        "50 % (T left) · seed 0 done",
-        "100 % (T left) · seed 1 done",
+        "25 % (T left) · fine-tune seed 0 done",
+        "50 % (T left) · bare-graft seed 0 done",
+        "75 % (T left) · fine-tune seed 1 done",
+        "100 % (T left) · bare-graft seed 1 done",
         "100 % · done in T",
     ]
 

@@ -13,7 +13,8 @@ import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from forgetfree import cli
-from forgetfree.jobs.running.unit import HISTORY, History
+from forgetfree.jobs.running.unit import History
+from forgetfree.results.unit_folder import HISTORY
 
 TASKS = ("qnli", "ag_news", "sst2")
 

@@ -1,0 +1,360 @@
+"""Texts that a language model writes, and which of the allowed ones it finds likely: the same for any batch, order and padding.
+
+Sums in another order round otherwise, so logits of a row that is read beside others differ in their last bits, and where the
+two largest nearly agree, the other may win. Hence a batch decides only where they are clearly apart; else the row is read
+alone, without padding and without a cache, and that decides. So a text depends on its row and on nothing else. A row that may
+change the factors of other rows' positions (LongRoPE) is read alone throughout, and so is every row whose text is found by
+beams or drawn at a temperature, which thus depends on its row and its seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from forgetfree.core.readout_model import autocast, evaluating
+from forgetfree.data.prompts import EncodedTexts
+from forgetfree.data.sampling import by_length
+from forgetfree.errors import UsageError
+from forgetfree.seeds import derive_seed
+from forgetfree.tasks import Decoding, TaskDefinition
+
+if TYPE_CHECKING:
+    from forgetfree.models.task_model import TaskModel
+
+#: From marked ids and task labels to logits: what answers in the model's place.
+Answer = Callable[[Tensor, Any], Tensor]
+#: From prompts and a batch size to the numbers of those that are answered together, each time with what answers them, if it is
+#: not the model; the model may be another each time.
+Turns = Callable[[Sequence[Sequence[int]], int], Iterable[tuple[Sequence[int], Answer | None]]]
+#: Takes note that a token is decided.
+Decided = Callable[[], object]
+#: How far logits of one row may differ between batches, as a share of the largest: far more than is measured.
+_FLOAT32, _HALF = 1e-3, 2**-4
+
+
+def unnoted() -> None:
+    """Take no note of a token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """How rows are put through a model.
+
+    Attributes:
+        batch_size: rows at once, at most.
+        precision: of forward passes.
+        answer: what answers in the model's place, if anything.
+        turns: which rows are answered together, where not all are answered alike.
+    """
+
+    batch_size: int
+    precision: str
+    answer: Answer | None = None
+    turns: Turns | None = None
+
+    def together(self, prompts: Sequence[Sequence[int]]) -> Iterable[tuple[Sequence[int], Answer | None]]:
+        """Return the numbers of prompts that are answered together, each time with what answers them: see `Turns`."""
+        return self.turns(prompts, self.batch_size) if self.turns else [(range(len(prompts)), self.answer)]
+
+
+def write(
+    task: TaskDefinition, model: TaskModel, rows: EncodedTexts, passes: Passes, decided: Decided = unnoted
+) -> list[list[int]]:
+    """Return the token ids that a model writes after each prompt, in the rows' order.
+
+    Args:
+        task: whose rows; it says how long a text may be, and what ends it.
+        model: the model.
+        rows: the rows; what stands there after the prompts is not read.
+        passes: how they are read.
+        decided: takes note of each token.
+    """
+    prompts = rows.prompts
+    written: list[list[int]] = [[] for _ in prompts]
+    with evaluating(model, passes.precision):
+        for together, answering in passes.together(prompts):
+            for places in by_length([len(prompts[i]) for i in together], passes.batch_size):
+                batch = [together[place] for place in places]
+                asked: list[list[int]] = [prompts[i] for i in batch]
+                arguments: dict[str, Any] = {
+                    "most": task.max_new_tokens,
+                    "ends": partial(stops, rows.tokenizer, stop=task.stop),
+                    "end": rows.end,
+                    "decided": decided,
+                }
+                if task.decoding.is_greedy:
+                    texts = write_greedily(model, asked, task=rows.task, answer=answering, **arguments)
+                elif answering is None:
+                    texts = [write_alone(model, prompt, task.decoding, **arguments) for prompt in asked]
+                else:
+                    raise UsageError(
+                        "The strategy answers by a function in the model's place, and by such texts are written greedily "
+                        "alone. Leave num_beams and sampling_temperature out."
+                    )
+                for number, text in zip(batch, texts, strict=True):
+                    written[number] = text
+    return written
+
+
+def stops(tokenizer: Any, ids: Sequence[int], stop: Sequence[str]) -> bool:
+    """Return whether token ids hold one of the texts that end a text."""
+    if not stop:
+        return False
+    text = tokenizer.decode(list(ids), skip_special_tokens=True)
+    return any(end in text for end in stop) or not special_stops(tokenizer, stop).isdisjoint(ids)
+
+
+def special_stops(tokenizer: Any, stop: Sequence[str]) -> set[int]:
+    """Return the ids of those texts that are special tokens, which are left out where ids become a text."""
+    special = {*tokenizer.all_special_tokens} if stop else set()
+    return {int(tokenizer.convert_tokens_to_ids(end)) for end in stop if end in special}
+
+
+# -- Greedily --------------------------------------------------------------------------------------------
+
+
+class _Text:
+    """A text that is being written, a token at a time.
+
+    Attributes:
+        ids: its tokens so far.
+        ended: whether it is at its end.
+    """
+
+    def __init__(self, limit: int, end: int, ends: Callable[[Sequence[int]], bool], decided: Decided) -> None:
+        self.ids = list[int]()
+        self.ended = limit < 1
+        self._limit, self._end, self._ends, self._decided = limit, end, ends, decided
+
+    @property
+    def room(self) -> int:
+        """How many tokens may still come."""
+        return self._limit - len(self.ids)
+
+    def add(self, token: int) -> None:
+        """Add a token, unless it is that which ends texts."""
+        self.ended = token == self._end
+        if not self.ended:
+            self.ids.append(token)
+            self.ended = not self.room or self._ends(self.ids)
+            self._decided()
+
+
+@torch.no_grad()
+def write_greedily(
+    model: TaskModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    task: int,
+    most: int,
+    ends: Callable[[Sequence[int]], bool],
+    end: int,
+    answer: Answer | None = None,
+    decided: Decided = unnoted,
+) -> list[list[int]]:
+    """Return the ids that a model writes after each prompt, without the token that ends a text.
+
+    Args:
+        model: in evaluation mode.
+        prompts: token ids, of one batch.
+        task: the label of the prompts' task.
+        most: the most tokens of a text; fewer where the model has fewer positions.
+        ends: whether a text is at its end, by its ids.
+        end: the token that ends a text.
+        answer: from marked ids and task labels to logits, what answers in the model's place, if anything.
+        decided: takes note of each token.
+    """
+    alone = partial(_alone, answer or model, model.device, task)
+    rows = [(prompt, _Text(min(most, model.most_after(prompt)), end, ends, decided)) for prompt in prompts]
+    longest = model.even_length if answer is None else 0  # a row that may get longer is read alone
+    while unfinished := [row for row in rows if not row[1].ended]:
+        even = [(prompt, text) for prompt, text in unfinished if len(prompt) + len(text.ids) + text.room <= longest]
+        if even:
+            _write_on(model, even, alone, end)
+        else:
+            for prompt, text in unfinished:
+                text.add(alone(prompt, text.ids))
+    return [text.ids for _, text in rows]
+
+
+def _alone(read: Answer, device: torch.device, task: int, prompt: Sequence[int], text: Sequence[int]) -> int:
+    """Return the token that follows, by one row alone."""
+    ids = [*prompt[:-1], ~prompt[-1], *(~token for token in text)]
+    labels = torch.full((len(text) + 1,), task, device=device)
+    return int(read(torch.tensor([ids], device=device), labels)[-1].argmax())
+
+
+def _write_on(
+    model: TaskModel,
+    rows: Sequence[tuple[Sequence[int], _Text]],
+    alone: Callable[[Sequence[int], Sequence[int]], int],
+    end: int,
+) -> None:
+    """Write texts on side by side, until each is at its end, or the longest row at the model's last position."""
+    backbone: Any = model.backbone
+    share = _FLOAT32 if model.precision == "fp32" and backbone.dtype == torch.float32 else _HALF
+
+    def decide(_: Tensor, logits: Tensor) -> Tensor:
+        """Return logits with one possible token for each row."""
+        decided = torch.full_like(logits, -torch.inf)
+        for i, ((prompt, text), (token, doubtful)) in enumerate(zip(rows, _likeliest(logits, share), strict=True)):
+            if not text.ended:
+                token = alone(prompt, text.ids) if doubtful else token
+                text.add(token)
+            decided[i, token] = 0.0
+        return decided
+
+    def ended(ids: Tensor, _: Any) -> Tensor:
+        return torch.tensor([text.ended for _, text in rows], device=ids.device)
+
+    with autocast(model.precision, model.device.type):
+        backbone.generate(
+            **model.to_continue([(prompt, text.ids) for prompt, text in rows]),
+            max_new_tokens=min(
+                max(text.room for _, text in rows),
+                min(model.most_after(prompt) - len(text.ids) for prompt, text in rows),
+            ),
+            do_sample=False,
+            num_beams=1,
+            use_cache=True,
+            eos_token_id=end,
+            pad_token_id=model.tokens.pad,
+            logits_processor=[decide],
+            stopping_criteria=[ended],
+        )
+
+
+def _likeliest(logits: Tensor, share: float) -> list[tuple[int, bool]]:
+    """Return the likeliest token of each row ``(B, V)``, and whether another is nearly as likely."""
+    largest, tokens = logits.float().topk(2, dim=-1)
+    doubtful = largest[:, 0] - largest[:, 1] <= share * largest[:, 0].abs().clamp(min=1)
+    return list(zip(tokens[:, 0].tolist(), doubtful.tolist(), strict=True))
+
+
+# -- By beams, or drawn at a temperature ------------------------------------------------------------------
+
+
+@torch.no_grad()
+def write_alone(
+    model: TaskModel,
+    prompt: Sequence[int],
+    decoding: Decoding,
+    *,
+    most: int,
+    ends: Callable[[Sequence[int]], bool],
+    end: int,
+    decided: Decided = unnoted,
+) -> list[int]:
+    """Return the ids that a model writes after a prompt, without the token that ends a text.
+
+    Args:
+        model: in evaluation mode.
+        prompt: token ids.
+        decoding: how; not greedily.
+        most: the most tokens of a text; fewer where the model has fewer positions.
+        ends: whether a text is at its end, by its ids.
+        end: the token that ends a text.
+        decided: takes note of each token: of beams, which decide at their end, of all one after another.
+    """
+    limit = min(most, model.most_after(prompt))
+    if limit < 1:
+        return []
+    begun = model.to_continue([(prompt, [])])
+    begin = 1 if model.writes_apart else len(prompt)
+    generator = torch.Generator().manual_seed(derive_seed(decoding.seed, "text", *prompt))
+
+    def draw(ids: Tensor, logits: Tensor) -> Tensor:
+        alone, token = torch.full_like(logits, -torch.inf), drawn(logits[0], decoding, generator)
+        alone[0, token] = 0.0
+        if token != end:
+            decided()
+        return alone
+
+    def stop(ids: Tensor, _: Any) -> Tensor:
+        return torch.tensor([ends(row[begin:].tolist()) for row in ids], device=ids.device)
+
+    backbone: Any = model.backbone
+    with autocast(model.precision, model.device.type):
+        (ids,) = backbone.generate(
+            **begun,
+            max_new_tokens=limit,
+            do_sample=False,
+            num_beams=decoding.num_beams,
+            eos_token_id=end,
+            pad_token_id=model.tokens.pad,
+            logits_processor=[draw] if decoding.temperature else [],
+            stopping_criteria=[stop],
+        ).tolist()
+    text: list[int] = ids[begin:]
+    text = text[: text.index(end)] if end in text else text
+    while text and text[-1] == model.tokens.pad:  # fills a beam that a stop text ended
+        text.pop()
+    for _ in range(len(text) * (decoding.num_beams > 1)):
+        decided()
+    return text
+
+
+def drawn(logits: Tensor, decoding: Decoding, generator: torch.Generator) -> int:
+    """Return a token drawn from the softmax of logits ``(V,)`` / temperature, among the likeliest that make up ``top_p``."""
+    logits = logits.double().cpu()
+    logits = (logits - logits.max()) / decoding.temperature  # the largest is 0, which no temperature makes infinite
+    probabilities, tokens = logits.softmax(0).sort(descending=True, stable=True)
+    before = probabilities.cumsum(0) - probabilities
+    kept = probabilities.where(before < decoding.top_p, 0.0)
+    return int(tokens[torch.multinomial(kept, 1, generator=generator)])
+
+
+# -- Which of the allowed answers ------------------------------------------------------------------------
+
+
+#: How many answers are read in one forward pass.
+_TOGETHER = 64
+
+
+@torch.no_grad()
+def log_probabilities(model: TaskModel, rows: EncodedTexts, passes: Passes) -> Tensor:
+    """Return the log-probability of each allowed answer after each prompt, in nats ``(rows, answers)``, float32.
+
+    It is that of the whole text: the sum over its tokens and the one that ends it, not divided by their number.
+
+    Args:
+        model: the model.
+        rows: the rows, with the allowed answers.
+        passes: how they are read; the answers to one row are read together.
+    """
+    found = torch.empty(len(rows), len(rows.allowed), device="cpu")
+    prompts = rows.prompts
+    with evaluating(model, passes.precision):
+        for together, answering in passes.together(prompts):
+            for i in together:
+                found[i] = _of_row(answering or model, model, rows, prompts[i])
+    return found
+
+
+def _of_row(read: Answer, model: TaskModel, rows: EncodedTexts, prompt: Sequence[int]) -> Tensor:
+    """Return the log-probability of each allowed answer after one prompt ``(answers,)``."""
+    return torch.cat(
+        [
+            _of_answers(read, model, rows, prompt, rows.allowed[start : start + _TOGETHER])
+            for start in range(0, len(rows.allowed), _TOGETHER)
+        ]
+    )
+
+
+def _of_answers(
+    read: Answer, model: TaskModel, rows: EncodedTexts, prompt: Sequence[int], answers: Sequence[Sequence[int]]
+) -> Tensor:
+    """Return the same of some of them, in one forward pass."""
+    marked = [[*prompt[:-1], *(~token for token in (prompt[-1], *ids))] for ids in answers]
+    longest = max(map(len, marked))
+    x = torch.tensor([[*ids, *[model.tokens.pad] * (longest - len(ids))] for ids in marked], device=model.device)
+    learned = torch.tensor([token for ids in answers for token in (*ids, rows.end)], device=model.device)
+    logits = read(x, torch.full_like(learned, rows.task))
+    each = logits.float().log_softmax(-1).gather(1, learned[:, None]).squeeze(1)
+    return torch.stack([part.sum() for part in torch.split(each, [len(ids) + 1 for ids in answers])]).cpu()

@@ -1,0 +1,73 @@
+"""A bare graft: find a task's region and put fine-tuning's values there, without training it (paper, §2)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from forgetfree.continual.regions import EncodedTask, RegionStrategy, Training
+from forgetfree.continual.storage import LedgerStorage
+from forgetfree.continual.strategy import TaskwiseOptions
+from forgetfree.models.state import ModelState
+from forgetfree.training.localization import LocalizationOptions
+
+#: The graft of a stream of one task, beside the ledger.
+GRAFT = "graft.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BareGraftOptions(TaskwiseOptions, LocalizationOptions):
+    """How a task is fine-tuned, localized, and grafted without further training."""
+
+
+class BareGraft(RegionStrategy):
+    """For each task: fine-tune θ_pre on it alone, localize γ, graft: θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1).
+
+    Nothing of the region is trained. Each task stands on θ_pre alone, so that regions may overlap and no task depends on the
+    order. The readout is the fine-tuned one. Where ``region_from`` needs no θ_ft, γ takes the values of θ_ft all the same.
+    """
+
+    Options = BareGraftOptions
+    resumable = True
+
+    def setup(self) -> None:
+        """Open a ledger in which each task stands alone."""
+        self.open_ledger("alone")
+        self.storage = _LedgerAndGraft(self)
+
+    def begin(self, task: EncodedTask) -> Training:
+        """Fine-tune θ_pre on the task alone, localize γ, and put θ_ft there: no update follows."""
+        tuned = self.fine_tuned(task)
+        region = self.localize(task, tuned)
+        training = self.region_training(task, region, start=tuned, steps=0, options=self.options)
+        tuned.load_beside_theta_(self.model, [task.name])
+        return training
+
+    def commit(self, task: EncodedTask, training: Training) -> None:
+        """Record the region and its values."""
+        self.record(training)
+
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
+        """Answer with the task's own graft on θ_pre."""
+        return self.ledger_model.of(task)
+
+
+class _LedgerAndGraft(LedgerStorage):
+    """Writes the ledger; of a stream of one task the graft, too, as a file of its own."""
+
+    def __init__(self, strategy: BareGraft) -> None:
+        super().__init__(strategy, strategy.ledger_model)
+        self._graft_of = strategy
+
+    def save(self, directory: Path) -> None:
+        """Write both."""
+        super().save(directory)
+        strategy = self._graft_of
+        if len(strategy.stream.tasks) > 1 or not strategy.ledger.records:
+            return
+        (task,), (record,), pre = strategy.stream.tasks, strategy.ledger.records, strategy.pre_trained
+        theta = pre.theta.clone()
+        theta[record.region.indices] = record.owned.values.to(theta)
+        state = ModelState(theta, {task.name: record.readout}, {**pre.buffers, **record.buffers})
+        strategy.bench(task).graft(state, record.region, record.sparsity).save(directory / GRAFT)

@@ -1,0 +1,210 @@
+"""Texts are written greedily, and are the same for any batch, order and padding."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import families
+import pytest
+import tiny
+import torch
+
+from forgetfree.data.prompts import EncodedTexts
+from forgetfree.errors import ModelError
+from forgetfree.kinds import decoding
+from forgetfree.kinds.decoding import Passes, write, write_greedily
+from forgetfree.kinds.generation import text_of
+from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.tasks import TaskDefinition
+
+#: Causal language models, and encoder-decoders.
+WRITERS = [name for name, each in families.FAMILIES.items() if each.readout == "causal" or "Seq2Seq" in each.head]
+MOST = 8
+
+
+def task(**fields: Any) -> TaskDefinition:
+    return TaskDefinition("own", "generation", (), metric="exact_match", **({"max_new_tokens": MOST} | fields))
+
+
+def prompts(loaded: LoadedModel, count: int = 6) -> list[list[int]]:
+    """Prompts of one token and more, of ids that are no special token."""
+    draw = random.Random(0)
+    ids = [i for i in range(loaded.head(task()).n_labels) if i not in loaded.tokenizer.all_special_ids]
+    return [[draw.choice(ids) for _ in range(draw.choice([1, 2, 5, 9]))] for _ in range(count)]
+
+
+def end_of(loaded: LoadedModel) -> int:
+    return int(loaded.tokenizer.eos_token_id)
+
+
+def slow(loaded: LoadedModel, prompt: Sequence[int], most: int = MOST) -> list[int]:
+    """One row, without cache and padding, token by token, by transformers' own classes alone."""
+    backbone: Any = loaded.model.backbone
+    text: list[int] = []
+    while len(text) < most:
+        if loaded.writes_apart:
+            begun = [[backbone.config.decoder_start_token_id, *text]]
+            logits = backbone(input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor(begun)).logits
+        else:
+            logits = backbone(input_ids=torch.tensor([[*prompt, *text]])).logits
+        token = int(logits[0, -1].argmax())
+        if token == end_of(loaded):
+            break
+        text.append(token)
+    return text
+
+
+def written(loaded: LoadedModel, rows: Sequence[Sequence[int]], **changes: Any) -> list[list[int]]:
+    loaded.model.eval()
+    how: dict[str, Any] = {"task": 0, "most": MOST, "ends": lambda ids: False, "end": end_of(loaded)}
+    return write_greedily(loaded.model, rows, **(how | changes))
+
+
+@pytest.mark.sampled("GPT2", "Llama", "Bart", "T5", share=0.2)
+@pytest.mark.parametrize("family", WRITERS)
+@torch.no_grad()
+def test_a_batch_writes_what_each_row_gets_alone(family: str, loaded: Callable[[str], LoadedModel]) -> None:
+    model = loaded(family)
+    rows = prompts(model)
+    model.model.eval()
+    expected = [slow(model, row) for row in rows]
+    assert written(model, rows) == expected
+    assert written(model, rows[::-1]) == expected[::-1]
+    assert [written(model, [row])[0] for row in rows] == expected
+    assert written(model, rows, answer=model.model) == expected
+
+
+@torch.no_grad()
+def test_a_long_row_changes_no_positions_of_another(tmp_path: Path) -> None:
+    """LongRoPE takes other factors for a whole batch whose longest row, with its text, has more than 12 tokens here."""
+    directory = families.write("Phi3", tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    pairs = tiny.HIDDEN // tiny.HEADS // 2
+    factors = {"short_factor": [1.0] * pairs, "long_factor": [9.0] * pairs}
+    config["original_max_position_embeddings"] = 12
+    config["rope_parameters"] = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 1.0, **factors}
+    (directory / "config.json").write_text(json.dumps(config))
+    model = load_model(str(directory), "generate")
+    model.model.add_task(model.head(task()))
+    rows = [*prompts(model, 3), list(range(20, 29)), list(range(20, 34))]
+    model.model.eval()
+    expected = [slow(model, row) for row in rows]
+    assert [written(model, [row])[0] for row in rows] == written(model, rows) == expected
+    assert written(model, rows, answer=model.model) == expected
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("family", ["GPT2", "Bart"])
+@torch.no_grad()
+def test_of_two_tokens_that_nearly_agree_the_row_alone_decides(
+    family: str, every: int, loaded: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every token, or one in three, is in doubt, and the batch takes another for it."""
+    model = loaded(family)
+    rows = prompts(model)
+    expected = [slow(model, row) for row in rows]
+    likeliest, calls = decoding._likeliest, list[int]()
+
+    def wrong(logits: torch.Tensor, share: float) -> list[tuple[int, bool]]:
+        calls.append(len(logits))
+        right = likeliest(logits, share)
+        return [(7, True) if (len(calls) + i) % every == 0 else each for i, each in enumerate(right)]
+
+    monkeypatch.setattr(decoding, "_likeliest", wrong)
+    assert written(model, rows) == expected
+    assert max(calls) == len(rows)
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama", "T5"])
+@torch.no_grad()
+def test_rounding_between_batches_is_far_below_what_is_doubted(
+    family: str, loaded: Callable[[str], LoadedModel]
+) -> None:
+    """Logits of a row among others, padded, and alone: a hundredth of the distance below which the row alone decides."""
+    model = loaded(family)
+    rows = prompts(model)
+    model.model.eval()
+    backbone: Any = model.model.backbone
+
+    def logits_of(batch: Sequence[Sequence[int]]) -> torch.Tensor:
+        begun = model.model.to_continue([(row, [5, 6]) for row in batch])
+        how = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True}
+        logits: torch.Tensor = backbone.generate(**begun, **how).logits[0]
+        return logits
+
+    for row, logits in zip(rows, logits_of(rows), strict=True):
+        (alone,) = logits_of([row])
+        assert float((alone - logits).abs().max()) < 1e-2 * decoding._FLOAT32 * max(1.0, float(alone.abs().max()))
+
+
+@torch.no_grad()
+def test_a_decoder_apart_has_positions_of_its_own(loaded: Callable[[str], LoadedModel]) -> None:
+    """Its texts end there, however long the prompt is."""
+    model = loaded("Bart")
+    row = prompts(model)[1]
+    assert written(model, [row], most=1000)[0] == slow(model, row, tiny.POSITIONS - 1)
+
+
+@torch.no_grad()
+def test_a_text_ends_where_the_model_has_no_more_positions(loaded: Callable[[str], LoadedModel]) -> None:
+    model = loaded("GPT2")
+    row = (prompts(model)[0] * tiny.POSITIONS)[: tiny.POSITIONS - 3]
+    text = written(model, [row], most=20)[0]
+    assert text == slow(model, row, 3)
+    assert written(model, [row, [5]], most=20)[0] == text
+
+
+@torch.no_grad()
+def test_a_text_ends_at_a_stop_string_and_at_its_longest(loaded: Callable[[str], LoadedModel]) -> None:
+    model = loaded("GPT2")
+    row = prompts(model)[1]
+    whole = slow(model, row)
+    assert len(whole) == MOST
+    stop = model.tokenizer.decode(whole[:3])
+    rows = EncodedTexts.of([[*row[:-1], ~row[-1]]], [[0]], 0, model.pad)
+    rows = type(rows)(**(vars(rows) | {"right": [["x"]], "tokenizer": model.tokenizer}))
+    ended = write(task(stop=(stop,)), model.model, rows, Passes(batch_size=4, precision="fp32"))[0]
+    assert stop in model.tokenizer.decode(ended)
+    assert ended == whole[: len(ended)]
+    assert len(ended) <= 3
+    assert write(task(max_new_tokens=2), model.model, rows, Passes(batch_size=4, precision="fp32")) == [whole[:2]]
+
+
+@torch.no_grad()
+def test_a_text_ends_at_a_special_token_that_is_a_stop_text(loaded: Callable[[str], LoadedModel]) -> None:
+    """It is left out where ids become a text."""
+    model = loaded("Llama")
+    tokenizer = model.tokenizer
+    special = tokenizer.all_special_tokens[0]
+    plain = tokenizer("great", add_special_tokens=False)["input_ids"]
+    ids = [*plain, tokenizer.convert_tokens_to_ids(special), *plain]
+    assert not decoding.stops(tokenizer, plain, (special,))
+    assert decoding.stops(tokenizer, ids, (special,))
+    assert text_of(tokenizer, ids, (special,)) == text_of(tokenizer, plain)
+    assert text_of(tokenizer, ids) != text_of(tokenizer, plain)
+
+
+def test_a_decoder_that_begins_with_nothing_is_refused(tmp_path: Path) -> None:
+    directory = families.write("T5", tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    config["decoder_start_token_id"] = None
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="does not say which token its decoder begins with"):
+        load_model(str(directory), "generate")
+
+
+def test_temperature_and_penalties_of_a_model_do_not_count(tmp_path: Path) -> None:
+    """A model's generation_config may sample or forbid repetitions; greedy decoding is greedy all the same."""
+    directory = families.write("GPT2", tmp_path)
+    plain = load_model(str(directory), "generate")
+    (directory / "generation_config.json").write_text(
+        '{"do_sample": true, "temperature": 5.0, "repetition_penalty": 9.0, "no_repeat_ngram_size": 1, "eos_token_id": 3}'
+    )
+    other = load_model(str(directory), "generate")
+    for each in (plain, other):
+        each.model.add_task(each.head(task()))
+    assert written(plain, prompts(plain)) == written(other, prompts(other))
