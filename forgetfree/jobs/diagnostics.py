@@ -62,7 +62,7 @@ def floors(
             floor_scores["nearest_row"] = nearest_rows(tasks, train, test)
     if probe is not None:
         with _pre_trained(stream, probe) as model:
-            probes = linear_probes(tasks, model, task_known=known)
+            probes = linear_probes(tasks, model, task_known=known, precision="auto")
         floor_scores["linear_probe"] = probes["linear_probe"]
         if any(score is not None for score in probes["mean_probe"]):
             floor_scores["mean_probe"] = probes["mean_probe"]

@@ -30,6 +30,7 @@ from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
 from forgetfree.results.unit_folder import (
     BEFORE,
     CONFIG,
+    ELSEWHERE,
     FLOORS,
     HISTORY,
     PREDICTIONS,
@@ -57,8 +58,6 @@ LEARNED_FLOORS = {
 }
 #: What tables call the floor of a language model that answers before training.
 UNTRAINED = "the model before training"
-#: Beside the phases of a run: seconds of fine-tuned models that another strategy or run made; null if one does not tell.
-ELSEWHERE = "fine_tune_elsewhere"
 #: What the metrics of the one final union begin with.
 UNION = "union_"
 #: What says which unit a score is of.

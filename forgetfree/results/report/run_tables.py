@@ -15,8 +15,9 @@ from forgetfree.results.metrics import title_of
 from forgetfree.results.report.label_tables import label_tables, text_tables
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best, without_columns
 from forgetfree.results.report.words import NAIVE, meanings
-from forgetfree.results.runs import CONSTANT, ELSEWHERE, REFERENCE, UNION, UNTRAINED, LedgerSummary, Run
+from forgetfree.results.runs import CONSTANT, REFERENCE, UNION, UNTRAINED, LedgerSummary, Run
 from forgetfree.results.table import Results, StrategyRuns
+from forgetfree.results.unit_folder import ELSEWHERE
 
 #: A number of a run, by row and column of a table; NaN or none where it is missing.
 Value = Callable[[Run, int, int], float | None]

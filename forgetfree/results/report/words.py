@@ -11,8 +11,9 @@ from forgetfree.display import PERCENT, Scale, counted
 from forgetfree.options import FLAGGED, typed
 from forgetfree.results.evidence import Evidence, forgetting
 from forgetfree.results.report.page import WIDE, size
-from forgetfree.results.runs import ELSEWHERE, REFERENCE
+from forgetfree.results.runs import REFERENCE
 from forgetfree.results.table import Results, StrategyRuns, evidence_of
+from forgetfree.results.unit_folder import ELSEWHERE
 
 NAIVE, OURS = "continual-ft", "grafting-continual"
 #: They see the data of other tasks at once, or keep a model for each task: nothing to be forgotten, or no stream.
