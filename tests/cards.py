@@ -1,14 +1,14 @@
-"""What a model answers by its card, and by the usual call of transformers."""
+"""A written model's answers by the usual call of transformers, where its card has one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from forgetfree.data.rows import Rows
@@ -19,19 +19,12 @@ def card_code(directory: Path) -> str:
     return str(code)
 
 
-def card_probabilities(directory: Path, rows: Rows, labels: Sequence[str]) -> Tensor:
-    """By the python of the model card, run inside the directory: of each row and label."""
-    namespace: dict[str, Any] = {}
-    with chdir(directory):
-        exec(compile(card_code(directory), "README.md", "exec"), namespace)
-        texts = list(zip(rows.first, rows.second, strict=True) if rows.second else zip(rows.first))
-        if "logits" in namespace:
-            return torch.stack([namespace["logits"](*each) for each in texts]).softmax(1)
-        return usual_probabilities(namespace["classify"], texts, labels)
-
-
-def usual_probabilities(classify: Any, texts: Sequence[tuple[str, ...]], labels: Sequence[str]) -> Tensor:
-    """By ``pipeline("text-classification")``: of each row and label."""
+def pipeline_probabilities(directory: Path, rows: Rows, labels: Sequence[str]) -> Tensor | None:
+    """By ``pipeline("text-classification")``: of each row and label; nothing where the card has no such call."""
+    if 'pipeline("text-classification"' not in (directory / "README.md").read_text(encoding="utf-8"):
+        return None
+    classify: Any = transformers.pipeline("text-classification", model=str(directory), truncation=True)  # type: ignore[call-overload]
+    texts = list(zip(rows.first, rows.second, strict=True) if rows.second else zip(rows.first))
     given = [each[0] if len(each) == 1 else {"text": each[0], "text_pair": each[1] or " "} for each in texts]
     found = [
         torch.tensor(
@@ -41,3 +34,18 @@ def usual_probabilities(classify: Any, texts: Sequence[tuple[str, ...]], labels:
     ]
     assert torch.allclose(*found, rtol=0, atol=1e-4)
     return found[0]
+
+
+def written_texts(directory: Path, prompts: Sequence[str], stop: Sequence[str]) -> list[str]:
+    """By ``pipeline("text-generation")``, or ``generate`` of an encoder-decoder, up to a text that ends answers."""
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    if 'pipeline("text-generation"' in (directory / "README.md").read_text(encoding="utf-8"):
+        write: Any = transformers.pipeline("text-generation", model=str(directory))  # type: ignore[call-overload]
+        texts = [write(chat, return_full_text=False)[0]["generated_text"] for chat in chats]
+    else:
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(directory)
+        model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(directory).eval()
+        put = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+        written = [model.generate(**tokenizer(each, return_tensors="pt"))[0] for each in put]
+        texts = [tokenizer.decode(each, skip_special_tokens=True) for each in written]
+    return [min((text.split(end)[0] for end in stop), key=len, default=text).strip() for text in texts]

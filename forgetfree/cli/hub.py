@@ -1,4 +1,4 @@
-"""Models and grafts from elsewhere: ``forgetfree fetch``, ``push`` and ``pull``.
+"""Models, ledgers and grafts from elsewhere: names of the hub, and ``forgetfree fetch``.
 
 Whether the hub answers is found out here, before the hub's client waits for it.
 """
@@ -20,7 +20,6 @@ from forgetfree.display import escaped
 from forgetfree.errors import UnknownNameError, UsageError, first_line
 from forgetfree.files import is_place
 from forgetfree.jobs.environment import quiet_libraries
-from forgetfree.output import check_empty
 from forgetfree.recipes import IN_MEMORY, MODELS
 from forgetfree.terminal import tell
 
@@ -42,14 +41,14 @@ def reach_hub(model: str | None, data: Any = "") -> None:
 
 
 def local_path(name: str | Path) -> Path:
-    """Return the path of a file or directory; of ``hf://OWNER/NAME``, that of the graft or ledger in the hub's cache."""
-    if not str(name).startswith("hf:"):
-        return Path(name)
+    """Return the path of a file or directory; or, where none is there, of the ledger or graft ``OWNER/NAME`` on the hub."""
+    path = Path(name)
+    if path.exists() or not re.fullmatch(r"[\w.-]*\w/[\w.-]*\w", str(name), re.ASCII) or path.suffix == ".safetensors":
+        return path
     go_offline_if_cut_off()
-    from forgetfree.serve.hub import fetch
+    from forgetfree.hub import fetch_file
 
-    # A path has no two slashes side by side.
-    return fetch(re.sub("^hf:/+", "hf://", str(name)))
+    return fetch_file(str(name))
 
 
 def go_offline_if_cut_off() -> None:
@@ -101,9 +100,6 @@ def _silence(endpoint: str) -> str:
         return f"no answer in {_PATIENCE} seconds"
 
 
-# -- Commands --------------------------------------------------------------------------------------------
-
-
 def fetch(
     name: Annotated[str, Parameter(name="NAME", help="the model: smollm2")],
     /,
@@ -130,45 +126,3 @@ def fetch(
     size = sum(each.stat().st_size for each in directory.iterdir())
     state = "SmolLM2-135M-Instruct" if is_new else "SmolLM2-135M-Instruct is there already"
     print(escaped(f"{directory}: {state}, {size:,} bytes. Use it by --model smollm2."))
-
-
-def push(
-    source: Annotated[
-        Path, Parameter(name="FILE|DIR", help="a graft or a ledger, or what forgetfree run or graft wrote")
-    ],
-    repository: Annotated[str, Parameter(name="OWNER/NAME", help="the repository; it is made if there is none")],
-    /,
-    *,
-    private: Annotated[bool, Parameter(help="make the repository so that only its owner sees it")] = False,
-    revision: Annotated[str | None, Parameter(metavar="BRANCH", help="(default: main)")] = None,
-    license: Annotated[
-        str | None, Parameter(metavar="ID", help="the licence that the card names, such as apache-2.0 (default: none)")
-    ] = None,
-    debug: Debug = False,
-) -> None:
-    """Put a graft or a ledger on the hub, with a card."""
-    quiet_libraries()
-    from forgetfree.serve import hub
-
-    print(escaped(hub.push(source, repository, private=private, revision=revision, license=license)))
-
-
-def pull(
-    repository: Annotated[str, Parameter(name="OWNER/NAME", help="the repository")],
-    /,
-    *,
-    out: Annotated[Path, Parameter(metavar="DIR", help="where to put it; must be new or empty")],
-    revision: Annotated[
-        str | None, Parameter(metavar="NAME", help="a branch, a tag or a commit (default: main)")
-    ] = None,
-    debug: Debug = False,
-) -> None:
-    """Get a graft or a ledger with its card, and check it."""
-    quiet_libraries()
-    from forgetfree.serve import hub
-
-    check_empty(out)
-    hub.repository_of(repository)
-    go_offline_if_cut_off()
-    file = hub.pull(repository, out, revision)
-    print(escaped(f"{file}: sound, {file.stat().st_size:,} bytes."))

@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from forgetfree.cli.hub import reach_hub
+from forgetfree.cli.hub import local_path, reach_hub
 from forgetfree.cli.usage import AsJson, Debug
 from forgetfree.cli.use import ledger_file
 from forgetfree.display import counted, escaped, json_text
@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 
 #: How damage is told where it is not known which of the two there is.
 _TWO_WAYS = re.compile(r"Restore it from a copy, or run the stream again\.$")
-File = Annotated[Path, Parameter(name="FILE", help="a ledger.safetensors")]
+File = Annotated[Path, Parameter(name="FILE", help="a ledger.safetensors, or OWNER/NAME on the hub")]
 FileOrRun = Annotated[
-    Path, Parameter(name="FILE|DIR", help="a ledger.safetensors; or a run, whose ledger with the first seed is meant")
+    Path,
+    Parameter(
+        name="FILE|DIR",
+        help="a ledger.safetensors, or OWNER/NAME on the hub; of a run that with the first seed is meant",
+    ),
 ]
 Model = Annotated[
     str | None,
@@ -47,6 +51,7 @@ command = App(
 @command.command
 def show(file: FileOrRun, /, *, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show who owns what."""
+    file = local_path(file)
     file = ledger_file(file) if file.is_dir() else file
     ledger = _load(file)
     print(json_text(describe_ledger(ledger, file), indent=2).rstrip() if as_json else render_ledger(ledger, file))
@@ -55,6 +60,7 @@ def show(file: FileOrRun, /, *, as_json: AsJson = False, debug: Debug = False) -
 @command.command(help_epilogue="Example: forgetfree ledger verify ledger.safetensors --model minilm")
 def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Check everything about it."""
+    file = local_path(file)
     try:
         ledger = _load(file)
     except LedgerError as error:

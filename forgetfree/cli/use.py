@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from forgetfree.cli.hub import reach_hub
+from forgetfree.cli.hub import local_path, reach_hub
 from forgetfree.errors import LedgerError
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.results.unit_folder import check_own
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from forgetfree.serve.inference import Predictor
     from forgetfree.serve.source import Source
 
-Run = Annotated[Path, Parameter(name="DIR", help="what forgetfree run wrote; or a ledger, with --model")]
+Run = Annotated[
+    Path,
+    Parameter(
+        name="DIR", help="what forgetfree run wrote; or a ledger (a file, or OWNER/NAME on the hub), with --model"
+    ),
+]
 Seed = Annotated[int | None, Parameter(metavar="S", help="with which seed (default: the first)")]
 Strategy = Annotated[
     str | None,
@@ -44,6 +49,7 @@ def predictor_of(
 ) -> tuple[Predictor, Source]:
     """Return what answers, and where from; say which, if there are several to choose from."""
     quiet_libraries()
+    run = local_path(run)
     from forgetfree.device import find_device
     from forgetfree.serve.source import Source
 

@@ -30,6 +30,7 @@ from forgetfree.core.tensors import check_buffers, not_finite, persistent_buffer
 from forgetfree.display import counted
 from forgetfree.errors import GraftError, RegionError, UsageError
 from forgetfree.files import StrPath
+from forgetfree.hub import HubFile
 from forgetfree.json_file import check, checked
 from forgetfree.ledger.binding import Network, network_differences, network_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
@@ -94,7 +95,7 @@ class GraftOrigin:
 
 
 @dataclass(frozen=True)
-class Graft:
+class Graft(HubFile, tags=["forgetfree", "graft"]):
     """A region and the values that a model takes there. With a parameter space it can be saved and used elsewhere.
 
     Attributes:
@@ -112,6 +113,13 @@ class Graft:
     readout: Mapping[str, Tensor] = field(default_factory=dict)
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     origin: GraftOrigin | None = None
+
+    kind = "graft"
+    use = (
+        "from forgetfree.ledger.graft import Graft\n"
+        "from forgetfree.serve.apply import apply_graft\n\n"
+        'apply_graft(Graft.from_pretrained("OWNER/NAME"), "BASE MODEL", "model")  # an ordinary model of transformers'
+    )
 
     def __repr__(self) -> str:
         of = f" of {self.origin.task.name} on {self.origin.model}" if self.origin else ""
@@ -167,6 +175,16 @@ class Graft:
             GraftError: with the reason; a damaged file is never half-read.
         """
         return FILE.load(Path(path), _graft_of)
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Return task, labels and base model, for the card on the hub."""
+        of = self.origin
+        about = (
+            {"task": of.task.name, "labels": of.task.labels, "model": of.model, "fingerprint": of.fingerprint}
+            if of
+            else {}
+        )
+        return [{**about, "entries": len(self.region)}]
 
     def _check(self, model: nn.Module, fingerprint: bool) -> ParameterSpace:
         """Return the graft's own space after checking that the body of ``model`` is one that the graft was made for."""

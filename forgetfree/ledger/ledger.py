@@ -20,6 +20,7 @@ from forgetfree.core.tensors import not_finite
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, nearest
 from forgetfree.files import StrPath
+from forgetfree.hub import HubFile
 from forgetfree.ledger import file
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft, GraftOrigin
@@ -29,7 +30,7 @@ from forgetfree.tensor_file import StoredTasks, TaskTensors
 _Made = TypeVar("_Made")
 
 
-class Ledger:
+class Ledger(HubFile, tags=["forgetfree", "ledger"]):
     """The records of a stream on one base model.
 
     Besides the records it has a map from every entry of the space to the first task that owns it: two bytes an entry (four
@@ -42,6 +43,14 @@ class Ledger:
         composition: what a task is inferred with.
         binding: what else answers depend on; ``None`` if it is not known, as for rows that are no texts.
     """
+
+    kind = "ledger"
+    use = (
+        "from forgetfree import Ledger, Predictor\n\n"
+        'ledger = Ledger.from_pretrained("OWNER/NAME")\n'
+        'predictor = Predictor.of_ledger(ledger, "BASE MODEL")\n'
+        'print(predictor.answer(ledger.tasks[0], ["a text"]))'
+    )
 
     def __init__(
         self,
@@ -334,6 +343,18 @@ class Ledger:
             LedgerError: with the reason; a damaged file is never half-read.
         """
         return _read(path, cls._of)
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Return fingerprint, tasks and labels, for the card on the hub."""
+        of_tasks = [
+            {
+                "task": record.task,
+                "labels": record.definition.labels if record.definition else (),
+                "entries": len(record.owned.region),
+            }
+            for record in self.records
+        ]
+        return [{"fingerprint": self.fingerprint, "graftable": len(self.space)}, *of_tasks]
 
     @staticmethod
     def read_record(path: StrPath, task: str) -> Record:

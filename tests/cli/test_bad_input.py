@@ -27,7 +27,6 @@ USUAL = {
     "predict": "--task sst2",
     "export": "--task sst2 --out out",
     "merge": "--out out",
-    "pull": "--out out",
     "serve": "--port 0",
 }
 
@@ -752,24 +751,9 @@ CASES = [
     Case("apply graft --out model/config.json", "--out 'model/config.json' exists and is not an empty directory."),
     Case("apply graft --out model/config.json/x", "--out 'model/config.json/x' cannot be written: Not a directory."),
     Case("apply graft --out a --out b", "--out is given twice, as 'a' and 'b'."),
-    # -- push, pull and fetch ------------------------------------------------------------------------------
-    Case("push graft", "The following arguments are required: OWNER/NAME."),
-    Case("push graft mine --private", "A repository on the hub is named OWNER/NAME, got 'mine'. Give one so."),
-    Case(
-        "push nosuch me/mine --license mit", "There is no 'nosuch'. Give a graft.safetensors, a ledger.safetensors or"
-    ),
-    Case(f"push {STRATEGY} me/mine", INSIDE, 1),
-    Case("push data me/mine --revision draft", "'data' must hold one graft file, got none."),
-    Case("push model/model.safetensors me/mine", "is neither a graft nor a ledger of forgetfree: expected the format"),
-    Case("push graft me/mine --private --private", "--private is given twice. Give it once."),
-    Case("push graft me/mine --license ''", "--license needs a value, got an empty text."),
-    Case("push graft me/mine", "is not the file that its unit made: ", 1, flip(GRAFT)),
-    Case("push graft me/mine", "The hub cannot be reached for me/mine: ", 1),
-    Case("push graft ./mine", "'./mine' is no name of a repository on the hub: "),
-    Case("pull mine", "A repository on the hub is named OWNER/NAME, got 'mine'. Give one so."),
-    Case("pull me/mine --out data", "--out 'data' exists and is not an empty directory. Give another one."),
-    Case("pull me/mine --revision", "--revision needs a value.", bare=True),
-    Case("pull me/mine --revision v1", "The hub cannot be reached for me/mine: ", 1),
+    # -- the hub and fetch ---------------------------------------------------------------------------------
+    Case("apply me/mine", "me/mine is not here, and cannot be read from the hub: ", 1),
+    Case("ledger show me/mine", "me/mine is not here, and cannot be read from the hub: ", 1),
     Case("fetch", "The following arguments are required: NAME."),
     Case(
         "fetch minilm",

@@ -10,7 +10,7 @@ import families
 import pytest
 import torch
 import transformers
-from cards import card_probabilities
+from cards import pipeline_probabilities
 
 from forgetfree import cli
 from forgetfree.core.parameters import ParameterSpace
@@ -71,13 +71,14 @@ def test_a_family_is_grafted_and_written(
     written = apply_graft(graft, str(directory), str(tmp_path / "out"))
     again = getattr(transformers, written.loader).from_pretrained(tmp_path / "out")
     assert torch.equal(ParameterSpace.of(again).flatten(again), theta)
-    # The code on the written model's card gives the same answers.
+    # The call on the written model's card, if it has one, gives the same answers.
     texts = Rows(("is the film good ?", "", "a dull story " * 30), ("a lovely film", "it was", "who"), (0, 0, 0))
     rows = bench.encode(texts)
     expected = bench.answers(bench.grafted(fine_tuned, found.region), rows, TrainingOptions(evaluation_batch_size=1))
-    got = card_probabilities(tmp_path / "out", texts, bench.task.definition.labels)
-    assert torch.allclose(got, torch.from_numpy(expected.logits).softmax(1), atol=1e-5)
-    assert len({tuple(row) for row in got.tolist()}) == 3
+    got = pipeline_probabilities(tmp_path / "out", texts, bench.task.definition.labels)
+    if got is not None:
+        assert torch.allclose(got, torch.from_numpy(expected.logits).softmax(1), atol=1e-5)
+        assert len({tuple(row) for row in got.tolist()}) == 3
 
 
 #: T5's head stands on its decoder; a causal head has no bias, which only a body that ends in a LayerNorm can replace: Llama's

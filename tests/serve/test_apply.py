@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from cards import card_code, card_probabilities
+from cards import card_code, pipeline_probabilities
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -164,20 +164,20 @@ def test_the_model_is_the_grafted_one_bit_for_bit(
 
 @pytest.mark.sampled("gpt2-linear-qnli")
 @pytest.mark.parametrize(("kind", "readout", "task"), [case[:3] for case in CASES])
-def test_the_model_card_answers_as_our_own_model_does(
-    made: Callable[..., Made], kind: str, readout: str, task: str, capsys: pytest.CaptureFixture[str]
+def test_the_call_on_the_card_answers_as_our_own_model_does(
+    made: Callable[..., Made], kind: str, readout: str, task: str
 ) -> None:
     own = made(kind, readout, task)
     written, rows, expected = own.apply(), own.rows(), own.logits().softmax(1)
     if written.usual and kind == "gpt2":  # of an empty text its tokenizer makes nothing, and the pipeline fails
         keep = [i for i, text in enumerate(TEXTS) if text]
         rows, expected = rows.take(keep), expected[keep]
-    got = card_probabilities(written.directory, rows, own.single.task.definition.labels)
-    assert torch.allclose(got, expected, rtol=0, atol=1e-5)
-    assert torch.equal(got.argmax(1), expected.argmax(1))
-    assert len({tuple(row) for row in got.tolist()}) > len(TEXTS) / 2  # the texts are told apart
-    said = capsys.readouterr().out
-    assert any(label in said for label in own.single.task.definition.labels)
+    got = pipeline_probabilities(written.directory, rows, own.single.task.definition.labels)
+    assert (got is not None) == written.usual
+    if got is not None:
+        assert torch.allclose(got, expected, rtol=0, atol=1e-5)
+        assert torch.equal(got.argmax(1), expected.argmax(1))
+        assert len({tuple(row) for row in got.tolist()}) > len(TEXTS) / 2  # the texts are told apart
 
 
 def test_a_classifiers_labels_are_the_tasks(made: Callable[..., Made]) -> None:
@@ -202,21 +202,21 @@ def test_what_is_no_sequence_classifier_does_not_answer_by_a_random_head(
 
 @pytest.mark.sampled(share=0.2)
 def test_nothing_of_ours_is_needed(made: Callable[..., Made]) -> None:
-    written = made("bert-mlm", "prompt", "qnli").apply()
+    written = made("roberta-mlm", "linear", "sst2").apply()
     code = card_code(written.directory)
     code += "\nimport sys\nassert not [name for name in sys.modules if name.startswith('forgetfree')]\n"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=written.directory, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() in ("entailment", "not_entailment")
+    assert "negative" in done.stdout or "positive" in done.stdout
 
 
 def test_the_model_card_says_what_it_is(made: Callable[..., Made]) -> None:
     own = made("bert-mlm", "prompt", "qnli")
     card = (own.apply().directory / "README.md").read_text()
     assert own.graft.origin is not None
-    facts = ["60 of 4,448 graftable", "`qnli`: entailment, not\\_entailment", "0.02", str(own.model)]
+    facts = ["60 of 4,448 parameters", "`qnli`: entailment, not\\_entailment", "0.02", str(own.model)]
     assert [fact for fact in [*facts, own.graft.origin.fingerprint] if fact not in card] == []
     assert sorted(path.name for path in own.written.directory.iterdir()) == [
         "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
@@ -236,8 +236,6 @@ def test_an_architecture_without_a_sequence_classifier_gets_its_readout_as_a_fil
     assert (written.architecture, written.loader, written.usual) == ("BertModel", "AutoModel", False)
     assert "the readout is in readout.safetensors" in written.note
     assert torch.equal(load_file(tmp_path / "out" / "readout.safetensors")["weight"], own.graft.readout["weight"])
-    got = card_probabilities(tmp_path / "out", own.rows(), own.single.task.definition.labels)
-    assert torch.allclose(got, own.logits().softmax(1), atol=1e-5)
     _, info = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
 
@@ -284,8 +282,8 @@ def test_a_classifiers_head_comes_back_as_a_classifier(
     encoded = EncodedRows.of(loaded.encoder(definition)(rows), rows.labels, 0, loaded.pad)
     ours = predict(model, encoded, batch_size=1).softmax(1)
     assert written.usual == (kind == "bert-mlm")
-    got = card_probabilities(written.directory, rows, ["not_entailment", "entailment"])
-    assert torch.allclose(got[:, [1, 0]], ours, atol=1e-5)
+    got = pipeline_probabilities(written.directory, rows, ["not_entailment", "entailment"])
+    assert got is None if kind != "bert-mlm" else torch.allclose(got[:, [1, 0]], ours, atol=1e-5)  # type: ignore[index]
 
 
 # -- What is refused -------------------------------------------------------------------------------------
@@ -408,8 +406,8 @@ def test_a_graft_on_minilm(task: str, tmp_path: Path) -> None:
     expected = torch.from_numpy(
         single.answers(single.grafted(fine_tuned, region), single.encode(some), ONE_BY_ONE).logits
     ).softmax(1)
-    got = card_probabilities(tmp_path / "out", some, rows.task.labels)
-    assert torch.allclose(got, expected, rtol=0, atol=1e-5)
+    got = pipeline_probabilities(tmp_path / "out", some, rows.task.labels)
+    assert got is not None and torch.allclose(got, expected, rtol=0, atol=1e-5)
     assert expected.max() > 0.7  # it has learned something
     plain = transformers.AutoModel.from_pretrained(tmp_path / "out")
     moved = load_model("minilm").model.backbone

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,12 @@ import pytest
 import tiny
 import torch
 import transformers
-from cards import card_code, card_probabilities
+from cards import written_texts
 
 from forgetfree import Ledger, Predictor, cli
 from forgetfree.cli.predict import _columns_of_run
 from forgetfree.cli.text_rows import rows_of_file
 from forgetfree.data.columns import ColumnNames
-from forgetfree.data.examples import EncodedRows
-from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
 from forgetfree.kinds.generation import chat_of
@@ -30,9 +27,8 @@ from forgetfree.kinds.networks import Parts
 from forgetfree.ledger.graft import GraftOrigin
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import write_model
-from forgetfree.serve.cards import Change, hub_card, model_card
+from forgetfree.serve.cards import Change, model_card
 from forgetfree.tasks import Decoding, TaskDefinition
-from forgetfree.training.loop import predict
 
 pytestmark = pytest.mark.long
 
@@ -286,7 +282,7 @@ def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_exported_model_writes_the_texts_of_predict(
     source: str, strategy: str, task: str, tmp_path: Path, request: Any, capsys: Any
 ) -> None:
-    """By the code of its card: ``pipeline("text-generation")``, or ``generate`` of an encoder-decoder."""
+    """By ``pipeline("text-generation")``, or ``generate`` of an encoder-decoder."""
     run, out = request.getfixturevalue(source), tmp_path / "model"
     assert cli.main(["export", str(run), "--strategy", strategy, "--task", task, "--out", str(out)]) == 0
     assert ("text-generation" in capsys.readouterr().out) == (source != "apart")
@@ -295,12 +291,7 @@ def test_an_exported_model_writes_the_texts_of_predict(
     written = predictor.answer(task, prompts)
     assert any(each.text for each in written)
     assert not any(each.cut_tokens for each in written)  # transformers cuts nothing
-    namespace: dict[str, Any] = {}
-    with chdir(out):
-        exec(compile(card_code(out), "README.md", "exec"), namespace)
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    assert [namespace["write"](chat) for chat in chats] == [each.text for each in written]
-    capsys.readouterr()
+    assert written_texts(out, prompts, predictor.definition(task).stop) == [each.text for each in written]
     card = (out / "README.md").read_text()
     assert f"of {len(predictor.loaded.model.space()):,} parameters that training may move" in card
     assert "A prompt that spells a special token" in card  # the tokenizer reads as we do
@@ -332,7 +323,7 @@ def test_an_exported_model_is_decoded_as_the_task(
     assert {name: getattr(made.generation, name) for name in written} == written
     card = model_card(origin, made.reading, Change("export", ""))
     assert said in card
-    assert ("drawn here by torch's global generator" in card) == bool(decoding.temperature)
+    assert ("here by torch's global generator" in card) == bool(decoding.temperature)
 
 
 @pytest.mark.parametrize(
@@ -381,38 +372,21 @@ def test_a_graft_of_the_ledger_is_applied_and_described(source: str, tmp_path: P
     with predictor.weights.merged("last"):
         meant = predictor.loaded.model.backbone.state_dict()
         assert all(torch.equal(tensor, meant[name]) for name, tensor in applied.state_dict().items())
-    assert "| task | `last` (a text after a prompt) |" in hub_card(graft, file, "own/last")
 
 
-@pytest.mark.parametrize("source", ["plain", "apart"])
-def test_a_card_has_the_tokens_of_training_where_a_chat_template_makes_others(
-    source: str, tmp_path: Path, request: Any
-) -> None:
-    """Where a prompt is glued to the words around it ("a" and "nd"), or spells a special token."""
-    loaded = load_model(str(request.getfixturevalue(source).parent / "model"), "generate")
+def test_a_card_says_where_a_chat_template_makes_other_tokens(plain: Path, tmp_path: Path) -> None:
+    """Where a prompt is glued to the words around it."""
+    loaded = load_model(str(plain.parent / "model"), "generate")
     task = TaskDefinition("own", "generation", (), template="film{prompt}nd:", max_new_tokens=5, stop=("?",))
     origin = GraftOrigin(task, "generate", loaded.name, "", 0.0, max_length=loaded.max_length)
     written = write_model(loaded, origin, {}, tmp_path / "model", Change("export", ""))
     assert not written.usual
-    label = loaded.model.add_task(loaded.head(task))
-    prompts, kind = ["a", "terrible", "film</s>"], kind_of(task)
-    rows = kind.encode(task, kind.rows(task, prompts), loaded.encoder(task), label=label, pad=loaded.pad)
-    expected = [each.text for each in kind.output(task, loaded.model, rows, None, batch_size=2, precision="fp32")]
-    namespace: dict[str, Any] = {}
-    with chdir(written.directory):
-        exec(compile(card_code(written.directory), "README.md", "exec"), namespace)
-    assert [namespace["write"]([{"role": "user", "content": prompt}]) for prompt in prompts] == expected
-    assert any(expected)
+    assert "makes other tokens of some prompts here" in (written.directory / "README.md").read_text()
 
 
 def test_labels_read_from_a_writing_model_are_exported(plain: Path, tmp_path: Path) -> None:
-    """As in a stream of kinds mixed: by the code of the card."""
+    """As in a stream of kinds mixed."""
     loaded, task = load_model(str(plain.parent / "model"), "generate"), tiny.TASK
     origin = GraftOrigin(task, "generate", loaded.name, "", 0.0, max_length=loaded.max_length)
     written = write_model(loaded, origin, {}, tmp_path / "model", Change("export", ""))
     assert (written.loader, written.usual) == ("AutoModelForCausalLM", False)
-    rows = Rows(("great film", "terrible movie", "film"), (), (0, 0, 0))
-    loaded.model.add_task(loaded.head(task))
-    encoded = EncodedRows.of(loaded.encoder(task)(rows), rows.labels, 0, loaded.pad)
-    ours = predict(loaded.model, encoded, batch_size=1).softmax(1)
-    assert torch.allclose(card_probabilities(written.directory, rows, task.labels), ours, rtol=0, atol=1e-5)

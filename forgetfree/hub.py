@@ -1,0 +1,132 @@
+"""Grafts and ledgers on the Hugging Face hub: one safetensors file and a card a repository, by `huggingface_hub`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from huggingface_hub import ModelCard, ModelHubMixin, hf_hub_download, snapshot_download
+
+from forgetfree.errors import HubError, UsageError, first_line
+from forgetfree.files import StrPath
+
+#: A ledger and a graft in a repository.
+FILES = ("ledger.safetensors", "graft.safetensors")
+_CARD = """---
+{{ card_data }}
+---
+
+# A {{ kind }} of [forgetfree](https://pypi.org/project/forgetfree/)
+
+Some parameters of a pre-trained model with the values that {{ "a task" if kind == "graft" else "tasks" }} gave them
+([Panigrahi et al., 2023]({{ paper_url }})). All others are the base model's own, and not in this file.
+
+{% for fact in facts %}
+    {{ fact }}
+{% endfor %}
+
+```python
+{{ use }}
+```
+"""
+
+
+class HubFile(
+    ModelHubMixin, library_name="forgetfree", paper_url="https://arxiv.org/abs/2302.06600", model_card_template=_CARD
+):
+    """A file that goes to the hub and comes from there: ``push_to_hub``, ``from_pretrained`` and ``save_pretrained``."""
+
+    #: The name of the file, and of what it holds.
+    kind: ClassVar[str]
+    #: Python that uses it, for the card.
+    use: ClassVar[str]
+    #: What config.json says, by which the hub counts downloads; nothing of it is read.
+    _hub_mixin_config: dict[str, Any] = {"library_name": "forgetfree"}  # noqa: RUF012
+
+    def save(self, path: StrPath) -> None:
+        """Write the file."""
+        raise NotImplementedError
+
+    @classmethod
+    def load(cls, path: StrPath) -> Any:
+        """Read the file, and check all of it."""
+        raise NotImplementedError
+
+    def facts(self) -> Sequence[Mapping[str, Any]]:
+        """Return what the card says of it, an object a line."""
+        raise NotImplementedError
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
+        """Write file and card into a directory; see `huggingface_hub.ModelHubMixin.save_pretrained`.
+
+        Raises:
+            UsageError: a model or a run lies there, whose config.json it would replace.
+        """
+        config = Path(save_directory) / "config.json"
+        if config.is_file() and not (config.parent / f"{self.kind}.safetensors").is_file():
+            raise UsageError(f"{config} belongs to something else. Give another directory.")
+        return super().save_pretrained(save_directory, **options)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        self.save(save_directory / f"{self.kind}.safetensors")
+
+    @classmethod
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:
+        name = f"{cls.kind}.safetensors"
+        if (directory := Path(model_id)).is_dir():
+            return cls.load(directory / name)
+        known = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+        with _explained(model_id):
+            file = hf_hub_download(model_id, name, **{key: options[key] for key in known})
+        return cls.load(file)
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """Return the card. Names of others stand in it as JSON, indented, which no markdown can leave."""
+        facts = [
+            json.dumps(fact, ensure_ascii=False).replace("\u2028", " ").replace("\u2029", " ") for fact in self.facts()
+        ]
+        return super().generate_model_card(*args, kind=self.kind, use=self.use, facts=facts, **kwargs)
+
+
+def fetch_file(name: str) -> Path:
+    """Return the path of a repository's graft or ledger in the hub's cache; no other file is downloaded.
+
+    Args:
+        name: ``OWNER/NAME``.
+
+    Raises:
+        HubError: the hub cannot be reached, refuses, or the repository holds neither or both.
+    """
+    with _explained(name):
+        directory = Path(snapshot_download(name, allow_patterns=list(FILES)))
+    files = [directory / each for each in FILES if (directory / each).is_file()]
+    if len(files) != 1:
+        raise HubError(
+            f"{name} holds {'both' if files else 'neither'} a {' and a ' if files else ' nor a '.join(FILES)}. Give a "
+            "repository that push_to_hub of a Ledger or a Graft made."
+        )
+    return files[0]
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Raise ``HubError`` for what the hub's client met, with the remedy."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.RevisionNotFoundError as error:
+        raise HubError(f"{name} has no such revision on the hub. Give a branch, a tag or a commit of it.") from error
+    except (errors.RepositoryNotFoundError, errors.GatedRepoError) as error:
+        raise HubError(
+            f"There is no {name} here, and none on the hub that you may see. Check the name; if it is private or gated, log in "
+            "by `hf auth login`, or set HF_TOKEN."
+        ) from error
+    except Exception as error:  # of whichever HTTP library the client uses
+        raise HubError(
+            f"{name} is not here, and cannot be read from the hub: {first_line(error).rstrip('.')}. Check the name, the "
+            "network, the proxy, HF_ENDPOINT and HF_HUB_OFFLINE."
+        ) from error

@@ -1,0 +1,193 @@
+"""A hub on this machine: the calls that `huggingface_hub`, `transformers` and `datasets` make of the real one."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.server
+import json
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote
+
+import huggingface_hub.hf_api
+import pytest
+from huggingface_hub import constants
+
+TOKEN = "hf_of_the_test"
+_NAME = r"([\w.-]+/[\w.-]+)"
+
+
+class Hub(http.server.ThreadingHTTPServer):
+    """Repositories in memory, each a branch of files under ``models/OWNER/NAME`` or ``datasets/OWNER/NAME``."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.private, self.asked = set[str](), list[str]()
+        self.large: dict[str, bytes] = {}  # files of LFS by their SHA-256
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def put(self, repository: str, directory: Path) -> None:
+        """Put the files of a directory into a repository."""
+        files = [path for path in directory.rglob("*") if path.is_file()]
+        self.repositories[repository] = {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+    def answer(self, status: int, content: Any = None, **headers: str) -> None:
+        data = content if isinstance(content, bytes) else json.dumps({} if content is None else content).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def refuse(self, status: int, code: str) -> None:
+        self.answer(status, {"error": code}, X_Error_Code=code, X_Error_Message=code)
+
+    def files(self, repository: str, revision: str) -> dict[str, bytes] | None:
+        """The files of a repository; where there are none an answer is given."""
+        files = self.server.repositories.get(repository)
+        if files is None:
+            return self.refuse(404, "RepoNotFound")
+        if repository in self.server.private and not self.is_known:
+            return self.refuse(401, "RepoNotFound")
+        return files if revision in ("main", commit_of(files)) else self.refuse(404, "RevisionNotFound")
+
+    @property
+    def is_known(self) -> bool:
+        return self.headers.get("Authorization") == f"Bearer {TOKEN}"
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = unquote(self.path.partition("?")[0])
+        self.server.asked.append(f"{self.command} {path}")
+        if path == "/":
+            return self.answer(200)
+        if match := re.fullmatch(rf"/api/(models|datasets)/{_NAME}(?:/(revision|tree)/([^/]+)(?:/(.*))?)?", path):
+            kind, name, what, revision, below = match.groups()
+            if (files := self.files(f"{kind}/{name}", revision or "main")) is None:
+                return None
+            if what == "tree":
+                inside, deep = f"{below}/" if below else "", "recursive=true" in self.path.lower()
+                found = [each for each in (*folders(files), *files) if each.startswith(inside)]
+                listed = [each for each in found if deep or "/" not in each.removeprefix(inside)]
+                return self.answer(200, [described(each, files) for each in listed])
+            siblings = [{"rfilename": file} for file in files]
+            return self.answer(200, {"id": name, "sha": commit_of(files), "siblings": siblings, "private": False})
+        if match := re.fullmatch(rf"/(datasets/)?{_NAME}/resolve/([^/]+)/(.+)", path):
+            data, name, revision, file = match.groups()
+            if (files := self.files(f"{'datasets' if data else 'models'}/{name}", revision)) is None:
+                return None
+            if file not in files:
+                return self.refuse(404, "EntryNotFound")
+            etag = hashlib.sha256(files[file]).hexdigest()
+            return self.answer(200, files[file], X_Repo_Commit=commit_of(files), ETag=f'"{etag}"')
+        return self.answer(404)
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.large[hashlib.sha256(body).hexdigest()] = body
+        self.answer(200)
+
+    def do_POST(self) -> None:
+        path, body = unquote(self.path.partition("?")[0]), self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.asked.append(f"POST {path}")
+        if match := re.fullmatch(rf"/api/(models|datasets)/{_NAME}/paths-info/([^/]+)", path):
+            kind, name, revision = match.groups()
+            if (files := self.files(f"{kind}/{name}", revision)) is None:
+                return None
+            asked = (
+                json.loads(body)["paths"] if body[:1] == b"{" else re.findall(r"paths=([^&]*)", unquote(body.decode()))
+            )
+            return self.answer(200, [described(each, files) for each in asked if each in (*folders(files), *files)])
+        if not self.is_known:
+            return self.answer(401, {"error": "Invalid username or password."})
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            if asked["organization"] != "me":
+                return self.answer(403, {"error": "You don't have the rights"})
+            name = f"me/{asked['name']}"
+            if asked.get("private") or asked.get("visibility") == "private":
+                self.server.private.add(f"models/{name}")
+            self.server.repositories.setdefault(f"models/{name}", {})
+            return self.answer(200, {"url": f"{self.server.endpoint}/{name}", "name": name})
+        if path == "/api/validate-yaml":
+            return self.answer(200, {"warnings": [], "errors": []})
+        if re.fullmatch(rf"/api/models/{_NAME}/preupload/main", path):
+            names = [each["path"] for each in json.loads(body)["files"]]
+            modes = {name: "lfs" if name.endswith(".safetensors") else "regular" for name in names}
+            files = [{"path": name, "uploadMode": modes[name], "shouldIgnore": False} for name in names]
+            return self.answer(200, {"files": files})
+        if re.fullmatch(rf"/{_NAME}\.git/info/lfs/objects/batch", path):
+            where = f"{self.server.endpoint}/upload"
+            objects = [{**each, "actions": {"upload": {"href": where}}} for each in json.loads(body)["objects"]]
+            return self.answer(200, {"transfer": "basic", "objects": objects})
+        if match := re.fullmatch(rf"/api/models/{_NAME}/commit/main", path):
+            (name,) = match.groups()
+            files = self.server.repositories[f"models/{name}"]
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                elif line["key"] == "lfsFile":
+                    files[line["value"]["path"]] = self.server.large[line["value"]["oid"]]
+            url = f"{self.server.endpoint}/{name}/commit/{commit_of(files)}"
+            return self.answer(200, {"success": True, "commitOid": commit_of(files), "commitUrl": url})
+        return self.answer(404)
+
+
+def folders(files: Iterable[str]) -> list[str]:
+    return sorted({str(folder) for file in files for folder in list(PurePosixPath(file).parents)[:-1]})
+
+
+def described(path: str, files: dict[str, bytes]) -> dict[str, Any]:
+    if path not in files:
+        return {"type": "directory", "path": path, "oid": hashlib.sha1(path.encode()).hexdigest(), "size": 0}
+    return {"type": "file", "path": path, "size": len(files[path]), "oid": hashlib.sha1(files[path]).hexdigest()}
+
+
+def commit_of(files: dict[str, bytes]) -> str:
+    return hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+
+
+def point_at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hub's client of this process, which is loaded already, talk to an endpoint."""
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", endpoint)
+
+
+@contextmanager
+def hub_server(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
+    """Give a hub on this machine that the client talks to, with a token for it and an empty cache."""
+    with Hub() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        point_at(server.endpoint, monkeypatch)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "")  # so that it is put back, whatever a command sets
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        yield server
+        server.shutdown()
