@@ -956,7 +956,7 @@ def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(
 ) -> None:
     """joint answers again after the first task alone, and before: 2 x 3 evaluations, in scenario=class too."""
     monkeypatch.setattr(progress, "_INTERVAL", 0.0)  # every message has a line
-    more = ("--set", "scenario=class", "--set", "temperature_scaling=false")
+    more = ("--set", "scenario=class")
     arguments = tiny_cli.arguments(tmp_path / "out", "--strategy", "joint", *BEFORE, *more)
     at = arguments.index("--sparsity")
     assert cli.main(arguments[:at] + arguments[at + 2 :]) == 0
