@@ -578,11 +578,16 @@ def _last_row(folder: Path, tasks: Sequence[TaskDefinition]) -> int:
 
 
 def read_floors(folder: Path) -> dict[str, dict[str, float | None]]:
-    """Return the floors that a unit measured, by name and task; none where the file is missing or damaged."""
-    try:
-        floors: dict[str, dict[str, float | None]] = read_json(folder / FLOORS, ReportError, "", _check_floors)
-    except ReportError:
+    """Return the floors that a unit measured, by name and task; none where it measured none.
+
+    Raises:
+        ReportError: the file is damaged, or not the one that the unit made.
+    """
+    path = folder / FLOORS
+    if not path.exists():
         return {}
+    check_own(path, ReportError)
+    floors: dict[str, dict[str, float | None]] = read_json(path, ReportError, _REMEDY, _check_floors)
     return floors
 
 

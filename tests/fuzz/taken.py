@@ -105,7 +105,7 @@ def make_world(root: Path) -> World:
 @contextmanager
 def cut_short() -> Iterator[None]:
     """Interrupt a run in the midst of the second unit's second task, with checkpoints."""
-    before, met, count = (checkpoints.INTERVAL, checkpoints.SHARE), unit.History.met, 0
+    before, met, count = (checkpoints.INTERVAL, checkpoints.SHARE), unit.History.log_step, 0
 
     def counting(self: Any, *told: Any) -> None:
         nonlocal count
@@ -116,11 +116,11 @@ def cut_short() -> Iterator[None]:
             raise KeyboardInterrupt
 
     checkpoints.INTERVAL, checkpoints.SHARE = 0.0, float("inf")
-    unit.History.met = counting  # type: ignore[method-assign]
+    unit.History.log_step = counting  # type: ignore[method-assign]
     try:
         yield
     finally:
-        (checkpoints.INTERVAL, checkpoints.SHARE), unit.History.met = before, met  # type: ignore[method-assign]
+        (checkpoints.INTERVAL, checkpoints.SHARE), unit.History.log_step = before, met  # type: ignore[method-assign]
 
 
 @contextmanager
