@@ -189,7 +189,9 @@ class Revision:
         strategy = self.config.classes[key["strategy"]]
         if key["strategy"] not in registry.STRATEGIES or self.config.common.scenario != "task":
             return None
-        if issubclass(strategy, RegionStrategy):
+        if (
+            issubclass(strategy, RegionStrategy) and strategy.forget_free
+        ):  # else a later task may change what earlier ones left
             return "ledger"
         # What it would have answered to a further task while it learned the others is not kept.
         grows = list(self.tasks[: len(self.base.tasks)]) == self.base.tasks

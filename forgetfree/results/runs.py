@@ -470,6 +470,11 @@ def _of_directory(out: Path, running: bool) -> RunRecord:
     if not (out / CONFIG).exists():
         raise ReportError(_without_results(out))
     config = read_json(out / CONFIG, ReportError, _REMEDY, _check_config, signed=True)
+    here = {path.parent.relative_to(out).as_posix() for path in out.glob(f"*/seed-*/{RECORD}")}
+    if foreign := sorted(here - config["units"].keys()):
+        raise ReportError(
+            f"{out / CONFIG} is that of another run: it does not name {foreign[0]}, which is here. {_REMEDY}"
+        )
     definitions = [TaskDefinition.of_fields(each) for each in config["tasks"]]
     for task in definitions:
         if unknown := registry.unknown_names(task):
