@@ -110,7 +110,7 @@ def tables_of(results: Results, evidence: Evidence) -> list[Table]:
     wide, single = len(results.tasks) > WIDE, len(results.tasks) == 1
     by_strategy = [_outcome(results), _transfer(results), _calibration(results)]
     by_strategy += [_more(results, name) for name in _measured_beside(results)]
-    others = [_held_aside(results), _readouts(results), _costs(results)]
+    others = [_held_aside(results), _costs(results)]
     for grid in (_growth, _ledger, _course if wide else _matrix):
         others += [grid(results, entry) for entry in results.entries]
 
@@ -327,7 +327,7 @@ def _retention(results: Results, evidence: Evidence) -> Iterator[Table]:
 
 
 def _calibration_beside_chance(results: Results) -> Iterator[Table]:
-    """Yield ECE, what chance shows, and what is left without it and after scaling: means over the tasks with probabilities."""
+    """Yield ECE, what chance shows, and what is left without it: means over the tasks with probabilities."""
     entries = [entry for entry in results.entries if all(run.files.probabilities for run in entry.runs)]
     if not entries:
         return
@@ -336,13 +336,6 @@ def _calibration_beside_chance(results: Results) -> Iterator[Table]:
         "noise floor": lambda each: ece_noise_floor(each.logits, each.labels),
         "ECE without noise": lambda each: debiased_ece(each.logits, each.labels),
     }
-    scaled = {"ECE after scaling": "ece_scaled", "temperature": "temperature"}
-    if not any(run.knows("temperature") for entry in entries for run in entry.runs):
-        scaled = {}
-
-    def at_end(run: Run, name: str) -> float | None:
-        return _mean(run.end(name)[~np.isnan(run.ece[-1])].tolist() or [None])
-
     rows = []
     for entry in entries:
         answers = [run.files.probabilities.values() for run in entry.runs]
@@ -350,17 +343,12 @@ def _calibration_beside_chance(results: Results) -> Iterator[Table]:
             cell((float(np.mean([measure(each) for each in of])) for of in answers), percent)
             for measure in measures.values()
         ]
-        shows: list[Show] = [percent, lambda value: f"{value:.2f}"]
-        cells += [
-            cell((at_end(run, name) for run in entry.runs), show)
-            for name, show in zip(scaled.values(), shows, strict=False)
-        ]
         rows.append((entry.label, *cells))
     yield Table(
         "Calibration beside chance (in percentage points; means over tasks)",
-        ("strategy", *measures, *scaled),
+        ("strategy", *measures),
         tuple(rows),
-        legend=meanings(*measures, *scaled),
+        legend=meanings(*measures),
     )
 
 
@@ -381,32 +369,6 @@ def _held_aside(results: Results) -> Grid:
         "strategy",
         _strategies(results, lambda run: run.facts.held_aside),
         Columns(stages, loss, PLAIN.text, [0, -1, 0], "held aside"),
-    )
-
-
-def _readouts(results: Results) -> Grid:
-    """Return the scores of new readouts on the models as they are at the end, and what they win."""
-    signs, show, again = np.array(results.signs), results.scale.text, "readout_again"
-    unit = _unit_of_scores(results, "in %, the difference in percentage points")
-    return Grid.of_runs(
-        ("After re-training the readout on the final model", unit),
-        "strategy",
-        _strategies(results, lambda run: run.knows(again)),
-        Columns(
-            _task_headers(results),
-            lambda run, _, i: run.end(again)[i],
-            _shows(results),
-            results.signs,
-            "a task, re-trained",
-        ),
-        Columns(["average"], lambda run, *_: run.end(again).mean(), show, results.sign, "average"),
-        Columns(
-            ["won by re-training"],
-            lambda run, *_: (signs * (run.end(again) - run.learning_matrix[-1])).mean(),
-            show,
-            0,
-            "won by re-training",
-        ),
     )
 
 
