@@ -86,7 +86,7 @@ class LedgerSwitch:
             indices, order = torch.cat([graft.region.indices for graft in grafts]).sort()
             pre = self._gather(indices)
             pre = torch.empty_like(pre).scatter_(0, order.to(pre.device), pre)
-            parts = torch.split(pre, [len(graft.region) for graft in grafts])
+            parts = pre.split([len(graft.region) for graft in grafts])
             self._written |= zip(unknown, zip(grafts, parts, strict=True), strict=True)
         undone = [(graft.region.indices, pre) for graft, pre in (self._written[part] for part in old[common:])]
         done = [(graft.region.indices, graft.values) for graft, _ in (self._written[part] for part in added)]
