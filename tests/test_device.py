@@ -12,7 +12,7 @@ import forgetfree
 from forgetfree import device
 from forgetfree.device import devices, find_device, give_device, processor_of
 from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.jobs.config import JobConfig
+from forgetfree.jobs.config import RunConfig
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.options import build
 from forgetfree.registry import strategy
@@ -66,7 +66,7 @@ def test_a_gpu_is_told_its_names_in_torch(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_device_is_checked_with_all_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, None)
     with pytest.raises(UsageError, match=r"--steps must be at least 1, got 0\.\n- --device cuda:1 is asked for"):
-        JobConfig(steps=0, device="cuda:1").faults().report()
+        RunConfig(steps=0, device="cuda:1").faults().report()
 
 
 def test_a_cpu_that_rounds_otherwise_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
