@@ -76,8 +76,7 @@ def config_of(results: RunRecord, run: Run, data: str, out: Path, model: str | N
     settings = {key: value for key, value in about.set.items() if key in own}
     settings.setdefault("test_limit", max(results.test_rows.values()))
     settings |= {"scenario": about.scenario, "evaluate_on": about.evaluated_on}
-    # No score depends on these.
-    settings |= {"floors": "constant", "temperature_scaling": False, "readout_again": False}
+    settings["floors"] = "constant"  # no score depends on it
     if threads := run.facts.made.get("machine", {}).get("threads"):
         settings["threads"] = threads
     settings |= {f"{run.strategy}.{key}": value for key, value in run.facts.options.items()}

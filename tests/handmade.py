@@ -13,7 +13,7 @@ from forgetfree.results.table import Results
 Json = dict[str, Any]
 TASKS = ["qnli", "mrpc"]
 #: What stands beside the matrices of `run_of`, by task.
-BY_TASK = ("agreement", "updates", "temperature", "ece_scaled", "readout_again", "union_accuracy", "union_ece")
+BY_TASK = ("agreement", "updates", "union_accuracy", "union_ece")
 
 
 def run_of(strategy: str, seed: int, last: list[float], **more: Any) -> Json:

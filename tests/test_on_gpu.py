@@ -41,7 +41,6 @@ def run(model_directory: Any, data_directory: Path, tmp_path_factory: pytest.Tem
         device="cpu",
         out=out,
         floors="constant",
-        temperature_scaling=False,
         progress=False,
     )
     return out

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,10 +17,8 @@ import numpy as np
 
 from forgetfree.benchmarks.speed.evaluation import small_tasks
 from forgetfree.benchmarks.speed.measurement import Figure
-from forgetfree.jobs.config import RunConfig
-from forgetfree.jobs.learn import learn
-from forgetfree.jobs.run import prepared
-from forgetfree.jobs.stream_loading import StreamLoader
+from forgetfree.jobs.config import Execution, RunConfig
+from forgetfree.jobs.run import UnitWork, prepared
 from forgetfree.jobs.unit import Unit
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.testing.tiny import tiny_model
@@ -31,32 +28,32 @@ TASKS, STEPS = 50, 60
 
 
 @contextmanager
-def small_run(strategy: str) -> Iterator[StreamLoader]:
+def small_run(strategy: str) -> Iterator[UnitWork]:
     """Give a run of 50 small tasks on a tiny BERT into a directory that is gone afterwards."""
     with tempfile.TemporaryDirectory() as out:
         settings: dict[str, Any] = {"upper_triangle": False, "evaluation_batch_size": 32}
         if strategy == "grafting-continual":
             settings |= {"sparsity": 1e-3, "mask_steps": 4}
         config = RunConfig(stream="sst2", data="demo", strategies=(strategy,), steps=STEPS, settings=settings, out=out)
-        loader = StreamLoader(prepared(config))
-        loader.tasks = small_tasks(TASKS, train=64, test=256)
+        work = UnitWork(prepared(config), Execution(debug=True))
+        work.loader.tasks = small_tasks(TASKS, train=64, test=256)
         with patch("forgetfree.models.loading.load_model", lambda *_, **__: tiny_model(positions=128)):
-            yield loader
+            yield work
 
 
 def seconds_per_task(strategy: str) -> np.ndarray:
     """Return how long each task took: training, evaluation, saving, and what is written after it."""
     times: list[float] = []
-    with small_run(strategy) as loader:
-        unit = Unit({"strategy": strategy, "seed": 0}, Path(loader.config.out) / strategy / "seed-0")
-        loader.stream(0)
+    with small_run(strategy) as work:
+        unit = Unit({"strategy": strategy, "seed": 0}, Path(work.loader.config.out) / strategy / "seed-0")
+        work.loader.stream(0)
 
         def written(path: Path, scores: Sequence[Score]) -> None:
             write_scores(path, scores)
             times.append(time.perf_counter())
 
         with patch("forgetfree.jobs.learn.write_scores", written):
-            unit.run(partial(learn, loader), Monitor(), loader.device, debug=True)
+            work(unit, Monitor())
         assert (unit.directory / SCORES_FILE).is_file()
     return np.diff(times)
 

@@ -301,7 +301,8 @@ def _at_work(strategy: StrategyTemplate, precision: str) -> Iterator[None]:
     # Of every forward pass, those of Avalanche's plugins too.
     model.precision, strategy.owner.is_busy = precision, True
     try:
-        with torch.device("cpu"):  # a data loader draws there, whatever the caller's default device is
+        # A data loader draws on the CPU; a context would cost each operation inside it a call where it is the default anyway.
+        with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
             yield
     finally:
         model.precision, strategy.owner.is_busy = before

@@ -96,16 +96,6 @@ class RunOptions(Options):
         "so); probe: and linear probes on the pre-trained model, at its readout and at the mean of tokens (one pass over "
         "training and test rows, for each seed)",
     )
-    temperature_scaling: bool = option(
-        True,
-        "at the end, fit a temperature a task to as many validation rows as test rows (at least 64, at most 512, as far "
-        "as there are so many), and tell the ECE with it",
-    )
-    readout_again: bool = option(
-        False,
-        "at the end, also train each task's linear readout again on the model as it is then, and tell its score: how much of "
-        "forgetting is the readout's (one pass over training and test rows, for each strategy and seed)",
-    )
 
     num_beams: int = option(
         1, "where texts are the answers, they are searched with so many beams; 1: greedily", at_least=1

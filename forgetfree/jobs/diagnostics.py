@@ -1,4 +1,4 @@
-"""What a run measures beside the scores of its strategies: floors, temperatures, and readouts that are trained again."""
+"""What a run measures beside the scores of its strategies: floors, rows that are right, and the loss on texts aside."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forgetfree.continual.evaluation import sample
 from forgetfree.data.sampling import representative
 from forgetfree.files import write_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import label_answers, pack_rows
-from forgetfree.results.calibration import calibration_rows, temperature_of
 from forgetfree.results.unit_folder import FLOORS
 from forgetfree.training.encoded_task import EncodedTask, sampled
-from forgetfree.training.floors import bag_of_words, linear_probe, linear_probes, nearest_rows
+from forgetfree.training.floors import bag_of_words, linear_probes, nearest_rows
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -62,36 +60,12 @@ def floors(
             floor_scores["nearest_row"] = nearest_rows(tasks, train, test)
     if probe is not None:
         with _pre_trained(stream, probe) as model:
-            probes = linear_probes(tasks, model, task_known=known)
+            probes = linear_probes(tasks, model, task_known=known, precision="auto")
         floor_scores["linear_probe"] = probes["linear_probe"]
         if any(score is not None for score in probes["mean_probe"]):
             floor_scores["mean_probe"] = probes["mean_probe"]
     names = [task.name for task in tasks]
     return {floor: dict(zip(names, scores, strict=True)) for floor, scores in floor_scores.items()}
-
-
-def temperatures(strategy: ContinualStrategy, answers: Row) -> dict[str, Numbers]:
-    """Return the temperature of each task, fitted to its validation rows, and the ECE of ``answers`` with it.
-
-    It is 1 where scaling does not help on validation rows that the fit has not seen, see `temperature_of`.
-
-    Nothing where the stream has no validation rows of its own; tasks whose answers have no probabilities are left out.
-    """
-    scaled = {task: label_answers(each) for task, each in answers.items() if each.are_labels and each.ece is not None}
-    benchmark = strategy.stream.benchmark
-    held_out = getattr(benchmark, "validation_stream", None) or getattr(benchmark, "valid_stream", None)
-    if not held_out or not scaled:
-        return {}
-    strategy.predictions = {}
-    strategy.choose_batches = lambda task, batches: sample(batches, calibration_rows(len(task.test)))
-    try:
-        strategy.eval([held_out[task.label] for task in strategy.stream.tasks])
-    finally:
-        strategy.choose_batches = None
-    known = {task: label_answers(strategy.predictions[task]) for task in scaled}
-    temperature = {task: temperature_of(each.logits, each.labels) for task, each in known.items()}
-    eces = {task: each.scaled(temperature[task]).ece for task, each in scaled.items()}
-    return {"temperature": dict(temperature), "ece_scaled": dict(eces)}
 
 
 def right_rows(tasks: Sequence[EncodedTask], answers: Row) -> dict[str, dict[str, str]]:
@@ -105,20 +79,6 @@ def right_rows(tasks: Sequence[EncodedTask], answers: Row) -> dict[str, dict[str
             right = label_answers(answers[task.name]).right
             packed |= {task.name: pack_rows(right)} if len(right) == len(task.test) else {}
     return {"right_rows": packed} if packed else {}
-
-
-def readouts_again(strategy: ContinualStrategy) -> Numbers:
-    """Return the score on each task of a new linear readout on the features of the model that answers for it now.
-
-    What it wins over the score of the strategy, the readout had forgotten; the rest is lost in the features. ``None`` where the
-    readout is not the task's own, or answers are not read from the model's features.
-    """
-    model, scores = strategy.model, Numbers()
-    for task in strategy.stream.tasks:
-        with strategy.answering(task) as other:
-            possible = other is None and not model.shared_readout
-            scores[task.name] = linear_probe([task], model, **strategy.options.answering)[0] if possible else None
-    return scores
 
 
 def loss_before(stream: Stream, texts: HeldOutTexts, options: TrainingOptions, device: str) -> float:

@@ -15,7 +15,6 @@ from forgetfree.jobs.checkpoints import CHECKPOINT, in_a_phase, tasks_learned
 from forgetfree.jobs.config import keys_of
 from forgetfree.jobs.environment import versions
 from forgetfree.jobs.unit import Json, Unit, named
-from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.options import flag_of, name_of_function, typed
 from forgetfree.results.config_file import load_run
 
@@ -61,7 +60,7 @@ def resumption(out: Path) -> str:
 def _by_standing(out: Path) -> dict[str, list[str]]:
     """Return the names of a directory's units by how they stand; nothing where there is no run."""
     try:
-        config = read_config_json(out)
+        config = load_run(out)
     except RunError:
         return {}
     units: dict[str, list[str]] = {what: [] for what in _STANDINGS}
@@ -104,34 +103,14 @@ def _listed(names: Sequence[str]) -> str:
 
 # -- config.json, and what must be as it was when the run is resumed --------------------------------------
 
-_CONFIG: dict[str, type] = {
-    **{"run": dict, "machine": dict, "model": dict, "tasks": list, "data": dict, "about": dict, "units": dict},
-}
 #: Lists that may be longer when the run is resumed.
 _GROWING = ("strategy", "seed")
 #: Whose versions decide bits.
 _PACKAGES = ("forgetfree", "torch", "transformers")
 #: What may be there beside model, tasks and data.
 _BESIDE = {"fine_tuned": "the fine-tuned model", "held_aside": "the texts of --held-aside"}
-_REMEDY = "Start again with another --out."
-
-
-def read_config_json(out: Path) -> Json:
-    """Read the config.json of a run, and check it.
-
-    Raises:
-        RunError: it is missing or damaged, or something else wrote it.
-    """
-
-    def check_config(config: Any) -> None:
-        check_fields("", config, _CONFIG)
-        check_fields("", {"versions": {}} | config, {"versions": dict})
-        for key in ("data", "units"):
-            right = all(isinstance(value, dict) for value in config[key].values())
-            check(key, config[key], right, "an object of objects")
-
-    read_json(out / "config.json", RunError, _REMEDY, check_config, signed=True)
-    return load_run(out, _REMEDY)
+#: What to do where a run cannot be resumed.
+REMEDY = "Start again with another --out."
 
 
 def as_json(value: Any) -> Any:
@@ -162,7 +141,7 @@ def merged_config(out: Path, before: Json, now: Json, allow_changed: bool = Fals
     if what := [*changed, *([] if allow_changed else circumstances)]:
         remedy = "put the old files back" if changed else "give --allow-changed: then config.json names the change"
         raise RunError(
-            f"{out} cannot be resumed: {' and '.join(what)} changed since it was begun. {_REMEDY[:-1]}, or {remedy}."
+            f"{out} cannot be resumed: {' and '.join(what)} changed since it was begun. {REMEDY[:-1]}, or {remedy}."
         )
     now = now | {"run": request}
     if "units" not in now:

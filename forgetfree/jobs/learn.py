@@ -12,9 +12,7 @@ from forgetfree.jobs.diagnostics import (
     floors,
     loss_before,
     losses_after,
-    readouts_again,
     right_rows,
-    temperatures,
     write_floors,
 )
 from forgetfree.jobs.ledger_summary import ledger_summary
@@ -56,7 +54,7 @@ def learn(
     """
     from forgetfree.continual.evaluation import StreamAnswers
 
-    name, seed, config, common = key["strategy"], key["seed"], loader.config, loader.config.common
+    name, seed, config = key["strategy"], key["seed"], loader.config
     stream, texts = loader.stream(seed), loader.held_out_texts(seed)
     loss_of_texts = texts and loss_before(stream, texts, config.options[name], loader.device)
     bound = _bound(loader, key)
@@ -101,8 +99,6 @@ def learn(
     by_task: Json = {"updates": {task.name: strategy.updates[task.name] for task in stream.tasks}}
     by_task["updates"] |= carried.updates if carried else {}
     by_task |= right_rows(stream.tasks, last)
-    by_task |= temperatures(strategy, last) if common.temperature_scaling else {}
-    by_task |= {"readout_again": readouts_again(strategy)} if common.readout_again else {}
     aside = texts and {"before": loss_of_texts, **losses_after(strategy, texts), **texts.counts}
     save_predictions(directory, last, (carried.texts_before if carried else {}) | _texts_before(learned.rows[0]))
     write_json(directory / SECONDS_PER_TASK, learned.seconds)

@@ -19,11 +19,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
 from forgetfree.core.base_regions import budget, tiny_region_note
@@ -59,12 +59,15 @@ from forgetfree.training.localization import LocalizationOptions, mask_options
 from forgetfree.training.monitor import Monitor, Phase
 from forgetfree.training.training_options import MOST_SHOTS, TrainingOptions
 
+if TYPE_CHECKING:
+    from forgetfree.continual.streams import Stream
+
 #: The largest weights that are loaded, checked and timed beforehand, in bytes.
 _TIMED = 10**9
 #: Training rows of a task that are encoded to see whether texts are cut.
 _SAMPLE = 64
 #: Steps that are taken of each phase; the first, which prepares memory and kernels, does not count.
-_TAKEN = 4
+_TAKEN = 2
 
 
 def plan_of(config: RunConfig, *, resume: bool = False) -> Json:
@@ -99,7 +102,6 @@ class _Model:
     parameters: int
     space: ParameterSpace | None
     local: bool
-    load: Callable[[], LoadedModel] | None = None
     loaded: LoadedModel | None = None
 
     @property
@@ -201,11 +203,10 @@ class _Look:
         weights = sum(each.stat().st_size for each in Path(path).glob("*.safetensors")) if path and local else 0
         if local and weights <= _TIMED:
             arguments |= {"tasks": tasks, **objects.model_arguments}
-            load = partial(load_model, objects.model_or(config.model), readout, **arguments)
-            loaded = load()
+            loaded = load_model(objects.model_or(config.model), readout, **arguments)
             self._notes += [loaded.note] if loaded.note else []
             size = sum(parameter.numel() for parameter in loaded.model.backbone.parameters())
-            return _Model(loaded.name, loaded.readout, size, loaded.model.space(), True, load, loaded)
+            return _Model(loaded.name, loaded.readout, size, loaded.model.space(), True, loaded)
         self._notes.append("The model is not timed here: its weights are large, or come from the hub.")
         try:
             arguments = {"graftable": common.graftable, "dtype": common.dtype, "tasks": tasks if local else ()}
@@ -325,8 +326,7 @@ class _Look:
 
     def _step_times(self, name: str) -> list[_PhaseTime] | None:
         """Return what the phases of a strategy take, by a few steps of each on the first task that is here, if one is."""
-        task = next((task for task in self._config.names if task in self._rows), None)
-        if task is None or self._model.load is None:
+        if self._first_task is None:
             return None
         options, heard = self._options[name], _StepTimes()
         few: dict[str, Any] = {"steps": _TAKEN, "mask_steps": _TAKEN, "mask_evaluations": 1}
@@ -336,21 +336,28 @@ class _Look:
         known = type(options).__dataclass_fields__
         options = replace(options, **{key: each for key, each in few.items() if key in known})
         try:
-            self._learn_first(name, self._model.load(), self._rows[task], options, heard)
+            self._learn_first(name, self._first_task, options, heard)
         except (ForgetfreeError, RuntimeError, MemoryError) as error:
             self._notes.append(f"A first step of {name} fails: {first_line(out_of_memory(error) or error)}")
             return None
         return heard.times
 
-    def _learn_first(self, name: str, loaded: LoadedModel, rows: TaskRows, options: Any, monitor: Monitor) -> None:
-        """Let a strategy learn one task, and keep nothing."""
+    @cached_property
+    def _first_task(self) -> Stream | None:
+        """The stream of the first task that is here, on the model, if both are."""
         from forgetfree.continual.streams import make_stream
 
-        config, common = self._config, self._common
+        config, common, loaded = self._config, self._common, self._model.loaded
+        rows = next((self._rows[task] for task in config.names if task in self._rows), None)
+        if rows is None or loaded is None:
+            return None
         drawn: Json = {"shots": config.shots, "or_fewer": common.or_fewer, "seed": config.seeds[0], "test_limit": 1}
-        stream = make_stream(rows.task.name, [rows], loaded, **drawn)
-        learner = config.classes[name](
-            stream=stream, options=options, seed=config.seeds[0], device=self._device, monitor=monitor
+        return make_stream(rows.task.name, [rows], loaded, **drawn)
+
+    def _learn_first(self, name: str, stream: Stream, options: Any, monitor: Monitor) -> None:
+        """Let a strategy learn one task, from θ_pre, and keep nothing."""
+        learner = self._config.classes[name](
+            stream=stream, options=options, seed=self._config.seeds[0], device=self._device, monitor=monitor
         )
         learner.train(stream.benchmark.train_stream[0])
 

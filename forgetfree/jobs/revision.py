@@ -21,7 +21,7 @@ from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import link_or_copy, write_json
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, stream_of, without_others
-from forgetfree.jobs.directory import as_json, merged_config, read_config_json
+from forgetfree.jobs.directory import REMEDY, as_json, merged_config
 from forgetfree.jobs.run import prepared, run, units_of
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.stream_prefix import Form, StreamPrefix
@@ -91,7 +91,7 @@ class FinishedRun:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.config = load_run(directory) | read_config_json(directory)
+        self.config = load_run(directory)
         self.tasks = [str(each["name"]) for each in self.config["tasks"]]
         if objects := self.config.get("objects"):
             raise RunError(
@@ -189,7 +189,9 @@ class Revision:
         strategy = self.config.classes[key["strategy"]]
         if key["strategy"] not in registry.STRATEGIES or self.config.common.scenario != "task":
             return None
-        if issubclass(strategy, RegionStrategy):
+        if (
+            issubclass(strategy, RegionStrategy) and strategy.forget_free
+        ):  # else a later task may change what earlier ones left
             return "ledger"
         # What it would have answered to a further task while it learned the others is not kept.
         grows = list(self.tasks[: len(self.base.tasks)]) == self.base.tasks
@@ -252,7 +254,7 @@ class Revision:
     def _check_begun(self, content: Json) -> None:
         """Raise ``UsageError`` unless the directory was begun so, from a run of the same rows and model."""
         out = Path(self.config.out)
-        before = read_config_json(out)
+        before = load_run(out, REMEDY)
         merged_config(out, before, {"run": content["run"]}, allow_changed=True)
         rows_before = {task: before["data"].get(task) for task in content["data"]}
         if rows_before != content["data"] or before["model"]["fingerprint"] != content["model"]["fingerprint"]:

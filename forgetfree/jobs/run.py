@@ -14,8 +14,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, suppress
-from functools import cached_property, partial
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +25,25 @@ from forgetfree.errors import RunError, UsageError
 from forgetfree.files import sweep, write_json
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, with_precision
 from forgetfree.jobs.description import describe
-from forgetfree.jobs.directory import as_json, holdings, merged_config, read_config_json, units_in
-from forgetfree.jobs.environment import check_precision, environment, set_threads, threads_as_before, threads_of_each
+from forgetfree.jobs.directory import REMEDY, as_json, holdings, merged_config, units_in
+from forgetfree.jobs.environment import (
+    check_precision,
+    circumstances,
+    environment,
+    set_threads,
+    threads_as_before,
+    threads_of_each,
+)
 from forgetfree.jobs.environment import versions as versions_here
 from forgetfree.jobs.learn import learn
 from forgetfree.jobs.progress import Progress
 from forgetfree.jobs.signals import STOP, terminable
 from forgetfree.jobs.stream_loading import StreamLoader
-from forgetfree.jobs.unit import Json, Unit, remove_checkpoints
+from forgetfree.jobs.unit import History, Json, Unit, remove_checkpoints, why_it_failed
 from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses, units_at_a_time
 from forgetfree.json_file import sign
 from forgetfree.output import LOCK, check_begun, exclusive, is_unused, make_directory, refuse_used
+from forgetfree.results.config_file import load_run
 from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
@@ -78,6 +86,8 @@ def run(config: RunConfig, execution: Execution = USUAL, prefix: Prefix | None =
         from forgetfree.jobs.trackers import check_trackers
 
         check_trackers(execution.log)
+    from forgetfree.results.report.run_report import write_report
+
     out, work = Path(config.out), UnitWork(config, execution, prefix)
     if execution.resume:
         check_begun(out)
@@ -90,16 +100,16 @@ def run(config: RunConfig, execution: Execution = USUAL, prefix: Prefix | None =
         with progress.job([str(unit) for unit in missing], len(content["tasks"])):
             executor = _executor(work, execution, len(missing), progress)
             if begun:
-                write_results(out)
+                write_report(out, ended=False)
             try:
                 with closing(executor.run(work, missing)) as ended:  # an error here stops them, too
                     for _ in ended:
-                        write_results(out)
+                        write_report(out, ended=False)
             except BaseException as error:
                 if told := _cut_short(error, out):
                     raise told from error
                 raise
-            return write_results(out, ended=True)
+            return write_report(out, ended=True)
 
 
 def check_resumption(config: RunConfig, execution: Execution) -> None:
@@ -146,16 +156,31 @@ class UnitWork:
         del self.loader
 
     def __call__(self, unit: Unit, monitor: Monitor) -> None:
-        """Let the unit's strategy learn the stream."""
-        carried = self._prefix(self.loader, unit.key) if self._prefix else None
-        measure = partial(learn, self.loader, carried=carried)
+        """Let the unit's strategy learn the stream, from where it was cut short or from the start.
+
+        Raises:
+            UsageError, OutOfMemoryError, OSError: see `why_it_failed`.
+        """
+        loader = self.loader
+        carried = self._prefix(loader, unit.key) if self._prefix else None
+        kept = unit.begin(circumstances(loader.device))
+        history = History(monitor, unit.directory, kept)
+        details, error = {}, None
+        try:
+            with self._tracked(unit, history) as heard:
+                details = learn(loader, unit.key, unit.directory, heard, carried)
+        except Exception as fault:  # of a plug-in, perhaps
+            error = why_it_failed(fault, self._debug)
+        unit.end(environment(loader.device), details, error, history.seconds)
+        kept.end()
+
+    def _tracked(self, unit: Unit, monitor: Monitor) -> AbstractContextManager[Monitor]:
+        """Give a monitor that also logs to the trackers that are asked for."""
         if not self._log:
-            unit.run(measure, monitor, self.loader.device, self._debug)
-            return
+            return nullcontext(monitor)
         from forgetfree.jobs.trackers import track
 
-        tracked = partial(track, self._log, unit, Path(self._config.out), self._config.section())
-        unit.run(measure, monitor, self.loader.device, self._debug, tracked)
+        return track(self._log, unit, Path(self._config.out), self._config.section(), monitor)
 
 
 # -- Before the first unit -------------------------------------------------------------------------------
@@ -180,7 +205,7 @@ def _config_before(config: RunConfig, execution: Execution) -> Json:
     out = Path(config.out)
     if not execution.resume or not os.path.lexists(out / "config.json"):
         return {}
-    begun = read_config_json(out)
+    begun = load_run(out, REMEDY)
     if lacking := [each for each in begun.get("objects", ()) if each not in config.unnamed]:
         raise UsageError(
             f"{out} was begun from Python with {', '.join(lacking)}, which no file can name. Go on by the "
@@ -265,29 +290,13 @@ def _cut_short(error: BaseException, out: Path) -> RunError | None:
             f"{out} was deleted, or what is in it, while a run worked there. Start again, and leave the directory alone "
             "until it has ended."
         )
+    from forgetfree.results.report.run_report import write_report
+
     with suppress(Exception):
-        write_results(out, ended=not STOP.requested)  # figures take longer than a scheduler waits
+        write_report(out, ended=not STOP.requested)  # figures take longer than a scheduler waits
     if isinstance(error, BrokenProcessPool):
         return RunError(
             "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "
             f"why). {holdings(out)} Add --jobs 1 to run one unit at a time."
         )
     return None
-
-
-# -- Results ---------------------------------------------------------------------------------------------
-
-
-def write_results(out: Path, ended: bool = False) -> Json:
-    """Make results.json and report.md of the units that a directory holds, and return the content of results.json.
-
-    Args:
-        out: the directory.
-        ended: nothing more is run now: draw figures, too.
-    """
-    from forgetfree.results.report.run_report import write_report  # not before there is something to report
-
-    return write_report(out, ended=ended)
-
-
-__all__ = ["UnitWork", "check_resumption", "prepared", "run", "units_of", "write_results"]

@@ -15,8 +15,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,15 +33,11 @@ from forgetfree.errors import (
 )
 from forgetfree.files import size_of, write_atomically, write_json
 from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint, remove_checkpoint
-from forgetfree.jobs.environment import circumstances, environment
 from forgetfree.json_file import parse_json, sign
 from forgetfree.results.unit_folder import HISTORY, RECORD, read_record, size_and_sha256
 from forgetfree.training.monitor import Follower, Monitor, Phase
 
 Json = dict[str, Any]
-#: Measures the unit of a key: writes its files into a folder, and returns what else results.json needs of it.
-Measure = Callable[[Mapping[str, Any], Path, Monitor], Json]
-
 #: Logged steps of a phase, about.
 _LOGGED = 100
 #: Bytes of a file from which on its size alone is compared to say how a unit stands: `Unit.is_done` reads all of it.
@@ -95,52 +90,15 @@ class Unit:
         """Mark the unit as not ended, even if its files are damaged."""
         (self.directory / RECORD).unlink(missing_ok=True)
 
-    def run(
-        self,
-        measure: Measure,
-        monitor: Monitor,
-        device: str,
-        debug: bool = False,
-        also: Callable[[Monitor], AbstractContextManager[Monitor]] = nullcontext,
-    ) -> None:
-        """Run it from where it was cut short, if the circumstances are the same; else from the start, in an empty folder.
-
-        What goes wrong in it (a loss that diverges, a fault of a strategy) is put down in unit.json, and the others go on.
-
-        Args:
-            measure: what is done.
-            monitor: hears of it, as `History` does.
-            device: where it runs.
-            debug: let exceptions through, except those of training, metrics and ledgers.
-            also: gives a monitor in place of another, for as long as it is measured.
-
-        Raises:
-            UsageError, OutOfMemoryError, OSError: what was asked for is wrong, there is no memory, or the disk is full or
-                cannot be written: the other units would fail, too.
-        """
+    def begin(self, circumstances: Json) -> FileCheckpoint:
+        """Return the checkpoint from which it goes on if the circumstances are those of before; else it has an empty folder."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        kept = FileCheckpoint(self.directory, circumstances(device))
+        kept = FileCheckpoint(self.directory, circumstances)
         for path in self.directory.iterdir():
             if not kept.goes_on or path.name not in (CHECKPOINT, HISTORY):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         kept.start()
-        history = History(monitor, self.directory, kept)
-        details, error = {}, None
-        try:
-            with also(history) as heard:
-                details = measure(self.key, self.directory, heard)
-        except Exception as fault:  # of a plug-in, perhaps
-            if told := out_of_memory(fault):
-                raise told from fault
-            if _concerns_all(fault) or (debug and not isinstance(fault, _EXPECTED)):
-                raise
-            if isinstance(fault, ForgetfreeError):
-                error = " ".join(str(fault).split("\n"))
-            else:
-                reason = f"{type(fault).__name__}: {first_line(fault)}"
-                error = f"It stopped with {reason}. Run it alone with --debug to see where."
-        self.end(environment(device), details, error, history.seconds)
-        kept.end()
+        return kept
 
     def end(self, made: Json, details: Json, error: str | None = None, seconds: float = 0.0) -> None:
         """Write unit.json: the unit has ended, with the files that are in its folder.
@@ -171,10 +129,25 @@ def remove_checkpoints(units: Iterable[Unit]) -> None:
             remove_checkpoint(unit.directory)
 
 
-def _concerns_all(fault: Exception) -> bool:
-    """Say whether the other units would fail, too."""
+def why_it_failed(fault: Exception, debug: bool) -> str:
+    """Return what unit.json says of a fault (a loss that diverges, a mistake in a strategy), after which other units go on.
+
+    Args:
+        fault: what was raised.
+        debug: let it through, unless it is one of training, metrics or ledgers.
+
+    Raises:
+        UsageError, OutOfMemoryError, OSError: what was asked for is wrong, there is no memory, or the disk is full or
+            cannot be written: the other units would fail, too.
+    """
+    if told := out_of_memory(fault):
+        raise told from fault
     full = isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
-    return full or isinstance(fault, UsageError)
+    if full or isinstance(fault, UsageError) or (debug and not isinstance(fault, _EXPECTED)):
+        raise fault
+    if isinstance(fault, ForgetfreeError):
+        return " ".join(str(fault).split("\n"))
+    return f"It stopped with {type(fault).__name__}: {first_line(fault)}. Run it alone with --debug to see where."
 
 
 def named(key: Mapping[str, Any], separator: str) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from forgetfree.core.body import POOLER, fingerprint_of, part_named
+from forgetfree.core.parameters import entries
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import check_buffers, digest_of, persistent_buffers
 from forgetfree.errors import LedgerError, RegionError
@@ -16,6 +19,21 @@ from forgetfree.ledger.binding import Binding, head_digest, network_differences,
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.tasks import TaskDefinition
+
+
+class _Piece(NamedTuple):
+    """Values for entries of one tensor: its number in the space, where in it, ``(n,)``, and what, ``(n,)``."""
+
+    number: int
+    local: Tensor
+    values: Tensor
+
+
+class _Part(NamedTuple):
+    """What one record writes, and θ_pre at the same entries."""
+
+    values: Sequence[_Piece]
+    pre: Sequence[_Piece]
 
 
 class LedgerSwitch:
@@ -38,8 +56,8 @@ class LedgerSwitch:
     def __init__(self, ledger: Ledger, model: nn.Module, *, check: bool = True, fingerprint: str | None = None) -> None:
         self.ledger = ledger
         self._backbone = backbone = part_named(model, ledger.space)
-        #: Of each part (see `Ledger.parts`) that was ever written: its entries and values, and θ_pre there.
-        self._written: dict[int, tuple[Graft, Tensor]] = {}
+        #: Each part (see `Ledger.parts`) that was ever written.
+        self._written: dict[int, _Part] = {}
         self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
         #: The region last given to `begin`, and θ_pre there; and the digests of all tensors then, unless any may change.
         self._region, self._region_pre = Region.empty(), torch.empty(0, device="cpu")
@@ -66,31 +84,53 @@ class LedgerSwitch:
         if not 0 <= stage <= len(records):
             raise LedgerError(f"The ledger has {len(records)} records, there is no stage {stage}.")
         if stage != self._stage:
-            for indices, values in self._pieces(stage):
-                self._scatter(indices, values)
+            old, new = self.ledger.parts(self._stage), self.ledger.parts(stage)
+            common = min(len(old), len(new)) if old[:1] == new[:1] else 0
+            for part in old[common:]:
+                self._write(self._written[part].pre)
+            for part in new[common:]:  # the model holds θ_pre at its entries
+                if part not in self._written:
+                    graft = self._graft(part)
+                    self._keep(part, graft, self._gather(graft.region.indices))
+                self._write(self._written[part].values)
             self._stage = stage
             torch.clear_autocast_cache()  # a caller's autocast keeps weights in half precision, as they were
         self._restore_buffers()
 
-    def _pieces(self, stage: int) -> list[tuple[Tensor, Tensor]]:
-        """Return what to write to get to a stage: indices and values, one after another."""
-        old, new = self.ledger.parts(self._stage), self.ledger.parts(stage)
-        common = min(len(old), len(new)) if old[:1] == new[:1] else 0
-        added = new[common:]
-        unknown = [part for part in added if part not in self._written]
-        if unknown and len(old) > common:  # which may cover their entries
-            self.to(0)
-            return self._pieces(stage)
-        if unknown:
-            grafts = [self._graft(part) for part in unknown]
-            indices, order = torch.cat([graft.region.indices for graft in grafts]).sort()
-            pre = self._gather(indices)
-            pre = torch.empty_like(pre).scatter_(0, order.to(pre.device), pre)
-            parts = pre.split([len(graft.region) for graft in grafts])
-            self._written |= zip(unknown, zip(grafts, parts, strict=True), strict=True)
-        undone = [(graft.region.indices, pre) for graft, pre in (self._written[part] for part in old[common:])]
-        done = [(graft.region.indices, graft.values) for graft, _ in (self._written[part] for part in added)]
-        return [_united(pieces) for pieces in (undone, done) if pieces]
+    def _keep(self, part: int, graft: Graft, pre: Tensor) -> None:
+        """Keep what a part writes, cut by tensor."""
+        values: list[_Piece] = []
+        before: list[_Piece] = []
+        for number, local, where in self.ledger.space.split(graft.region.indices):
+            tensor = self._tensor(number)
+            local = local.to(tensor.device)
+            values.append(_Piece(number, local, graft.values[where].to(tensor)))
+            before.append(_Piece(number, local, pre[where].to(tensor)))
+        self._written[part] = _Part(values, before)
+
+    @torch.no_grad()
+    def _write(self, pieces: Sequence[_Piece]) -> None:
+        for number, local, values in pieces:
+            tensor = self._tensor(number)
+            if tensor.is_contiguous() and tensor.device == local.device:
+                tensor.view(-1).scatter_(0, local, values)
+            else:
+                flat, at = entries(tensor, local)
+                flat[at] = values.to(flat)
+
+    def _tensor(self, number: int) -> Tensor:
+        """Return a tensor of the space as the model has it now: whoever moves a model may put others into it."""
+        parameters, name = self._owners[number]
+        tensor = parameters[name]
+        assert tensor is not None  # of a space
+        return tensor
+
+    @cached_property
+    def _owners(self) -> list[tuple[dict[str, nn.Parameter | None], str]]:
+        """Where the model has each tensor of the space."""
+        self.ledger.space.parameters(self._backbone)  # refuses a model that lacks one
+        places = [spec.name.rpartition(".") for spec in self.ledger.space.tensors]
+        return [(self._backbone.get_submodule(module)._parameters, name) for module, _, name in places]
 
     def _graft(self, part: int) -> Graft:
         """Return what a part writes."""
@@ -135,7 +175,7 @@ class LedgerSwitch:
         self._begun = False
         if self.ledger.composition == "union":
             part = len(self.ledger.records) - 1
-            self._written[part] = record.owned, self._region_pre
+            self._keep(part, record.owned, self._region_pre)
             self._stage = part + 1
         else:
             self.roll_back()
@@ -184,15 +224,6 @@ class LedgerSwitch:
         # By name each time: moving a model to another device replaces its buffers.
         for name, before in self._buffers_pre.items():
             self._backbone.get_buffer(name).copy_(wanted.get(name, before))
-
-
-def _united(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return indices and values of pieces that have no entry in common as one piece."""
-    if len(pieces) == 1:
-        return pieces[0]
-    indices, order = torch.cat([indices for indices, _ in pieces]).sort()
-    values = torch.cat([values.to(pieces[0][1].device) for _, values in pieces])
-    return indices, values[order.to(values.device)]
 
 
 def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -196,10 +196,6 @@ class LabelAnswers(Answers):
         """Expected calibration error, in [0, 1]."""
         return expected_calibration_error(self.logits, self.labels)
 
-    def scaled(self, temperature: float) -> Self:
-        """Return the answers with their logits divided by a temperature: the same labels, with other confidences."""
-        return replace(self, logits=self.logits.astype(np.float64) / temperature)
-
     def _metric(self, name: str) -> Metric:
         registered: Metric = registry.kind(self.kind).metric(name)
         return registered

@@ -1,8 +1,7 @@
-"""What a model's confidence is worth: reliability, expected calibration error beside chance, and temperature scaling."""
+"""What a model's confidence is worth: reliability and expected calibration error beside chance."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,16 +10,8 @@ import numpy.typing as npt
 from forgetfree.errors import MetricError
 from forgetfree.results.metrics import Floats, Integers, labels_of, logits_of
 
-#: Validation rows of a task that its temperature is fitted to, at least and at most.
-_FEWEST, _MOST = 64, 512
 #: Of confidences in (0, 1], all of one width (Guo et al., ICML 2017).
 BINS = 15
-#: Temperatures that are considered. Where all answers are right, the lower the better, without end.
-LOWEST, HIGHEST = 0.01, 100.0
-#: Parts of the rows, each of which is left out once to see whether scaling helps on rows that the fit has not seen.
-FOLDS = 5
-#: Logits below are those of labels that a row cannot have.
-_IMPOSSIBLE = -1e30
 #: Outcomes that are drawn of a calibrated model.
 _DRAWS = 1000
 
@@ -47,11 +38,6 @@ class Reliability:
         filled = self.counts > 0
         gaps = np.abs(self.accuracy[filled] - self.confidence[filled])
         return float((self.counts[filled] * gaps).sum() / self.counts.sum())
-
-
-def calibration_rows(tests: int) -> int:
-    """Return to how many validation rows a temperature is fitted, as far as there are so many: as many as are tested."""
-    return min(max(tests, _FEWEST), _MOST)
 
 
 def reliability(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS) -> Reliability:
@@ -145,59 +131,3 @@ def debiased_ece(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     shape = np.abs(gap) / np.where(certain, 1, spread)
     expected = np.where(certain, np.abs(gap), foldnorm.mean(shape, scale=np.where(certain, 1, spread)))
     return float((counts * (2 * np.abs(gap) - expected)).sum() / counts.sum())
-
-
-def temperature_of(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Return the `fitted_temperature`; 1 unless scaling lowers the cross-entropy of rows that were left out of the fit.
-
-    Row i is left out with those of its fold, i mod `FOLDS`, and scaled by the temperature that is fitted to all other rows.
-
-    Args:
-        logits: shape (n, n_labels), of rows that were not trained on.
-        labels: of these rows, shape (n,).
-    """
-    scores, correct = _counted(logits, labels)
-    fold = np.arange(len(correct)) % FOLDS
-    before, after = 0.0, 0.0
-    for each in range(min(FOLDS, len(correct))):
-        out = fold == each
-        before += cross_entropy(scores[out], correct[out]) * out.sum()
-        after += cross_entropy(scores[out], correct[out], fitted_temperature(scores[~out], correct[~out])) * out.sum()
-    return fitted_temperature(scores, correct) if after < before else 1.0
-
-
-def cross_entropy(logits: npt.ArrayLike, labels: npt.ArrayLike, temperature: float = 1.0) -> float:
-    """Return the mean negative log likelihood of the labels under softmax(logits / T), in nats."""
-    scores, correct = np.asarray(logits, dtype=np.float64), np.asarray(labels)
-    gaps = (scores - scores.max(axis=1, keepdims=True)) / temperature
-    return float(np.mean(np.log(np.exp(gaps).sum(axis=1)) - gaps[np.arange(len(correct)), correct]))
-
-
-def fitted_temperature(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Return the T that minimises the `cross_entropy`, in [`LOWEST`, `HIGHEST`].
-
-    It is convex in 1/T, so there is one minimum. Rows whose label was ruled out beforehand do not count.
-
-    Args:
-        logits: shape (n, n_labels), of rows that were not trained on.
-        labels: of these rows, shape (n,).
-    """
-    from scipy.optimize import minimize_scalar
-
-    scores, correct = _counted(logits, labels)
-    if not len(correct):
-        return 1.0
-    fitted = minimize_scalar(
-        lambda log_temperature: cross_entropy(scores, correct, math.exp(log_temperature)),
-        bounds=(math.log(LOWEST), math.log(HIGHEST)),
-        method="bounded",
-        options={"xatol": 1e-5},
-    )
-    return math.exp(fitted.x)
-
-
-def _counted(logits: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Floats, Integers]:
-    """Return the rows whose label was not ruled out beforehand."""
-    scores, correct = np.asarray(logits, dtype=np.float64), np.asarray(labels)
-    counted = scores[np.arange(len(correct)), correct] > _IMPOSSIBLE
-    return scores[counted], correct[counted]

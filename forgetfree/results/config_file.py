@@ -119,13 +119,12 @@ def check_whole(directory: Path) -> None:
 
 
 def _check_run(config: Any) -> None:
-    check_fields("", config, {"run": dict, "model": dict, "tasks": list})
+    objects = dict.fromkeys(("run", "machine", "model", "data", "about", "units", "versions"), dict)
+    check_fields("", config, {**objects, "tasks": list})
     check_fields("model", config["model"], {"name": str, "readout": str})
-    rows = config.get("data", {})
-    are_objects = isinstance(rows, dict) and all(isinstance(each, dict) for each in rows.values())
-    check("data", rows, are_objects, "an object of objects")
-    versions = config.get("versions", {})
-    check("versions", versions, isinstance(versions, dict), "an object")
+    for key in ("data", "units"):
+        right = all(isinstance(value, dict) for value in config[key].values())
+        check(key, config[key], right, "an object of objects")
     longest = config["model"].get("max_length", MAX_LENGTH)
     check(
         "model.max_length", longest, is_number(longest, 1) and isinstance(longest, int), "a whole number of at least 1"

@@ -30,6 +30,7 @@ from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
 from forgetfree.results.unit_folder import (
     BEFORE,
     CONFIG,
+    ELSEWHERE,
     FLOORS,
     HISTORY,
     PREDICTIONS,
@@ -57,8 +58,6 @@ LEARNED_FLOORS = {
 }
 #: What tables call the floor of a language model that answers before training.
 UNTRAINED = "the model before training"
-#: Beside the phases of a run: seconds of fine-tuned models that another strategy or run made; null if one does not tell.
-ELSEWHERE = "fine_tune_elsewhere"
 #: What the metrics of the one final union begin with.
 UNION = "union_"
 #: What says which unit a score is of.
@@ -470,6 +469,11 @@ def _of_directory(out: Path, running: bool) -> RunRecord:
     if not (out / CONFIG).exists():
         raise ReportError(_without_results(out))
     config = read_json(out / CONFIG, ReportError, _REMEDY, _check_config, signed=True)
+    here = {path.parent.relative_to(out).as_posix() for path in out.glob(f"*/seed-*/{RECORD}")}
+    if foreign := sorted(here - config["units"].keys()):
+        raise ReportError(
+            f"{out / CONFIG} is that of another run: it does not name {foreign[0]}, which is here. {_REMEDY}"
+        )
     definitions = [TaskDefinition.of_fields(each) for each in config["tasks"]]
     for task in definitions:
         if unknown := registry.unknown_names(task):
@@ -578,11 +582,16 @@ def _last_row(folder: Path, tasks: Sequence[TaskDefinition]) -> int:
 
 
 def read_floors(folder: Path) -> dict[str, dict[str, float | None]]:
-    """Return the floors that a unit measured, by name and task; none where the file is missing or damaged."""
-    try:
-        floors: dict[str, dict[str, float | None]] = read_json(folder / FLOORS, ReportError, "", _check_floors)
-    except ReportError:
+    """Return the floors that a unit measured, by name and task; none where it measured none.
+
+    Raises:
+        ReportError: the file is damaged, or not the one that the unit made.
+    """
+    path = folder / FLOORS
+    if not path.exists():
         return {}
+    check_own(path, ReportError)
+    floors: dict[str, dict[str, float | None]] = read_json(path, ReportError, _REMEDY, _check_floors)
     return floors
 
 

@@ -21,7 +21,7 @@ from forgetfree import __version__, cli, recipes, registry
 from forgetfree.jobs import progress
 from forgetfree.jobs.config import strategies_of
 from forgetfree.jobs.directory import merged_config
-from forgetfree.jobs.run import write_results
+from forgetfree.results.report.run_report import write_report
 
 TASKS = ["qnli", "ag_news", "sst2"]
 STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]
@@ -566,7 +566,7 @@ def test_damaged_results_are_made_again_from_the_units(tiny_cli: Tiny, tmp_path:
         assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 0
         assert results_of(out) == before
     (out / "results.json").unlink()
-    assert write_results(out, ended=True) == before == results_of(out)
+    assert write_report(out, ended=True) == before == results_of(out)
 
 
 # -- report, ledger, predict, list -------------------------------------------------------------------------
@@ -956,7 +956,7 @@ def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(
 ) -> None:
     """joint answers again after the first task alone, and before: 2 x 3 evaluations, in scenario=class too."""
     monkeypatch.setattr(progress, "_INTERVAL", 0.0)  # every message has a line
-    more = ("--set", "scenario=class", "--set", "temperature_scaling=false")
+    more = ("--set", "scenario=class")
     arguments = tiny_cli.arguments(tmp_path / "out", "--strategy", "joint", *BEFORE, *more)
     at = arguments.index("--sparsity")
     assert cli.main(arguments[:at] + arguments[at + 2 :]) == 0

@@ -105,22 +105,22 @@ def make_world(root: Path) -> World:
 @contextmanager
 def cut_short() -> Iterator[None]:
     """Interrupt a run in the midst of the second unit's second task, with checkpoints."""
-    before, met, count = (checkpoints.INTERVAL, checkpoints.SHARE), unit.History.met, 0
+    before, log_step, count = (checkpoints.INTERVAL, checkpoints.SHARE), unit.History.log_step, 0
 
     def counting(self: Any, *told: Any) -> None:
         nonlocal count
-        met(self, *told)
+        log_step(self, *told)
         count += self._path.parts[-3] == "continual-ft" and told[0] == TASKS[1]
         if count == 1:
             count += 1
             raise KeyboardInterrupt
 
     checkpoints.INTERVAL, checkpoints.SHARE = 0.0, float("inf")
-    unit.History.met = counting  # type: ignore[method-assign]
+    unit.History.log_step = counting  # type: ignore[method-assign]
     try:
         yield
     finally:
-        (checkpoints.INTERVAL, checkpoints.SHARE), unit.History.met = before, met  # type: ignore[method-assign]
+        (checkpoints.INTERVAL, checkpoints.SHARE), unit.History.log_step = before, log_step  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -17,12 +17,13 @@ PARSERS = {
     "models/model_files": "weights in Hugging Face layout: tests/models/test_model_files.py",
     "ledger/binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
     "lora/file": "what was written in the same call",
-    "results/unit_folder": "answers for figures, compared with unit.json and their checksum: tests/serve/test_own_files.py",
-    "results/comparison": "options that were written in the same call",
+    "results/runs": "answers for figures, compared with unit.json: tests/serve/test_own_files.py",
+    "results/table": "options that were written in the same call",
     "paper/experiment": "what was written in the same call",
-    "running/directory": "what was written in the same call",
-    "running/checkpoints": "headers of checkpoints that `TensorFile.read` has checked",
-    "running/trackers": "the runs of trackers, which a resumed unit goes on in",
+    "paper/rows": "the header of a run file of the paper's experiments, which a commit holds",
+    "jobs/directory": "what was written in the same call",
+    "jobs/checkpoints": "headers of checkpoints that `TensorFile.read` has checked",
+    "jobs/trackers": "the runs of trackers, which a resumed unit goes on in",
 }
 
 

@@ -29,6 +29,7 @@ import torch
 
 from forgetfree import cli, files
 from forgetfree.jobs import checkpoints, run, unit, workers
+from forgetfree.results.report import run_report
 from forgetfree.serve.inference import Predictor
 from forgetfree.strategies import continual_ft, fine_tune, grafting_continual
 
@@ -110,7 +111,7 @@ class Watch:
 @contextmanager
 def told(watch: Watch, log: int) -> Iterator[None]:
     """Let phases and reports tell of themselves inside, and write it into an open file, which other processes share."""
-    phase, assemble = unit.History.phase, run.write_results
+    phase, assemble = unit.History.phase, run_report.write_report
 
     def tell(place: str) -> None:
         watch.tell(place)
@@ -134,11 +135,11 @@ def told(watch: Watch, log: int) -> Iterator[None]:
         tell("else")
         return made
 
-    unit.History.phase, run.write_results = telling, assembling  # type: ignore[assignment, method-assign]
+    unit.History.phase, run_report.write_report = telling, assembling  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        unit.History.phase, run.write_results = phase, assemble  # type: ignore[method-assign]
+        unit.History.phase, run_report.write_report = phase, assemble  # type: ignore[method-assign]
 
 
 class Child:

@@ -164,7 +164,7 @@ class Guessing(Classification):
 def test_answers_that_are_no_labels_are_trained_compared_and_kept(
     ratings: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are scored by their metric, have no temperature, and agree as their kind says.
+    """They are scored by their metric, and agree as their kind says.
 
     In a stream that withholds the task, constants are per task.
     """
@@ -178,7 +178,7 @@ def test_answers_that_are_no_labels_are_trained_compared_and_kept(
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["floors"]["constant"] == [pytest.approx(2 / 3)] * 2
     for run in results["runs"]:
-        assert run["metric"] == ["stars-off"] * 2 and "temperature" not in run
+        assert run["metric"] == ["stars-off"] * 2
         assert all(0 <= share <= 1 for share in run["agreement"])
     assert cli.main([*words, "--set", "scenario=domain", "--out", str(tmp_path / "domain")]) == 0
 

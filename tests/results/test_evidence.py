@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from handmade import results_of, run_of, together
-from reported import edit, edit_about, make_run
+from reported import edit_about, make_run
 
 from forgetfree import cli
 from forgetfree.benchmarks.coverage import SEEDS, WORLDS, coverage
@@ -354,21 +354,3 @@ def test_the_best_floor_of_each_task_counts(tmp_path: Path, capsys: pytest.Captu
     edit_about(out, floors={"constant": [0.5]})
     assert cli.main(["report", str(out), "--format", "markdown"]) == 1
     assert "floors.constant must be 2 numbers" in capsys.readouterr().err
-
-
-def test_calibration_after_scaling_stands_beside_that_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = make_run(tmp_path / "run", ["a", "b"], {"fine-tune": 0.0, "continual-ft": 0.1})
-    temperatures = {"temperature": {"a": 1.5, "b": 3.0}, "ece_scaled": {"a": 0.02, "b": 0.04}}
-    edit(out, "fine-tune", by_task=temperatures | {"readout_again": {"a": 0.9, "b": 0.7}})
-    assert cli.main(["report", str(out), "--format", "markdown"]) == 0
-    said = capsys.readouterr().out
-    assert "| strategy | ECE | noise floor | ECE without noise | ECE after scaling | temperature |" in said
-    rows = [line for line in said[said.index("## Calibration beside chance") :].splitlines() if line.startswith("| ")]
-    assert rows[2].startswith("| fine-tune ") and rows[2].endswith("| 3.0 (0.0) | 2.25 (0.00) |")
-    assert rows[3].startswith("| continual-ft ") and rows[3].endswith("| — | — |")
-    table = said[said.index("## After re-training the readout") :].split("\n## ")[0]
-    average = np.mean([run.average for run in load_results(out).runs if run.strategy == "fine-tune"])
-    assert "continual-ft" not in table and "| 90.0 (0.0) | 70.0 (0.0) | 80.0 (0.0) |" in table
-    assert f"| {100 * (0.8 - average):.1f} (" in table

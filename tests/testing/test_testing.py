@@ -15,16 +15,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 import forgetfree.testing
 from forgetfree import registry
-from forgetfree.continual.strategy import ContinualStrategy, ModelStorage, TaskwiseOptions, Training, undo_on_error
+from forgetfree.continual.strategy import ContinualStrategy, ModelStorage, TaskwiseOptions, Training
 from forgetfree.continual.streams import Stream
 from forgetfree.core.trained import WholeTensors
 from forgetfree.errors import OptionError, UnknownNameError, UsageError
 from forgetfree.ledger import Ledger
-from forgetfree.models.state import ModelState
 from forgetfree.options import option
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.testing import ConformanceError, check_strategy, check_stream, tiny_stream
@@ -176,17 +174,6 @@ class MovesInEvaluation(Plain):
         return nullcontext()
 
 
-class Remembers(Plain):
-    """Answers by what it was asked before."""
-
-    def setup(self) -> None:
-        self.asked = 0
-
-    def answering(self, task: Any) -> Any:
-        self.asked += 1
-        return nullcontext(lambda x, labels: self.model(x, labels) + self.asked)
-
-
 class Saying(ModelStorage):
     """Keeps the model, and says another size."""
 
@@ -206,28 +193,17 @@ class KeepsNothing(Plain):
 class KeepsOne(Plain):
     """Says that a byte is enough for all weights."""
 
-    def setup(self) -> None:
-        self.storage = kept = Saying(self)
-        kept.said = 1
-
-
-class Owes(Plain):
-    """Keeps less than nothing."""
-
-    def setup(self) -> None:
-        self.storage = Saying(self)
-
-    def begin(self, task: Any) -> Training:
-        self.storage.said = task.label or -1  # type: ignore[attr-defined]
-        return super().begin(task)
-
-
-class Halves(Plain):
-    """Keeps half a byte."""
+    said = 1
 
     def setup(self) -> None:
         self.storage = kept = Saying(self)
-        kept.said = 0.5
+        kept.said = self.said
+
+
+class KeepsAsMuch(KeepsOne):
+    """Says that what is learned takes no more than what was kept before."""
+
+    said = 600
 
 
 def embeddings(strategy: Any) -> Tensor:
@@ -292,16 +268,6 @@ class UnknownPhase(Plain):
             return super().begin(task)
 
 
-class Miscounts(Plain):
-    """Announces more than it does."""
-
-    def begin(self, task: Any) -> Training:
-        with self.monitor.phase(task.name, "train", 4) as on_step:
-            for step in (1, 2, 3):
-                on_step(step, 0.5)
-        return super().begin(task)
-
-
 class Mute(Plain):
     """Says nothing of its training."""
 
@@ -322,13 +288,6 @@ class NotFinite(Plain):
 
     def answering(self, task: Any) -> Any:
         return nullcontext(lambda x, labels: self.model(x, labels) / 0)
-
-
-class LearnsOnlyTheFirst(Plain):
-    """Takes no step from the second task on."""
-
-    def begin(self, task: Any) -> Training:
-        return self.everything(task, steps=0) if task.label else super().begin(task)
 
 
 class LearnsNothing(Plain):
@@ -449,126 +408,12 @@ class OneSeed(Plain):
         self.seed = 0
 
 
-class OneSeedFromTheSecondTask(Plain):
-    """Listens to the seed once."""
-
-    def begin(self, task: Any) -> Training:
-        self.seed = 0 if task.label else self.seed
-        return super().begin(task)
-
-
-class OwnModels(ContinualStrategy):
-    """A model per task, as `fine-tune` has: a sound base for what is not."""
-
-    Options: ClassVar[type[TrainingOptions]] = TaskwiseOptions
-    forget_free: ClassVar[bool] = True
-
-    def setup(self) -> None:
-        self.states: dict[str, ModelState] = {}
-        self.storage = OwnStates(self)
-
-    def begin(self, task: Any) -> Training:
-        self.pre_trained.load_(self.model)
-        self.scope.enter_context(undo_on_error(lambda: self.pre_trained.load_(self.model)))
-        return self.everything(task)
-
-    def commit(self, task: Any, training: Training) -> None:
-        self.states[task.name] = ModelState.of(self.model, [task.name])
-        self.pre_trained.load_(self.model)
-
-    @contextmanager
-    def answering(self, task: Any) -> Iterator[None]:
-        with self.holding(self.states.get(task.name, self.pre_trained)):
-            yield
-
-
-class OwnStates:
-    """What `OwnModels` keeps."""
-
-    def __init__(self, strategy: Any) -> None:
-        self.strategy = strategy
-
-    def bytes_kept(self) -> int:
-        return sum(state.size_in_bytes for state in self.strategy.states.values())
-
-    def save(self, directory: Path) -> None:
-        for name, state in self.strategy.states.items():
-            state.save(directory / f"{len(name)}-{name}.safetensors")
-
-    def load(self, directory: Path) -> None:
-        for task in self.strategy.stream.tasks:
-            path = directory / f"{len(task.name)}-{task.name}.safetensors"
-            if path.exists():
-                state = self.strategy.states[task.name] = ModelState.load(path)
-                self.strategy.note_learned(task, dict(state.readouts[task.name]))
-
-
-class CountsOneModel(OwnModels):
-    """Keeps one for every task."""
-
-    class Storage(OwnStates):
-        def bytes_kept(self) -> int:
-            return ModelState.of(self.strategy.model).size_in_bytes if self.strategy.learned else 0
-
-    def setup(self) -> None:
-        super().setup()
-        self.storage = self.Storage(self)
-
-
-class ForgetsFromTheThirdTask(OwnModels):
-    """Keeps two models as they are."""
-
-    def commit(self, task: Any, training: Training) -> None:
-        super().commit(task, training)
-        if len(self.states) == 3:
-            next(iter(self.states.values())).theta[-1] += 1
-
-
-class TrainsOnTestRows(Plain):
-    """A step on them before each task."""
-
-    def begin(self, task: Any) -> Training:
-        fine_tune(self.model, task.test, self.options, steps=1, seed=self.phase_seed("fine_tune", task))
-        return super().begin(task)
-
-
-class RemembersTestRows(OwnModels):
-    """Trains on those of the task before, through the benchmark."""
-
-    def begin(self, task: Any) -> Training:
-        training = super().begin(task)
-        if task.label:
-            x, y, t = next(iter(DataLoader(self.stream.benchmark.test_stream[task.label - 1].dataset, batch_size=4)))
-            with torch.no_grad():
-                nudge(self, float(self.model.eval()(x, t).softmax(1)[range(4), y].mean()))
-        return training
-
-
 class ReadsLaterRows(Plain):
     """A step on the next task's."""
 
     def begin(self, task: Any) -> Training:
         for later in self.stream.tasks[task.label + 1 : task.label + 2]:
             fine_tune(self.model, later.train, self.options, steps=1, seed=self.phase_seed("fine_tune", task))
-        return super().begin(task)
-
-
-class ReadsLaterLabels(OwnModels):
-    """Of all tasks to come, those of validation rows."""
-
-    def begin(self, task: Any) -> Training:
-        training = super().begin(task)
-        first = [int(later.validation.labels[0]) for later in self.stream.tasks[task.label + 1 :]]
-        nudge(self, 0.01 * sum(first))
-        return training
-
-
-class ReadsTheSecondTask(Plain):
-    """While it learns the first, and never again."""
-
-    def begin(self, task: Any) -> Training:
-        if task.label == 0:
-            nudge(self, 1e-5 * float(self.stream.tasks[1].train.tokens[:50].sum()))
         return super().begin(task)
 
 
@@ -581,33 +426,11 @@ class ReadsTheLastTask(Plain):
         return super().begin(task)
 
 
-class CountsTestWords(Plain):
-    """How evenly they are spread."""
-
-    def commit(self, task: Any, training: Training) -> None:
-        nudge(self, 1e-2 * float(torch.bincount(task.test.tokens.long()).float().std()))
-
-
 class CountsTestLabels(Plain):
     """How many rows have the first."""
 
     def commit(self, task: Any, training: Training) -> None:
         nudge(self, 1e-2 * float((task.test.labels == task.classes[0]).sum()))
-
-
-class ReadsTestRowsOfTheThirdTask(Plain):
-    """Of no other."""
-
-    def commit(self, task: Any, training: Training) -> None:
-        if task.label == 2:
-            nudge(self, 1e-6 * float(task.test.tokens.sum()))
-
-
-class PicksByTest(Plain):
-    """By the accuracy on test rows."""
-
-    def commit(self, task: Any, training: Training) -> None:
-        nudge(self, 0.1 * self.evaluate([task])[task.name].score("accuracy"))
 
 
 class WritesTestLabels(Plain):
@@ -628,30 +451,11 @@ class MovesAnotherReadout(Plain):
                 parameter.mul_(0.5)
 
 
-class TrainsAnotherReadout(Plain):
-    """That of the next task, in steps of its own."""
-
-    def begin(self, task: Any) -> Training:
-        rows = replace(task.train, task=(task.label + 1) % 2)
-        fine_tune(self.model, rows, self.options, steps=1, seed=self.phase_seed("fine_tune", task))
-        return super().begin(task)
-
-
 class NeedsALayer(Plain):
     """Looks for a readout's tensors, which prompts have not."""
 
     def begin(self, task: Any) -> Training:
         _ = self.model.readouts()[0]
-        return super().begin(task)
-
-
-class NeedsLabelsApart(Plain):
-    """Takes every label for one task's own."""
-
-    def begin(self, task: Any) -> Training:
-        if self.stream.scenario != "task":
-            owners = {label: each.name for each in self.stream.tasks for label in each.classes}
-            _ = [task for task in self.stream.tasks if owners[task.classes[0]] == task.name][task.label]
         return super().begin(task)
 
 
@@ -683,9 +487,6 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
         f"evaluate: expected to find the model as it was before, got {QUERY}",
         f"evaluate: expected the same answers in any order of the tasks, got others, {ALL} (tensors that differ: {QUERY})",
     ],
-    Remembers: [
-        f"evaluate: expected the same answers in any order of the tasks, got others, {ALL} (by the same tensors)."
-    ],
     KeepsNothing: [
         "bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned, which is answered by what is kept, "
         "got 0, 0, 0, 0 before the first task and after each. Count in storage.bytes_kept()"
@@ -694,14 +495,10 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
         "bytes_kept: expected at least 560 after qnli, where 4482 trained numbers other than θ_pre's answer the tasks learned "
         "(in backbone.encoder.layer.0.attention.output.LayerNorm.bias, "
     ],
-    CountsOneModel: [
-        # 8,936 numbers are trained; on some processors one of them rounds to its old value.
-        "bytes_kept: expected more after qnli, ag_news than before, where 893",
-        " trained numbers other than θ_pre's answer the tasks learned (in backbone.encoder",
-        "up from 4482, and 4 bytes for each are more than is counted, got 18336 after 18336. Count in storage.bytes_kept()",
+    KeepsAsMuch: [
+        "bytes_kept: expected more after qnli than before, where 4482 trained numbers other than θ_pre's answer the tasks",
+        "up from 0, and 4 bytes for each are more than is counted, got 600 after 600. Count in storage.bytes_kept()",
     ],
-    Owes: ["bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned"],
-    Halves: ["bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned"],
     MovesWhatIsFrozen: ["lists as trained.touched and readout, got backbone.embeddings.word_embeddings"],
     LeavesAnEmbedding: [
         "fresh start: expected the next strategy to find the pre-trained model, got backbone.embeddings.word_embeddings"
@@ -717,7 +514,6 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
         "expected a task of the stream, got 'nothing'",
         "expected to hear of each step of dream that was announced, 1 to 3, got 0: none",
     ],
-    Miscounts: ["expected to hear of each step of train that was announced, 1 to 4, got 3: 1, 2, 3."],
     Mute: ["progress: expected to hear of the training of every task, got no step of qnli, ag_news, sst2."],
     WidensLogits: [
         "evaluate: expected logits (n, n_labels) by task, {'qnli': (16, 2), 'ag_news': (8, 2), 'sst2': (16, 2)}, got {'qnli'"
@@ -726,16 +522,8 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
     LearnsNothing: [
         "training: expected other answers by learning a task than before, got the very same for qnli, ag_news, sst2."
     ],
-    LearnsOnlyTheFirst: [
-        "progress: expected to hear of the training of every task, got no step of ag_news, sst2. Look at Training.steps",
-        "training: expected other answers by learning a task than before, got the very same for ag_news, sst2.",
-    ],
     ClaimsTooMuch: [
         f"forget_free: claimed as True, but learning ag_news changed the answers for qnli (tensors that differ: {QUERY}, "
-    ],
-    ForgetsFromTheThirdTask: [
-        "forget_free: claimed as True, but learning sst2 changed the answers for qnli (tensors that differ: "
-        "backbone.encoder.layer.1.output.LayerNorm.bias). Look at answering()"
     ],
     AllFresh: [
         "by learning qnli, got a list without qnli",
@@ -745,11 +533,6 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
     MovesAnotherReadout: [
         "readouts: expected learning ag_news to leave the readout that answers qnli, got linears.0.weight, linears.0.bias "
         "moved. Look at begin(), commit() and answering()"
-    ],
-    TrainsAnotherReadout: [
-        "learning qnli to leave the readout that answers ag_news, got linears.1.weight, linears.1.bias moved.",
-        "learning ag_news to leave the readout that answers qnli, got linears.0.weight, linears.0.bias moved.",
-        "learning sst2 to leave the readout that answers ag_news, got linears.1.weight, linears.1.bias moved.",
     ],
     EmptyLedger: [
         "that do not, in encoder.layer.0.attention.self.query.weight, encoder.layer.0.attention.self.query.bias, "
@@ -779,46 +562,20 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
         "seeds: expected seed=1 to give another result than seed=0, got the very same answers and tensors for qnli, ag_news, "
         "sst2. Draw from generators seeded by self.phase_seed(…)"
     ],
-    OneSeedFromTheSecondTask: [
-        "seeds: expected seed=1 to give another result than seed=0, got the very same batches and draws in the training of "
-        "ag_news, sst2. Draw from generators seeded by self.phase_seed(…)"
-    ],
-    TrainsOnTestRows: [
-        "rows: expected what is learned of qnli to be the same with any test rows, got others, the answers for qnli (tensors "
-        f"that differ: {QUERY}, "
-    ],
-    RemembersTestRows: [
-        "rows: expected what is learned of qnli, ag_news to be the same with any test rows, got others, the answers for "
-        f"ag_news (tensors that differ: {QUERY}, "
-    ],
     ReadsLaterRows: [
         "rows: expected what is learned of qnli to be the same with any rows of later tasks (ag_news, sst2), got others, the "
         f"answers for qnli (tensors that differ: {QUERY}, ",
         "rows: expected what is learned of qnli, ag_news to be the same with any rows of later tasks (sst2), got others, the "
         f"answers for qnli, ag_news (tensors that differ: {QUERY}, ",
     ],
-    ReadsLaterLabels: [
-        "to be the same with any rows of later tasks (sst2), got others, the answers for qnli, ag_news (tensors"
-    ],
-    ReadsTheSecondTask: [
-        "of qnli to be the same with any rows of later tasks (ag_news, sst2), got others, the answers for qnli (tensors that "
-        f"differ: {QUERY}, "
-    ],
     ReadsTheLastTask: [
         "of qnli, ag_news to be the same with any rows of later tasks (sst2), got others, the answers for"
     ],
-    CountsTestWords: ["of qnli to be the same with any test rows, got others, the answers for qnli (tensors"],
     CountsTestLabels: ["of qnli to be the same with any test rows, got others, the answers for qnli (tensors"],
-    ReadsTestRowsOfTheThirdTask: [
-        "rows: expected what is learned of qnli, ag_news, sst2 to be the same with any test rows, got others, the answers for "
-        f"{ALL.removeprefix('the answers for ')} (tensors that differ: {QUERY})"
-    ],
-    PicksByTest: ["of qnli to be the same with any test rows, got others, the answers for qnli (tensors"],
     WritesTestLabels: [
         "rows: expected the stream's rows to stay as they are, got others in qnli (test), ag_news (test), sst2 (test)."
     ],
     NeedsTheTask: ["scenario=class: two tasks trained and evaluated: expected no error, got KeyError"],
-    NeedsLabelsApart: ["scenario=domain: two tasks trained and evaluated: expected no error, got IndexError"],
     NeedsALayer: [
         "readout=prompt: two tasks trained and evaluated: expected no error, got IndexError: list index out of range"
     ],
@@ -846,7 +603,6 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
     "NeedsTheTask",
     "NotFinite",
     "Raises",
-    "ReadsTheSecondTask",
     "UnknownPhase",
     "WidensLogits",
     "WritesTestLabels",
@@ -859,18 +615,10 @@ def test_a_broken_strategy_is_told_what_is_wrong(cls: Any) -> None:
         assert sum(message in fault for fault in found) == 1, "\n".join(found)
 
 
-@pytest.mark.sampled(share=0.4)
-def test_the_damage_is_the_only_fault() -> None:
-    """Where what the damaged ones share is sound, so is the check."""
-    check_strategy(OwnModels)
-
-
-@pytest.mark.sampled("gdumb-8")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(("name", "rows"), [("replay", 4), ("der", 6), ("gdumb", 8)])
-def test_memories_of_few_rows_pass(name: str, rows: int) -> None:
+def test_a_memory_of_few_rows_passes() -> None:
     """A full memory may come to hold shorter rows: `bytes_kept` falls."""
-    check_strategy(registry.strategy(name), mem_size=rows)
+    check_strategy(registry.strategy("gdumb"), mem_size=8)
 
 
 @pytest.mark.parametrize(("name", "rows", "why"), [("replay", 2, "for 3 tasks"), ("gdumb", 5, "for 6 labels")])

@@ -15,8 +15,9 @@ from forgetfree.results.metrics import title_of
 from forgetfree.results.report.label_tables import label_tables, text_tables
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best, without_columns
 from forgetfree.results.report.words import NAIVE, meanings
-from forgetfree.results.runs import CONSTANT, ELSEWHERE, REFERENCE, UNION, UNTRAINED, LedgerSummary, Run
+from forgetfree.results.runs import CONSTANT, REFERENCE, UNION, UNTRAINED, LedgerSummary, Run
 from forgetfree.results.table import Results, StrategyRuns
+from forgetfree.results.unit_folder import ELSEWHERE
 
 #: A number of a run, by row and column of a table; NaN or none where it is missing.
 Value = Callable[[Run, int, int], float | None]
@@ -109,7 +110,7 @@ def tables_of(results: Results, evidence: Evidence) -> list[Table]:
     wide, single = len(results.tasks) > WIDE, len(results.tasks) == 1
     by_strategy = [_outcome(results), _transfer(results), _calibration(results)]
     by_strategy += [_more(results, name) for name in _measured_beside(results)]
-    others = [_held_aside(results), _readouts(results), _costs(results)]
+    others = [_held_aside(results), _costs(results)]
     for grid in (_growth, _ledger, _course if wide else _matrix):
         others += [grid(results, entry) for entry in results.entries]
 
@@ -326,7 +327,7 @@ def _retention(results: Results, evidence: Evidence) -> Iterator[Table]:
 
 
 def _calibration_beside_chance(results: Results) -> Iterator[Table]:
-    """Yield ECE, what chance shows, and what is left without it and after scaling: means over the tasks with probabilities."""
+    """Yield ECE, what chance shows, and what is left without it: means over the tasks with probabilities."""
     entries = [entry for entry in results.entries if all(run.files.probabilities for run in entry.runs)]
     if not entries:
         return
@@ -335,13 +336,6 @@ def _calibration_beside_chance(results: Results) -> Iterator[Table]:
         "noise floor": lambda each: ece_noise_floor(each.logits, each.labels),
         "ECE without noise": lambda each: debiased_ece(each.logits, each.labels),
     }
-    scaled = {"ECE after scaling": "ece_scaled", "temperature": "temperature"}
-    if not any(run.knows("temperature") for entry in entries for run in entry.runs):
-        scaled = {}
-
-    def at_end(run: Run, name: str) -> float | None:
-        return _mean(run.end(name)[~np.isnan(run.ece[-1])].tolist() or [None])
-
     rows = []
     for entry in entries:
         answers = [run.files.probabilities.values() for run in entry.runs]
@@ -349,17 +343,12 @@ def _calibration_beside_chance(results: Results) -> Iterator[Table]:
             cell((float(np.mean([measure(each) for each in of])) for of in answers), percent)
             for measure in measures.values()
         ]
-        shows: list[Show] = [percent, lambda value: f"{value:.2f}"]
-        cells += [
-            cell((at_end(run, name) for run in entry.runs), show)
-            for name, show in zip(scaled.values(), shows, strict=False)
-        ]
         rows.append((entry.label, *cells))
     yield Table(
         "Calibration beside chance (in percentage points; means over tasks)",
-        ("strategy", *measures, *scaled),
+        ("strategy", *measures),
         tuple(rows),
-        legend=meanings(*measures, *scaled),
+        legend=meanings(*measures),
     )
 
 
@@ -380,32 +369,6 @@ def _held_aside(results: Results) -> Grid:
         "strategy",
         _strategies(results, lambda run: run.facts.held_aside),
         Columns(stages, loss, PLAIN.text, [0, -1, 0], "held aside"),
-    )
-
-
-def _readouts(results: Results) -> Grid:
-    """Return the scores of new readouts on the models as they are at the end, and what they win."""
-    signs, show, again = np.array(results.signs), results.scale.text, "readout_again"
-    unit = _unit_of_scores(results, "in %, the difference in percentage points")
-    return Grid.of_runs(
-        ("After re-training the readout on the final model", unit),
-        "strategy",
-        _strategies(results, lambda run: run.knows(again)),
-        Columns(
-            _task_headers(results),
-            lambda run, _, i: run.end(again)[i],
-            _shows(results),
-            results.signs,
-            "a task, re-trained",
-        ),
-        Columns(["average"], lambda run, *_: run.end(again).mean(), show, results.sign, "average"),
-        Columns(
-            ["won by re-training"],
-            lambda run, *_: (signs * (run.end(again) - run.learning_matrix[-1])).mean(),
-            show,
-            0,
-            "won by re-training",
-        ),
     )
 
 

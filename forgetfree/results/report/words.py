@@ -11,8 +11,9 @@ from forgetfree.display import PERCENT, Scale, counted
 from forgetfree.options import FLAGGED, typed
 from forgetfree.results.evidence import Evidence, Interval, forgetting
 from forgetfree.results.report.page import WIDE, size
-from forgetfree.results.runs import ELSEWHERE, REFERENCE
+from forgetfree.results.runs import REFERENCE
 from forgetfree.results.table import Results, StrategyRuns, evidence_of
+from forgetfree.results.unit_folder import ELSEWHERE
 
 NAIVE, OURS = "continual-ft", "grafting-continual"
 #: They see the data of other tasks at once, or keep a model for each task: nothing to be forgotten, or no stream.
@@ -238,18 +239,11 @@ MEANINGS = {
     "noise floor": "the ECE that chance alone shows: that of a perfectly calibrated model with the same confidences, on as "
     "many rows",
     "ECE without noise": "ECE less what chance adds to it, estimated (Kumar et al., 2019)",
-    "ECE after scaling": "ECE of the same answers after each task's logits were divided by one number, its temperature, fitted "
-    "to validation rows (Guo et al., 2017)",
     "precision": "of the rows answered with the label, the share that have it",
     "recall": "of the rows that have the label, the share answered with it",
     "macro average": "the mean over labels, each counting the same; under F1 it is the metric macro_f1",
     "as a label": "how many rows of the line's label are answered so",
     "most often taken for": "the wrong label that most of its rows are answered with, and how many are",
-    "temperature": "that number, the mean over tasks: above 1 where the model was too sure, 1 where scaling does "
-    "not help on validation rows that its fit does not see",
-    "a task, re-trained": "the score of a new linear readout (logistic regression), trained on the task's training rows with "
-    "the model that answers for it at the end",
-    "won by re-training": "that average minus the strategy's own: what the readout had forgotten, not the features",
     "once learned": "the score right after the task was learned",
     "loss": "the mean cross-entropy of a token of the right texts, and of that which ends them; its exponential "
     "is the perplexity",
@@ -269,8 +263,6 @@ OF_OTHER_METRICS = {
     "FWT": "forward transfer: how much better the score of a task is just before it is learned than before training",
     "intransigence": "how much worse a task is than the model fine-tuned on it alone, right after learning",
     "forgetting of a task": "how much worse its score is at the end than its best since it was learned",
-    "won by re-training": "how much better these scores are than the strategy's own, on average: what the readout had "
-    "forgotten, not the features",
 }
 
 

@@ -179,7 +179,7 @@ def test_an_error_of_the_parent_stops_the_workers(
             raise OSError(28, "No space left on device")
         write_json(path, content)
 
-    monkeypatch.setattr("forgetfree.jobs.run.write_json", full)
+    monkeypatch.setattr("forgetfree.results.report.run_report.write_json", full)
     many = [part for seed in range(4, 20) for part in ("--seed", str(seed))]
     with pytest.raises(OSError, match="No space left"):
         more = ["--set", "steps=100", "--debug", "--jobs", "2", "--out", str(tmp_path / "out")]

@@ -240,27 +240,27 @@ class Cut:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, task: str = "", phase: str = "", step: int = 0) -> None:
         self.steps: list[tuple[str, str, int]] = []
-        met = unit.History.met
+        log_step = unit.History.log_step
 
-        def meets(history: Any, at: str, name: Any, number: int, *args: Any) -> None:
-            met(history, at, name, number, *args)
+        def logs(history: Any, at: str, name: Any, number: int, *args: Any) -> None:
+            log_step(history, at, name, number, *args)
             self.steps.append((at, name, number))
             if (at, name, number) == (task, phase, step):
                 STOP.requested = True
 
-        monkeypatch.setattr(unit.History, "met", meets)
+        monkeypatch.setattr(unit.History, "log_step", logs)
 
 
 @pytest.fixture
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock by which a step of training takes a second, and all else no time."""
-    now, met = [0.0], unit.History.met
+    now, log_step = [0.0], unit.History.log_step
 
-    def meets(history: Any, task: str, phase: Any, *args: Any) -> None:
+    def logs(history: Any, task: str, phase: Any, *args: Any) -> None:
         now[0] += phase != "evaluate"
-        met(history, task, phase, *args)
+        log_step(history, task, phase, *args)
 
-    monkeypatch.setattr(unit.History, "met", meets)
+    monkeypatch.setattr(unit.History, "log_step", logs)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
 
@@ -363,15 +363,15 @@ def test_what_cannot_be_kept_in_a_phase_goes_on_after_a_task_or_starts_again(
 ) -> None:
     run(config(strategy, "whole"))
 
-    met = unit.History.met
+    log_step = unit.History.log_step
 
     def stop(history: Any, task: str, phase: Any, step: int, *args: Any) -> None:
-        met(history, task, phase, step, *args)
+        log_step(history, task, phase, step, *args)
         if (task, phase, step) == ("qnli", "train", 3):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(unit.History, "met", stop)
+        patch.setattr(unit.History, "log_step", stop)
         run(config(strategy, "cut"))
     assert told in holdings(tmp_path / "cut")
     with monkeypatch.context() as patch:
@@ -514,14 +514,14 @@ def test_the_clock_decides_nothing(
 def test_a_directory_that_is_deleted_in_the_midst_is_told(
     config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    met = unit.History.met
+    log_step = unit.History.log_step
 
     def deletes(history: Any, task: str, phase: Any, step: int, *args: Any) -> None:
         if (phase, step) == ("train", 3):
             shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        met(history, task, phase, step, *args)
+        log_step(history, task, phase, step, *args)
 
-    monkeypatch.setattr(unit.History, "met", deletes)
+    monkeypatch.setattr(unit.History, "log_step", deletes)
     with pytest.raises(RunError, match=r"out was deleted, or what is in it, while a run worked there\. Start again"):
         run(config("continual-ft", "out"))
 
@@ -546,15 +546,15 @@ def test_other_versions_are_refused_or_recorded_and_no_unit_is_computed_in_two_w
     both = replace(config("bitfit", "out"), strategies=("bitfit", "continual-ft"))
     out = tmp_path / "out"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        met, count = unit.History.met, 0
+        log_step, count = unit.History.log_step, 0
 
         def stop(history: Any, task: str, phase: Any, step: int, *args: Any) -> None:
             nonlocal count
-            met(history, task, phase, step, *args)
+            log_step(history, task, phase, step, *args)
             count += (task, phase, step) == ("qnli", "train", 3)
             STOP.requested = count == 2
 
-        patch.setattr(unit.History, "met", stop)
+        patch.setattr(unit.History, "log_step", stop)
         run(both)
     finished = (out / "bitfit" / "seed-0" / "unit.json").read_bytes()
     versions = environment.versions()

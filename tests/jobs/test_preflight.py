@@ -109,20 +109,7 @@ def test_updates_follow_a_rule_by_its_name(plan: Plan) -> None:
 
 
 def test_a_graft_has_a_plan(plan: Plan) -> None:
-    words = (
-        "--steps",
-        "12",
-        "--sparsity",
-        "0.01",
-        "--sparsity",
-        "0.1",
-        "--set",
-        "mask_steps=3",
-        "--seed",
-        "0",
-        "--seed",
-        "1",
-    )
+    words = ("--steps", "12", "--sparsity", "0.01", "--set", "mask_steps=3", "--seed", "0", "--seed", "1")
     assert [(unit["unit"], unit["updates"]) for unit in plan("graft", "sst2", *words)["units"]] == [
         (f"{name}/seed-{seed}", {"sst2": 12}) for seed in (0, 1) for name in ("fine-tune", "bare-graft")
     ]

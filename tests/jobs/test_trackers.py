@@ -201,15 +201,15 @@ def test_a_unit_that_is_resumed_goes_on_in_its_run(run: Any, own: type[Own], mon
     whole = own.runs[0]
     shutil.rmtree(out)
     own.runs.clear()
-    met = History.met
+    log_step = History.log_step
 
     def cut(self: Any, task: str, phase: Any, step: int, *more: Any) -> None:
         if (task, step) == ("ag_news", 3):
             raise KeyboardInterrupt
-        met(self, task, phase, step, *more)
+        log_step(self, task, phase, step, *more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(History, "met", cut)
+        patch.setattr(History, "log_step", cut)
         assert run("--log", "own")[1] != 0
     known = json.loads(next(out.rglob(".checkpoint/trackers.json")).read_text())
     assert known == {"own": ""}

@@ -36,12 +36,13 @@ from forgetfree.jobs import run
 from forgetfree.jobs.config import USUAL, Execution, RunConfig
 from forgetfree.jobs.directory import resumption
 from forgetfree.jobs.progress import Progress
-from forgetfree.jobs.run import prepared, write_results
+from forgetfree.jobs.run import prepared
 from forgetfree.jobs.run import run as perform
 from forgetfree.jobs.unit import Unit
 from forgetfree.jobs.workers import ThisProcess
 from forgetfree.json_file import sign
 from forgetfree.output import LOCK
+from forgetfree.results.report.run_report import write_report
 from forgetfree.results.unit_folder import RECORD
 from forgetfree.training.monitor import Monitor
 
@@ -364,7 +365,7 @@ def test_a_second_process_is_refused_and_nothing_is_lost(command: Command, whole
 def test_results_are_made_of_the_units_at_any_time(command: Command, whole: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     (out / "results.json").unlink()
-    assert as_json(write_results(out, ended=True)) == results_of(whole) == results_of(out)
+    assert as_json(write_report(out, ended=True)) == results_of(whole) == results_of(out)
 
 
 def test_more_seeds_are_more_units(command: Command, tmp_path: Path) -> None:
