@@ -119,7 +119,8 @@ class LearningMatrix:
         from forgetfree.results.table import Results
 
         self.summary()
-        of, rows = {"strategy": _STRATEGY, "seed": 0}, ["", *self._learned]
+        of: dict[str, str | int] = {"strategy": _STRATEGY, "seed": 0}
+        rows = ["", *self._learned]
         scores = [
             Score(of, task, rows.index(after), self.metric, value, 0)
             for (after, task), value in self._scores.items()
