@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -119,7 +119,7 @@ class LearningMatrix:
         from forgetfree.results.table import Results
 
         self.summary()
-        of: dict[str, str | int] = {"strategy": _STRATEGY, "seed": 0}
+        of: dict[str, Any] = {"strategy": _STRATEGY, "seed": 0}
         rows = ["", *self._learned]
         scores = [
             Score(of, task, rows.index(after), self.metric, value, 0)
