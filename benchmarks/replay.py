@@ -69,7 +69,8 @@ def units_of(results: RunRecord) -> dict[str, Run]:
 
 
 def config_of(results: RunRecord, run: Run, data: str, out: Path, model: str | None = None) -> Any:
-    """Return the configuration that repeats a run; arguments as those of `replay`."""
+    """Return the configuration that repeats a run, without options that have gone since; arguments as those of `replay`."""
+    from forgetfree import registry
     from forgetfree.jobs.config import RunConfig, RunOptions
 
     own, about = RunOptions.__dataclass_fields__, results.about
@@ -79,7 +80,8 @@ def config_of(results: RunRecord, run: Run, data: str, out: Path, model: str | N
     settings["floors"] = "constant"  # no score depends on it
     if threads := run.facts.made.get("machine", {}).get("threads"):
         settings["threads"] = threads
-    settings |= {f"{run.strategy}.{key}": value for key, value in run.facts.options.items()}
+    known = registry.strategy(run.strategy).Options.__dataclass_fields__
+    settings |= {f"{run.strategy}.{key}": value for key, value in run.facts.options.items() if key in known}
     return RunConfig(
         stream=about.stream,
         strategies=(run.strategy,),

@@ -234,8 +234,8 @@ def test_a_later_task_that_moves_logits_is_reported(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_switch_that_leaves_entries_behind_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = promises.LedgerSwitch._pieces
-    monkeypatch.setattr(promises.LedgerSwitch, "_pieces", lambda self, stage: pieces(self, stage)[not stage :])
+    to = promises.LedgerSwitch.to
+    monkeypatch.setattr(promises.LedgerSwitch, "to", lambda self, stage: to(self, stage) if stage else None)
     found = broken(promises.switches(BENCH, "alone"))
     assert "θ_pre is back after nine switches, bit for bit" in found
 

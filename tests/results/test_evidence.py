@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from handmade import results_of, run_of, together
-from reported import edit_about, make_run
+from reported import edit, edit_about, make_run
 
 from forgetfree import cli
 from forgetfree.benchmarks.coverage import SEEDS, WORLDS, coverage
@@ -342,6 +342,7 @@ def test_the_best_floor_of_each_task_counts(tmp_path: Path, capsys: pytest.Captu
     for seed, (bag, probe) in enumerate(zip(bags, probes, strict=True)):
         floors = out / "fine-tune" / f"seed-{seed}" / "floors.json"
         floors.write_text(json.dumps({"bag_of_words": bag, "linear_probe": probe}))
+    edit(out, "fine-tune")
     merged = load_results(out)
     assert merged.learned_floors["a bag of words"] == pytest.approx((0.55, 0.3))
     assert merged.learned_floors["a linear probe"][0] is None  # one seed lacks it
