@@ -37,7 +37,7 @@ _WORDS = {
     "greater than or equal to ": "at least ",
     "less than or equal to ": "at most ",
 }
-_KIND_NAMES = {str: "a string", int: "an integer", list: "a list", dict: "an object"}
+_KIND_NAMES = {str: "a string", int: "an integer", bool: "true or false", list: "a list", dict: "an object"}
 Fields = Mapping[str, type]
 
 
@@ -230,7 +230,7 @@ def check_fields(key: str, value: Any, fields: Fields) -> None:
         if name not in value:
             raise ValueError(f"{inner} is missing, it must be {_KIND_NAMES[kind]}")
         # In Python, unlike in JSON, true and false are integers.
-        right = isinstance(value[name], kind) and not isinstance(value[name], bool)
+        right = isinstance(value[name], kind) and isinstance(value[name], bool) == (kind is bool)
         check(inner, value[name], right, _KIND_NAMES[kind])
 
 

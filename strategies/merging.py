@@ -150,19 +150,6 @@ class Merging(RegionStrategy):
             self._merged = len(records), merged_graft(grafts, self.pre_trained.theta, self.rule)
         return self._merged[1]
 
-    def merged_ledger(self) -> Ledger:
-        """Return the merged model as a ledger, which answers as this strategy does, each task with its own readout.
-
-        Its composition is ``selection``: the first task owns all entries, and the region of each task is the whole of them.
-        """
-        grafts, merged = self.ledger, self.merged()
-        ledger = Ledger(grafts.space, grafts.fingerprint, "selection", grafts.binding)
-        nothing = Graft(Region.empty(), merged.values[:0])
-        for number, record in enumerate(grafts.records):
-            owned, share = nothing if number else merged, len(merged.region) / len(grafts.space)
-            ledger.append(replace(record, region=merged.region, owned=owned, sparsity=share, buffers={}))
-        return ledger
-
 
 class _GraftFiles:
     """Keeps two ledgers: that of the grafts, to learn further tasks, and the merged one, to answer with."""
@@ -174,7 +161,7 @@ class _GraftFiles:
     def save(self, directory: Path) -> None:
         """Write both."""
         self._grafts.save(directory)
-        self._strategy.merged_ledger().save(directory / LEDGER)
+        self.merged_ledger().save(directory / LEDGER)
 
     def load(self, directory: Path) -> None:
         """Read that of the grafts, of which the other is made."""
@@ -182,8 +169,21 @@ class _GraftFiles:
 
     def bytes_kept(self) -> int:
         """Count both."""
-        merged = self._strategy.merged_ledger().size_in_bytes if self._strategy.ledger.records else 0
+        merged = self.merged_ledger().size_in_bytes if self._strategy.ledger.records else 0
         return self._grafts.bytes_kept() + merged
+
+    def merged_ledger(self) -> Ledger:
+        """Return the merged model as a ledger, which answers as the strategy does, each task with its own readout.
+
+        Its composition is ``selection``: the first task owns all entries, and the region of each task is the whole of them.
+        """
+        grafts, merged = self._strategy.ledger, self._strategy.merged()
+        ledger = Ledger(grafts.space, grafts.fingerprint, "selection", grafts.binding)
+        nothing = Graft(Region.empty(), merged.values[:0])
+        for number, record in enumerate(grafts.records):
+            owned, share = nothing if number else merged, len(merged.region) / len(grafts.space)
+            ledger.append(replace(record, region=merged.region, owned=owned, sparsity=share, buffers={}))
+        return ledger
 
 
 class MergeTaskArithmetic(Merging):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.core.regions import distribution
 from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.jobs.diagnostics import (
@@ -17,13 +15,13 @@ from forgetfree.jobs.diagnostics import (
     right_rows,
     write_floors,
 )
+from forgetfree.jobs.ledger_summary import ledger_summary
 from forgetfree.jobs.predictions import save_predictions
 from forgetfree.jobs.stream_checkpoint import LearnedStream, StreamCheckpoint
 from forgetfree.jobs.stream_loading import Row, StreamLoader
 from forgetfree.json_file import read_json
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers
-from forgetfree.results.parameter_kinds import layer_of, parameter_kind
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK, size_and_sha256
 from forgetfree.serve.source import bound_of
@@ -31,7 +29,6 @@ from forgetfree.training.monitor import Monitor, seconds_by_phase
 
 if TYPE_CHECKING:
     from forgetfree.jobs.stream_prefix import StreamPrefix
-    from forgetfree.ledger import Ledger
 
 Json = dict[str, Any]
 
@@ -184,36 +181,3 @@ def models_of(directory: Path, store: Path) -> Json:
         return {}
     files = [store / f"{key}.safetensors" for key in keys.values()]
     return {MODELS: {path.name: size_and_sha256(path) for path in files if path.is_file()}}
-
-
-def ledger_summary(ledger: Ledger | None) -> dict[str, Any] | None:
-    """Return what results.json says of a ledger."""
-    if ledger is None:
-        return None
-    return {
-        "tasks": ledger.tasks,
-        "composition": ledger.composition,
-        **({"alone": [record.alone for record in ledger.records]} if ledger.composition == "auto" else {}),
-        "region_size": [len(record.region) for record in ledger.records],
-        "owned_size": [len(record.owned.region) for record in ledger.records],
-        "bytes": ledger.size_in_bytes,
-        "overlap": ledger.overlap(),
-        "places": _places(ledger),
-    }
-
-
-def _places(ledger: Ledger) -> list[Json]:
-    """Return how many entries of each layer and kind the space has, and how many of them each task owns."""
-    regions = [record.owned.region for record in ledger.records]
-    owned = [distribution(region, ledger.space, _place) for region in regions]
-    sizes = Counter[tuple[str, str]]()
-    for tensor in ledger.space.tensors:
-        sizes[_place(tensor.name)] += tensor.size
-    return [
-        {"layer": layer, "kind": kind, "entries": size, "owned": [counts[layer, kind] for counts in owned]}
-        for (layer, kind), size in sizes.items()
-    ]
-
-
-def _place(name: str) -> tuple[str, str]:
-    return layer_of(name), parameter_kind(name)

@@ -235,7 +235,7 @@ class Revision:
         try:
             if not trains:
                 return write_report(out, ended=True)
-            return run(self.config, replace(execution, resume=True), self)
+            return run(self.config, replace(execution, resume=True), self.carried)
         except (RunError, UsageError):  # data, model or versions are not those of the run
             if not begun and not any(each.unit_in(out).is_begun for each in prefixes if not each.is_complete):
                 shutil.rmtree(out)

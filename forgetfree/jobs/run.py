@@ -12,6 +12,7 @@ OUT/STRATEGY/seed-S/                  a unit, see `forgetfree.jobs.unit`: what t
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from functools import cached_property
@@ -46,10 +47,12 @@ from forgetfree.results.config_file import load_run
 from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
-    from forgetfree.jobs.revision import Revision
+    from forgetfree.jobs.stream_prefix import StreamPrefix
     from forgetfree.training.monitor import Monitor
 
 SCHEMA = 1
+#: What a unit, by its key, begins with where a run stands on top of another.
+Prefix = Callable[[StreamLoader, Mapping[str, Any]], "StreamPrefix | None"]
 
 
 def prepared(config: RunConfig) -> RunConfig:
@@ -64,13 +67,13 @@ def prepared(config: RunConfig) -> RunConfig:
     return config
 
 
-def run(config: RunConfig, execution: Execution = USUAL, revision: Revision | None = None) -> Json:
+def run(config: RunConfig, execution: Execution = USUAL, prefix: Prefix | None = None) -> Json:
     """Run all units that are not done, and return the content of results.json.
 
     Args:
         config: what is asked for, `prepared`.
         execution: how it is run.
-        revision: the finished run that it stands on top of.
+        prefix: what units begin with, where it stands on top of another run.
 
     Raises:
         UsageError: the directory is not empty, was begun with another configuration, or there is nothing to resume.
@@ -85,7 +88,7 @@ def run(config: RunConfig, execution: Execution = USUAL, revision: Revision | No
         check_trackers(execution.log)
     from forgetfree.results.report.run_report import write_report
 
-    out, work = Path(config.out), UnitWork(config, execution, revision)
+    out, work = Path(config.out), UnitWork(config, execution, prefix)
     if execution.resume:
         check_begun(out)
     make_directory(out)
@@ -133,11 +136,11 @@ class UnitWork:
     Args:
         config: of the run.
         execution: how it is run.
-        revision: the finished run that it stands on top of.
+        prefix: what units begin with, where it stands on top of another run.
     """
 
-    def __init__(self, config: RunConfig, execution: Execution, revision: Revision | None = None) -> None:
-        self._config, self._revision = config, revision
+    def __init__(self, config: RunConfig, execution: Execution, prefix: Prefix | None = None) -> None:
+        self._config, self._prefix = config, prefix
         self._debug, self._log = execution.debug, tuple(execution.log)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -159,7 +162,7 @@ class UnitWork:
             UsageError, OutOfMemoryError, OSError: see `why_it_failed`.
         """
         loader = self.loader
-        carried = self._revision.carried(loader, unit.key) if self._revision else None
+        carried = self._prefix(loader, unit.key) if self._prefix else None
         kept = unit.begin(circumstances(loader.device))
         history = History(monitor, unit.directory, kept)
         details, error = {}, None

@@ -15,7 +15,7 @@ from torch import Tensor
 from forgetfree.errors import RunError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.diagnostics import write_floors
-from forgetfree.jobs.learn import ledger_summary
+from forgetfree.jobs.ledger_summary import ledger_summary
 from forgetfree.jobs.predictions import PREDICTION_FILE
 from forgetfree.jobs.stream_checkpoint import LearnedStream
 from forgetfree.jobs.stream_loading import Row

@@ -57,12 +57,9 @@ def forgetting_per_task(matrix: npt.ArrayLike, metrics: Sequence[str] | None = N
         T fractions in [-1, 1]. The last is 0.0: nothing came after the last task.
     """
     scores, signs = _scores_and_signs(matrix, metrics)
-    return _forgotten(signs * scores)
-
-
-def _forgotten(scores: Floats) -> list[float]:
-    best = [scores[task + 1 : -1, task].max() for task in range(scores.shape[1] - 1)]
-    return [float(top - last) for top, last in zip(best, scores[-1], strict=False)] + [0.0]
+    gains = signs * scores
+    best = [gains[task + 1 : -1, task].max() for task in range(gains.shape[1] - 1)]
+    return [float(top - last) for top, last in zip(best, gains[-1], strict=False)] + [0.0]
 
 
 def backward_transfer(matrix: npt.ArrayLike) -> float:
@@ -74,29 +71,8 @@ def backward_transfer(matrix: npt.ArrayLike) -> float:
     Returns:
         A fraction in [-1, 1], negative where tasks were forgotten; 0.0 for a stream of one task.
     """
-    return _backward(matrix_of(matrix))
-
-
-def _backward(scores: Floats) -> float:
-    return mean_of((scores[-1] - _right_after_learning(scores))[:-1])
-
-
-def _forward(scores: Floats) -> float | None:
-    """Return the mean over tasks but the first of row just before learning − row 0 (Lopez-Paz & Ranzato, 2017).
-
-    Their baseline is a randomly initialised model; ours is the pre-trained model, which is row 0. ``None`` where tasks were not
-    evaluated before they were learned.
-    """
-    transfer = mean_of((np.diagonal(scores) - scores[0])[1:])
-    return None if np.isnan(transfer) else transfer
-
-
-def _intransigence(scores: Floats, expected: Floats) -> float:
-    """Return the mean over tasks of reference − row right after learning (Chaudhry et al., ECCV 2018, eq. 4).
-
-    Their reference is a model trained on all tasks so far; ours is the model fine-tuned on the task alone.
-    """
-    return mean_of(expected - _right_after_learning(scores))
+    scores = matrix_of(matrix)
+    return mean_of((scores[-1] - np.diagonal(scores, -1))[:-1])
 
 
 def summarize(
@@ -106,6 +82,10 @@ def summarize(
     metrics: Sequence[str] | None = None,
 ) -> dict[str, float | None]:
     """Return the six numbers that results.json keeps as `summary`.
+
+    Forward transfer is the mean over tasks but the first of row just before learning − row 0 (Lopez-Paz & Ranzato, 2017), which
+    is the pre-trained model in place of their random one. Intransigence is the mean of reference − row right after learning
+    (Chaudhry et al., ECCV 2018, eq. 4), with the model fine-tuned on the task alone in place of theirs, trained on all so far.
 
     Args:
         matrix: learning matrix, shape (T+1, T).
@@ -121,21 +101,22 @@ def summarize(
         scores as they are.
     """
     scores, signs = _scores_and_signs(matrix, metrics)
-    expected = None
+    gains = signs * scores
+    learned = np.diagonal(gains, -1)
+    forward, intransigence = mean_of((np.diagonal(gains) - gains[0])[1:]), None
     if reference is not None:
         expected = (fractions_of if metrics is None else floats_of)(reference, "reference")
         if expected.shape != signs.shape:
             raise MetricError(
                 f"reference must hold one fine-tuning result per task, shape {signs.shape}; got shape {expected.shape}."
             )
-        expected = signs * expected
-    gains = signs * scores
+        intransigence = mean_of(signs * expected - learned)
     return {
         "average": mean_of(scores[-1]),
-        "forgetting": mean_of(_forgotten(gains)[:-1]),
-        "bwt": _backward(gains),
-        "fwt": _forward(gains),
-        "intransigence": None if expected is None else _intransigence(gains, expected),
+        "forgetting": mean_of(forgetting_per_task(matrix, metrics)[:-1]),
+        "bwt": mean_of((gains[-1] - learned)[:-1]),
+        "fwt": None if np.isnan(forward) else forward,
+        "intransigence": intransigence,
         "ece": None if ece is None else _calibration(ece, scores.shape),
     }
 
@@ -155,25 +136,17 @@ def _calibration(ece: npt.ArrayLike, shape: tuple[int, ...]) -> float | None:
 
 def _scores_and_signs(matrix: npt.ArrayLike, metrics: Sequence[str] | None) -> tuple[Floats, Floats]:
     """Return the checked matrix, and the sign of each column by which more is better."""
+    scores = matrix_of(matrix, within=(0.0, 1.0) if metrics is None else (-np.inf, np.inf))
     if metrics is None:
-        scores = matrix_of(matrix)
         return scores, np.ones(scores.shape[1])
-    scores = matrix_of(matrix, within=(-np.inf, np.inf))
-    limits = {name: registry.metric(name).limits for name in {*metrics}}
-    signs = {name: float(sign(name)) for name in limits}
+    known = {name: (registry.metric(name).limits, float(sign(name))) for name in {*metrics}}
     for column, name in zip(scores.T, metrics, strict=True):
-        low, high = limits[name]
-        known = column[~np.isnan(column)]
-        if outside := known[(known < low) | (known > high)].tolist():
+        low, high = known[name][0]
+        if (outside := column[(column < low) | (column > high)]).size:
             raise MetricError(
                 f"matrix must hold scores in [{low:g}, {high:g}], the bounds of their metric; got {outside[0]}."
             )
-    return scores, np.array([signs[name] for name in metrics])
-
-
-def _right_after_learning(matrix: Floats) -> Floats:
-    """Return the score of each task in the row in which it was learned, shape (T,)."""
-    return np.diagonal(matrix, offset=-1)
+    return scores, np.array([known[name][1] for name in metrics])
 
 
 def matrix_of(values: npt.ArrayLike, name: str = "matrix", within: tuple[float, float] = (0.0, 1.0)) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,21 +14,14 @@ from forgetfree.errors import MetricError, UsageError
 from forgetfree.files import StrPath, write_atomically
 from forgetfree.results.learning_matrix import summarize
 from forgetfree.results.metrics import Floats
-from forgetfree.results.report.figures import Section, shaded, style_sheet
-from forgetfree.results.report.page import Page, Table, notebook_html, render_html, render_page
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: What each number of the summary is called in tables.
-_NAMES = {
-    "average": "average",
-    "forgetting": "forgetting",
-    "bwt": "backward transfer",
-    "fwt": "forward transfer",
-}
-#: The name of the row before any training.
-_BEFORE = "before"
+    from forgetfree.results.table import Results
+
+#: The name of the row before any training, and of the strategy in tables.
+_BEFORE, _STRATEGY = "before", "trainer"
 
 
 class LearningMatrix:
@@ -116,65 +109,39 @@ class LearningMatrix:
         if not self._learned:
             raise MetricError("There are no scores after a task. Add them: matrix.add(after=…, task=…, value=…).")
         known = summarize(values, None, metrics=[self.metric] * len(self._learned))
-        return {name: known[name] for name in _NAMES}
+        return {name: known[name] for name in ("average", "forgetting", "bwt", "fwt")}
 
     @property
-    def average(self) -> float:
-        """The mean of the last row."""
-        return float(self.summary()["average"] or 0.0)
+    def results(self) -> Results:
+        """The scores as those of a run: its tables, figures and report; errors as those of `summary`."""
+        from forgetfree.results.runs import frame_of, whole_run
+        from forgetfree.results.scores import Score
+        from forgetfree.results.table import Results
 
-    @property
-    def forgetting(self) -> float:
-        """How far tasks have fallen from their best, on average over all but the last (Chaudhry et al., 2018)."""
-        return float(self.summary()["forgetting"] or 0.0)
-
-    @property
-    def backward_transfer(self) -> float:
-        """The mean change of tasks since they were learned, over all but the last (Lopez-Paz & Ranzato, 2017)."""
-        return float(self.summary()["bwt"] or 0.0)
-
-    @property
-    def forward_transfer(self) -> float | None:
-        """The mean change of tasks before they were learned, over all but the first; none where that was not measured."""
-        return self.summary()["fwt"]
-
-    def page(self) -> Page:
-        """Return the tables: the matrix, and its summary."""
-        rows = tuple(
-            (name, *("—" if math.isnan(value) else f"{value:.3f}" for value in row))
-            for name, row in zip([_BEFORE, *self._learned], self.values, strict=True)
-        )
-        numbers = tuple(
-            (_NAMES[name], "—" if value is None else f"{value:.3f}") for name, value in self.summary().items()
-        )
-        return Page(
-            "Scores after each task",
-            (f"A row is what was learned last, a column the task that was scored ({self.metric}).",),
-            (
-                Table(f"Learning matrix ({self.metric})", ("after", *self._learned), rows),
-                Table("Summary", ("", self.metric), numbers),
-            ),
-        )
-
-    def plot(self) -> Section:
-        """Return the heat map, as report.html has it: ``plot().pictures[0].svg`` is an SVG element."""
-        known = self.values[~np.isnan(self.values)]
-        low, high = min(0.0, float(known.min())), max(1.0, float(known.max()))
-        says = f"{self.average:.3f} on average after the last task"
-        rows, names = [_BEFORE, *self._learned], self._learned
-        drawn = shaded(self.values, self.metric, says, rows, names, "after", "score on", (low, high), "{:.2f}")
-        text = "Read a column downwards: it lights up when the task is learned, and darkens where it is forgotten."
-        return Section("matrix", "Scores after each task", text, [drawn])
+        self.summary()
+        of: dict[str, Any] = {"strategy": _STRATEGY, "seed": 0}
+        rows = ["", *self._learned]
+        scores = [
+            Score(of, task, rows.index(after), self.metric, value, 0)
+            for (after, task), value in self._scores.items()
+            if task in self._learned
+        ]
+        metric = dict.fromkeys(self._learned, self.metric)
+        about = {"stream": ",".join(self._learned), "tasks": self._learned, "metric": metric}
+        return Results([whole_run(about, frame_of(scores), [of], "")])
 
     def save(self, path: StrPath) -> None:
-        """Write the page with tables and heat map as one HTML file, which needs no other and no network."""
-        html = render_html(self.page(), [self.plot()], style_sheet())
-        write_atomically(Path(path), html.encode())
+        """Write the report with tables and figures as one HTML file, which needs no other and no network."""
+        from forgetfree.results.report.run_report import render
+
+        write_atomically(Path(path), render(self.results, "html").encode())
 
     def __repr__(self) -> str:
-        return (
-            render_page(self.page(), "rich").rstrip() if self._learned else f"LearningMatrix({self.metric}; no scores)"
-        )
+        if not self._learned:
+            return f"LearningMatrix({self.metric}; no scores)"
+        from forgetfree.results.report.run_report import render
+
+        return render(self.results, "rich").rstrip()
 
     def _repr_html_(self) -> str:
-        return notebook_html(self.page())
+        return self.results._repr_html_()

@@ -208,10 +208,9 @@ def _read_bound(folder: Path) -> Json:
         check_fields("", record, {"details": dict})
         check_fields("details", record["details"], {"bound": dict})
         bound = record["details"]["bound"]
-        expected = {"fingerprint": str, "binding": str, "tasks": dict}
+        expected = {"fingerprint": str, "binding": str, "shared_labels": bool, "tasks": dict}
         check_fields("details.bound", bound, expected)
         tasks = [TaskDefinition.of_fields(fields) for fields in bound["tasks"].values()]
-        shared = bound.get("shared_labels") is True
-        return {**bound, "shared_labels": shared, "binding": Binding.of_json(bound["binding"]), "tasks": tasks}
+        return {**bound, "binding": Binding.of_json(bound["binding"]), "tasks": tasks}
     except ValueError as error:
         raise RunError(f"{path}: {error}. Restore it from a copy, or run the stream again.") from error

@@ -142,7 +142,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_make_demo_gives_all_strategies_the_same_training(typed: list[str]) -> None:
     run, flag, file, *how = typed
     assert (run, flag, *how) == ("run", "--config", "--jobs", "auto")
-    config = build(RunConfig, values_of(RunConfig, {"config": file}), "run")
+    config = build(RunConfig, values_of({"config": file}), "run")
     assert (config.stream, config.data, config.model) == ("demo", "demo", "minilm")
     assert STREAMS["demo"] == ("who_did_it", "ag_news", "was_it_kind")
     options = config.check().options

@@ -48,7 +48,6 @@ def test_a_run_file_says_what_each_unit_was_computed_with(file: Path, published:
         assert {key: run.facts.made[key] for key in ("versions", "code", "command")}.items() <= record.items()
         assert run.facts.made["machine"].items() <= record["machine"].items()
         assert run.facts.made["machine"]["threads"] == 1 and "forgetfree" in run.facts.made["versions"]
-    assert to_csv(read_run(file)) == file.read_text()  # made of a file, it says the same
 
 
 @pytest.mark.sampled("fine-tune/seed-4", "grafting-continual/seed-1")
@@ -60,8 +59,7 @@ def test_a_unit_is_repeated_to_the_bit(
     assert capsys.readouterr().out.endswith(f"run, {unit}: equal to the bit\n")
 
 
-@pytest.mark.sampled("long")
-@pytest.mark.parametrize("name", ["main-job", "long", "small"])
+@pytest.mark.parametrize("name", ["main-job", "small"])
 def test_every_published_unit_can_still_be_asked_for(name: str, tmp_path: Path) -> None:
     results = read_run(replay.RESULTS / f"{name}.csv")
     for run in results.runs:

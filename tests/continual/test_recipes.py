@@ -67,7 +67,7 @@ def test_a_strategy_runs_on_a_gpu_where_there_is_one(tiny_stream: Any, monkeypat
 
 def test_options_may_start_from_the_recipe() -> None:
     cls = registry.strategy("grafting-continual").Options
-    recipe = RunConfig(stream="sst2", strategies=("grafting-continual",), steps=7, settings={"momentum": 0.5}).checked()
+    recipe = RunConfig(stream="sst2", strategies=("grafting-continual",), steps=7, settings={"momentum": 0.5}).check()
     assert cls.for_model("minilm", steps=7, momentum=0.5) == recipe.options["grafting-continual"]
     assert cls.for_model("minilm", optimizer="sgd") == cls(optimizer="sgd")
     assert cls.for_model("smollm2").mask_batch_size == 256
@@ -165,7 +165,7 @@ def test_a_strategy_that_searches_for_its_mask_takes_no_region_from_the_others()
 
 
 def test_a_recipe_may_say_for_one_strategy_what_it_says_for_all_otherwise() -> None:
-    config = RunConfig(stream="sst2", strategies=("grafting-continual", "packnet"), model="minilm").checked()
+    config = RunConfig(stream="sst2", strategies=("grafting-continual", "packnet"), model="minilm").check()
     assert config.options["grafting-continual"].region_rate_factor == 3.0
     packnet = registry.strategy("packnet").Options.for_model("minilm", strategy="packnet")
     assert config.options["packnet"].region_rate_factor == packnet.region_rate_factor == 1.0

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import BertForSequenceClassification
 
 from forgetfree import load_model, load_stream
 from forgetfree.continual.streams import make_stream
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
-from forgetfree.models.task_model import ClassifierModel
 from forgetfree.strategies.avalanche_baselines import LwF
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.strategies.grafting_continual import GraftingContinual
@@ -53,11 +50,3 @@ def test_a_loaded_model_serves_several_streams_until_it_is_trained(model_directo
         UsageError, match=r"are no longer those that were loaded.*Load the model again for each stream\."
     ):
         make_stream("late", rows, loaded)
-
-
-def test_a_stream_takes_no_model_with_a_head_of_its_own(model_directory: Any, data_directory: Path) -> None:
-
-    loaded = load_model(str(model_directory("bert-pooler")), "linear")
-    model = ClassifierModel(BertForSequenceClassification(loaded.model.backbone.config), loaded.model.tokens, (0, 1))
-    with pytest.raises(UsageError, match="needs a model as load_model gives it, got a ClassifierModel"):
-        make_stream("sst2", load_tasks("sst2", str(data_directory)), replace(loaded, model=model))

@@ -17,6 +17,7 @@ from tiny import TASK
 from tokenizers import processors
 from transformers.models.auto import modeling_auto
 
+from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError
@@ -238,7 +239,7 @@ def test_a_fine_tuned_classifier_of_barts_is_read_by_its_head(tmp_path: Path, da
         model.model.decoder.layers[1].fc2.weight.add_(0.1)
     model.save_pretrained(given)
     found = load_fine_tuned(str(given), str(base), rows.task)
-    found.add_task(rows.task)
+    load_tensors_(found.model.readout_module(found.model.add_task(found.loaded.head(rows.task))), found.head)
     bench = SingleTask.of(found.loaded, rows, shots=4)
     x = bench.task.test.batch(range(4))[0]
     with torch.no_grad():

@@ -39,19 +39,8 @@ def test_the_sentence_says_what_each_lost_and_at_what_price() -> None:
     text = headline(compared(naive, ours, floors={"constant": [0.5, 0.6]}))
     assert text == (
         "Naive fine-tuning (continual-ft) lost 20.0 points on average (one seed), grafting-continual lost 0.0 points on "
-        "average, at 6 kB a task. At the end grafting-continual scores 75.0 % on average, continual-ft 65.0 %: one seed in "
-        "common, so what other seeds would give is not known. A constant answer scores 55.0 % on average."
-    )
-
-
-def test_the_sentence_says_where_it_tells_one_of_several_set_ups() -> None:
-    runs = [
-        run_of("continual-ft", 0, last, options={"steps": steps})
-        for steps, last in ((40, [0.6, 0.7]), (20, [0.8, 0.9]))
-    ]
-    text = headline(together([results_of(run) for run in runs]))
-    assert (
-        "continual-ft (steps=40)" in text and "(steps=20)" not in text and "tell the first set-up of a strategy" in text
+        "average, at 6 kB a task. At the end grafting-continual scores 75.0 % on average, continual-ft 65.0 %: undecided "
+        "(one seed)."
     )
 
 
@@ -59,7 +48,7 @@ def test_the_sentence_has_the_interval_over_seeds() -> None:
     """Losses of 20 and 10: 15 ± t(0.975, 1) · 7.07 / √2 = 15 ± 12.706 · 5 = −48.5 to 78.5. Nothing is decided by two seeds."""
     runs = [run_of("continual-ft", seed, [last, 0.7]) for seed, last in enumerate((0.6, 0.7))]
     text = headline(compared(*runs, *(run_of("grafting-continual", seed, [0.8, 0.7]) for seed in (0, 1))))
-    lost = "lost 15.0 points on average (95 % interval of the loss -48.5 to 78.5 over 2 seeds: undecided whether it forgot)"
+    lost = "lost 15.0 points on average (95 % interval of the loss -48.5 to 78.5 points over 2 seeds)"
     assert lost in text
     assert "grafting-continual lost 0.0 points on average, with every seed." in text  # and no price, which is not known
     assert ": undecided (95 % interval of the difference -24.3 to 39.3 points over 2 seeds)." in text
@@ -85,12 +74,8 @@ def test_the_sentence_says_where_nothing_was_learned() -> None:
     ("runs", "expected"),
     [
         ([], "No strategy has finished, so there is nothing to compare."),
-        ([("fine-tune", [0.8, 0.7])], "A model for each task (fine-tune) scores 75.0 % on average."),
-        (
-            [("mine", [0.7, 0.7])],
-            "mine lost 10.0 points on average (one seed). continual-ft is not among the strategies: what naive training would "
-            "have lost is not known.",
-        ),
+        ([("fine-tune", [0.8, 0.7])], "fine-tune lost 0.0 points on average."),
+        ([("fine-tune", [0.8, 0.9]), ("mine", [0.7, 0.7])], "mine lost 10.0 points on average (one seed)."),
         ([("continual-ft", [0.9, 0.7])], "Naive fine-tuning (continual-ft) gained 10.0 points on average (one seed)."),
     ],
 )
@@ -185,7 +170,7 @@ def sections(text: str) -> list[str]:
     return re.findall(r'<section id="([a-z]+)">', text)
 
 
-EVERY = ["matrix", "curves", "forgetting", "cost", "reliability", "ownership", "overlap", "losses", "tables"]
+EVERY = ["matrix", "curves", "forgetting", "cost", "reliability", "ownership", "losses", "tables"]
 
 
 @pytest.mark.sampled(share=0.4)
@@ -210,7 +195,6 @@ def test_owners_that_overlap_are_not_added_up(tmp_path: Path) -> None:
     """Where tasks stand alone, three that own 32, 32 and 1 of 32 entries own all of them, and not 2e+02 %."""
     out = make_run(tmp_path / "run", ["a", "b", "c"], {"grafting-continual": 0.0})
     together = render(load_results(out), "html")
-    assert "An entry that two regions hold belongs to the earlier task" in together
     assert "owned by any task" in together
     ledger = load_results(out).runs[0].facts.ledger
     assert ledger and ledger.places
@@ -219,7 +203,7 @@ def test_owners_that_overlap_are_not_added_up(tmp_path: Path) -> None:
     edit(out, ledger=ledger.model_dump() | {"composition": "alone", "places": places})
     alone = render(load_results(out), "html")
     assert "one task owns at most, from 0 to 100 %." in alone and "owned by the largest owner" in alone
-    assert "belongs to the earlier task" not in alone and "e+0" not in re.sub(r"<svg.*?</svg>", "", alone, flags=re.S)
+    assert "e+0" not in re.sub(r"<svg.*?</svg>", "", alone, flags=re.S)
 
 
 def test_what_a_directory_lacks_is_left_out(whole: Path, tmp_path: Path) -> None:
@@ -244,7 +228,7 @@ def test_results_in_one_file_have_a_page(name: str) -> None:
     source = Path(__file__).parents[2] / "benchmarks" / "results" / f"{name}.csv"
     found, kept = read_run(source), ("continual-ft", "grafting-continual")
     text = render(Results([replace(found, runs=tuple(run for run in found.runs if run.strategy in kept))]), "html")
-    assert {"forgetting", "cost", "matrix", "curves", "overlap", "ownership", "tables"} == set(sections(text))
+    assert {"forgetting", "cost", "matrix", "curves", "ownership", "tables"} == set(sections(text))
     assert "grafting-continual lost 0.0 points on average" in text.lower()
 
 

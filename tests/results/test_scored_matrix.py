@@ -33,23 +33,20 @@ def test_the_numbers() -> None:
     """
     matrix = measured()
     assert matrix.tasks == ["a", "b", "c"]
-    assert matrix.average == pytest.approx(0.7)
-    assert matrix.forgetting == pytest.approx(0.15)
-    assert matrix.backward_transfer == pytest.approx(-0.15)
-    assert matrix.forward_transfer is None
+    assert matrix.summary() == pytest.approx({"average": 0.7, "forgetting": 0.15, "bwt": -0.15, "fwt": None})
     for task, value in (("a", 0.4), ("c", 0.3)):
         matrix.add(None, task, value)
     matrix.add("b", "c", 0.5)
-    assert matrix.forward_transfer == pytest.approx(((0.6 - 0.5) + (0.5 - 0.3)) / 2)
+    assert matrix.summary()["fwt"] == pytest.approx(((0.6 - 0.5) + (0.5 - 0.3)) / 2)
     assert matrix.frame.loc["b", "a"] == 0.7 and matrix.frame.loc["before", "a"] == 0.4
 
 
-def test_it_is_shown(tmp_path: Path) -> None:
+def test_it_is_shown_as_a_run_is(tmp_path: Path) -> None:
     matrix = measured()
     matrix.save(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "<svg" in page and "0.150" in page and "backward transfer" in page
-    assert "0.700" in repr(matrix) and "—" in repr(matrix)
+    assert "<svg" in page and "trainer lost 15.0 points on average" in page and "<td>-15.0</td>" in page
+    assert "70.0" in repr(matrix) and "—" in repr(matrix) and "<table>" in matrix._repr_html_()
     assert repr(LearningMatrix()) == "LearningMatrix(accuracy; no scores)"
 
 
@@ -58,7 +55,7 @@ def test_what_is_missing_or_wrong_is_told() -> None:
     matrix.add("a", "a", 0.5)
     matrix.add("b", "b", 0.5)
     with pytest.raises(MetricError, match=r"no score of task 'a' after 'b'. Add it: matrix.add\(after='b', task='a'"):
-        _ = matrix.average
+        matrix.summary()
     with pytest.raises(UsageError, match=r"score of task 'a' after 'a' already: 0\.5"):
         matrix.add("a", "a", 0.6)
     for wrong in (math.nan, "0.5", None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from forgetfree.errors import RunError, UsageError
+from forgetfree.json_file import sign
 from forgetfree.serve.source import Source, saved_file
 
 MakeRun = Callable[..., Path]
@@ -40,6 +42,18 @@ def test_a_source_says_what_its_run_says(run: Path, model_directory: Callable[[s
     assert (moved.model, moved.run_model, moved.is_ledger) == ("elsewhere", source.model, False)
     assert [task.name for task in moved.tasks] == ["sst2"]
     assert (moved.precision, moved.shared_labels) == ("fp32", False)
+
+
+@pytest.mark.parametrize(("shared", "message"), [(None, "is missing"), (1, "must be true or false, got 1")])
+def test_whether_labels_are_shared_must_be_said(shared: int | None, message: str, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    folder = tmp_path / "run" / "continual-ft" / "seed-0"
+    record = json.loads((folder / "unit.json").read_text())
+    record["details"]["bound"].pop("shared_labels")
+    record["details"]["bound"] |= {} if shared is None else {"shared_labels": shared}
+    (folder / "unit.json").write_text(json.dumps(sign(record)))
+    with pytest.raises(RunError, match=rf"details\.bound\.shared_labels {message}"):
+        Source.of(tmp_path / "run", strategy="continual-ft")
 
 
 def test_a_ledger_alone_needs_its_model(run: Path) -> None:

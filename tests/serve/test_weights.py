@@ -377,7 +377,7 @@ def test_a_switch_takes_the_ledger_of_a_run_s_directory(
         ("rows.csv", 'id,Review,sentiment\n1,"a joy, truly",good\n2,a dull film,bad\n'),
         ("rows.tsv", "text\tlabel\na joy, truly\t1\na dull film\t0\n"),
         ("rows.tsv", 'text\tby\n"a joy, truly"\t"x\ty"\na dull film\t\n'),
-        ("rows.jsonl", '{"text": "a joy, truly", "label": 1}\n\n"a dull film"\n'),
+        ("rows.jsonl", '{"text": "a joy, truly", "label": 1}\n\n{"text": "a dull film"}\n'),
         ("rows.txt", "a joy, truly\r\na dull film\r\n"),
     ],
 )
@@ -452,7 +452,7 @@ def test_columns_that_are_kept_stand_beside_the_answers(finished_run: MakeRun, t
         (
             ["--keep", "nosuch", "--csv"],
             1,
-            "row 1 has no column 'nosuch', which --keep names; it has 'id', 'text', 'who'",
+            "rows.jsonl has no column 'nosuch', which --keep names; it has 'id', 'text', 'who'",
         ),
         (["--keep", "label", "--csv"], 2, "--keep label has the name of a column that predict writes"),
         ([], 2, "is written by --json or --csv"),
@@ -515,7 +515,7 @@ def test_a_lone_column_is_a_text_and_one_beside_others_may_be_the_label(tmp_path
         ("a.csv", 'text\n"a joy\na dull film\n', 1, "line 2: unexpected end of data"),
         ("a.csv", "text,text\na,b\n", 1, "has column 'text' twice"),
         ("a.jsonl", '{"text": "a"}\n{"text": 3}\n', 1, "row 2: 'text' must be a text, got 3"),
-        ("a.jsonl", "{\n", 1, "row 1 is no JSON"),
+        ("a.jsonl", "{\n", 1, "a.jsonl, row 1: expected a JSON object"),
         ("a.xml", "<a>", 1, "is of no known kind"),
         ("a.parquet", "text", 1, "cannot be read as parquet"),
         ("a.jsonl.gz", gzip.compress(b'{"text": "a"}', mtime=0)[:-9], 1, "cannot be read"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from peft.utils.merge_utils import task_arithmetic as peft_task_arithmetic
 from peft.utils.merge_utils import ties as peft_ties
+from safetensors.torch import load_file
 from torch import Tensor
 
 from forgetfree import registry
@@ -106,7 +107,8 @@ def test_what_is_kept_are_the_grafts_and_the_merged_ledger(tmp_path: Any) -> Non
         assert merged.tasks == ledger.tasks and merged.owned() == strategy.merged().region
         assert all(torch.equal(merged.graft(task).values, strategy.merged().values) for task in merged.tasks)
         kept[name] = strategy.bytes_kept()
-        assert kept[name] == sum(file.stat().st_size for file in (tmp_path / name).iterdir())
+        tensors = [each for file in (tmp_path / name).iterdir() for each in load_file(file).values()]
+        assert kept[name] == sum(tensor.nbytes for tensor in tensors)
         answers = strategy.evaluate()
         again = make(name, tiny_stream(TASKS))
         again.load(tmp_path / name)

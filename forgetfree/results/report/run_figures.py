@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +25,8 @@ from forgetfree.results.report.figures import (
     styles,
 )
 from forgetfree.results.report.page import percent, size
-from forgetfree.results.runs import CONSTANT, LedgerSummary, Run
-from forgetfree.results.table import Results, StrategyRuns
+from forgetfree.results.runs import CONSTANT, Run
+from forgetfree.results.table import Results
 
 #: The matrices of so many strategies stand beside each other, and are the first that a reader sees.
 FEW = 4
@@ -45,7 +44,7 @@ def sections_of(results: Results) -> list[Section]:
     sections = (
         *((matrices, curves) if few else (curves, matrices)),
         *(_forgetting(results), _costs(results)),
-        *(_calibration(results), _places(results), _overlaps(results), _losses(results)),
+        *(_calibration(results), _places(results), _losses(results)),
     )
     return [section for section in sections if section.pictures]
 
@@ -317,36 +316,20 @@ def _calibration(results: Results) -> Section:
 # ---- ledgers ----------------------------------------------------------------------------------------------
 
 
-def _with_ledger(results: Results) -> Iterator[tuple[StrategyRuns, list[LedgerSummary]]]:
-    for entry in results.entries:
-        ledgers = [run.facts.ledger for run in entry.runs if run.facts.ledger]
-        if len(ledgers) == len(entry.runs):
-            yield entry, ledgers
-
-
-def _overlapping(ledgers: Iterable[LedgerSummary]) -> bool:
-    """Say whether several tasks may own an entry, each with its own value."""
-    return any(ledger.may_overlap for ledger in ledgers)
-
-
 def _places(results: Results) -> Section:
     pictures = []
-    for entry, ledgers in _with_ledger(results):
-        every = [ledger.places for ledger in ledgers if ledger.places]
-        if len(every) < len(ledgers):
+    for entry in results.entries:
+        ledgers = [run.facts.ledger for run in entry.runs if run.facts.ledger and run.facts.ledger.places]
+        if len(ledgers) < len(entry.runs):
             continue
-        alone = _overlapping(ledgers)
-        layers = list(dict.fromkeys(place.layer for place in every[0]))
-        kinds = list(dict.fromkeys(place.kind for place in every[0]))
+        alone = any(ledger.may_overlap for ledger in ledgers)
+        every = [place for ledger in ledgers for place in ledger.places or ()]
+        layers, kinds = (list(dict.fromkeys(getattr(place, of) for place in every)) for of in ("layer", "kind"))
         share = np.full((len(layers), len(kinds)), np.nan)
-        of_layer = np.zeros((len(layers), len(results.tasks)))
-        for place in chain(*every):
+        for place in every:
             row, column = layers.index(place.layer), kinds.index(place.kind)
             owned = max(place.owned) if alone else sum(place.owned)  # regions that stand alone may overlap
-            part = 100 * owned / place.entries / len(ledgers)
-            share[row, column] = np.nan_to_num(share[row, column]) + part
-            of_layer[row] += np.array(place.owned) / len(ledgers)
-        of_layer *= 100 / np.maximum(of_layer.sum(0), 1)
+            share[row, column] = np.nan_to_num(share[row, column]) + 100 * owned / place.entries / len(ledgers)
         most = np.unravel_index(np.nanargmax(share), share.shape)
         says = f"most, {share[most]:.3g} % of the entries, in {layers[most[0]]}, {kinds[most[1]]}"
         top = float(np.nanmax(share)) or 1.0
@@ -357,35 +340,8 @@ def _places(results: Results) -> Section:
                 caption=f"Share of a place's entries that {what}, from 0 to {top:.3g} %.",
             )
         )
-        if len(results.tasks) > 1:
-            top = float(of_layer.max()) or 1.0
-            says = f"in % of what the task owns, at most {top:.0f} % in one layer"
-            names = _names(results.tasks)
-            pictures.append(
-                shaded(
-                    *(of_layer, f"{entry.label}: by task", says, layers, names, "layer", "owner", (0, top), "{:.0f}"),
-                    caption=f"Where a task's own entries lie, in % of them: from dark, 0 %, to light, {top:.0f} %.",
-                )
-            )
     text = f"Which entries of the model the tasks own, by layer and kind of parameter; {_seeds(results)}."
     return Section("ownership", "Who owns what", text, pictures)
-
-
-def _overlaps(results: Results) -> Section:
-    pictures, names = [], _names(results.tasks)
-    for entry, ledgers in _with_ledger(results) if len(names) > 1 else ():
-        mean = 100 * np.mean([ledger.overlap for ledger in ledgers], axis=0)
-        np.fill_diagonal(mean, np.nan)
-        most = float(np.nanmax(mean)) or 1.0
-        says, top = f"at most {most:.0f} % of a region", most if len(names) > NAMED else 100
-        pictures.append(
-            shaded(mean, entry.label, says, names, names, "in the region of", "share of", (0, top), "{:.0f}")
-        )
-    text = "How much of a column's region lies in the row's, in %"
-    if not any(_overlapping(ledgers) for _, ledgers in _with_ledger(results)):
-        text += ". An entry that two regions hold belongs to the earlier task"
-    text += f"; {_seeds(results)}."
-    return Section("overlap", "Overlap of regions", text, pictures)
 
 
 # ---- training ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 
 from forgetfree.display import PERCENT, Scale, counted
 from forgetfree.options import FLAGGED, typed
-from forgetfree.results.evidence import Evidence, forgetting
+from forgetfree.results.evidence import Evidence, Interval, forgetting
 from forgetfree.results.report.page import WIDE, size
 from forgetfree.results.runs import REFERENCE
 from forgetfree.results.table import Results, StrategyRuns, evidence_of
@@ -38,38 +38,26 @@ def headline(results: Results, evidence: Evidence | None = None) -> str:
 
 
 def _sentences(results: Results, evidence: Evidence) -> Iterator[str]:
-    scale, naive = results.scale, results.by_strategy.get(NAIVE)
+    naive = results.by_strategy.get(NAIVE)
     ours = results.by_strategy.get(OURS) or _best_of_the_others(results)
+    told = [entry for entry in (naive, ours) if entry]
     if len(results.tasks) == 1:
         yield "The stream has one task, so nothing can be forgotten."
     elif not any(_learned(entry, results) for entry in results.entries):
         yield "No strategy learned a task above a constant answer, so nothing could be forgotten."
     else:
-        parts = [_lost(entry, results) for entry in (naive, ours) if entry]
-        if parts:
-            text = ", ".join(parts)
-            yield f"{_capital(text) if naive else text}{_price(ours, len(results.tasks))}."
-        if ours and not naive:
-            yield f"{NAIVE} is not among the strategies: what naive training would have lost is not known."
+        text = ", ".join(_lost(entry, results) for entry in told)
+        yield f"{text[:1].upper() + text[1:] if naive else text}{_price(ours, len(results.tasks))}."
     if naive and ours:
-        yield _difference(ours, naive, scale, evidence)
-    names = [entry.strategy for entry in results.entries]
-    if any(names.count(entry.strategy) > 1 for entry in (naive, ours) if entry):
-        yield "These sentences tell the first set-up of a strategy; the tables have all."
-    constant = (
-        results.constant and f"a constant answer scores {scale.with_unit(float(np.mean(results.constant)))} on average"
-    )
-    if reference := results.by_strategy.get(REFERENCE):
-        score = f"A model for each task ({reference.label}) scores {scale.with_unit(_average(reference))} on average"
-        yield f"{score}; {constant}." if constant else f"{score}."
-    elif constant:
-        yield f"{_capital(constant)}."
+        yield _difference(ours, naive, results.scale, evidence)
 
 
 def _best_of_the_others(results: Results) -> StrategyRuns | None:
-    others = [e for e in results.entries if e.strategy not in (NAIVE, *_REFERENCES)]
+    others = [entry for entry in results.entries if entry.strategy != NAIVE]
     # Where the sign is 0, the first: such averages have no best.
-    return max(others, key=lambda entry: results.sign * _average(entry), default=None)
+    return max(
+        others, key=lambda entry: (entry.strategy not in _REFERENCES, results.sign * _average(entry)), default=None
+    )
 
 
 def _learned(entry: StrategyRuns, results: Results) -> bool:
@@ -90,13 +78,7 @@ def _lost(entry: StrategyRuns, results: Results) -> str:
     lost = f"{name} {'gained' if gained else 'lost'} {_points(abs(loss.value), scale)} on average"
     if not any(run.forgetting for run in entry.runs):
         return f"{lost}{', with every seed' if seeds > 1 else ''}"
-    if seeds == 1:
-        return f"{lost} (one seed)"
-    if math.isnan(loss.low):
-        return f"{lost} (with each of {seeds} seeds)"
-    undecided = ": undecided whether it forgot" if loss.verdict == "undecided" else ""
-    interval = f"95 % interval of the loss {scale.text(loss.low)} to {scale.text(loss.high)}"
-    return f"{lost} ({interval} over {seeds} seeds{undecided})"
+    return f"{lost} ({_certainty(loss, 'loss', seeds, scale)})"
 
 
 def _price(entry: StrategyRuns | None, tasks: int) -> str:
@@ -109,17 +91,19 @@ def _difference(ours: StrategyRuns, naive: StrategyRuns, scale: Scale, evidence:
     """Compare the averages at the end, in pairs of the same seed."""
     scores = f"At the end {ours.label} scores {scale.with_unit(_average(ours))} on average, {naive.label} "
     scores += scale.with_unit(_average(naive))
-    seeds = len({run.seed for run in ours.runs} & {run.seed for run in naive.runs})
     difference = evidence.difference(ours.label, naive.label)
     if difference is None:
-        return f"{scores}; they have no seed in common."
-    if seeds == 1:
-        return f"{scores}: one seed in common, so what other seeds would give is not known."
-    if math.isnan(difference.low):
-        return f"{scores}, with the same difference for each of {seeds} seeds."
-    ends = f"{scale.text(difference.low)} to {scale.text(difference.high)}{' points' if scale == PERCENT else ''}"
-    interval = f"95 % interval of the difference {ends} over {seeds} seeds"
-    return f"{scores}: {difference.verdict} ({interval})."
+        return f"{scores} (no seed in common)."
+    seeds = len({run.seed for run in ours.runs} & {run.seed for run in naive.runs})
+    return f"{scores}: {difference.verdict} ({_certainty(difference, 'difference', seeds, scale)})."
+
+
+def _certainty(found: Interval, what: str, seeds: int, scale: Scale) -> str:
+    """Say how sure a loss or a difference is."""
+    if math.isnan(found.low):
+        return "one seed" if seeds == 1 else f"the same for each of {seeds} seeds"
+    unit = " points" if scale == PERCENT else ""
+    return f"95 % interval of the {what} {scale.text(found.low)} to {scale.text(found.high)}{unit} over {seeds} seeds"
 
 
 def _average(entry: StrategyRuns) -> float:
@@ -130,10 +114,6 @@ def _points(difference: float, scale: Scale) -> str:
     """Return a difference of scores; one of percentages in points."""
     text = scale.text(difference)
     return f"{text} point{'' if text == '1.0' else 's'}" if scale == PERCENT else scale.with_unit(difference)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 # ---- notes ----------------------------------------------------------------------------------------------
