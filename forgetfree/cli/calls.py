@@ -144,10 +144,11 @@ def run(
         if on is not None or without is not None:
             perform, told = _on(on, without, values if data is not None else values | {"data": None}, objects)
         else:
-            perform, told = _whole(values, objects)
+            perform, told = _whole(values, objects, "" if out is None else f" into {directory}")
         reach_hub("minilm" if objects.model is not None else values["model"], values["data"])
         if progress:
-            tell(told)
+            for line in told.splitlines():
+                tell(line)
             execution = replace(execution, progress=make_progress(stderr()))
             tell(resumption(directory) if execution.resume else "")
         failed = failures(perform(execution))
@@ -179,8 +180,8 @@ def graft(task: str, **arguments: Any) -> Results:
 _Ready = tuple[Callable[[Execution], Json], str]
 
 
-def _whole(values: Json, objects: InMemory) -> _Ready:
-    """Return what performs a run of its own."""
+def _whole(values: Json, objects: InMemory, into: str) -> _Ready:
+    """Return what performs a run of its own, and what is said before, with the words ``into`` which it is written."""
     from forgetfree.jobs.run import prepared
     from forgetfree.jobs.run import run as perform
 
@@ -189,7 +190,7 @@ def _whole(values: Json, objects: InMemory) -> _Ready:
         raise no_stream(objects.data_or(config.data))
     config = prepared(replace(config, objects=replace(objects, call=_call(config, values))))
     recipe = recipe_of(config)
-    return partial(perform, config), f"Running {config.stream} into {config.out}" + (f"\n{recipe}" if recipe else "")
+    return partial(perform, config), f"Running {config.stream}{into}" + (f"\n{recipe}" if recipe else "")
 
 
 def _on(run: Any, without: str | None, values: Json, objects: InMemory) -> _Ready:

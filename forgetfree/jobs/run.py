@@ -168,7 +168,7 @@ class UnitWork:
         details, error = {}, None
         try:
             with self._tracked(unit, history) as heard:
-                details = learn(loader, unit.key, unit.directory, heard, carried)
+                details = learn(loader, unit.key, unit.directory, heard, carried=carried)
         except Exception as fault:  # of a plug-in, perhaps
             error = why_it_failed(fault, self._debug)
         unit.end(environment(loader.device), details, error, history.seconds)

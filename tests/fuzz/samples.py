@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forgetfree import cli
 from forgetfree.results.runs import read_run, to_csv
-from forgetfree.results.scores import write_scores
+from forgetfree.results.scores import SCORES_FILE, read_scores, write_scores
 
 TASKS = ("qnli", "ag_news")
 STRATEGIES = ("grafting-continual", "packnet", "bitfit", "fine-tune")
@@ -42,6 +42,6 @@ def make_samples(root: Path, data: Path, model: Path) -> Samples:
         assert cli.main([name, *arguments, "--out", str(root / name)]) == 0
     run = read_run(root / "run")
     (root / "run.csv").write_text(to_csv(run), encoding="utf-8")
-    write_scores(root / "scores.csv", run.scores()[:12])
+    write_scores(root / "scores.csv", read_scores(root / "run" / STRATEGIES[0] / "seed-0" / SCORES_FILE)[:12])
     resume = ["run", *commands["run"], "--resume", "--out"]
     return Samples(root, resume)

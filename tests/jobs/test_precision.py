@@ -256,8 +256,10 @@ def test_any_network_is_measured_by_its_own_rows(faster: str, tmp_path: Path) ->
     rows = torch.randn(8, 3), torch.tensor([0, 1] * 4)
     network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     memory = InMemory(data={"a": {"train": rows, "test": rows}}, model=network)
-    config = RunConfig(stream="a", strategies=("fine-tune",), settings={"precision": "auto"}, out=str(tmp_path))
-    assert with_precision(config, memory).settings["precision"] == faster
+    config = RunConfig(
+        stream="a", strategies=("fine-tune",), settings={"precision": "auto"}, out=str(tmp_path), objects=memory
+    )
+    assert with_precision(config).settings["precision"] == faster
 
 
 def test_training_in_bf16_may_answer_in_fp32() -> None:

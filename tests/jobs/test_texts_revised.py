@@ -49,10 +49,10 @@ def test_other_answers_than_the_run_s_are_noticed(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before anything is trained."""
-    from forgetfree.models import generation
+    from forgetfree.kinds import decoding
 
-    write = generation.write
-    monkeypatch.setattr(generation, "write", lambda *args, **how: [ids[:1] for ids in write(*args, **how)])
+    write = decoding.write
+    monkeypatch.setattr(decoding, "write", lambda *args, **how: [ids[:1] for ids in write(*args, **how)])
     assert cli.main(["run", "--on", str(run), "--without", "chat", "--out", str(tmp_path / "less")]) == 1
     assert "does not answer first bit for bit" in capsys.readouterr().err
 
