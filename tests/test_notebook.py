@@ -31,8 +31,8 @@ def test_the_walk_through_runs_in_a_notebook_and_shows_tables(tmp_path: Path, mo
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     tables = [output["data"]["text/html"] for output in outputs if "text/html" in output.get("data", {})]
     shown = [table for table in tables if "After the last task" in table]
-    assert len(shown) == 3 and ">grafting-continual</th>" in shown[0] and ">Naive</th>" in shown[1]
-    assert "grafted, sparsity 0.001" in tables[-1]
+    assert len(shown) == 4 and ">grafting-continual</th>" in shown[0] and ">Naive</th>" in shown[1]
+    assert ">bare-graft</th>" in tables[-1]
     told = "".join(output["text"] for output in outputs if output.get("name") == "stderr")
     assert "Recipe of minilm: optimizer=adamw learning_rate=0.0001" in told
     assert {path.name for path in tmp_path.iterdir()} == {"scores.png", "ledger.safetensors", "graft.safetensors"}

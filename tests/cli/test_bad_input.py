@@ -595,7 +595,7 @@ CASES = [
     Case("report data", "data holds no results: it has no config.json. Give the directory that", 1),
     Case("report run --format pdf", "Unknown --format 'pdf'. Known: csv, html, json, markdown, rich."),
     Case("report graft --json --format html", "--json and --format html are both given. Give one of them."),
-    Case("report model/config.json", "model/config.json: schema must be 1, got None", 1),
+    Case("report model/config.json", "model/config.json: it is no CSV file. Give the directory that", 1),
     Case("report run", "run/config.json is not valid JSON", 1, cut("run/config.json")),
     Case("report run", "nested more than 100 deep", 1, write("run/config.json", DEEP)),
     Case("report run", "run/config.json cannot be read: it is a pipe or a device", 1, pipe("run/config.json")),
