@@ -271,7 +271,7 @@ DAMAGE: dict[str, tuple[Callable[[dict], Any], str]] = {
     "a run of a model of nothing": (of_run(model=None), "model must be a text, got None"),
     "a run of a seed of another type": (of_run(seed="x"), "seed must be a whole number, got 'x'"),
     "a run of more": (of_run(colour="green"), "Unknown option in a file: 'colour'"),
-    "data of another type": (lambda config: config.update(data=[]), "data must be an object of objects, got []"),
+    "data of another type": (lambda config: config.update(data=[]), "data must be an object, got []"),
 }
 
 
