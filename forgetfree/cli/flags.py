@@ -88,7 +88,8 @@ def arguments_of(command: str) -> Iterator[Argument]:
         )
     else:
         parameter = Parameter(help=stream.metadata["help"], completer=_completer(stream))
-    yield Argument(stream.name, Argument.VAR_POSITIONAL, annotation=Annotated[str, parameter])
+    name = "task" if command == "graft" else stream.name
+    yield Argument(name, Argument.VAR_POSITIONAL, annotation=Annotated[str, parameter])
     for name, field in options.items():
         several = any(get_origin(each) in (tuple, Mapping) for each in (hints[name], *get_args(hints[name])))
         kinds = [get_args(each) for each in (hints[name], *get_args(hints[name])) if get_origin(each) is Literal]

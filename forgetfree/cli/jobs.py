@@ -79,10 +79,9 @@ def _train(command: str, subjects: Sequence[str], flags: Json, debug: bool) -> i
             from forgetfree.jobs.run import run as perform
 
             config = prepared(config)
+            check_stream(config.stream, config.data, config.read_options)
             if command == "graft":
                 check_one(config.stream.rstrip(","), config.data, config.read_options)
-            else:
-                check_stream(config.stream, config.data, config.read_options)
             _announce(config, "Grafting" if command == "graft" else "Running")
             return _perform(partial(perform, config), config, replace(execution, debug=debug), output)
         except ForgetfreeError as error:

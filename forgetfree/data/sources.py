@@ -202,6 +202,8 @@ def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> N
         return
     if reason := registry.broken("streams").get(name):
         raise UsageError(reason)
+    if os.path.exists(name):
+        raise UsageError(f"{brief(name)} is a file or a directory, and no task. To read its rows, give --data {name}.")
     known |= set() if source.is_closed else {*streams}
     raise UnknownNameError("stream or task" if streams else "task", name, known, source.hint)
 

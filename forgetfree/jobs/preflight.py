@@ -286,7 +286,7 @@ class _Look:
             "total": {
                 "units": len(units),
                 "updates": sum(updates or 0 for unit in units for updates in unit["updates"].values()),
-                "seconds": round(sum(every), 1) if every and None not in every else None,
+                "seconds": round(sum(every), 3) if every and None not in every else None,
                 "memory_bytes": most_memory(self._device) if times else None,
             },
             "notes": list(dict.fromkeys(self._notes)),
@@ -311,7 +311,7 @@ class _Look:
         unknown = None in updates.values()
         if unknown:
             self._notes.append("Without --steps or --shots, the updates depend on the rows, which are not here.")
-        told = None if unknown or phases is None else round(seconds, 1)
+        told = None if unknown or phases is None else round(seconds, 3)
         return {"unit": f"{name}/seed-{seed}", "updates": updates, "seconds": told}
 
     def _updates(self, task: str, seed: int, options: TrainingOptions) -> tuple[int | None, int]:
@@ -328,7 +328,7 @@ class _Look:
         """Return what the phases of a strategy take, by a few steps of each on the first task that is here, if one is."""
         if self._first_task is None:
             return None
-        options, heard = self._options[name], _StepTimes()
+        options, times = self._options[name], _StepTimes()
         few: dict[str, Any] = {"steps": _TAKEN, "mask_steps": _TAKEN, "mask_evaluations": 1}
         few |= {key: _TAKEN for key in ("region_steps", "readout_steps") if getattr(options, key, None)}
         if getattr(options, "mask_steps", None) == 0:
@@ -336,11 +336,11 @@ class _Look:
         known = type(options).__dataclass_fields__
         options = replace(options, **{key: each for key, each in few.items() if key in known})
         try:
-            self._learn_first(name, self._first_task, options, heard)
+            self._learn_first(name, self._first_task, options, times)
         except (ForgetfreeError, RuntimeError, MemoryError) as error:
             self._notes.append(f"A first step of {name} fails: {first_line(out_of_memory(error) or error)}")
             return None
-        return heard.times
+        return times.times
 
     @cached_property
     def _first_task(self) -> Stream | None:
@@ -414,7 +414,7 @@ class _PhaseTime:
 
 
 class _StepTimes(Monitor):
-    """Hears how long the steps of each phase take."""
+    """The seconds of a step of each phase."""
 
     def __init__(self) -> None:
         self.times: list[_PhaseTime] = []

@@ -167,8 +167,8 @@ class UnitWork:
         history = History(monitor, unit.directory, kept)
         details, error = {}, None
         try:
-            with self._tracked(unit, history) as heard:
-                details = learn(loader, unit.key, unit.directory, heard, carried=carried)
+            with self._tracked(unit, history) as tracked:
+                details = learn(loader, unit.key, unit.directory, tracked, carried=carried)
         except Exception as fault:  # of a plug-in, perhaps
             error = why_it_failed(fault, self._debug)
         unit.end(environment(loader.device), details, error, history.seconds)

@@ -86,12 +86,16 @@ class LedgerSwitch:
         if stage != self._stage:
             old, new = self.ledger.parts(self._stage), self.ledger.parts(stage)
             common = min(len(old), len(new)) if old[:1] == new[:1] else 0
-            for part in old[common:]:
+            undone, added = old[common:], new[common:]
+            for part in undone:
                 self._write(self._written[part].pre)
-            for part in new[common:]:  # the model holds θ_pre at its entries
+            if undone and added:  # they have nothing in common: nothing is half applied where a new part cannot be read
+                self._stage = 0
+            for part in added:
                 if part not in self._written:
                     graft = self._graft(part)
-                    self._keep(part, graft, self._gather(graft.region.indices))
+                    self._keep(part, graft, self._gather(graft.region.indices))  # the model holds θ_pre there
+            for part in added:
                 self._write(self._written[part].values)
             self._stage = stage
             torch.clear_autocast_cache()  # a caller's autocast keeps weights in half precision, as they were

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.display import brief
-from forgetfree.errors import ForgetfreeError, ReportError, RunError, first_line
+from forgetfree.errors import ForgetfreeError, RunError, first_line
 from forgetfree.files import sha256, size_of
 from forgetfree.json_file import check_fields, check_signature, read_json
 
@@ -53,8 +53,7 @@ def read_record(directory: Path, error: type[ForgetfreeError] = RunError, remedy
 def check_own(path: Path, error: type[ForgetfreeError] = RunError, unit: Path | None = None) -> None:
     """Check that a file is the one that the unit made in whose folder it lies.
 
-    A file passes where no unit.json lies beside it: its unit has not ended, or somebody took it out of its run. A graft beside
-    the results of ``graft`` is compared with these.
+    A file passes where no unit.json lies beside it: its unit has not ended, or somebody took it out of its run.
 
     Args:
         path: the file.
@@ -84,10 +83,9 @@ def check_own(path: Path, error: type[ForgetfreeError] = RunError, unit: Path | 
 def _expected(path: Path, error: type[ForgetfreeError], unit: Path | None) -> tuple[Path | None, Any]:
     """Return which file says size and SHA-256 of another, and these; ``None`` where none does."""
     folder = unit or path.absolute().parent
-    file, results = folder / RECORD, folder / "results.json"
+    file = folder / RECORD
     if not file.exists():
-        grafts = _grafts(results)
-        return (results, grafts[path.name]) if path.name in grafts else (None, None)
+        return None, None
     record = read_record(folder, error)
     if differ := _other_unit(record["unit"], folder):
         raise error(f"{file} is another unit's: {differ}. {_REMEDY}")
@@ -95,17 +93,6 @@ def _expected(path: Path, error: type[ForgetfreeError], unit: Path | None) -> tu
         return file, record["files"].get(path.name)
     models = record.get("details", {}).get(MODELS, {})
     return (file, models[path.name]) if path.name in models else (None, None)
-
-
-def _grafts(results: Path) -> Json:
-    """Return size and SHA-256 of the grafts beside the results of ``graft``; nothing where there are none that are sound."""
-    if not results.exists():
-        return {}
-    try:
-        grafts = read_json(results, ReportError, "", signed=True)["grafts"]
-        return {each["file"]: {key: each[key] for key in ("bytes", "sha256")} for each in grafts}
-    except (ReportError, LookupError, TypeError):
-        return {}
 
 
 def _other_unit(unit: Mapping[str, Any], folder: Path) -> str:

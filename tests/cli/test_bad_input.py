@@ -211,6 +211,9 @@ CASES = [
     Case("run qnly", "Unknown stream or task 'qnly'. Did you mean 'qnli'?"),
     Case("run sst2,qnly", "Unknown task 'qnly'. Did you mean 'qnli'?"),
     Case("run sst2,sst2 --set scenario=class --readout linear", "those of 'sst2@2' are an earlier task's"),
+    Case(
+        "run data/sst2", "'data/sst2' is a file or a directory, and no task. To read its rows, give --data data/sst2."
+    ),
     Case("run ../data/sst2", "Unknown stream or task '../data/sst2'. Did you mean 'sst2'?"),
     Case(f"run {LONG}", "Unknown stream or task 'xxxxxx"),
     Case(r"run \x1b[31m", "Unknown stream or task '\\x1b[31m'."),
@@ -260,7 +263,8 @@ CASES = [
     Case("run sst2 --metric acuracy", "Unknown metric 'acuracy'. Did you mean 'accuracy'?"),
     Case("run sst2 --metric sst=f1", "Unknown task in --metric 'sst'. Did you mean 'sst2'?"),
     Case(
-        "run sst2 --metric f1 --metric accuracy", "--metric names several metrics of all tasks: f1, accuracy. Name one"
+        "run sst2 --metric f1 --metric accuracy",
+        "--metric must be one name for task 'sst2', got f1, accuracy. Name one",
     ),
     Case(
         "run ag_news --metric f1", "--metric f1 does not fit task 'ag_news': metric must be 'accuracy' or 'macro_f1'", 1

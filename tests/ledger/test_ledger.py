@@ -639,6 +639,21 @@ def test_there_is_no_stage_beyond_the_records(model: Toy, ledger: Ledger, stage:
         LedgerSwitch(ledger, model).to(stage)
 
 
+@pytest.mark.parametrize("composition", ["union", "selection", "alone"])
+def test_a_switch_to_a_record_that_cannot_be_read_leaves_no_half_of_it(
+    composition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, made = Toy(), composed(composition)
+    before, switch = state(model), LedgerSwitch(made, model)
+    switch.to(1)
+    monkeypatch.setattr(switch, "_graft", lambda part: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        switch.to(3)
+    assert switch.stage == (1 if composition == "union" else 0)
+    switch.to(0)
+    assert_state(model, before)
+
+
 def test_an_unknown_task_leaves_the_model_alone(model: Toy, ledger: Ledger) -> None:
     before = state(model)
     with pytest.raises(TaskError, match="holds no task 'four'"):
