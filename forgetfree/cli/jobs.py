@@ -73,15 +73,16 @@ def _train(command: str, subjects: Sequence[str], flags: Json, debug: bool) -> i
         return 0
     used = os.path.lexists(out / "config.json")
     with silence(output.quiet):
+        if command == "graft":
+            check_one(config.stream.rstrip(","), config.data, config.read_options)
         try:
             check_out(out, "run", execution.resume)  # before anything is announced
             from forgetfree.jobs.run import prepared
             from forgetfree.jobs.run import run as perform
 
             config = prepared(config)
-            check_stream(config.stream, config.data, config.read_options)
-            if command == "graft":
-                check_one(config.stream.rstrip(","), config.data, config.read_options)
+            if command == "run":
+                check_stream(config.stream, config.data, config.read_options)
             _announce(config, "Grafting" if command == "graft" else "Running")
             return _perform(partial(perform, config), config, replace(execution, debug=debug), output)
         except ForgetfreeError as error:

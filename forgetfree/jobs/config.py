@@ -400,8 +400,8 @@ class RunConfig:
         if len(classes) == len(resolved):  # else the options of one are unknown
             for key in self.settings:
                 attempt(_check_setting, key, own, known)
-        if self.sparsity is not None and not any("sparsity" in names for names in known.values()):
-            faults.add("--sparsity is given, but none of the strategies has it. Leave it out.")
+            if self.sparsity is not None and not any("sparsity" in names for names in known.values()):
+                faults.add("--sparsity is given, but none of the strategies has it. Leave it out.")
         if self.fine_tuned is not None:
             self._check_fine_tuned(faults)
         if self.held_aside in self.names:

@@ -214,7 +214,7 @@ def test_progress_names_stream_strategy_task_and_phase(
     ("arguments", "message"),
     [
         (["run", "qnly"], r"Unknown stream or task 'qnly'\. Did you mean 'qnli'\?"),
-        (["run", "sst2,sst2", "--set", "scenario=class"], r"those of 'sst2@2' are an earlier task's"),
+        (["run", "sst2,sst2"], r"The stream names 'sst2' twice"),
         (["run", "sst2", "--strategy", "grafting-contnual"], r"Did you mean 'grafting-continual'\?"),
         (["run", "sst2", "--shots", "0"], r"--shots must be at least 1, got 0"),
         (
