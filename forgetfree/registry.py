@@ -284,6 +284,15 @@ def faults_of(task: TaskDefinition) -> list[str]:
     return faults
 
 
+def check_stored(task: TaskDefinition) -> None:
+    """Raise ``ValueError`` for the faults of a definition that was read back, if its kind and metric are here.
+
+    One of a package that is not here is refused where the task is asked for.
+    """
+    if not unknown_names(task) and (faults := faults_of(task)):
+        raise ValueError("; ".join(faults))
+
+
 def tasks() -> dict[str, TaskDefinition]:
     """Return all registered tasks: ours first, then those of installed packages that can be used."""
     from forgetfree.benchmarks.tasks import TASKS

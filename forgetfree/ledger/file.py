@@ -17,6 +17,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from forgetfree import registry
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.errors import LedgerError, RegionError
 from forgetfree.json_file import check, checked
@@ -95,6 +96,6 @@ def _check_definition(fields: RecordFields, task: str) -> None:
     classes, definition = fields.classes, fields.definition
     check("classes", classes, len(set(classes)) == len(classes), "different numbers")
     if definition is not None:
-        TaskDefinition.of_fields(definition.fields)
+        registry.check_stored(TaskDefinition.of_fields(definition.fields))
         own = definition.name == task and len(classes) in (0, len(definition.labels))
         check("definition", definition.name, own, f"that of task {task!r} with a class for each label, or none")

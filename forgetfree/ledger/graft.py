@@ -22,6 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from forgetfree import registry
 from forgetfree.core.body import body_fingerprint, body_of, fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import ReadoutKind
@@ -84,6 +85,7 @@ class GraftOrigin:
             ValueError: a field is not known, is missing or does not fit; the message names each.
         """
         origin = replace(checked(cls, fields), task=TaskDefinition.of_fields(fields["task"]))
+        registry.check_stored(origin.task)
         numbered = sorted(origin.classes) in ([], list(range(len(origin.task.labels))))
         check("classes", origin.classes, numbered, "the number of a class for each label")
         return origin

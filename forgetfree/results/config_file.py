@@ -138,12 +138,10 @@ def _check_run(config: Any) -> None:
     for number, fields in enumerate(config["tasks"]):
         try:
             task = TaskDefinition.of_fields(fields)
-            unknown = registry.unknown_names(task)
-            if not unknown and (faults := registry.faults_of(task)):
-                raise ValueError("; ".join(faults))
+            registry.check_stored(task)
         except ValueError as error:
             raise ValueError(f"tasks[{number}]: {error}") from error
-        if unknown:
+        if unknown := registry.unknown_names(task):
             raise ValueError(f"tasks[{number}]: {'; '.join(unknown)}. Install the package that has it")
 
 

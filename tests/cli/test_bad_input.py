@@ -255,7 +255,7 @@ CASES = [
     Case("run sst2 --text-column a --text-column a", "--text-column names the same text-column twice: a, a."),
     Case("run sst2 --kind nosuch", "Unknown kind of task 'nosuch'."),
     Case("run sst2 --kind other=pair", "Unknown task in --kind 'other'."),
-    Case("run sst2 --kind pair --kind single", "--kind must be one kind for task 'sst2', got pair, single."),
+    Case("run sst2 --kind pair --kind single", "--kind must be one name for task 'sst2', got pair, single."),
     Case("run sst2 --text-column text --label-column text", "Name each column once."),
     Case(
         "run sst2 --label-column class", "no column 'class', which is named as label_column; found 'text', 'label'", 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import pandas
+import pyarrow
 import pytest
 
 from forgetfree import cli
@@ -33,7 +34,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, model_directory: Any) -> Pat
     frame = pandas.DataFrame(rows)
     frame.to_csv(place / "mood.csv", index=False)
     frame.to_csv(place / "mood.tsv.gz", index=False, sep="\t")
-    frame.to_json(place / "mood.jsonl.zst", orient="records", lines=True)
+    lines = frame.to_json(orient="records", lines=True).encode()
+    (place / "mood.jsonl.zst").write_bytes(pyarrow.compress(lines, codec="zstd", asbytes=True))
     frame.to_parquet(place / "mood.parquet")
     datasets.DatasetDict(train=datasets.Dataset.from_pandas(frame)).save_to_disk(place / "mood.saved")
     (place / "model").symlink_to(model_directory("bert"))
