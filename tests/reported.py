@@ -73,7 +73,7 @@ def make_run(
             overlap = 0.2 * rng.random((n, n)) + 0.8 * np.eye(n)
             ledger = {
                 "composition": "union",
-                **{"region_size": [size + 9 for size in sizes], "owned_size": sizes, "bytes": 9000 * n},
+                **{"region_size": [size + 9 for size in sizes], "owned_size": sizes, "tensor_bytes": 9000 * n},
                 "overlap": overlap.tolist(),
                 "places": [
                     {"layer": f"layer {i}", "kind": kind, "entries": 5000, "owned": owned[i, j].tolist()}

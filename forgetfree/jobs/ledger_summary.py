@@ -24,7 +24,7 @@ def ledger_summary(ledger: Ledger | None) -> dict[str, Any] | None:
         **({"alone": [record.alone for record in ledger.records]} if ledger.composition == "auto" else {}),
         "region_size": [len(record.region) for record in ledger.records],
         "owned_size": [len(record.owned.region) for record in ledger.records],
-        "bytes": ledger.size_in_bytes,
+        "tensor_bytes": ledger.size_in_bytes,
         "overlap": ledger.overlap(),
         "places": _places(ledger),
     }

@@ -89,7 +89,7 @@ class LedgerSummary(_Facts):
 
     region_size: list[Count]
     owned_size: list[Count]
-    bytes: Count
+    tensor_bytes: Count
     overlap: list[list[Amount]]
     composition: str | None = None
     places: list[LedgerPlace] | None = None
@@ -128,7 +128,7 @@ class UnitFacts(_Facts):
     @property
     def memory(self) -> list[int]:
         """Bytes kept beside the pre-trained model after each task; where they are not told, those of the ledger at the end."""
-        return self.kept_bytes or ([self.ledger.bytes] if self.ledger else [])
+        return self.kept_bytes or ([self.ledger.tensor_bytes] if self.ledger else [])
 
     @property
     def all_seconds(self) -> float | None:

@@ -112,7 +112,7 @@ def test_ledger_figures_agree_with_the_file(finished: Path) -> None:
     for run in results_of(finished)["runs"]:
         if run["ledger"]:
             path = finished / run["strategy"] / f"seed-{run['seed']}" / "ledger.safetensors"
-            assert run["ledger"]["bytes"] == Ledger.load(path).size_in_bytes
+            assert run["ledger"]["tensor_bytes"] == Ledger.load(path).size_in_bytes
             assert run["ledger"]["tasks"] == TASKS
             assert all(
                 0 < owned <= size
