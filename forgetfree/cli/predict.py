@@ -18,11 +18,10 @@ from forgetfree.cli.text_rows import TextRow, is_plain, rows_of_file, rows_of_st
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Deterministic, Device, Run, Seed, Strategy, predictor_of
 from forgetfree.data.columns import PAIR, READ_DEFAULTS, ColumnNames, ReadOptions
-from forgetfree.display import counted
+from forgetfree.display import Screen, counted, tell
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import kind_of
 from forgetfree.tasks import TaskDefinition
-from forgetfree.terminal import Screen, tell
 
 AUTO = "auto"
 #: What the command line makes of a lone hyphen.

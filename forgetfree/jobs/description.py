@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from forgetfree.display import tell_note
 from forgetfree.jobs.environment import left_out_of, tell_shared_labels, tell_shared_rows
 from forgetfree.options import recorded
 from forgetfree.results.answers import constant_scores
-from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream
