@@ -148,14 +148,11 @@ COMMON = {
     "hub",
     "json_file",
     "options",
-    "output",
-    "plugins",
     "recipes",
     "registry",
     "seeds",
     "tasks",
     "tensor_file",
-    "terminal",
 }
 
 
@@ -219,7 +216,7 @@ def test_the_library_finds_strategies_and_benchmarks_by_name_only() -> None:
 def test_the_registry_imports_nothing_of_ours_when_it_is_read() -> None:
     done = run("-c", "import sys, forgetfree.registry; print(*(m for m in sys.modules if m.startswith('forgetfree')))")
     assert set(done.stdout.split()) == {
-        *("forgetfree", "forgetfree.registry", "forgetfree.plugins", "forgetfree.errors", "forgetfree.display")
+        *("forgetfree", "forgetfree.registry", "forgetfree.errors", "forgetfree.display")
     }
 
 

@@ -13,9 +13,8 @@ from forgetfree import recipes, registry
 from forgetfree.continual.region_options import check_regions
 from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_inference import check_inference
-from forgetfree.display import brief
+from forgetfree.display import brief, tell
 from forgetfree.errors import ConformanceError, OptionError
-from forgetfree.terminal import tell
 from forgetfree.training.training_options import TrainingOptions, check_optimizer
 
 #: Where no author of a strategy writes.
