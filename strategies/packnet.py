@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from forgetfree.continual.regions import EncodedTask, Region, RegionOptions, RegionStrategy, Stream, Training
-from forgetfree.core.base_regions import top
 from forgetfree.core.parameters import at_least_float32, weight_matrices
+from forgetfree.core.selection import top
 from forgetfree.options import option
 
 

@@ -14,8 +14,8 @@ from forgetfree.continual.ledger_model import LedgerModel
 from forgetfree.continual.region_options import RegionOptions, SkillOptions, region_training_options
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
 from forgetfree.continual.task_training import Skill
-from forgetfree.core.base_regions import budget
 from forgetfree.core.regions import Region
+from forgetfree.core.selection import budget
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.ledger import Composition, Ledger

@@ -26,9 +26,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
-from forgetfree.core.base_regions import budget, tiny_region_note
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import faster_precision
+from forgetfree.core.selection import budget, tiny_region_note
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.encoding import fitting
 from forgetfree.data.rows import TaskRows

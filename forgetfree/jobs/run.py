@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.core.base_regions import tiny_region_note
+from forgetfree.core.selection import tiny_region_note
 from forgetfree.device import find_device, kind_of_device, spread
 from forgetfree.display import tell_note
 from forgetfree.errors import RunError, UsageError
