@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
-from forgetfree.core.base_regions import budget, most_moved
 from forgetfree.core.regions import Region
+from forgetfree.core.selection import budget, most_moved
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters
 from forgetfree.options import option

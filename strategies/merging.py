@@ -22,7 +22,7 @@ from torch import Tensor
 from forgetfree.continual.ledger_model import LEDGER
 from forgetfree.continual.regions import EncodedTask, Region, RegionStrategy, Stream, Training
 from forgetfree.continual.strategy import TaskwiseOptions
-from forgetfree.core.base_regions import budget, most_moved
+from forgetfree.core.selection import budget, most_moved
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState

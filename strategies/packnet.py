@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from forgetfree.continual.regions import EncodedTask, RegionOptions, RegionStrategy, Stream, Training
-from forgetfree.core.base_regions import most_moved_by_tensor
 from forgetfree.core.parameters import weight_matrices
+from forgetfree.core.selection import most_moved_by_tensor
 from forgetfree.options import option
 
 

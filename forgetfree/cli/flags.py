@@ -14,8 +14,9 @@ from forgetfree import recipes, registry
 from forgetfree.cli.usage import Debug, lacks
 from forgetfree.data.places import tasks_of_files
 from forgetfree.data.sources import default_data, no_stream
-from forgetfree.display import brief
+from forgetfree.display import brief, tell
 from forgetfree.errors import UsageError
+from forgetfree.files import free_directory
 from forgetfree.jobs.config import (
     ALSO_SETTINGS,
     Execution,
@@ -29,9 +30,7 @@ from forgetfree.jobs.config import (
     without_others,
 )
 from forgetfree.options import FLAGGED, HelpGroup, build, option
-from forgetfree.output import free_directory
 from forgetfree.results.config_file import read_options
-from forgetfree.terminal import tell
 
 Json = dict[str, Any]
 

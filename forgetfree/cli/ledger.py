@@ -17,10 +17,9 @@ from rich.table import Table
 from forgetfree.cli.hub import local_path, reach_hub
 from forgetfree.cli.usage import AsJson, Debug
 from forgetfree.cli.use import ledger_file
-from forgetfree.display import counted, escaped, json_text
+from forgetfree.display import Screen, counted, escaped, json_text
 from forgetfree.errors import LedgerError
 from forgetfree.files import StrPath
-from forgetfree.terminal import Screen
 
 if TYPE_CHECKING:
     from forgetfree.ledger import Composition, Ledger

@@ -16,7 +16,7 @@ from forgetfree.cli.usage import AsJson, Debug
 from forgetfree.data.tables import NO_TASK
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import UsageError
-from forgetfree.plugins import Group
+from forgetfree.registry import Group
 
 if TYPE_CHECKING:
     from forgetfree.results.metrics import Metric

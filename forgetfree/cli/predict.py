@@ -6,11 +6,11 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -18,14 +18,10 @@ from forgetfree.cli.text_rows import TextRow, is_plain, rows_of_file, rows_of_st
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Deterministic, Device, Run, Seed, Strategy, predictor_of
 from forgetfree.data.columns import PAIR, READ_DEFAULTS, ColumnNames, ReadOptions
-from forgetfree.display import counted
+from forgetfree.display import Screen, counted, tell
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import kind_of
-from forgetfree.tasks import Decoding, TaskDefinition
-from forgetfree.terminal import Screen, tell
-
-if TYPE_CHECKING:
-    from forgetfree.kinds.kind import GenerationOptions
+from forgetfree.tasks import TaskDefinition
 
 AUTO = "auto"
 #: What the command line makes of a lone hyphen.
@@ -74,18 +70,6 @@ def command(
     ] = (),
     as_json: Annotated[bool, Parameter(name="--json", help="print an object a line, with all probabilities")] = False,
     as_csv: Annotated[bool, Parameter(name="--csv", help="print a table with all probabilities")] = False,
-    num_beams: Annotated[
-        int | None, Parameter(metavar="N", help="search texts with so many beams (default: as in the run)")
-    ] = None,
-    temperature: Annotated[
-        float | None, Parameter(metavar="F", help="draw the tokens of texts at this temperature; 0: the likeliest")
-    ] = None,
-    top_p: Annotated[
-        float | None, Parameter(metavar="F", help="draw among the likeliest, which make up this probability")
-    ] = None,
-    sampling_seed: Annotated[
-        int | None, Parameter(metavar="N", help="seed of what is drawn (default: as in the run)")
-    ] = None,
     seed: Seed = None,
     strategy: Strategy = None,
     model: BaseModel = None,
@@ -117,10 +101,6 @@ def command(
     if taken := [name for name in keep if name in _OURS]:
         raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
     columns = ColumnNames.of(text_column, None)
-    changes = {"num_beams": num_beams, "temperature": temperature, "top_p": top_p, "seed": sampling_seed}
-    _check_decoding(
-        Decoding(temperature=1.0).otherwise(**changes), changes
-    )  # what no run admits, before its model is loaded
     predictor, _ = predictor_of(directory, seed, strategy, model, device, deterministic)
     if task is None:
         task, *others = predictor.tasks
@@ -135,8 +115,7 @@ def command(
     size = sizes.pop() if len(sizes) == 1 else None
     #: The task whose rows a file holds, where rows are the same for all tasks.
     alike = asked[0] if len({each.kind for each in asked}) == 1 else None
-    generation = _generation_options(asked[0], changes)
-    answers_to = predictor.route if routed else partial(predictor.answer, task, options=generation)
+    answers_to = predictor.route if routed else partial(predictor.answer, task)
     table = _Csv(asked, size, keep) if as_csv else None
     show = table or (_as_json(asked[0]) if as_json else _plain(asked[0]))
     named = _columns_of_run(directory) if alike is not None and not text_column else READ_DEFAULTS
@@ -181,40 +160,6 @@ def _columns_of_run(run: Path) -> ReadOptions:
     if not run.is_dir():
         return READ_DEFAULTS
     return ReadOptions.of(load_run(run)["run"].get("text_column", ()), None)
-
-
-def _generation_options(task: TaskDefinition, changes: Mapping[str, Any]) -> GenerationOptions:
-    """Return how texts are written, where something is asked for; else as the task's own were in the run."""
-    from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions
-
-    if all(value is None for value in changes.values()):
-        return AS_LEARNED
-    if task.labels or task.closed_answers:
-        how = "has closed_answers, of which the likeliest is chosen" if task.closed_answers else "is answered by labels"
-        raise UsageError(
-            f"Task {task.name!r} {how}, and --num-beams, --temperature, --top-p and --sampling-seed say how texts are written. "
-            "Leave them out."
-        )
-    decoding = task.decoding.otherwise(**changes)
-    _check_decoding(decoding, changes)
-    return GenerationOptions(decoding=decoding)
-
-
-def _check_decoding(decoding: Decoding, changes: Mapping[str, Any]) -> None:
-    """Raise ``UsageError`` where texts cannot be written so, or something that is asked for would do nothing."""
-    faults = decoding.faults(_flag)
-    if changes["seed"] is not None and not decoding.temperature:
-        faults.append(
-            f"{_flag('seed')} must be left out where texts are not drawn, got {changes['seed']}: give "
-            f"{_flag('temperature')}, too, or leave it out"
-        )
-    if faults:
-        raise UsageError(f"{'; '.join(faults)}.")
-
-
-def _flag(name: str) -> str:
-    """Return the flag of a field of `Decoding`."""
-    return "--sampling-seed" if name == "seed" else f"--{name.replace('_', '-')}"
 
 
 def _plain(task: TaskDefinition) -> Print:

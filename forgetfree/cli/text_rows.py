@@ -15,9 +15,9 @@ from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ColumnNames,
 from forgetfree.data.places import FORMATS, PACKED, format_of
 from forgetfree.data.table_files import lines_of, read_table, text_of
 from forgetfree.data.tables import Columns, Table
+from forgetfree.display import tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.kinds.kind import kind_of
-from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
     from forgetfree.tasks import TaskDefinition

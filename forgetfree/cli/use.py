@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from forgetfree.cli.hub import local_path, reach_hub
+from forgetfree.display import tell
 from forgetfree.errors import LedgerError
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.results.unit_folder import check_own
-from forgetfree.terminal import tell
 
 if TYPE_CHECKING:
     from forgetfree.serve.inference import Predictor

@@ -12,9 +12,8 @@ from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
 from forgetfree import recipes, registry
 from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_inference import check_inference
-from forgetfree.display import brief
+from forgetfree.display import brief, tell
 from forgetfree.errors import ConformanceError, OptionError
-from forgetfree.terminal import tell
 from forgetfree.training.localization import LocalizationOptions, check_localization
 from forgetfree.training.training_options import TrainingOptions, check_optimizer
 

@@ -14,8 +14,7 @@ from torch import nn
 
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Training, undo_on_error
 from forgetfree.continual.strategy_parts import skill_of
-from forgetfree.core.graft import grafted
-from forgetfree.core.regions import Region
+from forgetfree.core.regions import Region, grafted
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.errors import LedgerError
 from forgetfree.ledger import (

@@ -14,8 +14,8 @@ from typing import ClassVar, Literal, final
 from forgetfree.continual.ledger_model import LedgerModel
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, TaskwiseOptions, Training
 from forgetfree.continual.strategy_parts import Skill
-from forgetfree.core.base_regions import budget
 from forgetfree.core.regions import Region
+from forgetfree.core.selection import budget
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.data.sampling import representative

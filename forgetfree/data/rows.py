@@ -14,11 +14,10 @@ from typing import Any, get_args
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults, left_out
 from forgetfree.data.tables import TaskTables
-from forgetfree.display import counted
+from forgetfree.display import counted, tell_note
 from forgetfree.errors import DataError, UsageError
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
-from forgetfree.terminal import tell_note
 
 #: How many training rows are held out for a missing split: this share of them, and at most this many.
 HELD_OUT_SHARE, _HELD_OUT_ROWS = 0.1, 1000

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forgetfree.core.regions import Region
 from forgetfree.errors import RunError
-from forgetfree.files import write_atomically, write_json
+from forgetfree.files import make_directory, write_atomically, write_json
 from forgetfree.jobs.diagnostics import write_floors
 from forgetfree.jobs.ledger_summary import ledger_summary
 from forgetfree.jobs.predictions import PREDICTION_FILE
@@ -23,7 +23,6 @@ from forgetfree.jobs.stream_loading import Row
 from forgetfree.jobs.unit import Json, Unit
 from forgetfree.json_file import parse_json, read_json
 from forgetfree.ledger import Ledger
-from forgetfree.output import make_directory
 from forgetfree.results.answers import json_of
 from forgetfree.results.runs import read_floors
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores

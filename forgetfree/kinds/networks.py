@@ -310,11 +310,7 @@ def writing_network(parts: Parts) -> TaskNetwork:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(loaded.pad)
     backbone: Any = loaded.model.backbone
     generation = plain_generation(tokenizer, loaded.pad, backbone.config)
-    decoding = task.decoding
-    generation.update(eos_token_id=encoder.end, max_new_tokens=task.max_new_tokens, num_beams=decoding.num_beams)
-    generation.update(do_sample=decoding.temperature > 0)
-    if decoding.temperature:
-        generation.update(temperature=decoding.temperature, top_p=decoding.top_p, top_k=0)
+    generation.update(eos_token_id=encoder.end, max_new_tokens=task.max_new_tokens, num_beams=1, do_sample=False)
     loader = "AutoModelForSeq2SeqLM" if loaded.writes_apart else "AutoModelForCausalLM"
     usual = _reads_prompts_alike(tokenizer, encoder, chats=task.form == "messages")
     name_labels_(backbone.config, ())

@@ -15,7 +15,7 @@ from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.display import brief
 from forgetfree.errors import ModelError
-from forgetfree.files import StrPath, locked, sweep, write_json
+from forgetfree.files import StrPath, locked, remove_unfinished, write_json
 from forgetfree.json_file import check, is_number, parse_json, read_json
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
 
@@ -232,6 +232,5 @@ class StateStore:
                 pass
         with nullcontext() if state is not None or lock is None else locked(lock):
             if state is None and self._directory is not None:
-                for suffix in (".safetensors", _SECONDS):
-                    sweep(self._directory, of=f"{key}{suffix}")
+                remove_unfinished(self._directory)
             yield state if state is not None else self.get(key)  # another process may have made it before

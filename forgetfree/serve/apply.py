@@ -14,7 +14,7 @@ from torch import Tensor
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix
 from forgetfree.core.readout_model import Precision
 from forgetfree.errors import GraftError, ModelError
-from forgetfree.files import StrPath, new_directory, write_atomically
+from forgetfree.files import StrPath, check_empty, new_directory, write_atomically
 from forgetfree.kinds.kind import kind_of
 from forgetfree.kinds.networks import READOUT, TOKEN_CLASSIFIER, Parts
 from forgetfree.ledger.graft import Graft, GraftOrigin
@@ -23,7 +23,6 @@ from forgetfree.models.heads import HeadModel
 from forgetfree.models.loading import LoadedModel, dtype_of, load_model
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import quiet, read_config, read_weights
-from forgetfree.output import check_empty
 from forgetfree.serve.cards import Change, model_card
 from forgetfree.serve.inference import Predictor
 

@@ -91,14 +91,8 @@ def _labels(origin: GraftOrigin, reading: Reading) -> Iterator[tuple[str, str]]:
 
 def _texts(origin: GraftOrigin, reading: Reading) -> Iterator[tuple[str, str]]:
     """Yield how texts are written, and rows."""
-    task, decoding = origin.task, origin.task.decoding
-    drawn = (
-        f"drawn at temperature {decoding.temperature:g} with top_p {decoding.top_p:g}, here by torch's global generator"
-    )
-    how = (
-        drawn if decoding.temperature else f"with {decoding.num_beams} beams" if decoding.num_beams > 1 else "greedily"
-    )
-    yield "an answer", f"at most {task.max_new_tokens:,} tokens, {how}"
+    task = origin.task
+    yield "an answer", f"at most {task.max_new_tokens:,} tokens, greedily"
     if task.instruction:
         yield "instruction", _shown(task.instruction)
     if isinstance(reading.encoder, PromptEncoder) and reading.encoder.frame:

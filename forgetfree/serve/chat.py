@@ -15,7 +15,6 @@ from forgetfree.display import brief
 from forgetfree.errors import FieldError, TaskError
 from forgetfree.kinds.kind import GenerationOptions, kind_of
 from forgetfree.serve.inference import Predictor
-from forgetfree.tasks import Decoding
 
 #: A number that may be named where it changes nothing.
 _Zero = Field(None, ge=0, le=0)
@@ -31,11 +30,11 @@ class ChatRequest(BaseModel):
     max_tokens: int | None = Field(None, ge=1, description="the longest text; default: the task's own")
     max_completion_tokens: int | None = Field(None, ge=1, description="the same")
     stop: str | list[str] | None = Field(None, description="texts before which the answer ends")
-    temperature: float | None = Field(None, description="that at which tokens are drawn; 0: the likeliest, always")
+    temperature: float | None = Field(None, description="0 alone: each token is the likeliest")
     top_p: float | None = Field(
-        None, description="tokens are drawn among the likeliest, which make up this probability"
+        None, gt=0, le=1, description="changes nothing: the likeliest token is always among them"
     )
-    seed: int | None = Field(None, description="equal seeds give a prompt equal answers")
+    seed: int | None = Field(None, description="changes nothing: a prompt has one answer")
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
     n: Literal[1] | None = None
@@ -57,29 +56,10 @@ class ChatRequest(BaseModel):
         except ValueError as error:
             raise FieldError(f"Expected {error}, got {brief(self.messages)}. Correct it.", "messages") from error
 
-    def decoding(self, usual: Decoding) -> Decoding:
-        """Return how the answer is to be written.
+    def options(self, most_tokens: int) -> GenerationOptions:
+        """Return where the answer ends.
 
         Args:
-            usual: how, where nothing is said.
-
-        Raises:
-            FieldError: it cannot be.
-        """
-        asked = usual.otherwise(temperature=self.temperature)
-        if asked.temperature:
-            asked = asked.otherwise(top_p=self.top_p, seed=self.seed)
-        elif self.temperature is None:  # at 0 a token is the likeliest, by any seed and among any of the likeliest
-            asked = asked.otherwise(top_p=self.top_p)
-        if faults := asked.faults():  # each begins with the name of its field
-            raise FieldError(f"{'; '.join(faults)}.", faults[0].partition(" ")[0])
-        return asked
-
-    def options(self, usual: Decoding, most_tokens: int) -> GenerationOptions:
-        """Return how the answer is to be written, and where it stops.
-
-        Args:
-            usual: how texts of the task are written.
             most_tokens: that may be asked for.
 
         Raises:
@@ -90,6 +70,12 @@ class ChatRequest(BaseModel):
                 "Texts are sent in one piece here. Leave stream out; or write the task's model by forgetfree export, and take "
                 "vLLM or transformers serve.",
                 "stream",
+            )
+        if self.temperature:
+            raise FieldError(
+                f"Expected temperature of 0, got {self.temperature}: texts are written greedily. Leave it out; or write "
+                "the task's model by forgetfree export, and take vLLM or model.generate.",
+                "temperature",
             )
         field = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
         tokens: int | None = getattr(self, field)
@@ -102,7 +88,7 @@ class ChatRequest(BaseModel):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if not all(stop):
             raise FieldError("Expected no empty text in stop. Leave it out.", "stop")
-        return GenerationOptions(tokens, tuple(stop), self.decoding(usual))
+        return GenerationOptions(tokens, tuple(stop))
 
 
 def add_routes(app: FastAPI, predictor: Predictor, answer: Callable[..., list[Any]], most_tokens: int) -> None:
@@ -132,7 +118,7 @@ def add_routes(app: FastAPI, predictor: Predictor, answer: Callable[..., list[An
         except TaskError as error:
             raise TaskError(f"There is no model {brief(asked.model)}: a model is a task. {error}") from None
         text = kind_of(task).text_of_chat(task, asked.chat)
-        (written,) = answer(asked.model, [text], options=asked.options(task.decoding, most_tokens))
+        (written,) = answer(asked.model, [text], options=asked.options(most_tokens))
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": written.text, "refusal": None},

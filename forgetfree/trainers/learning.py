@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.body import POOLER, fingerprint_of, part_named
-from forgetfree.core.graft import grafted
-from forgetfree.core.regions import Region
+from forgetfree.core.regions import Region, grafted
 from forgetfree.core.tensors import align_, persistent_buffers
 from forgetfree.errors import LedgerError, ModelError, UnknownNameError, UsageError, nearest
 from forgetfree.files import StrPath
@@ -77,7 +76,7 @@ def learning(
         batches: by whose gradients γ is chosen, such as ``trainer.get_train_dataloader()``.
         sparsity: the share of the graftable entries that γ may have; the paper: 1e-4.
         region_from: ``snip`` |g·θ| (default), ``gradient`` |g|, ``gallop`` |g|/(|θ| + 0.001), ``fisher`` (the mean of g² over
-            rows), all at θ_pre; ``movement`` |θ_ft − θ_pre|; or ``random``. See `forgetfree.core.saliency`.
+            rows), all at θ_pre; ``movement`` |θ_ft − θ_pre|; or ``random``. See `forgetfree.core.selection`.
         region: γ itself, in place of a choice.
         fine_tuned: for ``movement``, the fine-tuned model: its state dict, or its directory.
         loss: ``(model, batch)`` to the mean loss over the batch's rows, where it is not ``model(**batch).loss``.

@@ -366,18 +366,6 @@ CASES = [
         "run sst2 --set ewc.ewc_lambda=1",
         "ewc is not among the strategies of this run: grafting-continual. Add --strategy ewc.",
     ),
-    Case("run sst2 --set num_beams=0", "num_beams must be at least 1, got 0."),
-    Case("run sst2 --set num_beams=65", "num_beams must be from 1 to 64, got 65."),
-    Case(
-        "run sst2 --set num_beams=2 --set sampling_temperature=1",
-        "num_beams must be 1 where sampling_temperature draws texts, got num_beams 2 and sampling_temperature 1.0: leave",
-    ),
-    Case("run sst2 --set sampling_temperature=500", "sampling_temperature must be 0, or from 1e-06 to 100, got 500.0."),
-    Case(
-        "run sst2 --set sampling_seed=7",
-        "sampling_seed must be none where texts are not drawn, got 7: give sampling_temp",
-    ),
-    Case("run sst2 --set top_p=0.5", "top_p must be 1 where texts are not drawn, got 0.5: give sampling_temperature,"),
     Case("run sst2 --set cache=", "--set cache needs a value, got an empty text."),
     Case(
         "run sst2 --config x.toml",
@@ -624,19 +612,6 @@ CASES = [
         "predict run --seed 7 x",
         "run holds nothing of seed 7 to answer from. It holds what these kept: grafting-continual (seed-0).",
         1,
-    ),
-    Case(
-        "predict run --num-beams 2 x", "Task 'sst2' is answered by labels, and --num-beams, --temperature, --top-p and"
-    ),
-    Case("predict run --num-beams x x", "--num-beams must be a whole number, got 'x'."),
-    Case("predict run --temperature x x", "--temperature must be a number, got 'x'."),
-    Case("predict run --top-p x x", "--top-p must be a number, got 'x'."),
-    Case("predict run --sampling-seed x x", "--sampling-seed must be a whole number, got 'x'."),
-    Case("predict nosuch --num-beams 99 x", "--num-beams must be from 1 to 64, got 99."),
-    Case("predict nosuch --temperature 0 --top-p 0.5 x", "got 0.5: give --temperature, too, or leave it out."),
-    Case(
-        "predict nosuch --num-beams 2 --sampling-seed 7 x",
-        "--sampling-seed must be left out where texts are not drawn, got 7: give --temperature, too, or leave it out.",
     ),
     Case("predict run --seed x x", "--seed must be a whole number, got 'x'."),
     Case("predict run --strategy lora x", "run holds nothing of lora to answer from.", 1),

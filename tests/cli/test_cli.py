@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -1064,14 +1065,14 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_comput
     """Read-only, as far as the system lets us make it so."""
     locked = tmp_path / "locked"
     locked.mkdir()
-    touch = Path.touch
+    make = tempfile.TemporaryFile
 
-    def refused(self: Path, *arguments: Any, **options: Any) -> None:
-        if self.parent == locked:
-            raise PermissionError(13, "Permission denied", str(self))
-        touch(self, *arguments, **options)
+    def refused(*arguments: Any, dir: Any, **options: Any) -> Any:
+        if dir == locked:
+            raise PermissionError(13, "Permission denied", str(dir))
+        return make(*arguments, dir=dir, **options)
 
-    monkeypatch.setattr(Path, "touch", refused)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
     monkeypatch.setattr("forgetfree.models.loading.load_model", None)
     for more in (["--out", str(locked)], ["--out", str(tmp_path / "out"), "--set", f"cache={locked}"]):
         words = tiny_cli.arguments(tmp_path / "out", stream="sst2")

@@ -13,7 +13,7 @@ from torch import nn
 from forgetfree import cli
 from forgetfree.core.batch_loss import Batch
 from forgetfree.core.readout_model import TaskHead
-from forgetfree.core.saliency import diagonal_fisher
+from forgetfree.core.selection import diagonal_fisher
 from forgetfree.data.examples import DatasetExamples
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from forgetfree import registry
 from forgetfree.cli.ledger import render_ledger
-from forgetfree.core.base_regions import most_moved_by_tensor
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace, weight_matrices
 from forgetfree.core.regions import Region
+from forgetfree.core.selection import most_moved_by_tensor
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, ModelError, TrainingError, UsageError
