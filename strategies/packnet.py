@@ -64,7 +64,7 @@ class PackNet(RegionStrategy):
             trained = self.training_result(task, [tensors[i] for i in matrices], frozen=owned, readout=untrained)
         pre = self.pre_trained.theta
         after = pre if trained is None else trained.theta
-        half = -(-self.full_steps(task) // 2)
+        half = -(-task.full_steps(self.options) // 2)
         return self.region_training(
             task,
             most_moved_by_tensor(space, matrices, pre, after, self.options.keep, is_free),

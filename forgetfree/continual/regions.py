@@ -168,7 +168,7 @@ class RegionStrategy(ContinualStrategy):
         what = trained() if trained else RegionParameters(model.backbone, space, free)
         readouts = list(module.parameters())
         if steps is None:
-            steps = self.full_steps(task) if own.region_steps is None else own.region_steps
+            steps = task.full_steps(own) if own.region_steps is None else own.region_steps
         if not any(parameter.numel() for parameter in (*what.parameters, *readouts)):
             steps = 0
         options = options or region_training_options(own, len(space), rate_for or allowed)

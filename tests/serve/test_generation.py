@@ -25,8 +25,7 @@ from forgetfree.kinds.kind import GenerationOptions, kind_of
 from forgetfree.kinds.networks import Parts
 from forgetfree.ledger.graft import GraftOrigin
 from forgetfree.models.loading import load_model
-from forgetfree.serve.apply import write_model
-from forgetfree.serve.cards import Change, model_card
+from forgetfree.serve.apply import Change, model_card, write_model
 from forgetfree.tasks import TaskDefinition
 
 pytestmark = pytest.mark.long
