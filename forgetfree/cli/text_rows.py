@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree.data.bad_rows import refusal
 from forgetfree.data.columns import NO_COLUMN_NAMES, READ_DEFAULTS, ColumnNames, ReadOptions, choose_texts, is_label
-from forgetfree.data.places import FORMATS, PACKED, format_of
-from forgetfree.data.table_files import lines_of, read_table, text_of
+from forgetfree.data.table_files import FORMATS, PACKED, format_of, lines_of, read_table, text_of
 from forgetfree.data.tables import Columns, Table
 from forgetfree.display import tell_note
 from forgetfree.errors import DataError, UsageError, first_line
