@@ -51,7 +51,7 @@ from forgetfree.jobs.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.models.loading import LoadedModel, load_model, sized
 from forgetfree.models.location import locate
-from forgetfree.models.module_model import ModuleModel, check_own_dtype
+from forgetfree.models.task_model import ModuleModel, check_own_dtype
 from forgetfree.training.encoded_task import sampled
 from forgetfree.training.held_out_loss import HeldOutTexts
 from forgetfree.training.localization import LocalizationOptions, mask_options
@@ -209,7 +209,7 @@ class _Look:
         self._notes.append("The model is not timed here: its weights are large, or come from the hub.")
         try:
             arguments = {"graftable": common.graftable, "dtype": common.dtype, "tasks": tasks if local else ()}
-            found, _, size, space = sized(str(path), config.model, readout, **arguments)
+            found, size, space = sized(str(path), config.model, readout, **arguments)
             return _Model(config.model, found, size, space, local)
         except ModelError as error:
             if local:

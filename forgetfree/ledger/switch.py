@@ -262,12 +262,17 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
             "the stream was trained with."
         )
     check_head(ledger, model)
-    actual = fingerprint if fingerprint and backbone is model else fingerprint_of(backbone)
-    if actual != ledger.fingerprint and fingerprint_of(backbone, without=POOLER) != ledger.fingerprint:
+    if not has_weights(ledger, backbone, fingerprint if backbone is model else None):
         raise LedgerError(
             f"The ledger belongs to other weights: expected fingerprint {ledger.fingerprint[:12]}, the model's is "
-            f"{actual[:12]}. Load the very weights the stream was trained from."
+            f"{fingerprint_of(backbone)[:12]}. Load the very weights its tasks were learned from, in the same dtype."
         )
+
+
+def has_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None = None) -> bool:
+    """Return whether a model has the ledger's weights; a pooler, which no graft touches, counts or does not."""
+    known = fingerprint == ledger.fingerprint
+    return known or any(fingerprint_of(backbone, without=names) == ledger.fingerprint for names in (POOLER, None))
 
 
 def check_head(ledger: Ledger, model: nn.Module) -> None:

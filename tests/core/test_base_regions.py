@@ -19,7 +19,7 @@ from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError
 from forgetfree.ledger import Ledger
 from forgetfree.models.loading import load_model
-from forgetfree.models.module_model import ModuleModel
+from forgetfree.models.task_model import ModuleModel
 from forgetfree.training.localization import LocalizationOptions, choose_base
 from forgetfree.training.single_task import SingleTask
 
