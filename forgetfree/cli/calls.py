@@ -15,8 +15,7 @@ from forgetfree import recipes, registry
 from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import recipe_of
 from forgetfree.data.columns import named_metrics
-from forgetfree.data.places import tasks_of_files
-from forgetfree.data.sources import check_form, default_data, no_stream
+from forgetfree.data.sources import check_form, default_data, no_stream, tasks_of_files
 from forgetfree.display import each_note_once, stderr, tell
 from forgetfree.errors import RunError, UsageError, names_arguments
 from forgetfree.files import no_empty_directories

@@ -17,8 +17,7 @@ from forgetfree import registry
 from forgetfree.cli.flags import CommandFlags, arguments_of, execution_of, of_class, read_flags
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import fail, recipe_of, silence
-from forgetfree.data.places import tasks_of_files
-from forgetfree.data.sources import check_one, check_stream
+from forgetfree.data.sources import check_one, check_stream, tasks_of_files
 from forgetfree.display import escaped, stderr, tell
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.files import check_alone, check_out, free_directory, no_empty_directories
