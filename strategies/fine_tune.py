@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from forgetfree.continual.storage import tasks_named
 from forgetfree.continual.strategy import (
     ContinualStrategy,
     EncodedTask,
@@ -17,6 +16,7 @@ from forgetfree.continual.strategy import (
     Training,
     undo_on_error,
 )
+from forgetfree.continual.strategy_parts import tasks_named
 from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.files import write_json

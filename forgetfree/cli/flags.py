@@ -61,7 +61,7 @@ class CommandFlags:
 _SETTINGS: Mapping[str, Field[Any]] = {
     name: {**SettingFlags.__dataclass_fields__, **RunOptions.__dataclass_fields__}[name] for name in FLAGGED
 }
-_GROUPS = {name: Group.create_ordered(name) for name in get_args(HelpGroup)}
+_GROUPS = {name: Group(name, sort_key=number) for number, name in enumerate(get_args(HelpGroup))}
 #: What the shell completes.
 _COMPLETED: Mapping[str, Callable[[], Any]] = {
     **{"strategies": registry.strategies, "tasks": registry.tasks, "streams": registry.streams},

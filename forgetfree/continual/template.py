@@ -25,6 +25,7 @@ from avalanche.training.utils import cycle
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from forgetfree.continual.strategy_parts import Training, checked_training, training_of
 from forgetfree.continual.stream import Owner, Stream, check_experiences, check_whole, part_of
 from forgetfree.continual.task_inference import (
     among_labels_of_batch,
@@ -33,7 +34,6 @@ from forgetfree.continual.task_inference import (
     learn_features,
     writer_of,
 )
-from forgetfree.continual.task_training import Training, checked_training, training_of
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.examples import Examples

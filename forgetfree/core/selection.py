@@ -129,6 +129,29 @@ def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | 
     return top(movement.masked_fill_(movement == 0, -math.inf), count)
 
 
+def most_moved_by_tensor(
+    space: ParameterSpace, tensors: Sequence[int], theta_pre: Tensor, theta_ft: Tensor, share: float, free: Tensor
+) -> Region:
+    """Return of each tensor the ``⌊share · n⌋`` of its n free entries that moved most, at least one if any is free.
+
+    Args:
+        space: the parameter space, of N entries.
+        tensors: the numbers of the tensors, in order.
+        theta_pre: θ_pre ``(N,)``.
+        theta_ft: θ_ft ``(N,)``.
+        share: in (0, 1].
+        free: whether an entry may be chosen ``(N,)``.
+    """
+    movement, pieces = moves(theta_pre, theta_ft).abs_(), [Region.empty().indices]
+    for spec in (space.tensors[i] for i in tensors):
+        where = slice(spec.offset, spec.offset + spec.size)
+        count = int(free[where].sum())
+        # The product may lie a rounding error below a whole number: 0.29 · 100.
+        most = min(count, max(1, math.floor(share * count + 1e-6)))
+        pieces.append(top(movement[where], most, free[where]).indices + spec.offset)
+    return Region(torch.cat(pieces))
+
+
 def moves(theta_pre: Tensor, theta_ft: Tensor) -> Tensor:
     """Return θ_ft − θ_pre, in float32 at least."""
     return theta_ft.to(at_least_float32(theta_ft.dtype), copy=True).sub_(theta_pre)

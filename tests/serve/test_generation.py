@@ -16,8 +16,7 @@ import transformers
 from cards import written_texts
 
 from forgetfree import Ledger, Predictor, cli
-from forgetfree.cli.predict import _columns_of_run
-from forgetfree.cli.text_rows import rows_of_file
+from forgetfree.cli.predict import _columns_of_run, rows_of_file
 from forgetfree.data.columns import ColumnNames
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
