@@ -14,8 +14,7 @@ from typing import Any, Literal, get_origin, get_type_hints
 from forgetfree import recipes, registry
 from forgetfree.cli.job import Job
 from forgetfree.data.columns import named_metrics
-from forgetfree.data.places import tasks_of_files
-from forgetfree.data.sources import check_form, default_data, no_stream
+from forgetfree.data.sources import check_form, default_data, no_stream, tasks_of_files
 from forgetfree.display import each_note_once, tell
 from forgetfree.errors import RunError, UsageError, names_arguments
 from forgetfree.jobs.config import Execution, InMemory, RunConfig, key_of, strategies_of, stream_of

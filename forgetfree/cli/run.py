@@ -16,8 +16,7 @@ from cyclopts import Parameter
 from forgetfree.cli.flags import CommandFlags, arguments_of, execution_of, of_class, read_flags
 from forgetfree.cli.job import Job, plan, recipe_of
 from forgetfree.cli.usage import fail, silence
-from forgetfree.data.places import tasks_of_files
-from forgetfree.data.sources import check_one, check_stream
+from forgetfree.data.sources import check_one, check_stream, tasks_of_files
 from forgetfree.display import counted, escaped
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.files import check_alone, check_out, free_directory

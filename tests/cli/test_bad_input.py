@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from cyclopts import App
+from edited import write_config
 
 from forgetfree import cli
 
@@ -75,13 +76,15 @@ def write(name: str, content: str | bytes) -> Change:
 
 
 def edit(name: str, act: Callable[[Any], Any]) -> Change:
-    """``act`` on the content of a JSON file, which says no checksum then: as if an older version had written it."""
+    """``act`` on the content of a JSON file: of a run's config.json as if its units had been made under it."""
 
     def change(place: Path) -> None:
         content = json.loads((place / name).read_text())
         act(content)
-        content.pop("checksum", None)
-        (place / name).write_text(json.dumps(content))
+        if Path(name).name == "config.json" and "run" in content:
+            write_config((place / name).parent, content)
+        else:
+            (place / name).write_text(json.dumps(content))
 
     return change
 
