@@ -23,9 +23,6 @@ class GraftingOptions(SkillOptions):
         "overlap and no task depends on the order; or auto: for each task what has the lower loss on its validation rows, "
         "for which its region is trained twice",
     )
-    choice_rows: int = option(
-        512, "validation rows, at most, by whose loss is chosen what composition=auto records", at_least=1
-    )
     localize_at: Literal["pretrained", "union"] = option(
         "pretrained", "where γ is searched for: on θ_pre, as in the paper; or on the union so far, among what is free"
     )

@@ -63,7 +63,7 @@ class MultiTask(Experiment):
         tasks=("snli", "mnli", "sst2", "cr", "ag_news"),
         seeds=(0,),
         sparsities=(1e-3,),
-        options={**SMALL.options, "base": "empty", "steps": 200, "mask_steps": 8},
+        options={**SMALL.options, "base_fraction": 0.0, "steps": 200, "mask_steps": 8},
         test_limit=200,
     )
 

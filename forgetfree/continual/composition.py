@@ -11,12 +11,15 @@ from forgetfree.data.sampling import representative
 from forgetfree.models.state import ModelState
 from forgetfree.training.loop import loss_of
 
+#: Validation rows, at most, by whose loss is chosen what is recorded.
+CHOICE_ROWS = 512
+
 
 def better_training(strategy: RegionStrategy, task: EncodedTask, tuned: ModelState, region: Region) -> Training:
     """Return the training on the union; at its end it gives way to what was trained alone, if that has the lower loss.
 
     The region is trained alone first, by the plain loop; on the union, Avalanche's plugins meet the training. The loss is that
-    on validation rows, at most ``choice_rows``.
+    on validation rows, at most `CHOICE_ROWS`.
 
     Args:
         strategy: its ledger is of composition ``auto``, and has a union.
@@ -25,7 +28,7 @@ def better_training(strategy: RegionStrategy, task: EncodedTask, tuned: ModelSta
         region: γ, sought where the options say.
     """
     options = strategy.options
-    rows = task.validation.subset(representative(task.validation.targets, options.choice_rows))
+    rows = task.validation.subset(representative(task.validation.targets, CHOICE_ROWS))
 
     def loss() -> float:
         return loss_of(strategy.model, task, rows, options)

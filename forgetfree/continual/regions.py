@@ -56,7 +56,7 @@ class RegionStrategy(ContinualStrategy):
         options = self.options
         with self.ledger_model.base(union=False):
             if isinstance(options, SkillOptions) and not options.needs_fine_tuned:
-                return self.bench(task).with_readout(options, options.readout_steps)
+                return self.bench(task).with_readout(options)
             return self.bench(task).fine_tuned(options)
 
     @final

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,8 +13,6 @@ from forgetfree.core.regions import Region
 from forgetfree.display import counted
 from forgetfree.errors import OptionError
 
-#: How γ_base is chosen; `forgetfree.training.localization.choose_base` knows ``fisher`` and ``bias``, too.
-BaseKind = Literal["movement", "empty", "random", "fisher", "bias"]
 #: The most scores of which one maximum is taken.
 _BLOCK = 32
 #: Regions of fewer entries are told as tiny, and how many entries are suggested in their place.
