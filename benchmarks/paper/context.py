@@ -11,7 +11,7 @@ from typing import Any
 from forgetfree.benchmarks.paper.rows import Row, Unit
 from forgetfree.benchmarks.paper.setting import Setting
 from forgetfree.core.regions import Region, biases
-from forgetfree.core.saliency import Saliency
+from forgetfree.core.selection import Saliency
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, NoDataError, UnknownNameError

@@ -12,14 +12,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from forgetfree.core.base_regions import budget
 from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy
 from forgetfree.core.mask import MaskOptions
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import Precision, ReadoutModel
 from forgetfree.core.regions import Region
-from forgetfree.core.saliency import RegionSource, Saliency, diagonal_fisher, mean_gradient, saliency
+from forgetfree.core.selection import RegionSource, Saliency, budget, diagonal_fisher, mean_gradient, saliency
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError

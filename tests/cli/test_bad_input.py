@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from cyclopts import App
+from edited import write_config
 
 from forgetfree import cli
 
@@ -75,13 +76,15 @@ def write(name: str, content: str | bytes) -> Change:
 
 
 def edit(name: str, act: Callable[[Any], Any]) -> Change:
-    """``act`` on the content of a JSON file, which says no checksum then: as if an older version had written it."""
+    """``act`` on the content of a JSON file: of a run's config.json as if its units had been made under it."""
 
     def change(place: Path) -> None:
         content = json.loads((place / name).read_text())
         act(content)
-        content.pop("checksum", None)
-        (place / name).write_text(json.dumps(content))
+        if Path(name).name == "config.json" and "run" in content:
+            write_config((place / name).parent, content)
+        else:
+            (place / name).write_text(json.dumps(content))
 
     return change
 
@@ -190,6 +193,7 @@ CASES = [
     Case("list stratgies", "Did you mean 'strategies'?"),
     Case("list tasks --verbose", "--verbose goes with 'list strategies', got 'list tasks'. Leave it out."),
     Case("list tasks --debgu", "Unknown flag of 'forgetfree list' '--debgu'. Did you mean '--debug'?"),
+    Case("list tasks more", "Unrecognized arguments: more. See 'forgetfree list --help'."),
     # -- run: flags ----------------------------------------------------------------------------------------
     Case("run", "No stream is given. data holds ag_news, qnli, sst2. Give task names with commas"),
     Case("run --data demo", "No stream is given. Known: qnli-agnews-sst2"),
@@ -370,6 +374,17 @@ CASES = [
         "x.toml: batch_size and set.batch_size are both given. Leave one of them out.",
         change=write("x.toml", "batch_size = 5\n[set]\nbatch_size = 3"),
     ),
+    Case(
+        "run sst2 --strategy continual-ft --sparsity 0.1 --set continual-ft.sparsity=1",
+        "Unknown option 'continual-ft.sparsity'.",
+    ),
+    Case("graft sst2 --set base=fischer", "base must be movement or empty"),
+    Case("graft sst2 --set base=empty --set mask_steps=0", "leaves no region"),
+    Case("graft sst2 --set cache=c --fine-tuned model", "cache=c does not go with --fine-tuned"),
+    Case(
+        "run sst2 --readout linear --set task_inference=router",
+        "task_inference=router is for streams that withhold the task",
+    ),
     Case("run sst2 --set nosuch.steps=1", "Unknown strategy in --set 'nosuch'. Known: grafting-continual."),
     Case("run sst2 --set threads=100000", "threads must be at most "),
     Case("run sst2 --set threads=0", "threads must be at least 1, got 0."),
@@ -407,6 +422,11 @@ CASES = [
     Case("run sst2 --config x.json", "holds '\\udcff', half of", change=write("x.json", '{"model": "\\udcff"}')),
     Case("run sst2 --config x.json", "x.json: the options must be a table, got [1].", change=write("x.json", "[1]")),
     Case("run sst2 --config x.json", "Unknown option in a file: 'sead'.", change=write("x.json", '{"sead": 1}')),
+    Case(
+        "run sst2 --config x.toml",
+        "shots must be a whole number or none, got True",
+        change=write("x.toml", "shots = true"),
+    ),
     Case("run sst2 --config x.json", "model must be a text, got None", change=write("x.json", '{"model": null}')),
     Case(
         "run sst2 --config x.toml", "cache must be a text or none, got 5.", change=write("x.toml", "[set]\ncache = 5")

@@ -8,9 +8,9 @@ from torch import nn
 
 from forgetfree.core.batch_loss import Batch
 from forgetfree.core.readout_model import TaskHead
-from forgetfree.core.saliency import diagonal_fisher
+from forgetfree.core.selection import diagonal_fisher
 from forgetfree.data.examples import DatasetExamples
-from forgetfree.models.module_model import ModuleModel
+from forgetfree.models.task_model import ModuleModel
 
 ROWS = [(torch.tensor([2.0, 0.0]), 1), (torch.tensor([4.0, 6.0]), 0)]
 

@@ -16,8 +16,7 @@ import transformers
 from cards import written_texts
 
 from forgetfree import Ledger, Predictor, cli
-from forgetfree.cli.predict import _columns_of_run
-from forgetfree.cli.text_rows import rows_of_file
+from forgetfree.cli.predict import _columns_of_run, rows_of_file
 from forgetfree.data.columns import ColumnNames
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
@@ -26,8 +25,7 @@ from forgetfree.kinds.kind import GenerationOptions, kind_of
 from forgetfree.kinds.networks import Parts
 from forgetfree.ledger.graft import GraftOrigin
 from forgetfree.models.loading import load_model
-from forgetfree.serve.apply import write_model
-from forgetfree.serve.cards import Change, model_card
+from forgetfree.serve.apply import Change, model_card, write_model
 from forgetfree.tasks import TaskDefinition
 
 pytestmark = pytest.mark.long
