@@ -22,7 +22,6 @@ class PackNetOptions(RegionOptions):
     region_steps: int | None = option(
         None, "updates of retraining; none: half as many as before, as the authors' 10 epochs after 20", at_least=0
     )
-    region_learning_rate: float | None = option(None, "of retraining; none: that of fine-tuning", above=0)
 
 
 class PackNet(RegionStrategy):
@@ -64,7 +63,7 @@ class PackNet(RegionStrategy):
             trained = self.training_result(task, [tensors[i] for i in matrices], frozen=owned, readout=untrained)
         pre = self.pre_trained.theta
         after = pre if trained is None else trained.theta
-        half = -(-self.full_steps(task) // 2)
+        half = -(-task.full_steps(self.options) // 2)
         return self.region_training(
             task,
             most_moved_by_tensor(space, matrices, pre, after, self.options.keep, is_free),

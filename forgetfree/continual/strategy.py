@@ -119,7 +119,7 @@ class ContinualStrategy(StrategyTemplate):
         usual: dict[str, Any] = {
             "trained": WholeTensors(self.space.parameters(self.model.backbone)),
             "readout": list(self.model.readout_module(task.label).parameters()),
-            **{"steps": self.full_steps(task), "options": self.options},
+            **{"steps": task.full_steps(self.options), "options": self.options},
         }
         return Training(task, **(usual | changes))
 
@@ -140,11 +140,6 @@ class ContinualStrategy(StrategyTemplate):
         """Note that ``task`` can be answered from now on, by this readout; for `Storage.load`."""
         self.learned = [*(each for each in self.learned if each is not task), task]
         self.readouts[task.name] = readout
-
-    @final
-    def full_steps(self, task: EncodedTask) -> int:
-        """Return the number of updates that the options give a task."""
-        return task.full_steps(self.options)
 
     @final
     def bench(self, task: EncodedTask, pre: ModelState | None = None, taken: Region | None = None) -> SingleTask:

@@ -19,7 +19,7 @@ from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import TrainedParameters
 from forgetfree.display import brief
 from forgetfree.errors import ConformanceError, RunError
-from forgetfree.models.state import ModelState, learned_in
+from forgetfree.models.state import ModelState, load_checkpoint
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Phase
 from forgetfree.training.task_features import TaskFeatures
@@ -155,9 +155,8 @@ class ModelStorage:
     def load(self, directory: Path) -> None:
         """Put the saved model into the stream's."""
         strategy, path = self._strategy, directory / "checkpoint.safetensors"
-        names = learned_in(path)
+        state, names = load_checkpoint(path)
         learned = tasks_named(strategy.stream, names, path)
-        state = ModelState.load(path)
         state.check_fits(strategy.model, names)
         state.load_(strategy.model)
         for task in learned:

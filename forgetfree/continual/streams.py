@@ -28,8 +28,8 @@ from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import readout_for
 from forgetfree.models.loading import LoadedModel, is_pretrained, load_model
-from forgetfree.models.module_model import check_own_dtype
 from forgetfree.models.state import ModelState
+from forgetfree.models.task_model import check_own_dtype
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import EvaluatedOn, Scenario
 from forgetfree.training.encoded_task import EncodedTask, encode_task, label_spaces

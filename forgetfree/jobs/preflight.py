@@ -51,7 +51,7 @@ from forgetfree.jobs.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.models.loading import LoadedModel, load_model, sized
 from forgetfree.models.location import locate
-from forgetfree.models.module_model import ModuleModel, check_own_dtype
+from forgetfree.models.task_model import ModuleModel, check_own_dtype
 from forgetfree.training.encoded_task import sampled
 from forgetfree.training.held_out_loss import HeldOutTexts
 from forgetfree.training.localization import LocalizationOptions, mask_options
@@ -209,7 +209,7 @@ class _Look:
         self._notes.append("The model is not timed here: its weights are large, or come from the hub.")
         try:
             arguments = {"graftable": common.graftable, "dtype": common.dtype, "tasks": tasks if local else ()}
-            found, _, size, space = sized(str(path), config.model, readout, **arguments)
+            found, size, space = sized(str(path), config.model, readout, **arguments)
             return _Model(config.model, found, size, space, local)
         except ModelError as error:
             if local:
@@ -328,8 +328,8 @@ class _Look:
         if self._first_task is None:
             return None
         options, times = self._options[name], _StepTimes()
-        few: dict[str, Any] = {"steps": _TAKEN, "mask_steps": _TAKEN, "mask_evaluations": 1}
-        few |= {key: _TAKEN for key in ("region_steps", "readout_steps") if getattr(options, key, None)}
+        few: dict[str, Any] = {"steps": _TAKEN, "mask_steps": _TAKEN}
+        few |= {"region_steps": _TAKEN} if getattr(options, "region_steps", None) else {}
         if getattr(options, "mask_steps", None) == 0:
             del few["mask_steps"]
         known = type(options).__dataclass_fields__
@@ -405,10 +405,9 @@ class _PhaseTime:
         if self.phase == "localize":
             searches = isinstance(options, LocalizationOptions) and options.region_from in ("mask", "midpoint")
             return mask_options(options, rows, updates).steps if searches else max(1, self.taken)  # type: ignore[arg-type]
-        if self.phase == "train":
-            own = getattr(options, "region_steps", None)
-        else:
-            own = None if getattr(options, "needs_fine_tuned", True) else getattr(options, "readout_steps", None)
+        if self.phase == "fine_tune" and not getattr(options, "needs_fine_tuned", True):
+            return self.taken  # of a readout alone, which are always as many
+        own = getattr(options, "region_steps", None) if self.phase == "train" else None
         return math.ceil((updates if own is None else own) * self.taken / _TAKEN)
 
 

@@ -21,11 +21,10 @@ from forgetfree.errors import DataError, GraftError
 from forgetfree.ledger.binding import set_network_
 from forgetfree.ledger.graft import GraftOrigin
 from forgetfree.models.architecture import body_loader, reads_last
-from forgetfree.models.heads import classifier_class
+from forgetfree.models.heads import classifier_class, sequence_classifier
 from forgetfree.models.loading import LoadedModel, plain_generation
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import explained, quiet
-from forgetfree.models.sequence_classifier import sequence_classifier
 
 #: The file of a linear readout that stands beside a body.
 READOUT = "readout.safetensors"

@@ -123,20 +123,20 @@ class ModelState:
         return _FILE.load(Path(path), lambda stored: _state_of(stored, key))
 
 
-def learned_in(path: Path) -> list[str]:
-    """Return the tasks that were learned when a strategy's one model was written.
+def load_checkpoint(path: Path) -> tuple[ModelState, list[str]]:
+    """Return a strategy's one model, and the tasks that were learned when it was written.
 
     Raises:
-        ModelError: the file is damaged or missing, or does not say it.
+        ModelError: the file is damaged or missing, or does not say both.
     """
 
-    def names(stored: StoredTasks) -> list[str]:
+    def read(stored: StoredTasks) -> tuple[ModelState, list[str]]:
         learned = parse_json(stored.metadata.get("learned", "null"))
         right = isinstance(learned, list) and all(name in stored.tasks[1:] for name in learned)
         check("learned", learned, right, "a list of its tasks")
-        return list(learned)
+        return _state_of(stored, ""), list(learned)
 
-    return _FILE.load(path, names)
+    return _FILE.load(path, read)
 
 
 def _state_of(stored: StoredTasks, key: str) -> ModelState:
