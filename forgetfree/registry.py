@@ -199,7 +199,7 @@ def strategy(reference: str) -> Any:
             f"--strategy {reference} gives a name to {brief(target)}, which is no class of a module. Write {name}=MODULE:CLASS."
         )
     if ":" in target:
-        candidate = class_of_module(target, strategy_class)
+        candidate = _class_of_module(target, strategy_class)
         check_strategy_name(strategy_name(reference), f"--strategy NAME={target}")
         return candidate
     return _entry("strategy", target, strategies(), "A class of your own is named MODULE:CLASS.").load(strategy_class)
@@ -263,11 +263,11 @@ def kind(name: str) -> Any:
         UnknownNameError: no such kind.
         UsageError: its package is broken, or has something else under the name.
     """
-    return _kind(name, places())
+    return _kind(name, tuple(sys.path))
 
 
 @lru_cache(maxsize=64)
-def _kind(name: str, places: object) -> Any:
+def _kind(name: str, places: tuple[str, ...]) -> Any:
     from forgetfree.tasks import KIND_OF_FORM
 
     known = kinds()
@@ -356,9 +356,9 @@ def broken(group: Group) -> dict[str, str]:
 def shadowed(group: Group) -> dict[str, str]:
     """Return the plug-ins of a group that are not used, because their name is ours, with a sentence on each."""
     return {
-        point.name: f"The plug-in {point.name!r} of package {package_of(point)!r} is not used, for that name is forgetfree's "
+        point.name: f"The plug-in {point.name!r} of package {_package_of(point)!r} is not used, for that name is forgetfree's "
         "own. Give its entry point another name."
-        for point in entry_points_of(group)
+        for point in _entry_points(group, tuple(sys.path))
         if _is_ours(group, point.name)
     }
 
@@ -373,10 +373,6 @@ _BESIDE_METRICS = (
 
 
 def _is_ours(group: Group, name: str) -> bool:
-    return name in _ours(group) or (group == "metrics" and name.startswith("union_"))
-
-
-def _ours(group: Group) -> Container[str]:
     from forgetfree.benchmarks.streams import STREAMS
     from forgetfree.benchmarks.tasks import TASKS
     from forgetfree.tasks import KIND_OF_FORM
@@ -387,28 +383,23 @@ def _ours(group: Group) -> Container[str]:
         "kinds": {*KINDS, *KIND_OF_FORM},
         "metrics": {*METRICS, *_BESIDE_METRICS},
     }
-    return ours[group]
+    return name in ours[group] or (group == "metrics" and name.startswith("union_"))
 
 
 def _loaded(group: Group) -> dict[str, Any]:
     """Return what each plug-in of a group gives, or the error that it ends in."""
+    checks: dict[Group, Callable[[Any], Any]] = {
+        "strategies": strategy_class,
+        "kinds": _kind_class,
+        "metrics": _metric,
+    }
     loaded: dict[str, Any] = {}
     for name, entry in _plugins(group).items():
-        checks: dict[Group, Callable[[Any], Any]] = {
-            "strategies": strategy_class,
-            "streams": partial(_stream_or_task, name),
-            "kinds": _kind_class,
-            "metrics": _metric,
-        }
         try:
-            loaded[name] = entry.load(checks[group])
+            loaded[name] = entry.load(checks.get(group, partial(_stream_or_task, name)))
         except UsageError as error:
             loaded[name] = error
     return loaded
-
-
-def _plugins(group: Group) -> dict[str, Entry]:
-    return plugins(group, lambda name: _is_ours(group, name))
 
 
 def strategy_class(candidate: Any) -> Any:
@@ -474,47 +465,28 @@ def _stream_or_task(name: str, candidate: Any) -> Any:
 # -- Installed packages, and modules of the user's own ----------------------------------------------------
 
 
-def entry_points_of(group: Group) -> EntryPoints:
-    """Return the entry points of a group. Every package's are read for it, so once, and again where one was installed."""
-    return _read_points(f"forgetfree.{group}", places())
-
-
-def places() -> tuple[tuple[str, int], ...]:
-    """Return where packages are installed, and when that last changed."""
-    return tuple((place, _changed(place)) for place in sys.path)
-
-
 @lru_cache(maxsize=8)
-def _read_points(group: str, places: tuple[tuple[str, int], ...]) -> EntryPoints:
-    return entry_points(group=group)
+def _entry_points(group: Group, places: tuple[str, ...]) -> EntryPoints:
+    """Return the entry points of a group. Every package's are read for it, so once for the same ``places`` on the path."""
+    return entry_points(group=f"forgetfree.{group}")
 
 
-def _changed(place: str) -> int:
-    """Return when something was last put into a folder of `sys.path`, or 0 where there is none."""
-    return os.stat(place or ".").st_mtime_ns if os.path.isdir(place or ".") else 0
-
-
-def package_of(point: EntryPoint) -> str:
+def _package_of(point: EntryPoint) -> str:
     """Return the name of the package that an entry point is of."""
     return point.dist.name if point.dist else "unknown"
 
 
-def plugins(group: Group, is_ours: Callable[[str], bool]) -> dict[str, Entry]:
-    """Return what installed packages add to a group, by name.
-
-    Args:
-        group: one of the four.
-        is_ours: whether a name is one of ours, which no package takes.
-    """
+def _plugins(group: Group) -> dict[str, Entry]:
+    """Return what installed packages add to a group, by name; none takes one of our names."""
     entries: dict[str, Entry] = {}
-    for point in sorted(entry_points_of(group), key=package_of):
-        if not is_ours(point.name):  # of two packages with one name, the first by its own name counts
-            origin = f"The plug-in {point.name!r} of package {package_of(point)!r}"
-            entries.setdefault(point.name, Entry(point.value, f"from {package_of(point)}", origin))
+    for point in sorted(_entry_points(group, tuple(sys.path)), key=_package_of):
+        if not _is_ours(group, point.name):  # of two packages with one name, the first by its own name counts
+            origin = f"The plug-in {point.name!r} of package {_package_of(point)!r}"
+            entries.setdefault(point.name, Entry(point.value, f"from {_package_of(point)}", origin))
     return entries
 
 
-def class_of_module(name: str, check: Callable[[Any], Any]) -> Any:
+def _class_of_module(name: str, check: Callable[[Any], Any]) -> Any:
     """Return the strategy class of a name ``package.module:Class``, of what can be imported or lies in the working directory.
 
     Args:

@@ -15,7 +15,7 @@ SMALL: dict[str, Any] = {
     **{"steps": 4, "batch_size": 4},
     **{"optimizer": "sgd", "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.1},
 }
-GRAFTING: dict[str, Any] = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12, "mask_evaluations": 1}
+GRAFTING: dict[str, Any] = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12}
 OWN: dict[str, dict[str, Any]] = {
     "grafting-continual": GRAFTING,
     "graft-retrain": GRAFTING,

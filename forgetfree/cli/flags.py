@@ -12,8 +12,7 @@ from cyclopts import Group, Parameter
 
 from forgetfree import recipes, registry
 from forgetfree.cli.usage import Debug, lacks
-from forgetfree.data.places import tasks_of_files
-from forgetfree.data.sources import default_data, no_stream
+from forgetfree.data.sources import default_data, no_stream, tasks_of_files
 from forgetfree.display import brief, tell
 from forgetfree.errors import UsageError
 from forgetfree.files import free_directory

@@ -28,8 +28,7 @@ from forgetfree.data.columns import (
     choose_texts,
     is_label,
 )
-from forgetfree.data.places import FORMATS, PACKED, format_of
-from forgetfree.data.table_files import lines_of, read_table, text_of
+from forgetfree.data.table_files import FORMATS, PACKED, format_of, lines_of, read_table, text_of
 from forgetfree.data.tables import Columns, Table
 from forgetfree.display import Screen, counted, tell, tell_note
 from forgetfree.errors import DataError, UsageError, first_line

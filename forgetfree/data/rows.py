@@ -225,15 +225,12 @@ def read_rows(
     faults = faults or DataFaults()
     if faults and not all(len(rows.get(split, ())) > len(table.bad) for split, table in read.tables.items()):
         faults.report()  # what a split lacks may stand in its bad rows
-    whole = faults.attempt(complete, task, rows)
-    if whole is None:
-        faults.report()
-    assert whole is not None
+    whole = faults.demand(complete, task, rows)
     bad = {split: table.bad for split, table in read.tables.items() if table.bad}
     parts = [read.note, *phrases, left_out(bad.items()), whole.cut if rows.keys() == {"train"} else ""]
     if note := "; ".join(filter(None, parts)):
         notes = [f"Task {task.name!r} ({read.train.where}): {note}.", *notes]
-    whole = replace(whole, notes=tuple(notes), left_out={split: each.summary for split, each in bad.items()})
+    whole = replace(whole, notes=tuple(notes), left_out={split: each.summary() for split, each in bad.items()})
     faults.rest.append(whole)
     faults.report()
     return whole

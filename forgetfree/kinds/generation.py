@@ -9,7 +9,7 @@ and ``closed_answers``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -124,12 +124,11 @@ class Generation(Kind):
                 faults.add(table.bad, len(rows[split]), task.skip_bad_rows)
         if not phrases:
             faults.report()
-        faults.attempt(_check_one_form, task, phrases)
+        if len(phrases) > 1:
+            told = "has chats in one split, and prompts with their answers in another. Write all alike."
+            faults.catch(DataError(f"Task {task.name!r} {told}"))
         form, phrase = next(iter(phrases.items()))
-        definition = faults.attempt(self._definition, task, form)
-        if definition is None:
-            faults.report()
-        assert definition is not None
+        definition = faults.demand(self._definition, task, form)
         return read_rows(task, definition, rows, [phrase], faults=faults)
 
     def _definition(self, task: TaskTables, form: str) -> TaskDefinition:
@@ -452,14 +451,6 @@ class Generation(Kind):
         shares = answer.probabilities
         more = {"probability": shares[answer.text]} if shares else {}
         return {"task": answer.task, "text": answer.text, **more, **{probability_column(a): shares[a] for a in shares}}
-
-
-def _check_one_form(task: TaskTables, forms: Collection[str]) -> None:
-    """Raise ``DataError`` if the form of rows is not the same in all splits."""
-    if len(forms) > 1:
-        raise DataError(
-            f"Task {task.name!r} has chats in one split, and prompts with their answers in another. Write all alike."
-        )
 
 
 def _asked(prompt: str, task: TaskDefinition) -> str:

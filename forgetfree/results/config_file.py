@@ -15,6 +15,7 @@ from forgetfree.errors import RunError, UnknownNameError, UsageError, first_line
 from forgetfree.json_file import check, check_fields, is_number, read_bounded, read_json
 from forgetfree.options import fits, type_name, typed
 from forgetfree.recipes import StepsRule
+from forgetfree.results.unit_folder import CONFIG, check_config
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 #: What `RunConfig.section` holds.
@@ -99,10 +100,11 @@ def load_run(directory: Path, remedy: str = "Give the directory that `forgetfree
         remedy: the last sentence of an error.
 
     Raises:
-        RunError: it is missing or damaged.
+        RunError: it is missing or damaged, or not the one that the units of the run were made under.
     """
     check_whole(directory)
-    config: dict[str, Any] = read_json(directory / "config.json", RunError, remedy, _check_run, signed=True)
+    config: dict[str, Any] = read_json(directory / CONFIG, RunError, remedy, _check_run)
+    check_config(directory)
     return config | {"run": read_section(config["run"])}
 
 

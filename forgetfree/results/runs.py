@@ -31,11 +31,10 @@ from forgetfree.results.unit_folder import (
     BEFORE,
     CONFIG,
     ELSEWHERE,
-    FLOORS,
     HISTORY,
     PREDICTIONS,
     RECORD,
-    SECONDS_PER_TASK,
+    check_config,
     check_own,
     read_record,
 )
@@ -101,7 +100,7 @@ class LedgerSummary(_Facts):
 
 
 class HeldAside(_Facts):
-    """The mean loss of a token of texts that no task trains, in nats, see `forgetfree.jobs.diagnostics.losses_after`."""
+    """The mean loss of a token of texts that no task trains, in nats, see `forgetfree.jobs.learn`."""
 
     texts: Annotated[int, Field(ge=1)]
     tokens: Annotated[int, Field(ge=1)]
@@ -468,7 +467,8 @@ def _check_facts(facts: UnitFacts, about: About) -> None:
 def _of_directory(out: Path, running: bool) -> RunRecord:
     if not (out / CONFIG).exists():
         raise ReportError(_without_results(out))
-    config = read_json(out / CONFIG, ReportError, _REMEDY, _check_config, signed=True)
+    config = read_json(out / CONFIG, ReportError, _REMEDY, _check_config)
+    check_config(out, ReportError)
     here = {path.parent.relative_to(out).as_posix() for path in out.glob(f"*/seed-*/{RECORD}")}
     if foreign := sorted(here - config["units"].keys()):
         raise ReportError(
@@ -500,7 +500,7 @@ def _of_directory(out: Path, running: bool) -> RunRecord:
             (about["failed"] if record else about["unfinished"]).append(
                 {**cut, "error": record["error"]} if record else cut
             )
-        for name, of_tasks in read_floors(folder).items() if record else ():
+        for name, of_tasks in record["floors"].items() if record else ():
             floors.setdefault(name, {})[str(key["seed"])] = [of_tasks.get(task.name) for task in definitions]
     frame = frame_of(scores)
     return whole_run({**about, "floors": floors or None}, frame, units, str(out), files, config=config)
@@ -531,7 +531,6 @@ def _record(folder: Path, key: Json, running: bool) -> Json | None:
         record = read_record(folder, ReportError, _REMEDY)
         if record["unit"] != key:
             raise ReportError(f"{folder / RECORD} is that of another unit, {brief(record['unit'])}. {_REMEDY}")
-        check_fields("", record, {"status": str, "details": dict})
     except ValueError as error:
         raise ReportError(f"{folder / RECORD}: {first_line(error)}. {_REMEDY}") from error
     except ReportError:
@@ -560,12 +559,10 @@ def _of_unit(
         if value is not None
     ]
     known = {
-        name: details[name] for name in ("options", "ledger", "kept_bytes", "held_aside", "seconds") if name in details
+        name: details[name]
+        for name in ("options", "ledger", "kept_bytes", "held_aside", "seconds", "seconds_per_task")
+        if name in details
     }
-    per_task = folder / SECONDS_PER_TASK
-    if per_task.exists():
-        check_own(per_task, ReportError)
-        known["seconds_per_task"] = read_json(per_task, ReportError, _REMEDY)
     made: Json = {name: record[name] for name in ("versions", "code", "command") if name in record}
     made["machine"] = {
         name: its for name, its in record.get("machine", {}).items() if name != "system"
@@ -579,25 +576,6 @@ def _last_row(folder: Path, tasks: Sequence[TaskDefinition]) -> int:
         return max((score.after for score in read_scores(folder / SCORES_FILE)), default=0)
     except ReportError:
         return 0
-
-
-def read_floors(folder: Path) -> dict[str, dict[str, float | None]]:
-    """Return the floors that a unit measured, by name and task; none where it measured none.
-
-    Raises:
-        ReportError: the file is damaged, or not the one that the unit made.
-    """
-    path = folder / FLOORS
-    if not path.exists():
-        return {}
-    check_own(path, ReportError)
-    floors: dict[str, dict[str, float | None]] = read_json(path, ReportError, _REMEDY, _check_floors)
-    return floors
-
-
-def _check_floors(floors: Any) -> None:
-    sound = isinstance(floors, dict) and floors.keys() <= LEARNED_FLOORS.keys()
-    check("floors", floors, sound and all(isinstance(each, dict) for each in floors.values()), "floors by task")
 
 
 def _labels(tasks: Sequence[TaskDefinition], scenario: str) -> dict[str, dict[int, str]]:

@@ -1,27 +1,16 @@
-"""The diagonal of the empirical Fisher information, worked by hand, and the base regions that depend on model and rows."""
+"""The diagonal of the empirical Fisher information, worked by hand."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from forgetfree import cli
 from forgetfree.core.batch_loss import Batch
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.selection import diagonal_fisher
 from forgetfree.data.examples import DatasetExamples
-from forgetfree.data.sources import load_task
-from forgetfree.errors import ModelError
-from forgetfree.ledger import Ledger
-from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import ModuleModel
-from forgetfree.training.localization import LocalizationOptions, choose_base
-from forgetfree.training.single_task import SingleTask
 
 ROWS = [(torch.tensor([2.0, 0.0]), 1), (torch.tensor([4.0, 6.0]), 0)]
 
@@ -73,47 +62,3 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert model.precision == "bf16"
     assert model.training and all(p.grad is None and p.requires_grad for p in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("moved", "count", "entries"),
-    [([1.0, 1.0], 1, [1]), ([1.0, 0.0], 1, [0]), ([1.0, 1.0], 2, [0, 1]), ([1.0, 0.0], 2, [0])],
-)
-def test_a_base_by_fisher_information(moved: list[float], count: int, entries: list[int]) -> None:
-    """The largest diagonal is taken, 9/2 before 5/2; an entry that did not move does not count."""
-    region = choose_base(
-        "fisher", logistic(), examples(), torch.zeros(2), torch.tensor(moved), count, seed=0, fisher_rows=9
-    )
-    assert region.indices.tolist() == entries
-
-
-@pytest.mark.parametrize(("moved", "entries"), [([5.0, 5.0, 1.0], [2]), ([5.0, 5.0, 0.0], [])])
-def test_a_base_of_biases(moved: list[float], entries: list[int]) -> None:
-    """Entries 0 and 1 are weights and entry 2 is a bias: only that is taken, and only if it moved."""
-    ft = torch.tensor(moved)
-    model = logistic(bias=True)
-    region = choose_base("bias", model, examples(), torch.zeros(3), ft, 2, seed=0, fisher_rows=9)
-    assert region.indices.tolist() == entries
-
-
-def test_a_model_without_biases_has_no_such_base() -> None:
-    with pytest.raises(ModelError, match="no graftable bias"):
-        choose_base("bias", logistic(), examples(), torch.zeros(2), torch.ones(2), 1, seed=0, fisher_rows=9)
-
-
-@pytest.mark.sampled("fisher")
-@pytest.mark.parametrize("base", ["fisher", "bias"])
-def test_strategies_take_these_bases(
-    base: Any, data_directory: Path, model_directory: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """Without mask steps the region is the base, the same as the workbench's."""
-    model, options = str(model_directory("bert")), LocalizationOptions(steps=3, sparsity=0.05, base=base)
-    given = ["--data", str(data_directory), "--model", model, "--shots", "4", "--steps", "3", "--sparsity", "0.05"]
-    settings = ["--set", f"base={base}", "--set", "mask_steps=0"]
-    strategy = ["--strategy", "grafting-continual", "--out", str(tmp_path)]
-    assert cli.main(["run", "sst2", *given, *settings, *strategy]) == 0
-    bench = SingleTask.of(load_model(model), load_task("sst2", str(data_directory)), shots=4)
-    fine_tuned = bench.fine_tuned(options)
-    region = bench.base(base, fine_tuned, int(0.05 * len(bench.space)))
-    ledger = Ledger.load(tmp_path / "grafting-continual" / "seed-0" / "ledger.safetensors")
-    assert ledger.records[0].region == region and 0 < len(region) <= 0.05 * len(bench.space)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from edited import write_config
 from transformers import AutoModel, DebertaV2Config, DebertaV2ForSequenceClassification, DebertaV2Model
 
 from forgetfree import cli
 from forgetfree.continual.streams import make_stream
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, RunError
-from forgetfree.json_file import sign
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.ledger.binding import Binding, network_differences, network_of, tokenizer_digest
 from forgetfree.models.loading import load_model
@@ -31,13 +31,15 @@ Change = Callable[[Path], None]
 
 
 def edited(file: str, change: Callable[[dict[str, Any]], Any]) -> Change:
-    """Change one JSON file of a directory, and its checksum, where it says one."""
+    """Change one JSON file of a directory: a run's config.json as if its units had been made under it."""
 
     def apply(directory: Path) -> None:
         content = json.loads((directory / file).read_text(encoding="utf-8"))
         change(content)
-        content = sign(content) if "checksum" in content else content
-        (directory / file).write_text(json.dumps(content), encoding="utf-8")
+        if file == "config.json" and "run" in content:
+            write_config(directory, content)
+        else:
+            (directory / file).write_text(json.dumps(content), encoding="utf-8")
 
     return apply
 

@@ -307,8 +307,8 @@ def test_the_rate_of_adamw_follows_the_size_of_the_region(tiny_stream: MakeStrea
     factor = {"packnet": 1, "wsn": (1 / 0.2) ** 0.5, "bitfit": (n / biases) ** 0.5, "graft-retrain": (1 / 0.05) ** 0.5}
     assert rate.options.learning_rate == pytest.approx(1e-3 * factor[name], rel=0.01)
     assert rate.options.readout_learning_rate == 1e-3
-    learn(make(name, tiny_stream(), plugins=[rate], optimizer="adamw", region_learning_rate=0.5), 1)
-    assert rate.options.learning_rate == 0.5
+    learn(make(name, tiny_stream(), plugins=[rate], optimizer="adamw", learning_rate=1e-3, region_rate_factor=2.0), 1)
+    assert rate.options.learning_rate == pytest.approx(2e-3 * factor[name], rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,19 +20,19 @@ from forgetfree.errors import UsageError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.training.loop import loss_of, quality_of
 from forgetfree.training.monitor import Monitor
+from forgetfree.training.single_task import READOUT_STEPS
 from forgetfree.training.training_options import TrainingOptions
 
 MakeStream = Callable[..., Any]
 OPTIONS: dict[str, Any] = {
     **{"steps": 3, "batch_size": 4, "optimizer": "sgd", "learning_rate": 0.05, "sparsity": 0.01, "region_steps": 0},
-    **{"mask_steps": 1, "mask_batch_size": 1000, "readout_steps": 0, "dropout": False},
+    **{"mask_steps": 1, "mask_batch_size": 1000, "dropout": False},
 }
 
 #: Regions that are trained, by dropout too.
 TRAINED: dict[str, Any] = {"steps": 4, "sparsity": 0.05, "region_steps": None, "dropout": True} | {
     "mask_steps": 2,
     "mask_batch_size": 12,
-    "mask_evaluations": 1,
 }
 
 
@@ -74,7 +75,7 @@ def test_a_region_is_that_of_a_slow_reference(tiny_stream: MakeStream, source: s
     task, pre = strategy.stream.tasks[0], strategy.pre_trained
     chosen = strategy.ledger.records[0].region
     count = int(0.01 * len(pre.theta))
-    ft = strategy.fine_tuned(task) if source in ("taylor", "midpoint", "movement") else pre
+    ft = strategy.fine_tuned(task)
     at = (pre.theta + ft.theta) / 2 if source == "midpoint" else pre.theta
     g = gradient_at(strategy, at, ft.readouts[task.name])
     move = ft.theta - pre.theta
@@ -96,21 +97,19 @@ def test_a_region_is_that_of_a_slow_reference(tiny_stream: MakeStream, source: s
 @pytest.mark.parametrize("source", ["gradient", "fisher", "random"])
 def test_nothing_is_fine_tuned_where_theta_pre_is_enough(tiny_stream: MakeStream, name: str, source: str) -> None:
     """The readout alone is trained first; the region's values start at θ_pre, whatever region_start says."""
-    how = {"region_from": source, "readout_steps": 2, "region_start": "fine-tuned"}
+    how = {"region_from": source, "region_start": "fine-tuned"}
     strategy = learn(tiny_stream("bert", "linear"), 1, name, **how)
-    assert strategy.phases[:2] == [("fine_tune", 2), ("localize", 1)]
+    assert strategy.phases[:2] == [("fine_tune", READOUT_STEPS), ("localize", 1)]
     (record,), pre = strategy.ledger.records, strategy.pre_trained
     assert torch.equal(record.owned.values, pre.theta[record.region.indices])
     assert not torch.equal(record.readout["weight"], pre.readouts["qnli"]["weight"])
-    untrained = learn(tiny_stream("bert", "linear"), 1, name, **how | {"readout_steps": 0})
-    assert torch.equal(untrained.ledger.records[0].readout["weight"], pre.readouts["qnli"]["weight"])
     moved = learn(tiny_stream("bert", "linear"), 1, name, **how | {"region_steps": 2, "learning_rate": 0.5})
     assert not torch.equal(moved.ledger.records[0].owned.values, pre.theta[record.region.indices])
 
 
 def test_label_words_need_no_readout_first(tiny_stream: MakeStream) -> None:
-    strategy = learn(tiny_stream("roberta-mlm"), region_from="gradient", readout_steps=5)
-    assert ("fine_tune", 5) not in strategy.phases and len(strategy.ledger.records[0].region)
+    strategy = learn(tiny_stream("roberta-mlm"), region_from="gradient")
+    assert ("fine_tune", READOUT_STEPS) not in strategy.phases and len(strategy.ledger.records[0].region)
 
 
 @pytest.mark.parametrize("source", ["gradient", "movement"])
@@ -125,7 +124,7 @@ def test_on_the_union_only_free_entries_are_chosen(tiny_stream: MakeStream, sour
 def test_a_base_and_no_mask_steps_are_still_a_way_to_say_movement(tiny_stream: MakeStream) -> None:
     by_base, by_name = (
         learn(tiny_stream(), **how).ledger.records[0].region
-        for how in ({"base": "movement", "mask_steps": 0}, {"region_from": "movement", "base": "empty"})
+        for how in ({"mask_steps": 0}, {"region_from": "movement", "base_fraction": 0.0})
     )
     assert by_base == by_name and isinstance(by_name, Region)
 
@@ -157,7 +156,6 @@ def test_the_rate_of_a_region_is_multiplied(tiny_stream: MakeStream) -> None:
     adamw = {"optimizer": "adamw", "sparsity": 0.01, "learning_rate": 1e-3}
     assert rate(**adamw, region_rate_factor=3.0) == pytest.approx(3e-2, rel=0.01)
     assert rate(region_rate_factor=0.5) == 0.025
-    assert rate(**adamw, region_rate_factor=3.0, region_learning_rate=0.1) == 0.1
 
 
 def test_alone_each_task_is_a_retrained_graft(tiny_stream: MakeStream) -> None:
@@ -183,13 +181,15 @@ class Modes(SupervisedPlugin):
         self.seen.add(strategy.model.backbone.training)
 
 
-@pytest.mark.sampled("True-False-False")
-@pytest.mark.parametrize(
-    ("dropout", "of_region", "expected"), [(True, None, True), (True, False, False), (False, True, True)]
-)
-def test_a_region_has_a_dropout_of_its_own(
-    tiny_stream: MakeStream, dropout: bool, of_region: bool | None, expected: bool
+@pytest.mark.parametrize(("dropout", "expected"), [(True, True), ("fine-tuning", False)])
+def test_a_region_may_be_trained_without_the_dropout_of_fine_tuning(
+    tiny_stream: MakeStream, dropout: Any, expected: bool
 ) -> None:
     modes = Modes()
-    learn(tiny_stream(), plugins=[modes], **TRAINED | {"dropout": dropout, "region_dropout": of_region})
+    strategy = learn(tiny_stream(), plugins=[modes], **TRAINED | {"dropout": dropout})
     assert modes.seen == {expected}
+    with_dropout, of_both = (
+        strategy.bench(strategy.stream.tasks[0]).key(replace(strategy.options, dropout=each))
+        for each in (True, dropout)
+    )
+    assert with_dropout == of_both  # one fine-tuned model serves both
