@@ -101,13 +101,6 @@ def test_label_words_need_no_readout_first(tiny_stream: MakeStream) -> None:
     assert ("fine_tune", READOUT_STEPS) not in strategy.phases and len(strategy.ledger.records[0].region)
 
 
-@pytest.mark.parametrize("source", ["gradient", "movement"])
-def test_on_the_union_only_free_entries_are_chosen(tiny_stream: MakeStream, source: str) -> None:
-    strategy = learn(tiny_stream("bert", "linear"), 2, region_from=source, localize_at="union")
-    first, second = (record.region for record in strategy.ledger.records)
-    assert first.isdisjoint(second) and len(first) == len(second)
-
-
 def test_random_entries_are_those_of_the_seed(tiny_stream: MakeStream) -> None:
     regions = [
         learn(tiny_stream("bert", "linear"), seed=seed, region_from="random").ledger.records[0].region

@@ -12,7 +12,6 @@ from avalanche.core import SupervisedPlugin
 from torch.nn import functional as F
 
 from forgetfree import registry
-from forgetfree.errors import UsageError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.training.loop import loss_of, quality_of
 from forgetfree.training.training_options import TrainingOptions
@@ -70,16 +69,6 @@ def test_alone_each_task_is_a_retrained_graft(tiny_stream: MakeStream) -> None:
     for mine, theirs in zip(owned(one), owned(other), strict=True):
         assert torch.equal(mine.region.indices, theirs.region.indices) and torch.equal(mine.values, theirs.values)
     assert not torch.equal(owned(union)[1].values, owned(one)[1].values)
-    with pytest.raises(UsageError, match="composition=alone stands each task on θ_pre"):
-        learn(tiny_stream(), composition="alone", localize_at="union")
-
-
-def test_a_region_found_on_the_union_has_only_free_entries(tiny_stream: MakeStream) -> None:
-    on_pre, on_union = (learn(tiny_stream(), localize_at=at) for at in ("pretrained", "union"))
-    first, second = (record.region for record in on_union.ledger.records)
-    assert torch.equal(first.indices, on_pre.ledger.records[0].region.indices)  # nothing was owned yet
-    assert len(first & second) == 0 and len(second)
-    assert len(on_pre.ledger.records[0].region & on_pre.ledger.records[1].region) > 0
 
 
 class Modes(SupervisedPlugin):
