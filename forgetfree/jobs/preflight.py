@@ -33,7 +33,7 @@ from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.encoding import fitting
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly
-from forgetfree.data.sources import check_task, read_tasks
+from forgetfree.data.sources import check_stream, read_tasks
 from forgetfree.device import find_device, kind_of_device
 from forgetfree.errors import (
     Faults,
@@ -166,7 +166,7 @@ class _Look:
             return []
         if data == "hub":
             for name in config.names:
-                attempt(check_task, name, data, registry.streams() if len(config.names) == 1 else ())
+                attempt(check_stream, [name], data)
             self._notes.append(
                 "The rows are read from the hub when the job starts: they are not checked, nor counted, here."
             )
