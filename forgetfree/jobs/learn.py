@@ -165,7 +165,7 @@ def _save_predictions(directory: Path, answers: Row, before: Mapping[str, Sequen
 
 def _bound(stream: Stream, options: Any) -> Json:
     """Return what the answers of a unit depend on besides what its strategy keeps."""
-    binding = stream.loaded.binding(options.answering["precision"])
+    binding = stream.loaded.binding("fp32")
     definitions = (task.definition for task in stream.tasks)
     return bound_of(definitions, binding, stream.loaded.fingerprint, stream.scenario == "class")
 
