@@ -91,7 +91,7 @@ def _expected(path: Path, error: type[ForgetfreeError], unit: Path | None) -> tu
         raise error(f"{file} is another unit's: {differ}. {_REMEDY}")
     if unit is None:
         return file, record["files"].get(path.name)
-    models = record.get("details", {}).get(MODELS, {})
+    models = record["details"].get(MODELS, {})
     return (file, models[path.name]) if path.name in models else (None, None)
 
 
@@ -112,5 +112,5 @@ def _in_words(file: Any) -> str:
 
 
 def _check_record(record: Any) -> None:
-    check_fields("", record, {"unit": dict, "files": dict, "checksum": str})
+    check_fields("", record, {"unit": dict, "status": str, "files": dict, "details": dict, "checksum": str})
     check_signature(record)

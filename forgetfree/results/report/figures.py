@@ -101,6 +101,22 @@ def styles(count: int) -> list[dict[str, Any]]:
     ]
 
 
+def course(ax: Axes, values: Floats, style: dict[str, Any], *, range_of_seeds: bool = True) -> None:
+    """Draw the mean of seeds over the stages of a stream, and their range, from where all of them are known.
+
+    Args:
+        ax: where.
+        values: ``(seeds, stages)``.
+        style: of the line.
+        range_of_seeds: whether there is room for it.
+    """
+    x = np.flatnonzero(~np.isnan(values).any(axis=0))
+    known = values[:, x]
+    if len(known) > 1 and len(x) and range_of_seeds:
+        ax.fill_between(x, known.min(0), known.max(0), color=style["color"], alpha=0.15, linewidth=0)
+    ax.plot(x, known.mean(0), **style)
+
+
 # ---- figures in files -----------------------------------------------------------------------------------
 
 
