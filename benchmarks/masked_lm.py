@@ -19,9 +19,9 @@ from transformers import DataCollatorForLanguageModeling, get_linear_schedule_wi
 
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
+from forgetfree.files import make_directory, refuse_used
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import read_config, read_tokenizer, read_weights
-from forgetfree.output import make_directory, refuse_content
 
 #: Tasks of single texts and of pairs, from several domains.
 TASKS = ("sst2", "mr", "mpqa", "cr", "ag_news", "qnli", "snli", "mnli", "mrpc", "qqp")
@@ -92,7 +92,7 @@ def main() -> None:
                 f"--model must be of the BERT architecture, got {architecture}. Give an encoder such as minilm."
             )
         make_directory(options.out)
-        refuse_content(options.out, "Give another directory.")
+        refuse_used(options.out, "Give another directory.")
         torch.manual_seed(options.seed)  # of the head
         model, missing = read_weights(path, "AutoModelForMaskedLM", options.model)
         if lacking := [name for name in missing if name.startswith(model.base_model_prefix)]:

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all."""
+"""Files that are written completely or not at all, and the directories that commands write: who may have one, and when."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forgetfree.display import json_text
-from forgetfree.errors import RunError, first_line
+from forgetfree.display import brief, json_text
+from forgetfree.errors import RunError, UsageError, first_line
 
 #: What our functions take as a path.
 StrPath = str | os.PathLike[str]
-#: What ends the name of a file or directory that is being written, so that nobody else's is taken for one.
-_UNFINISHED = ".unfinished"
-#: Between the name that a temporary file is to have and its end is what makes it unique: eight characters, by `tempfile`.
-_TEMPORARY = re.compile(rf"\..+\.[a-z0-9_]{{8}}({re.escape(_UNFINISHED)})?")
+#: The name of what is being written: the name that it is to have, what makes it unique, by `tempfile`, and a word of ours.
+_UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}\.unfinished")
 #: The numbers of errors of a disk without room, or a quota or limit that is reached.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: The file by which a directory is seen to be writable.
-WRITABLE = ".writable"
+#: In a job's directory while a process works in it.
+LOCK = ".lock"
+#: As long as what is written into a run directory: paths may not be of any length.
+_LONG = "x" * 100
 #: A directory in place of the user's cache.
 CACHE_VARIABLE = "FORGETFREE_CACHE"
 #: How many characters of a name fit beside its end, if each takes four of the 255 bytes of a name.
@@ -82,23 +82,6 @@ def _sync_directory(path: Path) -> None:
             os.close(handle)
 
 
-def is_leftover(name: str) -> bool:
-    """Return whether a name is that of a file which a killed writer left behind."""
-    return name == WRITABLE or _TEMPORARY.fullmatch(name) is not None
-
-
-def sweep(directory: Path, *, of: str = "") -> None:
-    """Remove what writers that were killed have left in a directory; nobody may be writing there.
-
-    Args:
-        directory: which; there may be none.
-        of: only what was to become the file of this name, whose first 58 characters must be its own.
-    """
-    for path in directory.iterdir() if directory.is_dir() else ():
-        if is_leftover(path.name) and path.name.startswith(f".{of[:_MOST_NAME]}"):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-
-
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
     """Give a directory to fill; after the block it becomes ``path``, complete, or is removed if an error was raised.
@@ -146,7 +129,7 @@ def _unfinished(path: Path, make: Callable[..., Any]) -> tuple[Path, int]:
         make: of `tempfile`, what makes such a one.
     """
     while True:
-        made = make(dir=path.parent, prefix=f".{path.name[:_MOST_NAME]}.", suffix=_UNFINISHED)
+        made = make(dir=path.parent, prefix=f".{path.name[:_MOST_NAME]}.", suffix=".unfinished")
         with suppress(FileNotFoundError):  # somebody took it for what a killed process left, before it was locked
             handle, name = made if isinstance(made, tuple) else (os.open(made, os.O_RDONLY), made)
             try:
@@ -161,11 +144,11 @@ def _unfinished(path: Path, make: Callable[..., Any]) -> tuple[Path, int]:
             os.close(handle)
 
 
-def remove_unfinished(parent: Path) -> None:
+def remove_unfinished(directory: Path) -> None:
     """Remove the files and directories that killed processes did not finish; those that are being written are locked."""
     with suppress(OSError):
-        for path in parent.iterdir():
-            if path.name.endswith(_UNFINISHED) and is_leftover(path.name) and not path.is_symlink():
+        for path in directory.iterdir():
+            if is_unfinished(path) and not path.is_symlink():
                 with suppress(OSError):
                     handle = os.open(path, os.O_RDONLY | _NO_WAIT)
                     try:
@@ -173,6 +156,11 @@ def remove_unfinished(parent: Path) -> None:
                         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
                     finally:
                         os.close(handle)
+
+
+def is_unfinished(path: Path) -> bool:
+    """Say whether a name is that of what is being written, or of what a killed process left."""
+    return _UNFINISHED.fullmatch(path.name) is not None
 
 
 def _lock(handle: int) -> None:
@@ -223,21 +211,18 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(
-            missing_ok=True
-        )  # before it is free: whoever waits for the file finds that it is gone, and makes a new one
+        # Before it is free: whoever waits for the file finds that it is gone, and makes a new one.
+        path.unlink(missing_ok=True)
         lock.release()
 
 
 def _check_locks(directory: Path) -> None:
     """Raise ``RunError`` unless files can be locked in a directory, by a file that nobody else has."""
-    try:
-        import fcntl
-    except ImportError:  # Windows, which always can
+    if os.name == "nt":  # which always can
         return
     with tempfile.TemporaryFile(dir=directory) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file.fileno())
         except OSError as error:
             raise RunError(
                 f"Files in {directory} cannot be locked ({first_line(error)}), so two processes might write there at once. "
@@ -290,6 +275,131 @@ def size_of(path: Path) -> int:
     return status.st_size
 
 
-def existing(path: Path) -> Path:
-    """Return ``path`` where it exists, else the nearest folder above it that does."""
-    return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+# -- Where a command writes ------------------------------------------------------------------------------
+
+
+def free_directory(stream: str) -> str:
+    """Return ``runs/STREAM``, or that with the first number that is free: ``runs/STREAM-2``."""
+    name, number = stream.rstrip(",").replace(",", "-").replace("/", "-")[:60], 2
+    path = Path("runs") / name
+    while os.path.lexists(path):
+        path, number = path.with_name(f"{name}-{number}"), number + 1
+    return str(path)
+
+
+def check_alone(out: Path) -> None:
+    """Raise ``RunError`` where another process works in a directory; nothing is made there."""
+    if os.path.lexists(out / LOCK):  # which a killed process may have left
+        with exclusive(out):
+            pass
+
+
+def check_out(out: Path, resume: bool) -> None:
+    """Raise, and leave nothing behind, unless a job can have its directory.
+
+    Args:
+        out: the directory.
+        resume: whether it goes on with what was begun there; else nobody's work may be there.
+
+    Raises:
+        UsageError: nothing was begun there, or it cannot be written, or holds something.
+    """
+    if resume:
+        check_begun(out)
+    else:
+        check_place(out)
+        refuse_used(out)
+
+
+def check_begun(out: Path) -> None:
+    """Raise ``UsageError`` unless there is something to resume in a directory, or it was killed before there was."""
+    if not os.path.lexists(out / "config.json") and not is_unused(out):
+        raise UsageError(
+            f"There is nothing to resume in {str(out)!r}. Give the --out that was begun, or leave --resume out."
+        )
+
+
+def refuse_used(out: Path, remedy: str = "Give another directory, or --resume to continue that run.") -> None:
+    """Raise ``UsageError``, which ends with ``remedy``, if a directory is there and not `is_unused`."""
+    if os.path.isdir(out) and not is_unused(out):  # a Path raises where a name is too long
+        held = sorted(each.name for each in out.iterdir() if each.name != LOCK)
+        names = f"{', '.join(held[:5])}{' …' if len(held) > 5 else ''}"
+        raise UsageError(f"--out {brief(str(out), 200)} is not empty: it holds {names}. {remedy}")
+
+
+def is_unused(out: Path) -> bool:
+    """Say whether a directory holds nothing but what is left of a job that was killed before it wrote config.json."""
+    return out.is_dir() and all(
+        is_unfinished(path) or path.name == LOCK for path in out.rglob("*") if not path.is_dir()
+    )
+
+
+@contextmanager
+def exclusive(out: Path) -> Iterator[None]:
+    """Keep other processes out of a directory, inside."""
+    try:
+        with locked(out / LOCK, wait=False):
+            yield
+    except BlockingIOError as error:
+        raise RunError(f"Another process works in {out}. Wait until it has ended, or give another --out.") from error
+
+
+def check_place(path: Path, flag: str = "--out") -> None:
+    """Raise ``UsageError`` unless a directory, given by ``flag``, can be written, or made; nothing is made here."""
+    with _written(path, flag):
+        there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+        if not there.is_dir():
+            reason = errno.EEXIST if there == path.absolute() else errno.ENOTDIR
+            raise OSError(reason, os.strerror(reason))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def make_directory(path: Path, flag: str = "--out") -> None:
+    """Make a directory, given by ``flag``, unless it is there.
+
+    Raises:
+        UsageError: it cannot be written, or has no room for the names of the files that belong there.
+    """
+    with _written(path, flag):
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+
+
+@contextmanager
+def _written(path: Path, flag: str) -> Iterator[None]:
+    """Raise ``UsageError`` where a directory is found inside to be none that can be written, or its path is too long."""
+    try:
+        yield
+        with suppress(FileNotFoundError):
+            (path / _LONG / _LONG).stat()
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{flag} {brief(str(path), 200)} cannot be written: {first_line(error)}. Give a directory of your own."
+        ) from error
+
+
+def check_empty(out: Path) -> None:
+    """Raise ``UsageError`` unless a directory does not exist, or holds nothing."""
+    if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"--out {str(out)!r} exists and is not an empty directory. Give another one.")
+
+
+@contextmanager
+def no_empty_directories(*paths: Any) -> Iterator[None]:
+    """Remove directories that were made inside and hold nothing, after an error.
+
+    Args:
+        paths: that may be made, with the folders they lie in; what is no path, as a file may have it, does not count.
+    """
+    directories = [Path(path) for path in paths if path and isinstance(path, str | Path)]
+    made = [each for path in directories for each in (path, *path.parents) if not os.path.lexists(each)]
+    try:
+        yield
+    except BaseException:
+        for path in made:
+            try:
+                path.rmdir()
+            except (OSError, ValueError):  # it holds something, or was not made
+                continue
+        raise

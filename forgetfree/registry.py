@@ -24,18 +24,58 @@ A strategy that is not registered is named ``package.module:Class``, of what can
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
+import sys
 from collections.abc import Callable, Container, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal
 
 from forgetfree.display import brief
-from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.plugins import Entry, Group, class_of_module, entry_points_of, package_of, places, plugins
+from forgetfree.errors import ForgetfreeError, UnknownNameError, UsageError, first_line
 
 if TYPE_CHECKING:
     from forgetfree.tasks import TaskDefinition
+
+#: What packages may add.
+Group = Literal["strategies", "streams", "kinds", "metrics"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered name.
+
+    Attributes:
+        target: ``package.module:object``.
+        summary: one line.
+        origin: the plug-in and its package, for messages; none: ours.
+    """
+
+    target: str
+    summary: str = ""
+    origin: str = ""
+
+    def load(self, check: Callable[[Any], Any] = lambda found: found) -> Any:
+        """Import the target and return what ``check`` makes of it.
+
+        Raises:
+            UsageError: it cannot be imported, or ``check`` refuses it; the message names it and the reason.
+        """
+        module, _, attribute = self.target.partition(":")
+        try:
+            return check(attrgetter(attribute)(importlib.import_module(module)))
+        except (Exception, SystemExit) as error:  # a package may do anything while it is imported
+            text = str(error) if isinstance(error, ForgetfreeError) else f"{type(error).__name__}: {error}"
+            reason = " ".join(text.split()).rstrip(".")
+            remedy = "Fix or uninstall that package." if self.origin else "Install forgetfree again."
+            raise UsageError(
+                f"{self.origin or 'A part of forgetfree'} ({self.target}) cannot be used: {reason}. {remedy}"
+            ) from error
+
 
 STRATEGIES: dict[str, Entry] = {
     "fine-tune": Entry("forgetfree.strategies.fine_tune:FineTune", "a separate model per task: the reference"),
@@ -159,7 +199,7 @@ def strategy(reference: str) -> Any:
             f"--strategy {reference} gives a name to {brief(target)}, which is no class of a module. Write {name}=MODULE:CLASS."
         )
     if ":" in target:
-        candidate = class_of_module(target, strategy_class)
+        candidate = _class_of_module(target, strategy_class)
         check_strategy_name(strategy_name(reference), f"--strategy NAME={target}")
         return candidate
     return _entry("strategy", target, strategies(), "A class of your own is named MODULE:CLASS.").load(strategy_class)
@@ -223,11 +263,11 @@ def kind(name: str) -> Any:
         UnknownNameError: no such kind.
         UsageError: its package is broken, or has something else under the name.
     """
-    return _kind(name, places())
+    return _kind(name, tuple(sys.path))
 
 
 @lru_cache(maxsize=64)
-def _kind(name: str, places: object) -> Any:
+def _kind(name: str, places: tuple[str, ...]) -> Any:
     from forgetfree.tasks import KIND_OF_FORM
 
     known = kinds()
@@ -316,9 +356,9 @@ def broken(group: Group) -> dict[str, str]:
 def shadowed(group: Group) -> dict[str, str]:
     """Return the plug-ins of a group that are not used, because their name is ours, with a sentence on each."""
     return {
-        point.name: f"The plug-in {point.name!r} of package {package_of(point)!r} is not used, for that name is forgetfree's "
+        point.name: f"The plug-in {point.name!r} of package {_package_of(point)!r} is not used, for that name is forgetfree's "
         "own. Give its entry point another name."
-        for point in entry_points_of(group)
+        for point in _entry_points(group, tuple(sys.path))
         if _is_ours(group, point.name)
     }
 
@@ -333,10 +373,6 @@ _BESIDE_METRICS = (
 
 
 def _is_ours(group: Group, name: str) -> bool:
-    return name in _ours(group) or (group == "metrics" and name.startswith("union_"))
-
-
-def _ours(group: Group) -> Container[str]:
     from forgetfree.benchmarks.streams import STREAMS
     from forgetfree.benchmarks.tasks import TASKS
     from forgetfree.tasks import KIND_OF_FORM
@@ -347,28 +383,23 @@ def _ours(group: Group) -> Container[str]:
         "kinds": {*KINDS, *KIND_OF_FORM},
         "metrics": {*METRICS, *_BESIDE_METRICS},
     }
-    return ours[group]
+    return name in ours[group] or (group == "metrics" and name.startswith("union_"))
 
 
 def _loaded(group: Group) -> dict[str, Any]:
     """Return what each plug-in of a group gives, or the error that it ends in."""
+    checks: dict[Group, Callable[[Any], Any]] = {
+        "strategies": strategy_class,
+        "kinds": _kind_class,
+        "metrics": _metric,
+    }
     loaded: dict[str, Any] = {}
     for name, entry in _plugins(group).items():
-        checks: dict[Group, Callable[[Any], Any]] = {
-            "strategies": strategy_class,
-            "streams": partial(_stream_or_task, name),
-            "kinds": _kind_class,
-            "metrics": _metric,
-        }
         try:
-            loaded[name] = entry.load(checks[group])
+            loaded[name] = entry.load(checks.get(group, partial(_stream_or_task, name)))
         except UsageError as error:
             loaded[name] = error
     return loaded
-
-
-def _plugins(group: Group) -> dict[str, Entry]:
-    return plugins(group, lambda name: _is_ours(group, name))
 
 
 def strategy_class(candidate: Any) -> Any:
@@ -429,3 +460,65 @@ def _stream_or_task(name: str, candidate: Any) -> Any:
     if isinstance(candidate, tuple | list) and candidate and all(isinstance(task, str) and task for task in candidate):
         return tuple(candidate)
     raise UsageError(f"expected a tuple or list of task names, or a TaskDefinition, got {brief(candidate)}")
+
+
+# -- Installed packages, and modules of the user's own ----------------------------------------------------
+
+
+@lru_cache(maxsize=8)
+def _entry_points(group: Group, places: tuple[str, ...]) -> EntryPoints:
+    """Return the entry points of a group. Every package's are read for it, so once for the same ``places`` on the path."""
+    return entry_points(group=f"forgetfree.{group}")
+
+
+def _package_of(point: EntryPoint) -> str:
+    """Return the name of the package that an entry point is of."""
+    return point.dist.name if point.dist else "unknown"
+
+
+def _plugins(group: Group) -> dict[str, Entry]:
+    """Return what installed packages add to a group, by name; none takes one of our names."""
+    entries: dict[str, Entry] = {}
+    for point in sorted(_entry_points(group, tuple(sys.path)), key=_package_of):
+        if not _is_ours(group, point.name):  # of two packages with one name, the first by its own name counts
+            origin = f"The plug-in {point.name!r} of package {_package_of(point)!r}"
+            entries.setdefault(point.name, Entry(point.value, f"from {_package_of(point)}", origin))
+    return entries
+
+
+def _class_of_module(name: str, check: Callable[[Any], Any]) -> Any:
+    """Return the strategy class of a name ``package.module:Class``, of what can be imported or lies in the working directory.
+
+    Args:
+        name: it.
+        check: returns the class, or raises ``UsageError`` if it is no strategy.
+
+    Raises:
+        UsageError: there is no such module, it is broken, or the class is no strategy.
+        UnknownNameError: the module has no such class.
+    """
+    module, _, attribute = name.partition(":")
+    if module.endswith(".py") or not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise UsageError(
+            f"A strategy of your own is named MODULE:CLASS, got {brief(name)}. Write my_strategy:MyStrategy for the class "
+            "MyStrategy in the file my_strategy.py of this directory."
+        )
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # last, so that no file there hides a library's module
+    try:
+        loaded = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # a module may do anything while it is imported
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise UsageError(
+                f"The strategy {name} is not found: no module {error.name} is installed or lies in {here}. Start forgetfree in "
+                "the directory of the module's file, or correct the name."
+            ) from error
+        reason = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
+        raise UsageError(f"The module of the strategy {name} cannot be imported: {reason}. Correct it.") from error
+    if not hasattr(loaded, attribute):
+        own = [each.__name__ for each in vars(loaded).values() if isinstance(each, type) and each.__module__ == module]
+        raise UnknownNameError(f"class of the module {module}:", attribute, own)
+    try:
+        return check(getattr(loaded, attribute))
+    except UsageError as error:
+        raise UsageError(f"{name} is no strategy: {first_line(error).rstrip('.')}. See docs/plug-in.md.") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -57,87 +57,9 @@ OF_ALL_LABELS = ("accuracy", "macro_f1")
 
 #: The longest text that may be asked for, in tokens.
 MOST_NEW_TOKENS = 8192
-#: The most beams, and the temperatures that tokens are drawn at.
-_MOST_BEAMS, _LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 64, 1e-6, 100
 
 #: Longest row in tokens where nothing else is said (LM-BFF's default); the longest text is cut first.
 MAX_LENGTH = 128
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """How texts are written. By default greedily: the likeliest token, always.
-
-    Attributes:
-        num_beams: how many texts are kept side by side in the search for the likeliest; 1: no search.
-        temperature: that at which each token is drawn; 0: none is drawn.
-        top_p: tokens are drawn among the likeliest, which make up this probability.
-        seed: of what is drawn; each prompt has its own.
-    """
-
-    num_beams: int = 1
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether each token is the likeliest one."""
-        return self.num_beams == 1 and not self.temperature
-
-    def otherwise(self, **options: Any) -> Decoding:
-        """Return what is asked for in place of this; ``None`` is as it is here. Beams and a temperature replace each other."""
-        changes = {name: value for name, value in options.items() if value is not None}
-        base = self
-        if changes.keys() & {"num_beams", "temperature"}:
-            base = replace(self, num_beams=1) if changes.get("temperature") else GREEDY
-        return replace(base, **changes)
-
-    def faults(self, named: Callable[[str], str] = str) -> list[str]:
-        """Return a phrase for each fault.
-
-        Args:
-            named: makes what the caller calls a field of its name.
-        """
-        beams, temperature, top_p, seed = map(named, ("num_beams", "temperature", "top_p", "seed"))
-        faults = []
-        if not 1 <= self.num_beams <= _MOST_BEAMS:
-            faults.append(f"{beams} must be from 1 to {_MOST_BEAMS}, got {self.num_beams}")
-        if self.temperature != 0 and not _LOWEST_TEMPERATURE <= self.temperature <= _HIGHEST_TEMPERATURE:
-            faults.append(
-                f"{temperature} must be 0, or from {_LOWEST_TEMPERATURE} to {_HIGHEST_TEMPERATURE}, got {self.temperature}"
-            )
-        if not 0 < self.top_p <= 1:
-            faults.append(f"{top_p} must be above 0, and at most 1, got {self.top_p}")
-        if not 0 <= self.seed < 2**63:
-            faults.append(f"{seed} must be from 0 to 2^63 - 1, got {self.seed}")
-        if self.num_beams > 1 and self.temperature:
-            faults.append(
-                f"{beams} must be 1 where {temperature} draws texts, got {beams} {self.num_beams} and {temperature} "
-                f"{self.temperature}: leave one of them out"
-            )
-        if self.top_p < 1 and not self.temperature:
-            faults.append(
-                f"{top_p} must be 1 where texts are not drawn, got {self.top_p}: give {temperature}, too, or leave it out"
-            )
-        return faults
-
-
-GREEDY = Decoding()
-
-
-def seeded(task: TaskDefinition, seed: int, sampling_seed: int | None) -> TaskDefinition:
-    """Return a task whose texts are drawn by a run's own seed, unless the run was given another for them.
-
-    Args:
-        task: as config.json has it, the same for all seeds of a run.
-        seed: of the run.
-        sampling_seed: what was given.
-    """
-    drawn = task.decoding.temperature and sampling_seed is None
-    return replace(task, decoding=replace(task.decoding, seed=seed)) if drawn else task
 
 
 @dataclass(frozen=True)
@@ -161,7 +83,6 @@ class TaskDefinition:
         instruction: what to do, the same for all rows, where texts are the answers.
         max_new_tokens: the longest text that is written, in tokens.
         stop: texts before which an answer ends.
-        decoding: how a text is written.
         closed_answers: the texts that may answer, of which the likeliest does; none where any text may.
     """
 
@@ -176,7 +97,6 @@ class TaskDefinition:
     instruction: str = ""
     max_new_tokens: int = 64
     stop: tuple[str, ...] = ()
-    decoding: Decoding = GREEDY
     closed_answers: tuple[str, ...] = ()
 
     __pydantic_config__ = {"extra": "forbid", "revalidate_instances": "always"}  # noqa: RUF012  # pydantic's name

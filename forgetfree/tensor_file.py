@@ -37,9 +37,9 @@ _DTYPES = {
     **{"float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ"},
 }
 #: The most bytes of a header that safetensors reads.
-MOST_HEADER = 100_000_000
+_MOST_HEADER = 100_000_000
 #: The form of a `TaskFile`.
-SCHEMA = 5
+_SCHEMA = 5
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class TensorFile:
     name: str = ""
 
     def content(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-        """Return the bytes of a file. Equal tensors and metadata give equal bytes."""
-        return tensor_bytes(tensors, self._signed(tensors, metadata))
+        """Return the bytes of a file. Equal tensors and metadata give equal bytes, which those of safetensors are not."""
+        return b"".join(_parts(tensors, self._signed(tensors, metadata)))
 
     def write(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
         """Write a file, atomically, and without a copy of it in memory."""
-        write_tensors(path, tensors, self._signed(tensors, metadata))
+        self._write(path, tensors, self._signed(tensors, metadata))
 
     def read(self, path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         """Return metadata and tensors of a file.
@@ -79,22 +79,6 @@ class TensorFile:
             raise self.error(f"{path} is damaged: its contents do not match its checksum. {self.remedy}")
         return file.metadata, tensors
 
-    @contextmanager
-    def sound(self, path: Path, otherwise: str) -> Iterator[None]:
-        """Turn the ``RegionError`` or ``ValueError`` of what reads the file into an error about the file.
-
-        Args:
-            path: the file.
-            otherwise: what it is where the block raises, such as ``is not a sound ledger``.
-
-        Raises:
-            ForgetfreeError: `error`, with the reason.
-        """
-        try:
-            yield
-        except (RegionError, ValueError) as fault:
-            raise self.error(f"{path} {otherwise}: {str(fault).rstrip('.')}. {self.remedy}") from fault
-
     def is_at(self, path: Path) -> bool:
         """Say whether a file is of this kind, as its format tells."""
         from safetensors import SafetensorError
@@ -103,6 +87,12 @@ class TensorFile:
             return OpenFile(path).metadata.get("format") == self.format
         except (SafetensorError, OSError):
             return False
+
+    @staticmethod
+    def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            for part in _parts(tensors, metadata):
+                file.write(part)
 
     def _signed(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> dict[str, str]:
         """Return the metadata with the format and the checksum."""
@@ -203,9 +193,9 @@ class TaskFile(TensorFile):
     def write_tasks(self, path: Path, tasks: Sequence[TaskTensors], metadata: Mapping[str, str]) -> None:
         """Write a file, atomically. Equal content gives equal bytes."""
         rows = [{"task": each.task, "checksum": each.checksum, "fields": each.fields} for each in tasks]
-        header = {"schema": str(SCHEMA), "tasks": json.dumps(rows, separators=(",", ":")), **metadata}
+        header = {"schema": str(_SCHEMA), "tasks": json.dumps(rows, separators=(",", ":")), **metadata}
         tensors = {f"{k}/{name}": tensor for k, each in enumerate(tasks) for name, tensor in each.tensors.items()}
-        write_tensors(path, tensors, self._signed({}, header))  # whose checksum covers those of the tasks
+        self._write(path, tensors, self._signed({}, header))  # whose checksum covers those of the tasks
 
     def load(self, path: Path, make: Callable[[StoredTasks], _Made]) -> _Made:
         """Return what ``make`` makes of a file.
@@ -218,8 +208,12 @@ class TaskFile(TensorFile):
             ForgetfreeError: `error`: the file is missing, damaged, another one or not sound.
         """
         file = self._opened(path)
-        with self._readable(path), self.sound(path, f"is not a sound {self.name or 'file of weights'}"):
-            return make(StoredTasks(file, self.keys, self.groups))
+        try:
+            with self._readable(path):
+                return make(StoredTasks(file, self.keys, self.groups))
+        except (RegionError, ValueError) as fault:
+            what = self.name or "file of weights"
+            raise self.error(f"{path} is not a sound {what}: {str(fault).rstrip('.')}. {self.remedy}") from fault
 
 
 class StoredTasks:
@@ -233,8 +227,8 @@ class StoredTasks:
     def __init__(self, file: OpenFile, keys: Collection[str], groups: Collection[str]) -> None:
         self.metadata = header = file.metadata
         self._file, self._groups = file, groups
-        if header.get("schema", str(SCHEMA)) != str(SCHEMA):
-            raise ValueError(f"it has schema {brief(header['schema'])}, and this version reads schema {SCHEMA}")
+        if header.get("schema", str(_SCHEMA)) != str(_SCHEMA):
+            raise ValueError(f"it has schema {brief(header['schema'])}, and this version reads schema {_SCHEMA}")
         if missing := {"schema", "tasks", "checksum", *keys} - set(header):
             raise ValueError(f"its metadata lacks {', '.join(sorted(missing))}")
         if header["checksum"] != checksum({}, header):
@@ -321,19 +315,8 @@ class OpenFile:
         return tensor
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file, atomically. Equal content gives equal bytes, which those of the library are not."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        for part in _parts(tensors, metadata):
-            file.write(part)
-
-
-def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes that `write_tensors` writes."""
-    return b"".join(_parts(tensors, metadata))
-
-
 def _parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterable[Any]:
+    """Yield the bytes of a safetensors file."""
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
     # The widest entries first, so that each tensor begins at a multiple of its width.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
@@ -344,8 +327,8 @@ def _parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterab
         header[name] = {"dtype": _DTYPES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    if len(text) > MOST_HEADER:
-        raise ValueError(f"the names of its tensors take {len(text):,} bytes, and safetensors reads {MOST_HEADER:,}")
+    if len(text) > _MOST_HEADER:
+        raise ValueError(f"the names of its tensors take {len(text):,} bytes, and safetensors reads {_MOST_HEADER:,}")
     yield len(text).to_bytes(8, "little")
     yield text
     for _, tensor in ordered:

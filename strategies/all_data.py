@@ -65,7 +65,7 @@ class Joint(TemplateStrategy, supervised.JointTraining):
     def begin(self, task: EncodedTask) -> Training:
         """Train everything on all tasks."""
         tasks, options = self.stream.tasks, cast(JointOptions, self.options)
-        steps = max(1, round(options.steps_factor * sum(map(self.full_steps, tasks))))
+        steps = max(1, round(options.steps_factor * sum(task.full_steps(options) for task in tasks)))
         return self.everything_by_avalanche(task, steps=steps, learns=tasks)
 
     def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:

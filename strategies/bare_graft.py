@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forgetfree.continual.regions import EncodedTask, RegionStrategy, Training
-from forgetfree.continual.storage import LedgerStorage
 from forgetfree.continual.strategy import TaskwiseOptions
 from forgetfree.models.state import ModelState
 from forgetfree.training.localization import LocalizationOptions
@@ -53,17 +52,17 @@ class BareGraft(RegionStrategy):
         return self.ledger_model.of(task)
 
 
-class _LedgerAndGraft(LedgerStorage):
+class _LedgerAndGraft:
     """Writes the ledger; of a stream of one task the graft, too, as a file of its own."""
 
     def __init__(self, strategy: BareGraft) -> None:
-        super().__init__(strategy, strategy.ledger_model)
-        self._graft_of = strategy
+        self._strategy = strategy
+        self.load, self.bytes_kept = strategy.ledger_model.load, strategy.ledger_model.bytes_kept
 
     def save(self, directory: Path) -> None:
         """Write both."""
-        super().save(directory)
-        strategy = self._graft_of
+        strategy = self._strategy
+        strategy.ledger_model.save(directory)
         if len(strategy.stream.tasks) > 1 or not strategy.ledger.records:
             return
         (task,), (record,), pre = strategy.stream.tasks, strategy.ledger.records, strategy.pre_trained

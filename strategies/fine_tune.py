@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from forgetfree.continual.storage import tasks_named
 from forgetfree.continual.strategy import (
     ContinualStrategy,
     EncodedTask,
@@ -17,6 +16,7 @@ from forgetfree.continual.strategy import (
     Training,
     undo_on_error,
 )
+from forgetfree.continual.strategy_parts import tasks_named
 from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.files import write_json
@@ -43,9 +43,9 @@ class FineTune(ContinualStrategy):
         self.scope.enter_context(undo_on_error(lambda: self.pre_trained.load_(self.model)))
         known = self.scope.enter_context(self.models.making(task))
         if known:
-            self.monitor.log_reused(task.name, self.full_steps(task), self.models.seconds(task))
+            self.monitor.log_reused(task.name, task.full_steps(self.options), self.models.seconds(task))
         (known or self.pre_trained).load_(self.model)
-        steps = 0 if known else self.full_steps(task)
+        steps = 0 if known else task.full_steps(self.options)
         return self.everything(task, steps=steps, phase="fine_tune")
 
     def commit(self, task: EncodedTask, training: Training) -> None:

@@ -6,10 +6,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from forgetfree.continual.composition import better_training
 from forgetfree.continual.regions import EncodedTask, RegionStrategy, SkillOptions, Stream, Training
 from forgetfree.errors import OptionError
-from forgetfree.ledger import Ledger
 from forgetfree.options import option
 
 
@@ -70,12 +68,13 @@ class GraftingContinual(RegionStrategy):
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
         #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft.
-        tuned = self.fine_tuned(task)
-        region = self.localize(task, tuned, on_union=self.options.localize_at == "union")
+        tuned, on_union = self.fine_tuned(task), self.options.localize_at == "union"
+        region = self.localize(task, tuned, on_union=on_union)
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
         if self.options.composition == "auto" and self.ledger.last_of_union:  # beyond C.3
-            return better_training(self, task, tuned, region)
+            region_alone = self.localize(task, tuned) if on_union else region
+            return self.better_training(task, tuned, region, region_alone, self.options.choice_rows)
         return self.region_training(task, region, start=tuned)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
@@ -86,11 +85,10 @@ class GraftingContinual(RegionStrategy):
         """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k."""
         return self.ledger_model.of(task)
 
-    def reuse(self, ledger: Ledger) -> set[str]:
-        """Take over γ_n wherever it was sought on θ_pre: what other tasks own has no part in it."""
-        if self.options.localize_at == "pretrained":
-            self.known_regions = {record.task: record.region for record in ledger.records}
-        return set(self.known_regions)
+    @property
+    def localizes_alone(self) -> bool:
+        """Whether γ_n is sought on θ_pre: what other tasks own has no part in it."""
+        return bool(self.options.localize_at == "pretrained")
 
     def extra_results(self) -> dict[str, Any]:
         """Return the scores of the one final union on all tasks: what the union per task buys."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
-from forgetfree.core.base_regions import budget, most_moved
 from forgetfree.core.regions import Region
+from forgetfree.core.selection import budget, most_moved
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters
 from forgetfree.options import option
@@ -55,7 +55,7 @@ class LoTTO(ContinualStrategy):
         mask = most_moved(before, calibrated.theta, budget(len(self.space), self.options.sparsity))
         readout, options = self.model.readout_module(task.label), self.options
         load_tensors_(readout, calibrated.readouts[task.name])
-        steps = self.full_steps(task) if options.region_steps is None else options.region_steps
+        steps = task.full_steps(options) if options.region_steps is None else options.region_steps
         return Training(
             task,
             RegionParameters(backbone, self.space, mask),

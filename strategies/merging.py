@@ -19,16 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree.continual.ledger_model import LEDGER
 from forgetfree.continual.regions import EncodedTask, Region, RegionStrategy, Stream, Training
-from forgetfree.continual.storage import LEDGER, LedgerStorage
 from forgetfree.continual.strategy import TaskwiseOptions
-from forgetfree.core.base_regions import budget, most_moved
+from forgetfree.core.selection import budget, most_moved
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
 from forgetfree.training.localization import LocalizationOptions
 
+#: The ledger of the grafts that are merged.
+GRAFTS = "grafts.safetensors"
 #: Entries that are merged at a time.
 _STRETCH = 2**20
 
@@ -156,21 +158,20 @@ class _GraftFiles:
 
     def __init__(self, strategy: Merging) -> None:
         self._strategy = strategy
-        self._grafts = LedgerStorage(strategy, strategy.ledger_model, "grafts.safetensors")
 
     def save(self, directory: Path) -> None:
         """Write both."""
-        self._grafts.save(directory)
+        self._strategy.ledger_model.save(directory, GRAFTS)
         self.merged_ledger().save(directory / LEDGER)
 
     def load(self, directory: Path) -> None:
         """Read that of the grafts, of which the other is made."""
-        self._grafts.load(directory)
+        self._strategy.ledger_model.load(directory, GRAFTS)
 
     def bytes_kept(self) -> int:
         """Count both."""
         merged = self.merged_ledger().size_in_bytes if self._strategy.ledger.records else 0
-        return self._grafts.bytes_kept() + merged
+        return self._strategy.ledger_model.bytes_kept() + merged
 
     def merged_ledger(self) -> Ledger:
         """Return the merged model as a ledger, which answers as the strategy does, each task with its own readout.

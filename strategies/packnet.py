@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from forgetfree.continual.regions import EncodedTask, Region, RegionOptions, RegionStrategy, Stream, Training
-from forgetfree.core.base_regions import top
-from forgetfree.core.parameters import at_least_float32, weight_matrices
+from forgetfree.continual.regions import EncodedTask, RegionOptions, RegionStrategy, Stream, Training
+from forgetfree.core.parameters import weight_matrices
+from forgetfree.core.selection import most_moved_by_tensor
 from forgetfree.options import option
 
 
@@ -58,29 +55,22 @@ class PackNet(RegionStrategy):
 
     def begin(self, task: EncodedTask) -> Training:
         """Train all that is free, keep the share of it that moved the most, tensor by tensor, and retrain that."""
-        owned = self.ledger.owned()
-        is_free = ~owned.mask(len(self.space))
-        matrices = weight_matrices(self.space)
-        specs = [self.space.tensors[i] for i in matrices]
-        wheres = [slice(spec.offset, spec.offset + spec.size) for spec in specs]
-        region, trained = Region.empty(), None
-        if any(bool(is_free[where].any()) for where in wheres):
-            tensors = self.space.parameters(self.model.backbone)
+        owned, space = self.ledger.owned(), self.space
+        matrices, is_free = weight_matrices(space), ~owned.mask(len(space))
+        trained = None
+        if any(bool(view.any()) for i, view in enumerate(space.views(is_free)) if i in matrices):
+            tensors = space.parameters(self.model.backbone)
             untrained = self.pre_trained.readouts[task.name]
             trained = self.training_result(task, [tensors[i] for i in matrices], frozen=owned, readout=untrained)
-            change = (trained.theta.to(at_least_float32(trained.theta.dtype)) - self.pre_trained.theta).abs_()
-            pieces = []
-            for where in wheres:
-                free = is_free[where]
-                count = share(int(free.sum()), self.options.keep)
-                pieces.append(top(change[where], count, free).indices + where.start)
-            region = Region(torch.cat(pieces))
+        pre = self.pre_trained.theta
+        after = pre if trained is None else trained.theta
+        half = -(-task.full_steps(self.options) // 2)
         return self.region_training(
             task,
-            region,
+            most_moved_by_tensor(space, matrices, pre, after, self.options.keep, is_free),
             trained,
-            rate_for=len(self.space),  # retraining goes on at the rate of training
-            steps=retraining_steps(self.options, self.full_steps(task)),
+            rate_for=len(space),  # retraining goes on at the rate of training
+            steps=half if self.options.region_steps is None else self.options.region_steps,
         )
 
     def commit(self, task: EncodedTask, training: Training) -> None:
@@ -90,14 +80,3 @@ class PackNet(RegionStrategy):
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the union of what the tasks up to this one keep."""
         return self.ledger_model.of(task)
-
-
-def retraining_steps(options: PackNetOptions, steps: int) -> int:
-    """Return the updates of retraining after so many of training: half as many, unless the options say how many."""
-    return -(-steps // 2) if options.region_steps is None else options.region_steps
-
-
-def share(count: int, keep: float) -> int:
-    """``⌊keep · count⌋``, but at least one of any."""
-    # The product may lie a rounding error below a whole number: 0.29 · 100.
-    return min(count, max(1, math.floor(keep * count + 1e-6)))

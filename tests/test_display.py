@@ -1,12 +1,26 @@
-"""Texts of users as they may be shown."""
+"""What people read: texts of users, and the streams they are written to, closed, missing, or somebody's object."""
 
 from __future__ import annotations
 
+import doctest
+import io
 import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from forgetfree.display import brief, counted, escaped, json_text
+from forgetfree import display, options, registry
+from forgetfree.cli import predict
+from forgetfree.cli.words import fail, silence
+from forgetfree.display import escaped, json_text, stderr, tell, tell_note
+from forgetfree.jobs.progress import Ended, make_progress
+
+ROOT = Path(__file__).parents[1]
 
 REAL = [
     "plain English, with punctuation: \\ | * _ < > & ~",
@@ -20,12 +34,10 @@ REAL = [
 ]
 
 
-def test_one_thing_is_named_in_the_singular() -> None:
-    assert [counted(1, "row"), counted(0, "entry"), counted(1000, "training row")] == [
-        "1 row",
-        "0 entries",
-        "1,000 training rows",
-    ]
+@pytest.mark.parametrize("module", [display, options, registry, predict])
+def test_examples_in_docstrings_are_true(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed
 
 
 @pytest.mark.parametrize("text", REAL)
@@ -58,6 +70,84 @@ def test_json_that_is_shown_says_the_same() -> None:
     assert all(character == "\n" or character.isprintable() for character in text)
 
 
-def test_a_long_value_is_cut() -> None:
-    assert brief("x" * 100) == "'" + "x" * 59 + "…"
-    assert brief(["a"]) == "['a']"
+# -- Standard streams ------------------------------------------------------------------------------------
+
+
+class Console:
+    """What an application may put into the place of a stream."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.text, self._error = "", error
+
+    def write(self, text: str) -> None:
+        if self._error is not None:
+            raise self._error
+        self.text += text
+
+
+class Asked(io.StringIO):
+    """A stream that raises where it is asked what it is."""
+
+    def isatty(self) -> bool:
+        raise OSError(5, "Input/output error")
+
+    def fileno(self) -> int:
+        raise RuntimeError("wrapped C/C++ object has been deleted")
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("make", "shown"),
+    [
+        pytest.param(lambda: None, None, id="none"),
+        pytest.param(closed, None, id="closed"),
+        pytest.param(lambda: Console(BrokenPipeError()), None, id="pipe"),
+        pytest.param(lambda: Console(OSError(5, "Input/output error")), None, id="terminal-gone"),
+        pytest.param(Console, "γ", id="write-alone"),
+        pytest.param(Asked, "γ", id="asked"),
+        pytest.param(lambda: io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True), r"\u03b3", id="ascii"),
+    ],
+)
+def test_whatever_stands_for_stderr_costs_nothing_and_gets_what_it_takes(
+    make: Callable[[], Any], shown: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = make()
+    monkeypatch.setattr(sys, "stderr", stream)
+    tell("a line: γ")
+    tell_note("of γ")
+    progress = make_progress(stderr())
+    with progress.job(["γ seed 0"]):
+        progress.hear(Ended("γ seed 0"))
+    with silence(True):
+        assert fail("It failed: γ.", 3) == 3
+    got = stream.buffer.getvalue().decode() if isinstance(stream, io.TextIOWrapper) else getattr(stream, "text", None)
+    got = stream.getvalue() if isinstance(stream, Asked) else got
+    if shown:
+        assert [line.split(":")[0] for line in str(got).splitlines() if shown in line] == [
+            "a line",
+            "note",
+            "100 % (0",
+            "forgetfree",
+        ]
+    assert capsys.readouterr().out == ""  # not there instead
+
+
+def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "from forgetfree.display import open_closed_streams\n"
+        "open_closed_streams()\n"
+        "with open('results', 'w') as file:\n"
+        "    os.write(1, b'noise of a library'), os.write(2, b'noise of a library')\n"
+        "    print('said'), print('said', file=sys.stderr), sys.stdin.read()\n"
+        "    file.write('numbers')\n"
+    )
+    words = f"PYTHONPATH={ROOT} {sys.executable} script.py <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", words], cwd=tmp_path).returncode == 0
+    assert (tmp_path / "results").read_text() == "numbers"

@@ -203,7 +203,7 @@ def test_the_committed_runs_are_short() -> None:
 
 
 def test_files_named_in_documents_are_there() -> None:
-    """`core/graft.py` in a document is a file of the project; a strategy that the reader writes is named my_strategy."""
+    """`core/regions.py` in a document is a file of the project; a strategy that the reader writes is named my_strategy."""
     there = [
         path.as_posix()
         for folder in ("forgetfree", "strategies", "benchmarks", "tests")

@@ -11,50 +11,34 @@ import pytest
 from safetensors import SafetensorError
 
 from forgetfree import cli, files
-from forgetfree.errors import RunError
+from forgetfree.errors import RunError, UsageError
 from forgetfree.files import (
-    is_leftover,
+    LOCK,
+    is_unfinished,
     locked,
+    make_directory,
     new_directory,
+    refuse_used,
     remove_unfinished,
-    sweep,
     write_atomically,
     write_json,
 )
 
 
-def test_bytes_and_texts_are_written_with_their_folders(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "a" / "b" / "file", b"\x00\xff")
-    assert (tmp_path / "a" / "b" / "file").read_bytes() == b"\x00\xff"
-    write_atomically(tmp_path / "a" / "b" / "file", "Grüße\n")
-    assert (tmp_path / "a" / "b" / "file").read_bytes() == "Grüße\n".encode()
-    assert os.listdir(tmp_path / "a" / "b") == ["file"]
-
-
-@pytest.mark.parametrize("step", ["fsync", "replace", "chmod"])
+@pytest.mark.parametrize(("step", "error"), [("fsync", KeyboardInterrupt), ("replace", OSError), ("chmod", OSError)])
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
 ) -> None:
     def fail(*_: object) -> None:
-        raise OSError("no space left")
+        raise error
 
     path = tmp_path / "file"
     write_atomically(path, "old")
     monkeypatch.setattr(os, step, fail)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(error):
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(tmp_path / "file", "new")
-    assert os.listdir(tmp_path) == []
 
 
 def test_the_new_name_appears_only_after_the_content_is_synced_and_is_synced_itself(
@@ -71,7 +55,7 @@ def test_the_new_name_appears_only_after_the_content_is_synced_and_is_synced_its
 def test_the_longest_names_there_are_can_be_written(tmp_path: Path) -> None:
     """Of 255 bytes: by letters of one byte, and of four."""
     for name in ("a" * 255, "😀" * 63 + "abc"):
-        write_atomically(tmp_path / name, "new")
+        write_atomically(tmp_path / name, b"new")
         with new_directory(tmp_path / "in" / name):
             pass
         assert os.listdir(tmp_path / "in") == [name] and (tmp_path / name).read_text() == "new"
@@ -92,51 +76,31 @@ def test_what_another_process_is_about_to_remove_is_made_anew(tmp_path: Path, mo
     assert len(tried) == 2 and (tmp_path / "file").read_text() == "new"
 
 
-def test_what_killed_writers_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
-    kept = ["file", ".lock", ".hidden", ".gitignore", ".a.b.c", ".config.json.TOOLONG99"]
-    for name in (*kept, ".config.json.a1b2_3d4", ".other.safetensors.abcdefgh"):
+def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what is being written, nor anybody else's files."""
+    kept = ["a.unfinished", ".other.settings", ".vim.abcdefgh", ".lock", ".file.TOOLONG99.unfinished"]
+    for name in (*kept, ".new.abcdefgh.unfinished"):
         (tmp_path / name).touch()
-    (tmp_path / ".learned-3.abcd_fgh").mkdir()
-    (tmp_path / ".learned-3.abcd_fgh" / "ledger.safetensors").touch()
-    sweep(tmp_path, of="config.json")
-    assert not (tmp_path / ".config.json.a1b2_3d4").exists() and (tmp_path / ".other.safetensors.abcdefgh").exists()
-    sweep(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == sorted(kept)
-    sweep(tmp_path / "nowhere")
-
-
-def test_a_new_directory_removes_what_a_killed_writer_left_there_and_nothing_else(tmp_path: Path) -> None:
-    kept = [".other.settings", ".vim.abcdefgh", "a.unfinished", "new"]
-    for name in (*kept[:-1], ".new.abcdefgh.unfinished", ".older.abcdefgh.unfinished"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").touch()
-    with new_directory(tmp_path / "new") as first:
-        assert is_leftover(first.name)
-        with new_directory(tmp_path / "second") as second:
-            (first / "file").touch()
-            (second / "file").touch()
-    assert sorted(os.listdir(tmp_path)) == sorted([*kept, "second"])
-    assert os.listdir(tmp_path / "new") == ["file"]
-
-
-def test_files_that_killed_writers_left_are_removed_and_those_being_written_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left = tmp_path / ".new.safetensors.abcdefgh.unfinished"
-    left.touch()
     os.symlink(tmp_path / "nowhere", tmp_path / ".link.abcdefgh.unfinished")
-    (tmp_path / ".new.safetensors.abcdefgh").touch()  # perhaps an editor's
+    (tmp_path / ".older.abcdefgh.unfinished").mkdir()
+    (tmp_path / ".older.abcdefgh.unfinished" / "model.safetensors").touch()
     replace = os.replace
 
     def meanwhile(temporary: Path, path: Path) -> None:
-        assert is_leftover(temporary.name)
+        assert is_unfinished(temporary)
         remove_unfinished(tmp_path)
         replace(temporary, path)
 
     monkeypatch.setattr(os, "replace", meanwhile)
     write_atomically(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "new"
-    assert sorted(os.listdir(tmp_path)) == [".link.abcdefgh.unfinished", ".new.safetensors.abcdefgh", "file"]
+    assert sorted(os.listdir(tmp_path)) == sorted([*kept, ".link.abcdefgh.unfinished", "file"])
+    with new_directory(tmp_path / "first") as first:
+        assert is_unfinished(first)
+        with new_directory(tmp_path / "second"):
+            (first / "file").touch()
+    assert os.listdir(tmp_path / "first") == ["file"]
+    remove_unfinished(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -223,3 +187,24 @@ def test_a_new_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(OSError), new_directory(tmp_path / "deep") as inside:  # not empty
         (inside / "file").write_text("text")
     assert sorted(os.listdir(tmp_path)) == ["deep"]
+
+
+def test_a_directory_is_made_and_what_it_holds_is_told(tmp_path: Path) -> None:
+    make_directory(out := tmp_path / "a" / "b")
+    (out / LOCK).touch()
+    refuse_used(out, "Give another.")
+    (out / "file").touch()
+    with pytest.raises(UsageError, match=r"is not empty: it holds file\. Give another\."):
+        refuse_used(out, "Give another.")
+    with pytest.raises(UsageError, match="cannot be written"):
+        make_directory(out / "file")
+
+
+def test_beside_another_job_that_alone_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not that the directory is used, nor what else is wrong."""
+    (tmp_path / "config.json").write_text("{}")
+    with locked(tmp_path / LOCK):
+        assert cli.main(["run", "demo", "--data", "demo", "--device", "cud", "--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"forgetfree: error: Another process works in {tmp_path}. Wait until it has ended, or give another --out.\n"
+    )

@@ -148,14 +148,11 @@ COMMON = {
     "hub",
     "json_file",
     "options",
-    "output",
-    "plugins",
     "recipes",
     "registry",
     "seeds",
     "tasks",
     "tensor_file",
-    "terminal",
 }
 
 
@@ -219,7 +216,7 @@ def test_the_library_finds_strategies_and_benchmarks_by_name_only() -> None:
 def test_the_registry_imports_nothing_of_ours_when_it_is_read() -> None:
     done = run("-c", "import sys, forgetfree.registry; print(*(m for m in sys.modules if m.startswith('forgetfree')))")
     assert set(done.stdout.split()) == {
-        *("forgetfree", "forgetfree.registry", "forgetfree.plugins", "forgetfree.errors", "forgetfree.display")
+        *("forgetfree", "forgetfree.registry", "forgetfree.errors", "forgetfree.display")
     }
 
 
@@ -313,7 +310,7 @@ def test_a_name_that_is_none_is_refused() -> None:
 
 
 def test_the_names_in_files_stay_whatever_moves() -> None:
-    homes = ("ledger.file", "ledger.graft", "strategies.lora.file")
+    homes = ("ledger.records", "ledger.graft", "strategies.lora.file")
     found = [importlib.import_module(f"forgetfree.{home}").FORMAT for home in homes]
     assert found == ["forgetfree.ledger", "forgetfree.graft", "forgetfree.lora"]
     example = tomllib.loads((ROOT / "examples" / "my_strategy" / "pyproject.toml").read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ import pytest
 from forgetfree import cli, recipes, registry
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.plugins import Entry
+from forgetfree.registry import Entry
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE
 
 Install = Callable[..., Path]

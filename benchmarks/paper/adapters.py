@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
+from peft import LoraConfig
 from torch import nn
 
 from forgetfree.benchmarks.paper.bottlenecks import bottlenecks
@@ -20,7 +21,7 @@ from forgetfree.benchmarks.paper.rows import SCORE, Row, Unit, distinct, mean, p
 from forgetfree.benchmarks.paper.setting import ADAMW, SMALL, Setting
 from forgetfree.core.trained import WholeTensors
 from forgetfree.data.examples import Examples
-from forgetfree.models.lora_adapters import LoraAdapters, lora_config, targets
+from forgetfree.models.lora_adapters import LoraAdapters, targets
 from forgetfree.results.answers import LabelAnswers, label_answers
 from forgetfree.results.report.figures import legend, look, panels
 from forgetfree.results.report.page import Table, percent
@@ -168,7 +169,7 @@ def _adapters(bench: SingleTask, method: str, size: int, seed: int) -> Iterator[
         return
     lora = LoraAdapters(backbone)
     pattern = "|".join(map(re.escape, targets(backbone, bench.space)))
-    lora.add("task", lora_config(rank=size, alpha=2 * size, dropout=0.0, pattern=pattern), seed)
+    lora.add("task", LoraConfig(r=size, lora_alpha=2 * size, lora_dropout=0.0, target_modules=pattern), seed)
     model.backbone = lora.activate(["task"])
     try:
         yield lora.parameters("task")

@@ -37,8 +37,8 @@ from forgetfree.benchmarks.paper.context import Context, TunedTask
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, select, sparsities_of, verdict
 from forgetfree.benchmarks.paper.setting import SMALL
-from forgetfree.core.base_regions import budget
 from forgetfree.core.regions import Region
+from forgetfree.core.selection import budget
 from forgetfree.data.sampling import representative
 from forgetfree.models.state import ModelState
 from forgetfree.recipes import recipe_of

@@ -10,8 +10,8 @@ from typing import Any
 
 from forgetfree.benchmarks.paper.rows import Row, Unit
 from forgetfree.benchmarks.paper.setting import Setting
-from forgetfree.core.base_regions import BaseKind, budget
 from forgetfree.core.regions import Region, biases
+from forgetfree.core.selection import BaseKind, budget
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, NoDataError, UnknownNameError

@@ -14,7 +14,7 @@ from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
 from forgetfree.benchmarks.paper.published import TABLE_7, cell
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, values, verdict, with_constant
 from forgetfree.benchmarks.paper.setting import SMALL, Setting
-from forgetfree.core.graft import interpolate
+from forgetfree.core.regions import interpolate
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.sampling import representative
 from forgetfree.display import NULL

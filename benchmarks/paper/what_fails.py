@@ -23,9 +23,8 @@ from forgetfree.benchmarks.paper.rows import (
     with_constant,
 )
 from forgetfree.benchmarks.paper.setting import SMALL
-from forgetfree.core.base_regions import budget, top
-from forgetfree.core.graft import pruned_theta
-from forgetfree.core.regions import Region
+from forgetfree.core.regions import Region, pruned_theta
+from forgetfree.core.selection import budget, top
 from forgetfree.models.state import ModelState
 from forgetfree.results.report.page import Table, percent
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
-from forgetfree.core.base_regions import most_moved
 from forgetfree.core.mask import hard_region
 from forgetfree.core.regions import Region
+from forgetfree.core.selection import most_moved
 
 ENTRIES = 10_000_000
 

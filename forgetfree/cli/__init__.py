@@ -13,11 +13,10 @@ from cyclopts import App, CycloptsError, Parameter
 from forgetfree import __version__
 from forgetfree.cli.usage import lacks, refuse
 from forgetfree.cli.words import fail
-from forgetfree.display import is_text
+from forgetfree.display import each_note_once, is_text, open_closed_streams
 from forgetfree.errors import ForgetfreeError, UsageError, first_line, out_of_memory
 from forgetfree.files import is_full
 from forgetfree.jobs.signals import terminable
-from forgetfree.terminal import each_note_once, open_closed_streams
 
 #: What a lone hyphen means.
 STDIN = "/dev/stdin"

@@ -15,17 +15,16 @@ from forgetfree import recipes, registry
 from forgetfree.cli.hub import reach_hub
 from forgetfree.cli.words import recipe_of
 from forgetfree.data.columns import named_metrics
-from forgetfree.data.places import tasks_of_files
-from forgetfree.data.sources import check_form, default_data, no_stream
+from forgetfree.data.sources import check_form, default_data, no_stream, tasks_of_files
+from forgetfree.display import each_note_once, stderr, tell
 from forgetfree.errors import RunError, UsageError, names_arguments
+from forgetfree.files import no_empty_directories
 from forgetfree.jobs.config import BESIDE_ON, Execution, InMemory, RunConfig, key_of, strategies_of, stream_of
 from forgetfree.jobs.directory import failures, resumption
 from forgetfree.jobs.environment import caller_untouched, quiet_libraries
 from forgetfree.jobs.progress import make_progress
 from forgetfree.options import build, by_name, name_of_function
-from forgetfree.output import no_empty_directories
 from forgetfree.results.table import Results, load_results
-from forgetfree.terminal import each_note_once, stderr, tell
 from forgetfree.training.training_options import check_optimizer
 
 Json = dict[str, Any]

@@ -14,8 +14,8 @@ from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
 from forgetfree.display import counted, escaped
 from forgetfree.errors import GraftError, UsageError
+from forgetfree.files import check_empty, make_directory, no_empty_directories
 from forgetfree.jobs.environment import quiet_libraries
-from forgetfree.output import check_empty, make_directory, no_empty_directories
 
 if TYPE_CHECKING:
     from forgetfree.serve.apply import WrittenModel

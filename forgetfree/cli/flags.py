@@ -12,10 +12,10 @@ from cyclopts import Group, Parameter
 
 from forgetfree import recipes, registry
 from forgetfree.cli.usage import Debug, lacks
-from forgetfree.data.places import tasks_of_files
-from forgetfree.data.sources import default_data, no_stream
-from forgetfree.display import brief
+from forgetfree.data.sources import default_data, no_stream, tasks_of_files
+from forgetfree.display import brief, tell
 from forgetfree.errors import UsageError
+from forgetfree.files import free_directory
 from forgetfree.jobs.config import (
     ALSO_SETTINGS,
     Execution,
@@ -29,9 +29,7 @@ from forgetfree.jobs.config import (
     without_others,
 )
 from forgetfree.options import FLAGGED, HelpGroup, build, option
-from forgetfree.output import free_directory
 from forgetfree.results.config_file import read_options
-from forgetfree.terminal import tell
 
 Json = dict[str, Any]
 
@@ -62,7 +60,7 @@ class CommandFlags:
 _SETTINGS: Mapping[str, Field[Any]] = {
     name: {**SettingFlags.__dataclass_fields__, **RunOptions.__dataclass_fields__}[name] for name in FLAGGED
 }
-_GROUPS = {name: Group.create_ordered(name) for name in get_args(HelpGroup)}
+_GROUPS = {name: Group(name, sort_key=number) for number, name in enumerate(get_args(HelpGroup))}
 #: What the shell completes.
 _COMPLETED: Mapping[str, Callable[[], Any]] = {
     **{"strategies": registry.strategies, "tasks": registry.tasks, "streams": registry.streams},

@@ -16,12 +16,11 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 
 from forgetfree.cli.usage import Debug
-from forgetfree.display import escaped
+from forgetfree.display import escaped, tell
 from forgetfree.errors import UnknownNameError, UsageError, first_line
 from forgetfree.files import is_place
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.recipes import IN_MEMORY, MODELS
-from forgetfree.terminal import tell
 
 #: Seconds that the hub has to answer.
 _PATIENCE = 2.5

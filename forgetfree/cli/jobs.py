@@ -17,14 +17,12 @@ from forgetfree import registry
 from forgetfree.cli.flags import CommandFlags, arguments_of, execution_of, of_class, read_flags
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import fail, recipe_of, silence
-from forgetfree.data.places import tasks_of_files
-from forgetfree.data.sources import check_one, check_stream
-from forgetfree.display import escaped
+from forgetfree.data.sources import check_one, check_stream, tasks_of_files
+from forgetfree.display import escaped, stderr, tell
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
+from forgetfree.files import check_alone, check_out, free_directory, no_empty_directories
 from forgetfree.jobs.config import BESIDE_ON, Execution, RunConfig
 from forgetfree.jobs.environment import quiet_libraries
-from forgetfree.output import check_alone, check_out, free_directory, no_empty_directories
-from forgetfree.terminal import stderr, tell
 
 Json = dict[str, Any]
 On = Annotated[
@@ -76,7 +74,7 @@ def _train(command: str, subjects: Sequence[str], flags: Json, debug: bool) -> i
         if command == "graft":
             check_one(config.stream.rstrip(","), config.data, config.read_options)
         try:
-            check_out(out, "run", execution.resume)  # before anything is announced
+            check_out(out, execution.resume)  # before anything is announced
             from forgetfree.jobs.run import prepared
             from forgetfree.jobs.run import run as perform
 

@@ -16,11 +16,9 @@ from rich.table import Table
 
 from forgetfree.cli.hub import local_path, reach_hub
 from forgetfree.cli.usage import AsJson, Debug
-from forgetfree.cli.use import ledger_file
-from forgetfree.display import counted, escaped, json_text
+from forgetfree.display import Screen, counted, escaped, json_text
 from forgetfree.errors import LedgerError
 from forgetfree.files import StrPath
-from forgetfree.terminal import Screen
 
 if TYPE_CHECKING:
     from forgetfree.ledger import Composition, Ledger
@@ -52,7 +50,12 @@ command = App(
 def show(file: FileOrRun, /, *, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show who owns what."""
     file = local_path(file)
-    file = ledger_file(file) if file.is_dir() else file
+    if file.is_dir():
+        from forgetfree.serve.source import LEDGER, saved_file
+
+        run, file = file, saved_file(file)
+        if file.name != LEDGER:
+            raise LedgerError(f"{run} keeps no ledger, it answers from {file.name}. Give a run with a ledger.")
     ledger = _load(file)
     print(json_text(describe_ledger(ledger, file), indent=2).rstrip() if as_json else render_ledger(ledger, file))
 
@@ -64,12 +67,18 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
     try:
         ledger = _load(file)
     except LedgerError as error:
-        raise LedgerError(_TWO_WAYS.sub(lambda _: _one_way(file), str(error))) from error
+        raise LedgerError(_TWO_WAYS.sub(lambda _: _remedy(file), str(error))) from error
     disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
     checked = [f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"]
     if model:
+        from forgetfree.ledger import check_binding, check_weights
+        from forgetfree.models.loading import load_bound
+
         reach_hub(model)
-        _verify_model(ledger, model, file)
+        loaded = load_bound(model, ledger.binding, ledger.space)
+        check_weights(ledger, loaded.model.backbone, loaded.fingerprint)
+        if ledger.binding:
+            check_binding(ledger, loaded.binding(ledger.binding.precision), str(file))
         parts = ", configuration, tokenizer, readout and maximum length" if ledger.binding else ""
         checked.append(f"weights{parts} of {model}")
     if as_json:
@@ -93,31 +102,14 @@ def _load(file: Path) -> Ledger:
     return ledger
 
 
-def _one_way(file: Path) -> str:
+def _remedy(file: Path) -> str:
     """Say what to do about a damaged ledger: where its run is there, resuming makes it again, to the same bits."""
-    if _config_beside(file) is None:
+    run = file.parents[2] if len(file.parents) > 2 else file.absolute().parent.parent.parent
+    in_unit = file.name == "ledger.safetensors" and file.absolute().parent.name.startswith("seed-")
+    if not in_unit or not (run / "config.json").is_file():
         return "Restore it from a copy."
-    run = file.parents[2] if len(file.parents) > 2 else file.absolute().parents[2]
     again = shlex.join(["forgetfree", "run", "--config", str(run / "config.json"), "--out", str(run), "--resume"])
     return f"Run `{again}`, which makes it again, to the same bits."
-
-
-def _config_beside(file: Path) -> Path | None:
-    """Return the config.json of the run that a ledger lies in, if there is one."""
-    config = file.absolute().parents[2] / "config.json"
-    in_unit = file.name == "ledger.safetensors" and file.absolute().parent.name.startswith("seed-")
-    return config if in_unit and config.is_file() else None
-
-
-def _verify_model(ledger: Ledger, name: str, path: Path) -> None:
-    """Raise ``LedgerError`` unless the ledger belongs to the model, and would answer with it as it did."""
-    from forgetfree.ledger import check_binding, check_weights
-    from forgetfree.models.loading import load_bound
-
-    loaded = load_bound(name, ledger.binding, ledger.space)
-    check_weights(ledger, loaded.model.backbone, loaded.fingerprint)
-    if binding := ledger.binding:
-        check_binding(ledger, loaded.binding(binding.precision), str(path))
 
 
 # -- Tables ----------------------------------------------------------------------------------------------

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from forgetfree.cli.text_rows import TextRow, is_plain, rows_of_file, rows_of_stdin, rows_of_texts
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Deterministic, Device, Run, Seed, Strategy, predictor_of
-from forgetfree.data.columns import PAIR, READ_DEFAULTS, ColumnNames, ReadOptions
-from forgetfree.display import counted
-from forgetfree.errors import UsageError
+from forgetfree.data.bad_rows import refusal
+from forgetfree.data.columns import (
+    NO_COLUMN_NAMES,
+    PAIR,
+    READ_DEFAULTS,
+    ColumnNames,
+    ReadOptions,
+    choose_texts,
+    is_label,
+)
+from forgetfree.data.table_files import FORMATS, PACKED, format_of, lines_of, read_table, text_of
+from forgetfree.data.tables import Columns, Table
+from forgetfree.display import Screen, counted, tell, tell_note
+from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.kinds.kind import kind_of
-from forgetfree.tasks import Decoding, TaskDefinition
-from forgetfree.terminal import Screen, tell
+from forgetfree.tasks import TaskDefinition
 
-if TYPE_CHECKING:
-    from forgetfree.kinds.kind import GenerationOptions
-
-AUTO = "auto"
 #: What the command line makes of a lone hyphen.
 STDIN = "/dev/stdin"
 #: What a line of --json or --csv holds itself.
@@ -48,6 +55,22 @@ _OURS = {
 _ROWS = 256
 #: What a spreadsheet takes for a formula begins with one of these.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """The texts of one row.
+
+    Attributes:
+        texts: one text or two.
+        extra: other columns of the row, which are written beside the answer.
+    """
+
+    texts: Row
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
 Print = Callable[[TextRow, Any], None]
 
 
@@ -74,18 +97,6 @@ def command(
     ] = (),
     as_json: Annotated[bool, Parameter(name="--json", help="print an object a line, with all probabilities")] = False,
     as_csv: Annotated[bool, Parameter(name="--csv", help="print a table with all probabilities")] = False,
-    num_beams: Annotated[
-        int | None, Parameter(metavar="N", help="search texts with so many beams (default: as in the run)")
-    ] = None,
-    temperature: Annotated[
-        float | None, Parameter(metavar="F", help="draw the tokens of texts at this temperature; 0: the likeliest")
-    ] = None,
-    top_p: Annotated[
-        float | None, Parameter(metavar="F", help="draw among the likeliest, which make up this probability")
-    ] = None,
-    sampling_seed: Annotated[
-        int | None, Parameter(metavar="N", help="seed of what is drawn (default: as in the run)")
-    ] = None,
     seed: Seed = None,
     strategy: Strategy = None,
     model: BaseModel = None,
@@ -117,16 +128,12 @@ def command(
     if taken := [name for name in keep if name in _OURS]:
         raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
     columns = ColumnNames.of(text_column, None)
-    changes = {"num_beams": num_beams, "temperature": temperature, "top_p": top_p, "seed": sampling_seed}
-    _check_decoding(
-        Decoding(temperature=1.0).otherwise(**changes), changes
-    )  # what no run admits, before its model is loaded
     predictor, _ = predictor_of(directory, seed, strategy, model, device, deterministic)
     if task is None:
         task, *others = predictor.tasks
         if others:
             raise UsageError(f"The run learned {', '.join(predictor.tasks)}. Give one of them by --task.")
-    routed = task == AUTO and AUTO not in predictor.tasks
+    routed = task == "auto" and task not in predictor.tasks
     if routed:
         predictor.route([])  # refuses before any text is read
     tasks = list(predictor.tasks) if routed else [task]
@@ -135,8 +142,7 @@ def command(
     size = sizes.pop() if len(sizes) == 1 else None
     #: The task whose rows a file holds, where rows are the same for all tasks.
     alike = asked[0] if len({each.kind for each in asked}) == 1 else None
-    generation = _generation_options(asked[0], changes)
-    answers_to = predictor.route if routed else partial(predictor.answer, task, options=generation)
+    answers_to = predictor.route if routed else partial(predictor.answer, task)
     table = _Csv(asked, size, keep) if as_csv else None
     show = table or (_as_json(asked[0]) if as_json else _plain(asked[0]))
     named = _columns_of_run(directory) if alike is not None and not text_column else READ_DEFAULTS
@@ -183,38 +189,145 @@ def _columns_of_run(run: Path) -> ReadOptions:
     return ReadOptions.of(load_run(run)["run"].get("text_column", ()), None)
 
 
-def _generation_options(task: TaskDefinition, changes: Mapping[str, Any]) -> GenerationOptions:
-    """Return how texts are written, where something is asked for; else as the task's own were in the run."""
-    from forgetfree.kinds.kind import AS_LEARNED, GenerationOptions
+# -- What is asked ---------------------------------------------------------------------------------------
 
-    if all(value is None for value in changes.values()):
-        return AS_LEARNED
-    if task.labels or task.closed_answers:
-        how = "has closed_answers, of which the likeliest is chosen" if task.closed_answers else "is answered by labels"
-        raise UsageError(
-            f"Task {task.name!r} {how}, and --num-beams, --temperature, --top-p and --sampling-seed say how texts are written. "
-            "Leave them out."
+
+def rows_of_texts(texts: Sequence[str], size: int | None) -> list[Row]:
+    """Return texts from the command line as rows of ``size`` texts each: of two, by turns or with a tab between.
+
+    Args:
+        texts: the arguments.
+        size: 1 or 2; ``None``: a text with a tab in it is two.
+    """
+    if size == 2 and not any("\t" in text for text in texts) and len(texts) % 2 == 0:
+        return list(zip(texts[::2], texts[1::2], strict=True))
+    return [row_of_line(text, size) for text in texts]
+
+
+def row_of_line(line: str, size: int | None) -> Row:
+    """Return a line as a row of ``size`` texts, which a tab divides; ``None``: of as many as it has."""
+    return (line,) if size == 1 else tuple(line.split("\t"))
+
+
+def rows_of_stdin(size: int | None) -> Iterator[Row]:
+    """Yield a row a line, as they come.
+
+    Raises:
+        UsageError: they are not in UTF-8.
+    """
+    try:
+        for line in sys.stdin:
+            yield row_of_line(line.rstrip("\n"), size)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The texts on stdin are not in UTF-8: {first_line(error)}. Write them in UTF-8.") from error
+
+
+def rows_of_file(
+    path: Path,
+    task: TaskDefinition | None,
+    columns: ColumnNames = NO_COLUMN_NAMES,
+    keep: Sequence[str] = (),
+    usual: ReadOptions = READ_DEFAULTS,
+) -> Iterator[TextRow]:
+    """Yield the rows of a file: of a table by its columns, of txt a text a line.
+
+    Columns are found as those of training data are, or where there are no others than texts. A list of words becomes its JSON.
+
+    Args:
+        path: the file.
+        task: that is asked; ``None``: rows have one text or two, as the file has them.
+        columns: of the texts, where they are named.
+        keep: other columns that are wanted.
+        usual: names the columns of the texts that are read where ``columns`` names none and the file has them.
+
+    Raises:
+        DataError: it cannot be read, or a row is not as it must be; the message says which.
+    """
+    if not format_of(path.name)[1]:
+        raise DataError(
+            f"{path} is of no known kind: expected a name that ends in {', '.join(f'.{each}' for each in FORMATS)}; those of "
+            f"text may be packed ({', '.join(PACKED)}). Rename it, or write < {path}."
         )
-    decoding = task.decoding.otherwise(**changes)
-    _check_decoding(decoding, changes)
-    return GenerationOptions(decoding=decoding)
-
-
-def _check_decoding(decoding: Decoding, changes: Mapping[str, Any]) -> None:
-    """Raise ``UsageError`` where texts cannot be written so, or something that is asked for would do nothing."""
-    faults = decoding.faults(_flag)
-    if changes["seed"] is not None and not decoding.temperature:
-        faults.append(
-            f"{_flag('seed')} must be left out where texts are not drawn, got {changes['seed']}: give "
-            f"{_flag('temperature')}, too, or leave it out"
+    if is_plain(path):
+        try:
+            text, note = text_of(path)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {first_line(error)}. Check its name.") from error
+        tell_note(f"{note}." if note else "")
+        size = len(task.text_columns) if task else None
+        yield from (TextRow(row_of_line(line.rstrip("\r\n"), size)) for line in lines_of(text))
+        return
+    table = read_table(path)
+    if table.bad:
+        raise refusal(table.bad.faults[0])
+    tell_note(f"{table.note}." if table.note else "")
+    header = list(table.columns)
+    if usual.texts and task and not columns.texts:
+        texts = usual.columns(task.name).texts
+        columns = ColumnNames(texts) if {*texts} <= {*header} else columns
+    names = _columns(f"{path}", header, task, columns)
+    if lacking := [name for name in keep if name not in header]:
+        raise DataError(
+            f"{path} has no column {lacking[0]!r}, which --keep names; it has {', '.join(map(repr, header))}. Name one of them."
         )
-    if faults:
-        raise UsageError(f"{'; '.join(faults)}.")
+    for i, number in enumerate(table.numbers):
+        record = Columns(header, partial(_cell, table, i))
+        row = _texts(f"{path}, row {number}", record, names, task)
+        yield TextRow(row, {name: _json_value(record[name]) for name in keep})
 
 
-def _flag(name: str) -> str:
-    """Return the flag of a field of `Decoding`."""
-    return "--sampling-seed" if name == "seed" else f"--{name.replace('_', '-')}"
+def _cell(table: Table, i: int, name: str) -> Any:
+    return table.columns[name][i]
+
+
+def is_plain(path: Path) -> bool:
+    """Return whether a file has a text a line, and no columns."""
+    return format_of(path.name)[1] == "txt"
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value as JSON may have it: parquet holds dates, and numbers that are not finite, too."""
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_json_value(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def _texts(where: str, record: Mapping[str, Any], names: Sequence[str], task: TaskDefinition | None) -> tuple[str, ...]:
+    cells = {name: record.get(name) for name in names}
+    try:
+        texts = kind_of(task).texts_of(task, record, names) if task else tuple(cells.values())
+    except UsageError as error:
+        raise DataError(f"{where}: {error}") from error
+    if wrong := [cell for text, cell in zip(texts, cells.items(), strict=False) if not isinstance(text, str)]:
+        name, value = wrong[0]
+        expected = kind_of(task).cell_type(task) if task else "a text"
+        raise DataError(f"{where}: {name!r} must be {expected}, got {value!r}. Write one.")
+    return tuple(map(str, texts))
+
+
+def _columns(where: str, header: list[str], task: TaskDefinition | None, columns: ColumnNames) -> tuple[str, ...]:
+    """Return the columns of the texts: those named, of common names, the only ones beside labels, or a lone column."""
+    if task:
+        kind = kind_of(task)
+        names, ours = kind.columns_of_texts(task, where, header, columns), kind.names(task)
+    else:
+        names, ours = choose_texts(where, header, columns, None), ("text",)
+    if names:
+        return names
+    texts = tuple(name for name in header if len(header) == 1 or not is_label(name))
+    if len(texts) == len(ours):
+        return texts
+    raise DataError(
+        f"{where} has the columns {', '.join(map(repr, header)) or 'none'}, and the task reads {' and '.join(ours)}. Name its "
+        "columns so, or say with --text-column which to read."
+    )
+
+
+# -- What is printed -------------------------------------------------------------------------------------
 
 
 def _plain(task: TaskDefinition) -> Print:

@@ -21,10 +21,9 @@ from cyclopts import (
 )
 from rich.console import Console
 
-from forgetfree.display import brief
+from forgetfree.display import brief, tell
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.options import type_name
-from forgetfree.terminal import tell
 
 #: A flag of every command.
 Debug = Annotated[bool, Parameter(name="--debug", help="Show tracebacks.", group=Group("Help", sort_key=10**6))]

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from forgetfree.cli.hub import local_path, reach_hub
-from forgetfree.errors import LedgerError
+from forgetfree.display import tell
 from forgetfree.jobs.environment import quiet_libraries
-from forgetfree.results.unit_folder import check_own
-from forgetfree.terminal import tell
 
 if TYPE_CHECKING:
     from forgetfree.serve.inference import Predictor
@@ -62,16 +60,3 @@ def predictor_of(
     if run.is_dir() and strategy is None and len({each.parent for each in run.glob("*/seed-*")}) > 1:
         tell(f"Answering from {source.file}; --strategy and --seed choose another.")
     return Predictor.of_source(source, device, deterministic), source
-
-
-def ledger_file(path: Path) -> Path:
-    """Return a ledger's file, or the file of the ledger that a run is answered from."""
-    if not path.is_dir():
-        check_own(path)
-        return path
-    from forgetfree.serve.source import LEDGER, saved_file
-
-    file = saved_file(path)
-    if file.name != LEDGER:
-        raise LedgerError(f"{path} keeps no ledger, it answers from {file.name}. Give a run with a ledger.")
-    return file

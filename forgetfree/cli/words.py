@@ -8,9 +8,8 @@ from contextlib import contextmanager, redirect_stderr
 from typing import Any, TextIO
 
 from forgetfree import registry
-from forgetfree.display import escaped_lines
+from forgetfree.display import escaped_lines, stderr
 from forgetfree.recipes import MODELS
-from forgetfree.terminal import stderr
 
 #: The longest message, in characters.
 _LONGEST = 4000

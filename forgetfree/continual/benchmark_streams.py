@@ -14,7 +14,7 @@ from avalanche.models.dynamic_modules import MultiTaskModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from forgetfree.continual.stream import BenchmarkModel, Stream, check_streams, task_label
+from forgetfree.continual.stream import BenchmarkModel, Stream, place_of
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.data.examples import DatasetExamples
@@ -23,8 +23,8 @@ from forgetfree.data.rows import Rows, TaskRows, complete, tell
 from forgetfree.data.sampling import k_shot, representative
 from forgetfree.errors import DataError, ModelError, UsageError, first_line
 from forgetfree.models.loading import LoadedModel
-from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.state import ModelState
+from forgetfree.models.task_model import ModuleModel
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import EvaluatedOn, Scenario, TaskDefinition
 from forgetfree.training.encoded_task import EncodedTask
@@ -60,7 +60,7 @@ def benchmark_stream(
         UsageError: train and test stream do not go together, or the network reads out fewer classes than there are.
         ModelError: the network has no linear layer to read out from, or something follows it.
     """
-    check_streams(benchmark)
+    _check_streams(benchmark)
     train = list(benchmark.train_stream)
     validation = list(getattr(benchmark, "valid_stream", train))
     if isinstance(network, MultiTaskModule):
@@ -69,7 +69,7 @@ def benchmark_stream(
             "task with a label of its own gets a copy of it."
         )
     classes = [tuple(sorted({int(label) for label in experience.dataset.targets})) for experience in train]
-    task_labels = [task_label(experience) for experience in train]
+    task_labels = [_task_label(experience) for experience in train]
     if 1 < len(set(task_labels)) < len(task_labels):
         raise UsageError(
             f"The experiences have task labels {task_labels}. Give each a task label of its own, or all the same."
@@ -112,6 +112,41 @@ def benchmark_stream(
         encoded.append(EncodedTask(definition, label, shots, rows[0], rows[1], rows[2], fingerprint, classes[position]))
     loaded = LoadedModel(type(network).__name__, model, None, "linear", fingerprint_of(model.backbone))
     return Stream(name, tuple(encoded), loaded, seed, ModelState.of(model), benchmark, scenario)
+
+
+def _check_streams(benchmark: Any) -> None:
+    """Raise unless there are streams to train and to test on, of sizes that go together."""
+    names = sorted(benchmark.streams)
+    if missing := {"train", "test"} - set(names):
+        raise UsageError(
+            f"The benchmark has the streams {', '.join(names)}, expected train and test, got no {' and no '.join(missing)}. "
+            "Give the benchmark itself; of an online scenario, the one it was made from: parts of its experiences can be "
+            "trained on."
+        )
+    train, test = (len(list(benchmark.streams[split])) for split in ("train", "test"))
+    if test not in (1, train):
+        raise UsageError(
+            f"The benchmark has {train} training and {test} test experiences. Give a benchmark with one test experience for "
+            "each training experience, or with one for all."
+        )
+    validation = len(list(getattr(benchmark, "valid_stream", range(train))))
+    if validation != train:
+        raise UsageError(
+            f"The benchmark has {train} training and {validation} validation experiences. Give a benchmark with one "
+            "validation experience for each training experience, or without a valid_stream."
+        )
+
+
+def _task_label(experience: Any) -> int:
+    """Return the task label of all rows of an experience; 0 where there is none."""
+    # Not every experience that has them says so: after benchmark_with_validation_stream only the data set does.
+    labels = set(getattr(experience, "task_labels", getattr(experience.dataset, "targets_task_labels", [0])))
+    if len(labels) > 1:
+        raise UsageError(
+            f"Experience {place_of(experience)} has rows of task labels {sorted(map(int, labels))}. Give each "
+            "experience one task label, or none."
+        )
+    return int(labels.pop())
 
 
 def _tests_by_task(benchmark: Any, complete: Any, classes: Sequence[Sequence[int]]) -> tuple[Any, list[Any]]:

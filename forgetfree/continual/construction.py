@@ -10,12 +10,11 @@ from typing import Any
 from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
 
 from forgetfree import recipes, registry
-from forgetfree.continual.region_options import check_regions
 from forgetfree.continual.stream import Stream
 from forgetfree.continual.task_inference import check_inference
-from forgetfree.display import brief
+from forgetfree.display import brief, tell
 from forgetfree.errors import ConformanceError, OptionError
-from forgetfree.terminal import tell
+from forgetfree.training.localization import LocalizationOptions, check_localization
 from forgetfree.training.training_options import TrainingOptions, check_optimizer
 
 #: Where no author of a strategy writes.
@@ -25,7 +24,8 @@ _LIBRARIES = ("forgetfree.", "avalanche.", "builtins")
 def check_options(cls: Any, options: TrainingOptions, stream: Stream) -> None:
     """Raise where options and stream do not go together, by what every strategy refuses and by the ``check`` of this one."""
     check_inference(options, stream)
-    check_regions(options, stream)
+    if isinstance(options, LocalizationOptions):
+        check_localization(options, stream.model.space())
     cls.check(options, stream)
 
 

@@ -1,4 +1,4 @@
-"""The model of a strategy on a ledger: what it holds between tasks, while one is trained, and while one is answered.
+"""The model of a strategy on a ledger: what it holds between tasks, while one is trained or answered, and what is saved of it.
 
 It is switched between θ_pre and what tasks are answered with. What is being trained can be taken out of it: for good if
 training fails, or while another task is answered.
@@ -8,48 +8,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from torch import nn
 
-from forgetfree.continual.storage import LedgerStorage
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Training, undo_on_error
-from forgetfree.continual.task_training import skill_of
-from forgetfree.core.graft import grafted
-from forgetfree.core.regions import Region
+from forgetfree.continual.strategy_parts import skill_of
+from forgetfree.core.regions import Region, grafted
 from forgetfree.core.tensors import load_tensors_, tensors_of
-from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
+from forgetfree.errors import LedgerError
+from forgetfree.ledger import (
+    Composition,
+    Ledger,
+    LedgerSwitch,
+    Record,
+    changed_buffers,
+    check_binding,
+    check_definitions,
+)
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 
+#: The name of the ledger's file.
+LEDGER = "ledger.safetensors"
+
 
 class LedgerModel:
-    """The model of a strategy, as its ledger says.
+    """The model of a strategy, as its ledger says; a `Storage`, which keeps the ledger.
 
     Args:
-        strategy: its model holds θ_pre. It gets an empty ledger, which becomes what it keeps.
+        strategy: its model holds θ_pre. It gets an empty ledger, and this as what it keeps.
         composition: what a task is answered with, see `forgetfree.ledger.Composition`.
     """
 
     def __init__(self, strategy: ContinualStrategy, composition: Composition) -> None:
         loaded = strategy.stream.loaded
-        binding = loaded.binding(strategy.options.answering["precision"])
+        self._binding = loaded.binding(strategy.options.answering["precision"])
         self._strategy = strategy
         self._united: str | None = None  # the task by whose union all are answered
         #: Takes what is being trained out of the model; none between tasks.
         self._undo: Callable[[], None] | None = None
         self._moves_anything = False
-        self._set(Ledger(strategy.space, loaded.fingerprint, composition, binding))
-        strategy.storage = LedgerStorage(strategy, self)
+        self._set(Ledger(strategy.space, loaded.fingerprint, composition, self._binding))
+        strategy.storage = self
 
     def _set(self, ledger: Ledger) -> None:
         self.ledger = self._strategy.ledger = ledger
         self._switch = LedgerSwitch(ledger, self._strategy.model.backbone)
-
-    def use(self, ledger: Ledger) -> None:
-        """Go on with another ledger."""
-        self._switch.to(0)
-        self._set(ledger)
-        self._reset()
 
     def _reset(self) -> None:
         """Put into the model what the next task starts from: the union, where there is one."""
@@ -196,3 +201,44 @@ class LedgerModel:
             "accuracy": [answers[task.name].score(task.definition.metric) for task in tasks],
             "ece": [answers[task.name].ece for task in tasks],
         }
+
+    # -- Keeping ---------------------------------------------------------------------------------------------
+
+    def save(self, directory: Path, file: str = LEDGER) -> None:
+        """Write the ledger."""
+        self.ledger.save(directory / file)
+
+    def load(self, directory: Path, file: str = LEDGER) -> None:
+        """Read the ledger; the next task may be learned on top of it."""
+        path, strategy = directory / file, self._strategy
+        ledger, composition = Ledger.load(path), self.ledger.composition
+        if ledger.composition != composition:
+            raise LedgerError(
+                f"{path} has composition {ledger.composition}, and {type(strategy).__name__.lower()} needs {composition}. "
+                "Load it by the strategy that wrote it."
+            )
+        check_binding(ledger, self._binding, str(path))
+        tasks = {task.name: task for task in strategy.stream.tasks}
+        check_definitions(ledger, {name: task.definition for name, task in tasks.items()}, "the stream")
+        for record in ledger.records:  # all of it, before anything is changed
+            if record.task not in tasks:
+                raise LedgerError(
+                    f"{path} holds task {record.task!r}, which this stream lacks. Load it with its stream."
+                )
+            readout = strategy.model.readout_module(tasks[record.task].label).state_dict()
+            expected, got = ({n: tuple(t.shape) for n, t in named.items()} for named in (readout, record.readout))
+            if expected != got:
+                raise LedgerError(
+                    f"{path}: the readout of task {record.task!r} does not fit: expected {expected}, got {got}. Load it with "
+                    "the model and scenario of its stream."
+                )
+        self._switch.to(0)
+        self._set(ledger)
+        self._reset()
+        for record in ledger.records:
+            load_tensors_(strategy.model.readout_module(tasks[record.task].label), record.readout)
+            strategy.note_learned(tasks[record.task], dict(record.readout))
+
+    def bytes_kept(self) -> int:
+        """Count the ledger."""
+        return self.ledger.size_in_bytes if self.ledger.records else 0

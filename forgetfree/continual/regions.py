@@ -1,27 +1,74 @@
 """The contract of a strategy on a ledger: each task trains a region that no later task can reach.
 
 Such a strategy says which region a task may train. The region minus what earlier tasks own is trained as one small vector and
-recorded, and a task is answered with what the ledger's composition says. An author meets `RegionStrategy` here, its options in
-`region_options`, and in `ledger_model` what the model holds when; `forgetfree.continual.strategy` has the rest.
+recorded, and a task is answered with what the ledger's composition says. An author meets `RegionStrategy` and its options here,
+and in `ledger_model` what the model holds when; `forgetfree.continual.strategy` has the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, final
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, final
 
 from forgetfree.continual.ledger_model import LedgerModel
-from forgetfree.continual.region_options import RegionOptions, SkillOptions, region_training_options
-from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
-from forgetfree.continual.task_training import Skill
-from forgetfree.core.base_regions import budget
+from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, TaskwiseOptions, Training
+from forgetfree.continual.strategy_parts import Skill
 from forgetfree.core.regions import Region
+from forgetfree.core.selection import budget
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters, TrainedParameters
+from forgetfree.data.sampling import representative
+from forgetfree.errors import OptionError
 from forgetfree.ledger import Composition, Ledger
 from forgetfree.models.state import ModelState
+from forgetfree.options import Function, name_of_function, option
 from forgetfree.training.localization import LocalizationOptions
-from forgetfree.training.training_options import TrainingOptions
+from forgetfree.training.loop import loss_of
+from forgetfree.training.training_options import TrainingOptions, region_rate, sets_rates
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionOptions(TaskwiseOptions):
+    """How a region is trained."""
+
+    region_steps: int | None = option(None, "updates of the region; none: as many as fine-tuning", at_least=0)
+    region_optimizer: Literal["sgd", "adamw"] | Function | None = option(None, "none: that of fine-tuning")
+    region_learning_rate: float | None = option(
+        None,
+        "none: that of fine-tuning; with AdamW times √(N/s) for s of N entries, so that an update is as long as there",
+        above=0,
+    )
+    region_rate_factor: float = option(
+        1.0,
+        "what the rate of a region is multiplied by where region_learning_rate is none: 3 lets each of few entries go further "
+        "than in fine-tuning",
+        above=0,
+    )
+    region_dropout: bool | None = option(
+        None, "the backbone's own dropout while a region is trained; none: as `dropout`"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        own, other = self.region_optimizer, self.optimizer
+        if own not in (None, other) and not sets_rates(own) and self.region_learning_rate is None:
+            shown = [name_of_function(each) if callable(each) else each for each in (own, other)]
+            raise OptionError(
+                f"region_optimizer={shown[0]} beside optimizer={shown[1]} needs a region_learning_rate of its own. Set it."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkillOptions(RegionOptions, LocalizationOptions):
+    """Fine-tuning, then localizing, then training the region."""
+
+    region_start: Literal["fine-tuned", "pre-trained"] = option(
+        "fine-tuned", "values the region is trained from; always θ_pre where region_from needs no θ_ft"
+    )
+    readout_steps: int = option(
+        100, "updates of a linear readout alone before γ is chosen, where region_from needs no θ_ft", at_least=0
+    )
 
 
 class RegionStrategy(ContinualStrategy):
@@ -121,12 +168,56 @@ class RegionStrategy(ContinualStrategy):
         what = trained() if trained else RegionParameters(model.backbone, space, free)
         readouts = list(module.parameters())
         if steps is None:
-            steps = self.full_steps(task) if own.region_steps is None else own.region_steps
+            steps = task.full_steps(own) if own.region_steps is None else own.region_steps
         if not any(parameter.numel() for parameter in (*what.parameters, *readouts)):
             steps = 0
         options = options or region_training_options(own, len(space), rate_for or allowed)
         skill = Skill(region, len(region) / len(space) if sparsity is None else sparsity, alone)
         return Training(task, what, readouts, steps, options, skill=skill)
+
+    @final
+    def better_training(
+        self, task: EncodedTask, tuned: ModelState, region: Region, region_alone: Region, rows: int
+    ) -> Training:
+        """Return the training on the union; at its end it gives way to what was trained alone, if that has the lower loss.
+
+        The region is trained on θ_pre alone first, by the plain loop; on the union, Avalanche's plugins meet the training.
+
+        Args:
+            task: the task; the ledger is of composition ``auto``, and has a union.
+            tuned: θ_ft, with the readout that is trained further.
+            region: γ, to be trained on the union.
+            region_alone: γ, to be trained on θ_pre.
+            rows: validation rows, at most, by whose loss is chosen.
+        """
+        chosen = task.validation.subset(representative(task.validation.targets, rows))
+
+        def loss() -> float:
+            return loss_of(self.model, task, chosen, self.options)
+
+        with self.ledger_model.base(union=False):
+            alone = self.region_training(task, region_alone, start=tuned, alone=True)
+            try:
+                self.bench(task).train_(
+                    alone.options,
+                    "train",
+                    alone.trained,
+                    alone.steps,
+                    logged=False,  # one training a task is
+                    about=("alone",),
+                )
+                record, loss_alone = self.ledger_model.record(alone), loss()
+            finally:
+                self.ledger_model.roll_back()
+        training = self.region_training(task, region, start=tuned)
+
+        def better() -> Training:
+            if loss_alone < loss():
+                self.ledger_model.put_alone(task, record)
+                return replace(training, skill=alone.skill)
+            return training
+
+        return replace(training, finish=better)
 
     @final
     def record(self, training: Training, region: Region | None = None) -> None:
@@ -138,9 +229,10 @@ class RegionStrategy(ContinualStrategy):
         """
         self.ledger_model.commit(self.ledger_model.record(training, region))
 
-    def reuse(self, ledger: Ledger) -> set[str]:
-        """Take from the ledger of another stream what depends on no other task, and return of which tasks: of none."""
-        return set()
+    @property
+    def localizes_alone(self) -> bool:
+        """Whether γ is sought on θ_pre and depends on no other task, so that a run of another stream may take it over."""
+        return False
 
     def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return the learned tasks where each stands alone: θ_pre answers for what is not learned yet. Else return all."""
@@ -148,6 +240,25 @@ class RegionStrategy(ContinualStrategy):
             self.forget_free and self.stream.scenario == "task" and self.ledger.composition in ("alone", "selection")
         )
         return list(self.learned) if apart else None
+
+
+def region_training_options(options: RegionOptions, space_size: int, allowed: int) -> TrainingOptions:
+    """Return the options by which a region is trained.
+
+    Args:
+        options: those of the strategy.
+        space_size: the N entries of the space.
+        allowed: the s entries that the region may have.
+    """
+    own = replace(
+        options,
+        optimizer=options.region_optimizer or options.optimizer,
+        readout_learning_rate=options.readout_learning_rate or options.learning_rate,
+        l1=0.0,  # a region is as sparse as it gets
+        dropout=options.dropout if options.region_dropout is None else options.region_dropout,
+    )
+    rate = options.region_learning_rate or options.region_rate_factor * region_rate(own, space_size, allowed)
+    return replace(own, learning_rate=rate)
 
 
 __all__ = [

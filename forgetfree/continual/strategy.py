@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.continual import construction
-from forgetfree.continual.storage import ModelStorage, Storage
+from forgetfree.continual.strategy_parts import Answer, ModelStorage, Storage, Training, undo_on_error
 from forgetfree.continual.stream import Stream, part_of
-from forgetfree.continual.task_inference import TaskwiseOptions, all_kept, features_for, load_all
-from forgetfree.continual.task_training import Answer, Training, undo_on_error
+from forgetfree.continual.task_inference import TaskwiseOptions, features_for
 from forgetfree.continual.template import StrategyTemplate
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
@@ -120,7 +119,7 @@ class ContinualStrategy(StrategyTemplate):
         usual: dict[str, Any] = {
             "trained": WholeTensors(self.space.parameters(self.model.backbone)),
             "readout": list(self.model.readout_module(task.label).parameters()),
-            **{"steps": self.full_steps(task), "options": self.options},
+            **{"steps": task.full_steps(self.options), "options": self.options},
         }
         return Training(task, **(usual | changes))
 
@@ -141,11 +140,6 @@ class ContinualStrategy(StrategyTemplate):
         """Note that ``task`` can be answered from now on, by this readout; for `Storage.load`."""
         self.learned = [*(each for each in self.learned if each is not task), task]
         self.readouts[task.name] = readout
-
-    @final
-    def full_steps(self, task: EncodedTask) -> int:
-        """Return the number of updates that the options give a task."""
-        return task.full_steps(self.options)
 
     @final
     def bench(self, task: EncodedTask, pre: ModelState | None = None, taken: Region | None = None) -> SingleTask:
@@ -230,22 +224,25 @@ class ContinualStrategy(StrategyTemplate):
     @final
     def save(self, directory: StrPath) -> None:
         """Write what is needed to answer later."""
-        for part in all_kept(self.task_features, self.storage):
+        for part in self._stored:
             part.save(Path(directory))
 
     @final
     def load(self, directory: StrPath) -> None:
-        """Answer as the strategy did that wrote ``directory`` by `save`; to be called on a new one.
-
-        Raises:
-            ForgetfreeError: a file is missing or damaged, or of another model or stream; nothing is changed.
-        """
-        load_all(self.task_features, self.storage, Path(directory))
+        """Answer as the strategy did that wrote ``directory`` by `save`; on a new one. Errors as of `Storage.load`."""
+        if self.task_features is not None:
+            self.task_features.read(Path(directory))  # a damaged file is told before anything is changed
+        for part in self._stored:
+            part.load(Path(directory))
 
     @final
     def bytes_kept(self) -> int:
         """Return the bytes kept to answer for the tasks learned so far and to learn the next, beside θ_pre itself."""
-        return sum(part.bytes_kept() for part in all_kept(self.task_features, self.storage))
+        return sum(part.bytes_kept() for part in self._stored)
+
+    @property
+    def _stored(self) -> list[Storage]:
+        return [self.storage] if self.task_features is None else [self.storage, self.task_features]
 
     def __init__(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -17,9 +16,8 @@ from forgetfree.core.body import fingerprint_of
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.errors import RunError, UsageError
 from forgetfree.models.loading import LoadedModel
-from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.state import ModelState
-from forgetfree.models.task_model import ClassifierModel, TaskModel
+from forgetfree.models.task_model import ClassifierModel, ModuleModel, TaskModel
 from forgetfree.tasks import Scenario
 from forgetfree.training.encoded_task import EncodedTask
 
@@ -27,7 +25,14 @@ from forgetfree.training.encoded_task import EncodedTask
 _OWNER = "_owner"
 
 
-class StreamModel(TaskModel, MultiTaskModule):
+class _WithTaskLabels(MultiTaskModule):
+    """What Avalanche knows a model with task labels by."""
+
+    def adaptation(self, experience: Any) -> None:
+        """Nothing to adapt: the readouts of all tasks are there from the start."""
+
+
+class StreamModel(TaskModel, _WithTaskLabels):
     """A `TaskModel` that Avalanche knows as one with task labels."""
 
     @classmethod
@@ -61,22 +66,13 @@ class StreamModel(TaskModel, MultiTaskModule):
             shared_readout=shared_readout,
         )
 
-    def adaptation(self, experience: Any) -> None:
-        """Nothing to adapt: the readouts of all tasks are there from the start."""
 
-
-class StreamClassifier(ClassifierModel, MultiTaskModule):
+class StreamClassifier(ClassifierModel, _WithTaskLabels):
     """A `ClassifierModel` that Avalanche knows as one with task labels."""
 
-    def adaptation(self, experience: Any) -> None:
-        """Nothing to adapt: its one head is there from the start."""
 
-
-class BenchmarkModel(ModuleModel, MultiTaskModule):
+class BenchmarkModel(ModuleModel, _WithTaskLabels):
     """A `ModuleModel` that Avalanche knows as one with task labels."""
-
-    def adaptation(self, experience: Any) -> None:
-        """Nothing to adapt: the readouts of all experiences are there from the start."""
 
 
 @dataclass(eq=False)
@@ -196,19 +192,7 @@ class Stream:
         }
 
 
-# -- What Avalanche's experiences say of themselves: where they stand, what they were cut from, their task label --
-
-
-def check_experiences(experiences: Any) -> None:
-    """Raise ``UsageError`` unless an experience, or several, are given."""
-    if not isinstance(experiences, Iterable):
-        experiences = (experiences,)
-    for each in experiences if isinstance(experiences, Sequence) else ():  # an iterator can be read once
-        if not hasattr(each, "logging"):
-            raise UsageError(
-                f"Expected an experience or several, got {type(each).__name__}. Give those of the stream's benchmark, such as "
-                "stream.benchmark.train_stream[0]."
-            )
+# -- What Avalanche's experiences say of themselves: where they stand, and what they were cut from ------------
 
 
 def part_of(experience: Any) -> int | None:
@@ -246,48 +230,3 @@ def place_of(experience: Any) -> int | None:
 def named(experience: Any) -> str:
     """Return the name of an experience for a message."""
     return f"Experience {place_of(experience)} of the stream {getattr(experience._origin_stream, 'name', None)!r}"
-
-
-def check_streams(benchmark: Any) -> None:
-    """Raise unless there are streams to train and to test on, of sizes that go together."""
-    names = sorted(benchmark.streams)
-    if missing := {"train", "test"} - set(names):
-        raise UsageError(
-            f"The benchmark has the streams {', '.join(names)}, expected train and test, got no {' and no '.join(missing)}. "
-            "Give the benchmark itself; of an online scenario, the one it was made from: parts of its experiences can be "
-            "trained on."
-        )
-    train, test = (len(list(benchmark.streams[split])) for split in ("train", "test"))
-    if test not in (1, train):
-        raise UsageError(
-            f"The benchmark has {train} training and {test} test experiences. Give a benchmark with one test experience for "
-            "each training experience, or with one for all."
-        )
-    validation = len(list(getattr(benchmark, "valid_stream", range(train))))
-    if validation != train:
-        raise UsageError(
-            f"The benchmark has {train} training and {validation} validation experiences. Give a benchmark with one "
-            "validation experience for each training experience, or without a valid_stream."
-        )
-
-
-def task_label(experience: Any) -> int:
-    """Return the task label of all rows of an experience; 0 where there is none."""
-    # Not every experience that has them says so: after benchmark_with_validation_stream only the data set does.
-    labels = set(getattr(experience, "task_labels", getattr(experience.dataset, "targets_task_labels", [0])))
-    if len(labels) > 1:
-        raise UsageError(
-            f"Experience {place_of(experience)} has rows of task labels {sorted(map(int, labels))}. Give each "
-            "experience one task label, or none."
-        )
-    return int(labels.pop())
-
-
-def check_whole(strategy: str, task: EncodedTask, experience: Any) -> None:
-    """Raise ``UsageError`` for a part of a task, where the strategy of this name learns whole tasks."""
-    if (part := part_of(experience)) is not None:
-        raise UsageError(
-            f"{strategy} learns a task at once, from all of its rows, got part {part} of {task.name} "
-            f"({len(experience.dataset)} of {len(task.train)} rows). Train on the experience that it was cut from, or by a "
-            "strategy that learns in parts: continual-ft, replay, der, cumulative."
-        )

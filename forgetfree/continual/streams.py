@@ -24,14 +24,14 @@ from forgetfree.data.encoding import fitting
 from forgetfree.data.examples import EncodedRows, OneLength
 from forgetfree.data.rows import TaskRows, tell
 from forgetfree.data.sources import check_form, default_data, load_tasks
+from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import readout_for
 from forgetfree.models.loading import LoadedModel, is_pretrained, load_model
-from forgetfree.models.module_model import check_own_dtype
 from forgetfree.models.state import ModelState
+from forgetfree.models.task_model import check_own_dtype
 from forgetfree.recipes import ModelDtype
 from forgetfree.tasks import EvaluatedOn, Scenario
-from forgetfree.terminal import tell_note
 from forgetfree.training.encoded_task import EncodedTask, encode_task, label_spaces
 
 

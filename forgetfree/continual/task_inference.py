@@ -19,15 +19,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from forgetfree.continual.storage import Storage
+from forgetfree.continual.strategy_parts import Answer, Learner
 from forgetfree.continual.stream import Stream
-from forgetfree.continual.task_training import Answer, Learner
 from forgetfree.core.readout_model import LOWEST, among
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import by_length, representative
@@ -86,19 +84,6 @@ def features_for(strategy: Learner) -> TaskFeatures | None:
     if inference_of(options, stream) != "lda":
         return None
     return TaskFeatures(strategy.model, options.lda_layer, stream.loaded.fingerprint, room=_ROOM)
-
-
-def all_kept(features: TaskFeatures | None, kept: Storage) -> list[Storage]:
-    """Return what a strategy keeps to answer later, and to find out tasks; this first, for it changes no model."""
-    return [kept] if features is None else [features, kept]
-
-
-def load_all(features: TaskFeatures | None, kept: Storage, directory: Path) -> None:
-    """Load what `all_kept` wrote; a damaged file is told before anything is changed."""
-    if features is not None:
-        features.read(directory)
-    for part in reversed(all_kept(features, kept)):
-        part.load(directory)
 
 
 def learn_features(strategy: Learner, task: EncodedTask) -> None:

@@ -25,7 +25,8 @@ from avalanche.training.utils import cycle
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from forgetfree.continual.stream import Owner, Stream, check_experiences, check_whole, part_of
+from forgetfree.continual.strategy_parts import Training, checked_training, training_of
+from forgetfree.continual.stream import Owner, Stream, part_of
 from forgetfree.continual.task_inference import (
     among_labels_of_batch,
     among_own_labels,
@@ -33,11 +34,10 @@ from forgetfree.continual.task_inference import (
     learn_features,
     writer_of,
 )
-from forgetfree.continual.task_training import Training, checked_training, training_of
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
-from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length
+from forgetfree.errors import UsageError
 from forgetfree.ledger import Ledger
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
@@ -88,11 +88,15 @@ class StrategyTemplate(SupervisedTemplate):
 
         Raises:
             UsageError: it is none of the stream's training experiences, or part of one, and the strategy is not `online`.
-        TaskError: the ledger has the task already.
+            TaskError: the ledger has the task already.
         """
         task = self.stream.task_of(experience, training=True)
-        if not self.online:
-            check_whole(type(self).__name__, task, experience)
+        if not self.online and (part := part_of(experience)) is not None:
+            raise UsageError(
+                f"{type(self).__name__} learns a task at once, from all of its rows, got part {part} of {task.name} "
+                f"({len(experience.dataset)} of {len(task.train)} rows). Train on the experience that it was cut from, or by "
+                "a strategy that learns in parts: continual-ft, replay, der, cumulative."
+            )
         if self.ledger is not None:
             self.ledger.check_new(task.name)
         return task
@@ -133,7 +137,7 @@ class StrategyTemplate(SupervisedTemplate):
         seed = self.phase_seed(training.phase, training.task)
         batches = plan(lengths, training.options, self._updates, seed)
         self._parts = [part for batch in batches for part in parts(batch, training.options.accumulation, counts)]
-        self._planned = self.dataloader = loader(data, [part.rows for part in self._parts], num_workers)
+        self._planned = self.dataloader = data_loader(data, [part.rows for part in self._parts], num_workers)
 
     def check_model_and_optimizer(self, **kwargs: Any) -> None:
         """Make a fresh optimiser for every task, over what the strategy trains and nothing else."""
@@ -158,9 +162,7 @@ class StrategyTemplate(SupervisedTemplate):
         An iteration is one forward pass; with ``accumulation`` several of them make one update.
         """
         with self.training_steps():
-            for batch, part in batches_and_parts(
-                self.dataloader, self._planned, self._parts, self._updates, self._step.done
-            ):
+            for batch, part in self._batches():
                 self._part = part
                 if self._stop_training:
                     break
@@ -188,6 +190,17 @@ class StrategyTemplate(SupervisedTemplate):
                 self._after_training_iteration(**kwargs)
                 if self._part.last:
                     self._step.keep()
+
+    def _batches(self) -> Iterator[tuple[Any, Part]]:
+        """Return the mini-batches that are still to be trained on, with the part of a batch that each is."""
+        loader, parts = self.dataloader, self._parts
+        if loader is not self._planned:  # a plugin's own, such as replay's: round and round, for as many steps
+            return ((batch, WHOLE) for batch in islice(cycle(loader), self._updates))
+        if done := self._step.done:
+            ends = [number for number, part in enumerate(parts, 1) if part.last]
+            parts = parts[ends[done - 1] :]
+            loader = data_loader(loader.dataset, [part.rows for part in parts], loader.num_workers)
+        return zip(loader, parts, strict=False)
 
     @contextmanager
     def training_steps(self) -> Iterator[None]:
@@ -263,7 +276,7 @@ class StrategyTemplate(SupervisedTemplate):
         if self.choose_batches is not None:
             batches = self.choose_batches(self.task, batches)
         self._order = [row for batch in batches for row in batch]
-        self.dataloader = loader(data, batches, num_workers)
+        self.dataloader = data_loader(data, batches, num_workers)
 
     def _before_eval_exp(self, **kwargs: Any) -> None:
         self.model.current_task = self.task.label
@@ -279,7 +292,9 @@ class StrategyTemplate(SupervisedTemplate):
             rows = rows.subset(sorted(self._order))
         with showing as self._on_evaluated, answer_for(self, self.task, batches) as self._answer:
             super().eval_epoch(**kwargs)
-            answers = answers_in_order(self.task, rows, self._order, self._collected)
+            logits, labels, counts = map(torch.cat, zip(*self._collected, strict=True))
+            order = torch.argsort(torch.tensor(self._order, device="cpu").repeat_interleave(counts), stable=True)
+            answers = kind.answers(self.task.definition, logits[order], labels[order], rows)
             if rows is not None:
                 arguments = (
                     self.options.answering | writer_of(self._answer, self.monitor) | {"batch_size": self.eval_mb_size}
@@ -311,7 +326,7 @@ def _at_work(strategy: StrategyTemplate, precision: str) -> Iterator[None]:
 # -- Batches --------------------------------------------------------------------------------------------
 
 
-def loader(data: Any, batches: Sequence[Sequence[int]], num_workers: int) -> Any:
+def data_loader(data: Any, batches: Sequence[Sequence[int]], num_workers: int) -> Any:
     """Return a data loader of the batches, each a list of row numbers."""
     return DataLoader(
         data,
@@ -322,41 +337,16 @@ def loader(data: Any, batches: Sequence[Sequence[int]], num_workers: int) -> Any
     )
 
 
-def batches_and_parts(
-    dataloader: Any, planned: Any, parts: Sequence[Part], updates: int, done: int
-) -> Iterator[tuple[Any, Part]]:
-    """Return the mini-batches of a phase, with the part of a batch that each is.
-
-    Args:
-        dataloader: the planned one, or a plugin's own.
-        planned: the loader of ``parts``.
-        parts: of all batches.
-        updates: of the phase.
-        done: those that a checkpoint says are done.
-    """
-    if dataloader is not planned:  # a plugin's own, such as replay's: round and round, for as many steps
-        return ((batch, WHOLE) for batch in islice(cycle(dataloader), updates))
-    if done:
-        ends = [number for number, part in enumerate(parts, 1) if part.last]
-        parts = parts[ends[done - 1] :]
-        planned = loader(planned.dataset, [part.rows for part in parts], planned.num_workers)
-    return zip(planned, parts, strict=False)
-
-
-def answers_in_order(
-    task: EncodedTask, rows: Examples | None, order: Sequence[int], collected: Sequence[tuple[Tensor, Tensor, Tensor]]
-) -> Answers:
-    """Return the answers on a task's rows, or on some of them, in the rows' order.
-
-    Args:
-        task: the task.
-        rows: those that were answered; ``None`` where a plugin, or a user, put others together.
-        order: their numbers among the task's rows, as they were answered.
-        collected: of each batch its logits, its labels, and how many of both each row has.
-    """
-    logits, labels, counts = map(torch.cat, zip(*collected, strict=True))
-    in_order = torch.argsort(torch.tensor(order, device="cpu").repeat_interleave(counts), stable=True)
-    return task.kind.answers(task.definition, logits[in_order], labels[in_order], rows)
+def check_experiences(experiences: Any) -> None:
+    """Raise ``UsageError`` unless an experience, or several, are given."""
+    if not isinstance(experiences, Iterable):
+        experiences = (experiences,)
+    for each in experiences if isinstance(experiences, Sequence) else ():  # an iterator can be read once
+        if not hasattr(each, "logging"):
+            raise UsageError(
+                f"Expected an experience or several, got {type(each).__name__}. Give those of the stream's benchmark, such as "
+                "stream.benchmark.train_stream[0]."
+            )
 
 
 def sizes_of(data: Any, model: Any) -> tuple[list[int], list[int] | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from forgetfree.display import counted, escaped
@@ -41,7 +42,7 @@ class BadRow:
 
 
 class RowError(DataError):
-    """What is wrong with one row, before it is known where it stands; ``what`` and ``remedy`` are as in `BadRow`."""
+    """A fault of one row, before it is known where it stands; ``what`` and ``remedy`` are as in `BadRow`."""
 
     def __init__(self, what: str, message: str, remedy: str = "") -> None:
         self.what, self.remedy = what, remedy
@@ -85,20 +86,14 @@ class BadRows:
                 self.add(fault)
             return None
 
-    @property
-    def summary(self) -> dict[str, Any]:
-        """Say how many rows there are, and how many have each fault, for results.json."""
-        return {"rows": len(self), "faults": dict(self.counts)}
+    def summary(self, before: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+        """Number of rows, and of those with each fault, for results.json; with what the summary ``before`` has.
 
-
-def joined_summary(*summaries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one summary of several of the same table.
-
-    >>> joined_summary({}, {"rows": 2, "faults": {"no label": 2}}, {"rows": 1, "faults": {"no text": 1}})
-    {'rows': 3, 'faults': {'no label': 2, 'no text': 1}}
-    """
-    faults = sum((Counter(each.get("faults", {})) for each in summaries), Counter[str]())
-    return {"rows": sum(each.get("rows", 0) for each in summaries), "faults": dict(faults)}
+        >>> BadRows().summary({"rows": 2, "faults": {"no label": 2}})
+        {'rows': 2, 'faults': {'no label': 2}}
+        """
+        faults = Counter(before.get("faults", {})) + self.counts
+        return {"rows": before.get("rows", 0) + len(self), "faults": dict(faults)}
 
 
 def refusal(fault: BadRow) -> BadDataError:
@@ -129,16 +124,20 @@ class DataFaults:
         try:
             return action(*arguments)
         except DataError as error:
-            self._caught.append(error)
-            self.rest += error.rest
-            if isinstance(error, BadDataError):
-                self._bad += error.rows
-                self._counts.update(error.counts)
-                self._count += error.count
-                self._others |= dict.fromkeys(error.others)
-            else:
-                self._others[str(error)] = None
+            self.catch(error)
             return None
+
+    def catch(self, error: DataError) -> None:
+        """Add an error to the faults."""
+        self._caught.append(error)
+        self.rest += error.rest
+        if isinstance(error, BadDataError):
+            self._bad += error.rows
+            self._counts.update(error.counts)
+            self._count += error.count
+            self._others |= dict.fromkeys(error.others)
+        else:
+            self._others[str(error)] = None
 
     def add(self, bad: BadRows, good: int, skip_bad_rows: bool = False) -> None:
         """Add the bad rows of a table, unless they are left out and there are others; a fault of all rows is the table's.
@@ -155,8 +154,16 @@ class DataFaults:
             self._others[escaped(bad.faults[0].message) + alike] = None
         else:
             self._bad += sorted(bad.faults, key=lambda fault: fault.row)
-            self._counts.update(bad.counts)
+            self._counts += bad.counts
             self._count += len(bad)
+
+    def demand(self, action: Callable[..., T], *arguments: Any) -> T:
+        """Return what ``action`` returns; where it finds data wrong, raise all faults as `report` does."""
+        found = self.attempt(action, *arguments)
+        if found is None:
+            self.report()
+        assert found is not None
+        return found
 
     def report(self) -> None:
         """Raise ``BadDataError`` with all faults, if there are any; an error that was caught alone as it was."""

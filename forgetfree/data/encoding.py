@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from forgetfree.data.bad_rows import BadRow, BadRows, DataFaults, joined_summary, left_out
+from forgetfree.data.bad_rows import BadRow, BadRows, DataFaults, left_out
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.display import counted
 from forgetfree.errors import ModelError
@@ -253,7 +253,7 @@ def fitting(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> TaskRows:
         for file, each in of_files.items():
             faults.add(each, good[file])
         faults.report()
-    counts = {split: joined_summary(rows.left_out.get(split, {}), each.summary) for split, each in bad.items()}
+    counts = {split: each.summary(rows.left_out.get(split, {})) for split, each in bad.items()}
     note = f"Task {rows.task.name!r}: {left_out(bad.items())}."
     return replace(rows, **cast(Any, splits), notes=(*rows.notes, note), left_out={**rows.left_out, **counts})
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from forgetfree.data.places import check_parts, configurations, datasets_errors, has_card, split_of
-from forgetfree.data.tables import Columns, Table, cells_of, check_names, of_records
+from forgetfree.data.table_files import check_size, format_of, label_names_of, of_arrow
+from forgetfree.data.tables import Columns, Table, cells_of, check_names, of_records, split_of
 from forgetfree.errors import DataError, NoDataError, UsageError, first_line
-from forgetfree.json_file import parse_json
 from forgetfree.tasks import HubSource, TaskDefinition, slots
 
-#: How Arrow calls the type of cells that are written as JSON.
-_JSON = "extension<arrow.json>"
+#: The name of a file that is one of several parts.
+_PART = re.compile(r"(.*?)(\d+)([-_]of[-_])(\d+)(.*)")
+#: A file of a data set of the hub, which has its splits in parts.
+_SHARD = re.compile(
+    r"(train|training|validation|valid|val|dev|eval|test)[-._].*\.(parquet|csv|tsv|jsonl?|arrow)(\.\w+)?"
+)
 #: The tables of a task by split, and what to say of them.
 Tables = tuple[dict[str, Table], str]
 
@@ -93,7 +97,7 @@ def _of_iterable(where: str, dataset: Any) -> Table:
     # Pictures and sounds, which other libraries would have to read, are neither texts nor labels.
     unread = [name for name, each in features.items() if hasattr(each, "decode") and type(each).__name__ != "Json"]
     rows = _table_of_rows(where, dataset.with_format(None).remove_columns(unread))
-    return replace(rows, label_names=_label_names(features))
+    return replace(rows, label_names=label_names_of(features))
 
 
 def _of_dataset(where: str, dataset: Any) -> Table:
@@ -123,84 +127,70 @@ def _table_of_rows(where: str, dataset: Any) -> Table:
         ) from error
 
 
-# -- Arrow's columns ---------------------------------------------------------------------------------------
-
-
-def of_arrow(
-    where: str, schema: Any, features: Mapping[str, Any], read: Callable[[str], Iterable[Any]], numbers: Sequence[int]
-) -> Table:
-    """Return the table of Arrow's columns, which are read when they are asked for.
-
-    Args:
-        where: what the table is called, for messages.
-        schema: its schema.
-        features: of the ``datasets`` library, by column, as far as they are known.
-        read: returns the arrays of a column.
-        numbers: of the rows, for messages.
-
-    Raises:
-        DataError: a column's name comes twice; later, a column cannot be read.
-    """
-    check_names(where, schema.names)
-
-    def cells(name: str) -> list[Any]:
-        try:
-            return _cells(name, features.get(name), read(name))
-        except Exception as error:
-            raise DataError(
-                f"{where}: column {name!r} cannot be read: {first_line(error)}. Write the rows again, or leave the column out."
-            ) from error
-
-    return Table(where, Columns(schema.names, cells), numbers, _label_names(features))
-
-
-def _cells(name: str, feature: Any, arrays: Iterable[Any]) -> list[Any]:
-    """Return cells as Python has them: no NaN, and what is written as JSON decoded; pictures and sounds as they are stored."""
-    cells = [cell for array in arrays for cell in array.to_pylist()]
-    cells = [None if isinstance(cell, float) and cell != cell else cell for cell in cells]
-    if feature is None:
-        return cells
-    from datasets import Features
-
-    features = Features({name: feature})
-    has_json = _JSON in str(features.arrow_schema.field(name).type)
-    return list(features.decode_column(cells, name)) if has_json else cells
-
-
-def _label_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the names of labels that features give, by column; of a list of labels, too."""
-    inner = {column: getattr(feature, "feature", feature) for column, feature in features.items()}
-    return {column: each.names for column, each in inner.items() if type(each).__name__ == "ClassLabel"}
-
-
-def features_of(schema: Any) -> dict[str, Any]:
-    """Return the features of a file's columns: as the ``datasets`` library wrote them there, or as a type alone says.
-
-    A column that this version of the library does not understand has none.
-    """
-    try:
-        written = dict(parse_json(schema.metadata[b"huggingface"].decode())["info"]["features"])
-    except (ValueError, KeyError, TypeError):  # another program's, or of another form
-        written = {}
-    features = dict[str, Any]()
-    for field in schema:
-        if field.name in written or _JSON in str(field.type):
-            features |= _feature_of(field, written.get(field.name))
-    return features
-
-
-def _feature_of(field: Any, written: Any) -> dict[str, Any]:
-    import pyarrow
-    from datasets import Features
-
-    with suppress(Exception):  # whatever it meets in a form that it does not know
-        return dict(Features.from_dict({field.name: written}))
-    with suppress(Exception):
-        return dict(Features.from_arrow_schema(pyarrow.schema([field])))
-    return {}
-
-
 # -- Folders ---------------------------------------------------------------------------------------------
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether ``datasets.save_to_disk`` wrote the folder."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def is_snapshot(folder: Path) -> bool:
+    """Return whether the folder is a data set of the hub as it is downloaded: files in parts, or a card that describes them."""
+    if is_saved(folder):
+        return False
+    places = [place for place in (folder, folder / "data") if place.is_dir() and os.access(place, os.R_OK | os.X_OK)]
+    return any(_SHARD.fullmatch(path.name.lower()) for place in places for path in place.iterdir()) or has_card(folder)
+
+
+def has_card(folder: Path) -> bool:
+    """Return whether a ``README.md``, or ``dataset_infos.json``, describes the folder as a data set of the hub."""
+    if (folder / "dataset_infos.json").is_file():
+        return True
+    card = folder / "README.md"
+    if not card.is_file():
+        return False
+    with card.open("rb") as file:
+        head = file.read(2**16)
+    return head.startswith(b"---") and bool(re.search(rb"^(configs|dataset_info):", head, re.MULTILINE))
+
+
+def configurations(folder: Path) -> list[str]:
+    """Return the names of the configurations of a hub snapshot."""
+    with datasets_errors(folder):
+        from datasets import get_dataset_config_names
+
+        return list(get_dataset_config_names(str(folder)))
+
+
+def is_part(name: str) -> bool:
+    """Whether the name of a file is that of one of several parts of a split."""
+    match = _PART.fullmatch(name)
+    return bool(match and split_of(match[1].rstrip("-_.")) and format_of(name)[1])
+
+
+def check_parts(where: Path, files: Iterable[str | Path]) -> None:
+    """Raise ``DataError`` if files have names such as ``train-00000-of-00002.parquet``, and not all of these are there."""
+    parts = dict[tuple[Path, str, str, str], dict[int, str]]()
+    for path in map(Path, files):
+        if (match := _PART.fullmatch(path.name)) and int(match[2]) <= int(match[4]) and path.is_file():
+            parts.setdefault((path.parent, match[1], match[3], match[4]), {})[int(match[2])] = path.name
+    for (folder, begin, of, total), names in parts.items():
+        first = int(int(total) in names)  # they are counted from 0, or else from 1
+        lacking = [number for number in range(first, first + int(total)) if number not in names]
+        if lacking:
+            raise DataError(
+                f"{where} holds {len(names)} of the {int(total)} files {folder.name}/{begin}*{of}{total}: number "
+                f"{', '.join(f'{number:0{len(total)}}' for number in lacking[:5])}{', …' * (len(lacking) > 5)} "
+                f"{'is' if len(lacking) == 1 else 'are'} missing. Download the data set again."
+            )
+
+
+def part_note(path: Path) -> str:
+    """Return what to say of a file that is read alone, and has the name of one of several parts."""
+    match = _PART.fullmatch(path.name)
+    is_part = match and 1 < int(match[4]) >= int(match[2])
+    return f"{path.name} is one of {int(match[4])} parts, and read alone" if match and is_part else ""
 
 
 def read_saved(folder: Path) -> Tables:
@@ -263,6 +253,34 @@ def check_rows(folder: Path, expected: Mapping[str, int], tables: Mapping[str, T
                 "Download the files again; or, if they were changed on purpose, take dataset_info out of README.md, or "
                 "dataset_infos.json away."
             )
+
+
+@contextmanager
+def datasets_errors(folder: Path) -> Iterator[None]:
+    """Say what the library finds wrong as an error of the folder's, and nothing of how far it is."""
+    import datasets
+
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    check_size(folder, size)
+    silent = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        cause: BaseException = error
+        if isinstance(error, datasets.exceptions.DatasetGenerationError):  # it says only that there is an error
+            cause = error.__cause__ or error
+            if not isinstance(cause, OSError):
+                cause = ValueError(" ".join(str(cause).split())[:400])  # in several lines
+        file = f"{cause.filename}: " if isinstance(cause, OSError) and cause.filename else ""
+        raise DataError(
+            f"{folder} cannot be read by the datasets library: {file}{first_line(cause)}. Save or download it again."
+        ) from error
+    finally:
+        if not silent:
+            datasets.enable_progress_bars()
 
 
 # -- The hub ---------------------------------------------------------------------------------------------

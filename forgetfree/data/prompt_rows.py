@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from forgetfree.data.bad_rows import BadRow, refusal
+from forgetfree.data.bad_rows import refusal
 from forgetfree.data.chats import Chat, Turn, answer_of, answer_text, tools_of
 from forgetfree.data.columns import are_labelled_texts
 from forgetfree.data.rows import Rows
@@ -269,10 +269,7 @@ class PromptReader:
 
     def _refusal(self, column: str, i: int, what: str, expected: str, got: Any) -> BadDataError:
         """Return the error of a cell."""
-        file, number = self._table.where, self._table.numbers[i]
-        text = brief(got)
-        message = f"{file}, row {number}, column {column!r}: expected {expected}, got {text}. Fix or remove the row."
-        return refusal(BadRow(file, number, column, what, text, message))
+        return refusal(self._table.fault(i, column, what, expected, brief(got)))
 
 
 def _is_filled(table: Table, name: str) -> bool:

@@ -13,11 +13,18 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
-from forgetfree.data.library_tables import check_rows, read_saved, read_snapshot, rows_of_card
-from forgetfree.data.places import files_of, format_of, is_saved, is_snapshot, split_of
+from forgetfree.data.library_tables import (
+    check_rows,
+    is_part,
+    is_saved,
+    is_snapshot,
+    read_saved,
+    read_snapshot,
+    rows_of_card,
+)
 from forgetfree.data.rows import TaskRows
-from forgetfree.data.table_files import read_table
-from forgetfree.data.tables import Table, TaskTables
+from forgetfree.data.table_files import format_of, read_table
+from forgetfree.data.tables import Table, TaskTables, split_of
 from forgetfree.display import brief
 from forgetfree.errors import DataError
 from forgetfree.json_file import read_json
@@ -36,7 +43,7 @@ def read_folder(name: str, folder: Path, options: ReadOptions) -> TaskRows:
         DataError: it does not hold what the task needs.
     """
     source, faults = read_source(folder), DataFaults()
-    paths = {} if is_saved(folder) else files_of(folder)
+    paths = {} if is_saved(folder) else _files_of(folder)
     if is_saved(folder):
         tables, note = read_saved(folder)
     elif not paths and is_snapshot(folder):
@@ -49,28 +56,54 @@ def read_folder(name: str, folder: Path, options: ReadOptions) -> TaskRows:
         note = "; ".join(f"{file} is the {split} split" for file, split in others)
         if len(tables) == len(paths):
             faults.attempt(check_rows, folder, rows_of_card(folder, name), tables)
-    rows = None
-    if "train" in tables:
-        rows = faults.attempt(read_task, task_of(name, tables, options, source, folder, note))
+    if "train" not in tables:
+        faults.report()
+    rows = faults.demand(read_task, task_of(name, tables, options, source, folder, note))
     faults.report()
-    assert rows is not None
     return rows
+
+
+def _files_of(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder's splits, in any of the formats.
+
+    Raises:
+        DataError: there are several of one split.
+    """
+    every = sorted(folder.iterdir())
+    files = dict[str, Path]()
+    for split in SPLITS:
+        named = [path for path in every if split_of(format_of(path.name)[0]) == split and format_of(path.name)[1]]
+        named = [path for path in named if not path.name.endswith(".txt")] or named  # a .txt may hold anything
+        if len(named) > 1:
+            raise DataError(
+                f"{folder} holds {' and '.join(path.name for path in named)}, and the {split} split is one file. Remove the "
+                "others."
+            )
+        if named:
+            files[split] = named[0]
+    if files and (parts := [path.name for path in every if is_part(path.name)]):
+        raise DataError(
+            f"{folder} holds {' and '.join(path.name for path in files.values())}, and {parts[0]}, which is one of several "
+            "parts of a split. Remove what is not meant."
+        )
+    return files
 
 
 def _check_files(name: str, folder: Path, paths: Mapping[str, Path]) -> None:
     """Raise ``DataError`` if a folder has no training rows, or a file that is not read seems to be meant for a split."""
+    every = sorted(folder.iterdir())
     if "train" not in paths:
         raise DataError(
             f"Task {name!r} has no train split: expected {folder}/train.parquet, .jsonl or .csv, found "
-            f"{', '.join(sorted(p.name for p in folder.iterdir())) or 'nothing'}. Add the file."
+            f"{', '.join(path.name for path in every) or 'nothing'}. Add the file."
         )
-    for split in SPLITS:
-        for path in sorted(folder.iterdir()) if split not in paths else ():
-            if split_of(path.stem) == split and path.suffix.lower() in _UNREAD:
-                raise DataError(
-                    f"Task {name!r} has no {split} split, and {path} is not read. Write it as {split}.parquet, .jsonl or .csv, "
-                    "or move it elsewhere."
-                )
+    for path in every:
+        split = split_of(path.stem)
+        if split and split not in paths and path.suffix.lower() in _UNREAD:
+            raise DataError(
+                f"Task {name!r} has no {split} split, and {path} is not read. Write it as {split}.parquet, .jsonl or .csv, "
+                "or move it elsewhere."
+            )
 
 
 def read_source(folder: Path) -> dict[str, Any]:
@@ -141,27 +174,23 @@ def read_task(task: TaskTables) -> TaskRows:
     Raises:
         DataError: the tables do not hold what the task needs.
     """
-    faults = DataFaults()
-    for table in task.tables.values():
-        if not table.columns and not table.numbers and not table.bad:
-            faults.attempt(_refuse_empty, table)
-    tables = {split: table for split, table in task.tables.items() if table.columns or table.numbers or table.bad}
+    faults, tables = DataFaults(), dict[str, Table]()
+    for split, table in task.tables.items():
+        if table.columns or table.numbers or table.bad:
+            tables[split] = table
+        else:
+            faults.catch(
+                DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
+            )
     if "train" not in tables:
         faults.report()
     note = "; ".join(filter(None, [task.note, *(table.note for table in tables.values())]))
     task = _of_its_own_columns(replace(task, tables=tables, note=note))
-    rows = faults.attempt(_kind(task).read, task)
-    if rows is None:
-        faults.report()
-    assert isinstance(rows, TaskRows)
+    rows: TaskRows = faults.demand(_kind(task).read, task)
     if unknown := registry.faults_of(rows.task):
         raise DataError(f"{task.folder / 'source.json'}: {unknown[0]}.")
     faults.report()
     return rows
-
-
-def _refuse_empty(table: Table) -> None:
-    raise DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
 
 
 def task_of(

@@ -14,11 +14,10 @@ from typing import Any, get_args
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults, left_out
 from forgetfree.data.tables import TaskTables
-from forgetfree.display import counted
+from forgetfree.display import counted, tell_note
 from forgetfree.errors import DataError, UsageError
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
-from forgetfree.terminal import tell_note
 
 #: How many training rows are held out for a missing split: this share of them, and at most this many.
 HELD_OUT_SHARE, _HELD_OUT_ROWS = 0.1, 1000
@@ -226,15 +225,12 @@ def read_rows(
     faults = faults or DataFaults()
     if faults and not all(len(rows.get(split, ())) > len(table.bad) for split, table in read.tables.items()):
         faults.report()  # what a split lacks may stand in its bad rows
-    whole = faults.attempt(complete, task, rows)
-    if whole is None:
-        faults.report()
-    assert whole is not None
+    whole = faults.demand(complete, task, rows)
     bad = {split: table.bad for split, table in read.tables.items() if table.bad}
     parts = [read.note, *phrases, left_out(bad.items()), whole.cut if rows.keys() == {"train"} else ""]
     if note := "; ".join(filter(None, parts)):
         notes = [f"Task {task.name!r} ({read.train.where}): {note}.", *notes]
-    whole = replace(whole, notes=tuple(notes), left_out={split: each.summary for split, each in bad.items()})
+    whole = replace(whole, notes=tuple(notes), left_out={split: each.summary() for split, each in bad.items()})
     faults.rest.append(whole)
     faults.report()
     return whole

@@ -19,11 +19,11 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import READ_DEFAULTS, ReadOptions
-from forgetfree.data.library_tables import read_hub, tables_of
-from forgetfree.data.places import FORMATS, files_by_name, format_of, holds_a_task, part_note, tasks_at, tasks_of_files
+from forgetfree.data.library_tables import configurations, is_saved, is_snapshot, part_note, read_hub, tables_of
 from forgetfree.data.reading import read_folder, read_task, task_of
 from forgetfree.data.rows import Rows, TaskRows, complete
-from forgetfree.data.table_files import read_table
+from forgetfree.data.table_files import FORMATS, format_of, read_table
+from forgetfree.data.tables import split_of
 from forgetfree.display import brief, is_text
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError
 from forgetfree.tasks import EvaluatedOn
@@ -253,9 +253,9 @@ def _open(data: Any, options: ReadOptions) -> _Source:
         return _by_name(data, options)
     if isinstance(data, list | tuple):
         places = [os.fspath(path) for path in data]
-        return _by_name(files_by_name(places), options) if tasks_of_files(places) else _several(places, options)
+        return _by_name(_files_by_name(places), options) if tasks_of_files(places) else _several(places, options)
     path = Path(data)
-    names = tasks_at(path)
+    names = _tasks_at(path)
     if names is not None:
         return _one_task(path, names, options)
     if path.is_dir():
@@ -284,7 +284,7 @@ def _is_path(value: Any) -> bool:
 def _directory(root: Path, options: ReadOptions) -> _Source:
     """Return the source ``--data DIR``: a folder for each task."""
     folders = [path.name for path in root.iterdir() if path.is_dir()]
-    names = sorted(name for name in folders if holds_a_task(root / name))
+    names = sorted(name for name in folders if _holds_a_task(root / name))
 
     def read(name: str) -> TaskRows:
         if name not in folders:
@@ -346,7 +346,7 @@ def _several(places: Sequence[str], options: ReadOptions) -> _Source:
     sources = list[_Source]()
     for place in places:
         if tasks_of_files(place):
-            sources.append(_by_name(files_by_name([place]), options))
+            sources.append(_by_name(_files_by_name([place]), options))
         else:
             known = place == "hub" or place in registry.SOURCES  # whose columns are
             sources.append(_open(place, READ_DEFAULTS if known else options))
@@ -394,3 +394,74 @@ def _embedded(source: str) -> _Source:
         return complete(registry.tasks()[name], rows)
 
     return _Source(names, hint, read, names.__contains__)
+
+
+# -- What a place holds, by the names of its files ---------------------------------------------------------
+
+
+def tasks_of_files(data: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
+    files = [Path(data)] if isinstance(data, str) else [Path(each) for each in data]
+    names = [format_of(file.name) for file in files if not file.is_dir()]
+    holds_rows = len(names) == len(files) and all(form for _, form in names)
+    return tuple(stem for stem, _ in names) if holds_rows else ()
+
+
+def _files_by_name(paths: Sequence[str]) -> dict[str, str]:
+    """Return files of rows by the names of their tasks.
+
+    Raises:
+        UsageError: one of several is missing or no file of rows, or two have one name.
+    """
+    if missing := [path for path in paths if not os.path.exists(path)]:
+        raise UsageError(
+            f"--data names {' and '.join(map(repr, missing))}, and there {'is' if len(missing) == 1 else 'are'} no such "
+            f"{'file' if len(missing) == 1 else 'files'}. Give files that are there."
+        )
+    by_name = dict[str, str]()
+    for path in paths:
+        stem, format = format_of(Path(path).name)
+        if not (format and Path(path).is_file()):
+            raise UsageError(
+                f"--data is given {len(paths)} times, and {path!r} is no file of rows ({', '.join(FORMATS)}). Give files, each "
+                "a task of its name, or one directory with a folder for each task."
+            )
+        if stem in by_name:
+            raise UsageError(
+                f"--data names {by_name[stem]!r} and {path!r}, and both would be the task {stem!r}. Rename one of the files."
+            )
+        if "," in stem:
+            raise UsageError(f"--data names {path!r}, and a task has no comma in its name. Rename the file.")
+        by_name[stem] = path
+    return by_name
+
+
+def _tasks_at(place: Path) -> list[str] | None:
+    """Return the tasks that a place itself is; ``None`` where it is a folder of tasks, or holds no rows.
+
+    A file of rows, or a folder with the files of splits, is one task of any name: the list is empty. So is a hub snapshot,
+    unless it has several configurations: each is a task of its own name.
+    """
+    if not place.is_dir():
+        return [] if place.is_file() and format_of(place.name)[1] else None
+    if is_saved(place):
+        return []
+    if any(_has_files(path) for path in place.iterdir() if path.is_dir() and path.name != "data"):
+        return None  # of a snapshot, it is the folder of files
+    if not is_snapshot(place):
+        return [] if _has_files(place) else None
+    names = configurations(place)
+    return names if len(names) > 1 else []
+
+
+def _holds_a_task(folder: Path) -> bool:
+    """Return whether a folder holds rows in any form, whatever may be wrong with them."""
+    return _has_files(folder) or is_saved(folder) or is_snapshot(folder)
+
+
+def _has_files(folder: Path) -> bool:
+    """Return whether a folder holds the file of a split; one that may not be read holds none."""
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return False
+    named = (format_of(path.name) for path in folder.iterdir() if path.is_file())
+    return any(format and split_of(stem) for stem, format in named)

@@ -24,12 +24,19 @@ TASKS = (
     "answers a prompt or a chat; see 'forgetfree list kinds'. "
 )
 _REMEDY = "Make such rows, or name other columns."
-#: Keys of what stands in columns of other forms.
-_KEYS = {
-    "a chat, with its messages": ({"role", "content"}, {"from", "value"}),
-    "answers that are parts of a text, as in SQuAD": ({"answer_start"}, {"start", "text"}),
-    "answers": ({"answer"}, {"answers"}, {"text"}, {"aliases"}),
+#: The names of splits, ours first.
+_SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "dev", "eval", "val", "valid"),
+    "test": ("test",),
 }
+#: Keys of a turn in a chat.
+_TURNS = ({"role", "content"}, {"from", "value"})
+
+
+def split_of(name: str) -> str | None:
+    """Split that is meant by a name such as ``dev``; ``None`` if it is none."""
+    return next((split for split, names in _SPLITS.items() if name.lower() in names), None)
 
 
 class Columns(Mapping[str, Any]):
@@ -98,6 +105,12 @@ class Table:
         keep = [i for i, number in enumerate(self.numbers) if number not in self.bad.numbers] if self.bad else []
         return self.take(keep) if self.bad and len(keep) < len(self.numbers) else self
 
+    def fault(self, i: int, column: str, what: str, expected: str, got: str, remedy: str = "") -> BadRow:
+        """Fault of the row at place ``i``, by one of its cells; ``remedy`` is as in `BadRow`."""
+        message = f"{self.where}, row {self.numbers[i]}, column {column!r}: expected {expected}, got {got}."
+        message = " ".join(filter(None, [message, remedy, "Fix or remove the row."]))
+        return BadRow(self.where, self.numbers[i], column, what, got, message, remedy)
+
     def check_columns(self, columns: ColumnNames) -> None:
         """Raise ``DataError`` if a column is missing."""
         for column in (*columns.texts, *filter(None, [columns.label])):
@@ -116,20 +129,17 @@ def check_names(where: str, names: Sequence[str]) -> None:
 
 def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Table:
     """Return the table of a list of records; one that is no mapping from columns to values is a bad row."""
-    bad = BadRows()
+    bad, good = BadRows(), dict[int, Mapping[str, Any]]()
     for number, record in zip(numbers, records, strict=True):
-        if not isinstance(record, Mapping):
+        if isinstance(record, Mapping):
+            good[number] = record
+        else:
             text = shown(record)
             fault = f"{where}, row {number}: expected columns and values, got {text}. Fix or remove the row."
             bad.add(BadRow(where, number, "", "no columns", text, fault))
-    if bad:
-        good = [
-            (number, record) for number, record in zip(numbers, records, strict=True) if isinstance(record, Mapping)
-        ]
-        numbers, records = [number for number, _ in good], [record for _, record in good]
-    names = dict.fromkeys(str(name) for record in records for name in record)
-    columns = Columns(names, lambda name: [record.get(name) for record in records])
-    return Table(where, columns, numbers, bad=bad)
+    names = dict.fromkeys(str(name) for record in good.values() for name in record)
+    columns = Columns(names, lambda name: [record.get(name) for record in good.values()])
+    return Table(where, columns, [*good], bad=bad)
 
 
 @dataclass(frozen=True)
@@ -171,35 +181,21 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def form_of(value: Any) -> str:
-    """Return what a cell holds that no task reads; empty if it is not recognised.
+def other_form(cell: Any) -> str:
+    """Sentences that refuse a cell which is an object or a list; nothing for any other.
 
-    >>> form_of([{"role": "user", "content": "Hello"}])
-    'a chat, with its messages'
+    >>> other_form([{"role": "user", "content": "Hello"}]).split(",")[0]
+    'The column seems to hold a chat'
     """
-    value = plain(value)
-    if isinstance(value, Mapping):
-        return next((form for form, known in _KEYS.items() if any(keys <= value.keys() for keys in known)), "objects")
-    if not isinstance(value, list | tuple) or not value:
+    value = plain(cell)
+    first = plain(next(iter(value), None)) if isinstance(value, list | tuple) else value
+    if isinstance(first, Mapping):
+        form = "a chat, with its messages" if any(keys <= first.keys() for keys in _TURNS) else "objects"
+    elif isinstance(value, list | tuple) and value:
+        form = "several labels, or values, a row"
+    else:
         return ""
-    inner = [plain(each) for each in value]
-    if all(isinstance(each, Mapping) for each in inner):
-        return form_of(inner[0])
-    return "several labels, or values, a row" if all(isinstance(each, str | int | float) for each in inner) else ""
-
-
-def refusal_of(form: str) -> str:
-    """Return the sentences that refuse a form; nothing where there is none."""
-    return f"The column seems to hold {form}, which is no text and no label. {TASKS}{_REMEDY}" if form else ""
-
-
-def other_form(columns: Mapping[str, Sequence[Any]]) -> str:
-    """Return the sentences that refuse the first column of objects; nothing where all columns hold plain values or lists."""
-    for name, cells in columns.items():
-        value = plain(next((cell for cell in cells if cell is not None), None))
-        if isinstance(value, Mapping) or (isinstance(value, list) and value and isinstance(value[0], Mapping)):
-            return f"Column {name!r} seems to hold {form_of(value)}, which is no text and no label. {TASKS}{_REMEDY}"
-    return ""
+    return f"The column seems to hold {form}, which is no text and no label. {TASKS}{_REMEDY}"
 
 
 def cells_of(values: Iterable[Any]) -> list[Any]:

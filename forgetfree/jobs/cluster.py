@@ -24,7 +24,7 @@ from typing import Any
 from warnings import catch_warnings
 
 from forgetfree.device import kind_of_device
-from forgetfree.display import brief
+from forgetfree.display import brief, tell_note
 from forgetfree.errors import RunError, UsageError, first_line
 from forgetfree.files import write_atomically
 from forgetfree.jobs.environment import quiet_libraries, set_threads
@@ -32,7 +32,6 @@ from forgetfree.jobs.progress import Ended, Event, Progress, Teller
 from forgetfree.jobs.unit import Unit
 from forgetfree.jobs.workers import Work
 from forgetfree.results.unit_folder import RECORD
-from forgetfree.terminal import tell_note
 
 #: Times that a unit is begun, at most, where the node or the process that ran it has died.
 _ATTEMPTS = 4

@@ -25,7 +25,7 @@ from forgetfree.options import Options, build, faults_in, name_of_function, opti
 from forgetfree.recipes import ModelDtype, StepsRule
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.results.config_file import PLACES, of_each, portable
-from forgetfree.tasks import OF_ALL_LABELS, Decoding, EvaluatedOn, Scenario
+from forgetfree.tasks import OF_ALL_LABELS, EvaluatedOn, Scenario
 
 if TYPE_CHECKING:
     from forgetfree.jobs.progress import Progress
@@ -39,8 +39,6 @@ ALSO_SETTINGS = ("steps", "sparsity")
 BESIDE_ON = ("data", "model", "strategy", "seed", "text_column", "label_column", "kind", "metric", "skip_bad_rows")
 #: What a file of options does not name unless it is given.
 _UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "fine_tuned", "held_aside")
-#: What `RunOptions` call a field of `Decoding`, where it has another name.
-_NAMES_OF_DECODING = {"temperature": "sampling_temperature", "seed": "sampling_seed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,22 +95,6 @@ class RunOptions(Options):
         "training and test rows, for each seed)",
     )
 
-    num_beams: int = option(
-        1, "where texts are the answers, they are searched with so many beams; 1: greedily", at_least=1
-    )
-    sampling_temperature: float = option(
-        0.0,
-        "where texts are the answers, each token is drawn at this temperature; 0: the likeliest, always",
-        at_least=0,
-    )
-    top_p: float = option(
-        1.0, "tokens are drawn among the likeliest, which make up this probability", above=0, at_most=1
-    )
-
-    sampling_seed: int | None = option(
-        None, "of the tokens that are drawn; none: the seed of the run; each prompt draws on its own", at_least=0
-    )
-
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
@@ -124,19 +106,6 @@ class RunOptions(Options):
         cores = os.cpu_count() or 1
         if self.threads is not None and self.threads > cores:
             raise OptionError(f"threads must be at most {cores}, the CPU cores of this machine, got {self.threads}.")
-        faults = self.decoding.faults(lambda name: _NAMES_OF_DECODING.get(name, name))
-        if self.sampling_seed is not None and not self.sampling_temperature:
-            faults.append(
-                f"sampling_seed must be none where texts are not drawn, got {self.sampling_seed}: give sampling_temperature, "
-                "too, or leave it out"
-            )
-        if faults:
-            raise OptionError(f"{'; '.join(faults)}.", faults)
-
-    @property
-    def decoding(self) -> Decoding:
-        """How texts are written; where no seed of what is drawn is given, `seeded` puts that of the run in."""
-        return Decoding(self.num_beams, self.sampling_temperature, self.top_p, self.sampling_seed or 0)
 
 
 @dataclass(frozen=True, kw_only=True)

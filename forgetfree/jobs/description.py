@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from forgetfree.display import tell_note
 from forgetfree.jobs.environment import left_out_of, tell_shared_labels, tell_shared_rows
 from forgetfree.options import recorded
 from forgetfree.results.answers import constant_scores
-from forgetfree.tasks import GREEDY, seeded
-from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream
@@ -32,22 +31,13 @@ def describe(loader: StreamLoader) -> Json:
     if common.scenario == "domain":
         tell_shared_labels(loader.tasks)
     stream, tuned = loader.stream(config.seeds[0]), loader.fine_tuned
-    if common.decoding != GREEDY and all(task.definition.decoding == GREEDY for task in stream.tasks):
-        tell_note(
-            "num_beams, sampling_temperature and top_p have no effect: no task of the stream is answered by texts "
-            "that are free."
-        )
     for name, strategy in config.classes.items():
         check_options(strategy, config.options[name], stream)
     aside = loader.held_out_texts(config.seeds[0])
     apart = aside.notes(loader.tasks) if aside else []
     for note in (stream.loaded.note, tuned.note if tuned else "", *(task.note for task in stream.tasks), *apart):
         tell_note(note)
-    # What is written for all seeds names none of them.
-    definitions = [
-        task.definition if common.sampling_seed is not None else seeded(task.definition, 0, None)
-        for task in stream.tasks
-    ]
+    definitions = [task.definition for task in stream.tasks]
     metric, unanswered = [each.metric for each in definitions], [task.unanswered for task in stream.tasks]
     floor = constant_scores(unanswered, metric, task_known=stream.scenario == "task")
     model, about = _model(loader, stream)

@@ -17,8 +17,8 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import __version__
+from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
-from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
     from forgetfree.data.rows import TaskRows

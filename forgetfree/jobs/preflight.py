@@ -26,9 +26,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
-from forgetfree.core.base_regions import budget, tiny_region_note
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import faster_precision
+from forgetfree.core.selection import budget, tiny_region_note
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.encoding import fitting
 from forgetfree.data.rows import TaskRows
@@ -44,15 +44,14 @@ from forgetfree.errors import (
     first_line,
     out_of_memory,
 )
-from forgetfree.files import is_place
+from forgetfree.files import check_place, is_place, refuse_used
 from forgetfree.jobs.config import RunConfig, RunOptions
 from forgetfree.jobs.environment import check_precision, set_threads, threads_as_before
 from forgetfree.jobs.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.models.loading import LoadedModel, load_model, sized
 from forgetfree.models.location import locate
-from forgetfree.models.module_model import ModuleModel, check_own_dtype
-from forgetfree.output import check_place, refuse_used
+from forgetfree.models.task_model import ModuleModel, check_own_dtype
 from forgetfree.training.encoded_task import sampled
 from forgetfree.training.held_out_loss import HeldOutTexts
 from forgetfree.training.localization import LocalizationOptions, mask_options
@@ -133,7 +132,7 @@ class _Look:
         if self._common.cache:
             attempt(check_place, Path(self._common.cache), "--cache")
         if not resume:
-            attempt(refuse_used, Path(config.out), "run")
+            attempt(refuse_used, Path(config.out))
         self._device = attempt(find_device, config.device) or "cpu"
         attempt(check_precision, [name for each in self._options.values() for name in each.precisions], self._device)
         self._rows = {rows.task.name: rows for rows in self._read()}
@@ -210,7 +209,7 @@ class _Look:
         self._notes.append("The model is not timed here: its weights are large, or come from the hub.")
         try:
             arguments = {"graftable": common.graftable, "dtype": common.dtype, "tasks": tasks if local else ()}
-            found, _, size, space = sized(str(path), config.model, readout, **arguments)
+            found, size, space = sized(str(path), config.model, readout, **arguments)
             return _Model(config.model, found, size, space, local)
         except ModelError as error:
             if local:

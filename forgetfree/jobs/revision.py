@@ -19,7 +19,7 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
-from forgetfree.files import link_or_copy, write_json
+from forgetfree.files import check_begun, link_or_copy, make_directory, refuse_used, write_json
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, stream_of, without_others
 from forgetfree.jobs.directory import REMEDY, as_json, merged_config
 from forgetfree.jobs.run import prepared, run, units_of
@@ -32,7 +32,6 @@ from forgetfree.models.architecture import CAUSAL_HEAD
 from forgetfree.models.loading import usual_max_length
 from forgetfree.models.state import ModelState
 from forgetfree.options import build
-from forgetfree.output import check_begun, make_directory, refuse_content
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.report.run_report import write_report
 from forgetfree.tasks import TaskDefinition
@@ -213,7 +212,7 @@ class Revision:
             check_begun(out)
         else:
             make_directory(out)
-            refuse_content(out, "Give a new directory, or --resume to go on with what was cut short.")
+            refuse_used(out, "Give a new directory, or --resume to go on with what was cut short.")
         prefixes = [prefix for key in units.values() if (prefix := self.carried(loader, key))]
         begun = os.path.lexists(out / "config.json")
         trains = len(prefixes) < len(units) or not all(each.is_complete for each in prefixes)

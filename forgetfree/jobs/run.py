@@ -19,10 +19,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.core.base_regions import tiny_region_note
+from forgetfree.core.selection import tiny_region_note
 from forgetfree.device import find_device, kind_of_device, spread
+from forgetfree.display import tell_note
 from forgetfree.errors import RunError, UsageError
-from forgetfree.files import sweep, write_json
+from forgetfree.files import (
+    LOCK,
+    check_begun,
+    exclusive,
+    is_unused,
+    make_directory,
+    refuse_used,
+    remove_unfinished,
+    write_json,
+)
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, with_precision
 from forgetfree.jobs.description import describe
 from forgetfree.jobs.directory import REMEDY, as_json, holdings, merged_config, units_in
@@ -42,9 +52,7 @@ from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import History, Json, Unit, remove_checkpoints, why_it_failed
 from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses, units_at_a_time
 from forgetfree.json_file import sign
-from forgetfree.output import LOCK, check_begun, exclusive, is_unused, make_directory, refuse_used
 from forgetfree.results.config_file import load_run
-from forgetfree.terminal import tell_note
 
 if TYPE_CHECKING:
     from forgetfree.jobs.stream_prefix import StreamPrefix
@@ -192,9 +200,9 @@ def _begun(config: RunConfig, execution: Execution, store: Path) -> Json:
     if begun or is_unused(out):
         for folder in [out, *(path for path in out.rglob("*") if path.is_dir())]:
             if folder != store:  # which others may use now
-                sweep(folder)
+                remove_unfinished(folder)
     if not begun:
-        refuse_used(out, "run")
+        refuse_used(out)
     if config.common.cache or os.path.lexists(store):
         make_directory(store, "--cache" if config.common.cache else "--out")
     return begun

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from forgetfree.data.encoding import fitting
 from forgetfree.device import find_device
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.results.answers import Answers
-from forgetfree.tasks import TaskDefinition, seeded
+from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
@@ -57,14 +56,13 @@ class StreamLoader:
 
     @cached_property
     def tasks(self) -> list[TaskRows]:
-        """The tasks of the stream with all their rows, unless these are tensors; the run says how texts are written."""
+        """The tasks of the stream with all their rows, unless these are tensors."""
         from forgetfree.data.sources import load_tasks
 
         config, common, objects = self.config, self.config.common, self.config.objects
         if objects.reads_tensors:
             return []
         tasks = load_tasks(config.stream, objects.data_or(config.data), common.evaluate_on, config.read_options)
-        tasks = [replace(rows, task=kind_of(rows.task).with_decoding(rows.task, common.decoding)) for rows in tasks]
         if any(kind_of(rows.task).depends_on_model for rows in tasks):
             self._fresh = fresh = self._load([rows.task for rows in tasks])
             tasks = [fitting(rows, fresh.encoder(rows.task), config.skip_bad_rows) for rows in tasks]
@@ -104,9 +102,8 @@ class StreamLoader:
                 drawn |= {"graftable": common.graftable, "evaluate_on": common.evaluate_on, "dtype": common.dtype}
                 self._stream = load_stream(config.stream, data=objects.data, model=objects.model, **drawn)
             else:
-                tasks = [replace(rows, task=seeded(rows.task, seed, common.sampling_seed)) for rows in self.tasks]
-                model, self._fresh = self._fresh or self._load([rows.task for rows in tasks]), None
-                self._stream = make_stream(config.stream, tasks, model, **drawn)
+                model, self._fresh = self._fresh or self._load([rows.task for rows in self.tasks]), None
+                self._stream = make_stream(config.stream, self.tasks, model, **drawn)
         return self._stream
 
     def held_out_texts(self, seed: int) -> HeldOutTexts | None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 from torch import Tensor
 
+from forgetfree.core.regions import Region
 from forgetfree.errors import RunError
-from forgetfree.files import write_atomically, write_json
+from forgetfree.files import make_directory, write_atomically, write_json
 from forgetfree.jobs.diagnostics import write_floors
 from forgetfree.jobs.ledger_summary import ledger_summary
 from forgetfree.jobs.predictions import PREDICTION_FILE
@@ -22,7 +23,6 @@ from forgetfree.jobs.stream_loading import Row
 from forgetfree.jobs.unit import Json, Unit
 from forgetfree.json_file import parse_json, read_json
 from forgetfree.ledger import Ledger
-from forgetfree.output import make_directory
 from forgetfree.results.answers import json_of
 from forgetfree.results.runs import read_floors
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
@@ -73,9 +73,12 @@ class StreamPrefix:
 
     def hand_over(self, strategy: ContinualStrategy, directory: Path) -> None:
         """Hand a new strategy what was found for later tasks and depends on no other task, and a folder the logged steps."""
-        reused = cast("RegionStrategy", strategy).reuse(self.full_ledger) if self.full_ledger else set()
+        localized: dict[str, Region] = {}
+        if self.full_ledger and cast("RegionStrategy", strategy).localizes_alone:
+            localized = {record.task: record.region for record in self.full_ledger.records}
+            cast("RegionStrategy", strategy).known_regions = localized
         if not (directory / HISTORY).stat().st_size:
-            write_atomically(directory / HISTORY, self.history(reused))
+            write_atomically(directory / HISTORY, self.history(localized))
 
     def put_into(self, learned: LearnedStream, answers: StreamAnswers, directory: Path, unlearned: bool) -> int:
         """Put in place what is carried over, measure it, and return of how many tasks that is.

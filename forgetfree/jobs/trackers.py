@@ -16,12 +16,12 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forgetfree.display import tell_note
 from forgetfree.errors import UnknownNameError, UsageError, first_line
 from forgetfree.files import locked, write_json
 from forgetfree.jobs.checkpoints import CHECKPOINT
 from forgetfree.jobs.unit import Unit, is_logged
 from forgetfree.results.unit_folder import HISTORY
-from forgetfree.terminal import tell_note
 from forgetfree.training.monitor import Follower, Monitor, Phase
 
 if TYPE_CHECKING:

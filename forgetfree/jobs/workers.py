@@ -18,11 +18,11 @@ from multiprocessing.queues import SimpleQueue
 from typing import Protocol
 
 from forgetfree.device import give_device
+from forgetfree.display import open_closed_streams
 from forgetfree.jobs.environment import quiet_libraries, set_threads, threads_of_each
 from forgetfree.jobs.progress import Ended, Event, Progress, Teller
 from forgetfree.jobs.signals import GRACE, terminable
 from forgetfree.jobs.unit import Unit
-from forgetfree.terminal import open_closed_streams
 from forgetfree.training.monitor import Monitor
 
 #: Bytes that a process takes for libraries, rows and activations of a small model.

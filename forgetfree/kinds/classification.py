@@ -17,7 +17,7 @@ from forgetfree.data.columns import PAIR, ColumnNames, bare_name, choose
 from forgetfree.data.labels import Labels, check_alike, compared, learn_labels, notes_of_labels, written
 from forgetfree.data.prompt_rows import are_prompts_and_answers
 from forgetfree.data.rows import HELD_OUT_SHARE, Rows, TaskRows, notes_of_rows, read_rows
-from forgetfree.data.tables import Table, TaskTables, form_of, other_form, refusal_of, shown
+from forgetfree.data.tables import Table, TaskTables, other_form, shown
 from forgetfree.display import brief, counted, escaped, is_text, without_invisible
 from forgetfree.errors import DataError, UsageError, nearest
 from forgetfree.kinds.kind import Form, Kind
@@ -118,10 +118,7 @@ class Classification(Kind):
             faults.report()
         assert labels is not None
         inferred = _definition(task.name, self.form(columns), labels.names, len(columns.texts), self.metrics[0])
-        definition = faults.attempt(with_source, task.registered or inferred, source, task.folder)
-        if definition is None:
-            faults.report()
-        assert definition is not None
+        definition = faults.demand(with_source, task.registered or inferred, source, task.folder)
         notes += [
             f"{counted(count, f'{split} row')} without a label (-1) left out"
             for split, count in unlabelled.items()
@@ -309,15 +306,7 @@ def prompt_faults(task: TaskDefinition, readout: str, *, words: bool = True) -> 
 
 
 def _chosen(task: TaskTables) -> tuple[ColumnNames, str]:
-    """Return what `choose` does; a table without our columns may be of another form, which is then said."""
-    train, columns = task.train, task.columns
-    try:
-        return choose(train.where, train.columns, columns, task.registered.form if task.registered else None)
-    except DataError as error:
-        are_there = {*columns.texts, columns.label} <= {*train.columns, None}
-        if are_there and (form := other_form(train.columns)):
-            raise DataError(f"{error} {form}") from error
-        raise
+    return choose(task.train.where, task.train.columns, task.columns, task.registered.form if task.registered else None)
 
 
 def _check_order(task: TaskTables, column: str, numbered: Sequence[str]) -> None:
@@ -509,10 +498,5 @@ class _LabelledTable:
         return self._fault(self._label, i, "no label" if is_empty else "not a label", expected, why)
 
     def _fault(self, column: str, i: int, what: str, expected: str, more: str = "") -> BadRow:
-        text = shown(self.table.columns[column][i])
-        other = refusal_of(form_of(self.table.columns[column][i]))
-        message = (
-            f"{self.table.where}, row {self.table.numbers[i]}, column {column!r}: expected {expected}, got {text}. "
-            f"{other or f'{more}Fix or remove the row.'}"
-        )
-        return BadRow(self.table.where, self.table.numbers[i], column, what, text, message, other or more.strip())
+        cell = self.table.columns[column][i]
+        return self.table.fault(i, column, what, expected, shown(cell), other_form(cell) or more.strip())

@@ -3,8 +3,7 @@
 Sums in another order round otherwise, so logits of a row that is read beside others differ in their last bits, and where the
 two largest nearly agree, the other may win. Hence a batch decides only where they are clearly apart; else the row is read
 alone, without padding and without a cache, and that decides. So a text depends on its row and on nothing else. A row that may
-change the factors of other rows' positions (LongRoPE) is read alone throughout, and so is every row whose text is found by
-beams or drawn at a temperature, which thus depends on its row and its seed alone.
+change the factors of other rows' positions (LongRoPE) is read alone throughout.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from torch import Tensor
 from forgetfree.core.readout_model import autocast, evaluating
 from forgetfree.data.prompts import EncodedTexts
 from forgetfree.data.sampling import by_length
-from forgetfree.errors import UsageError
-from forgetfree.seeds import derive_seed
-from forgetfree.tasks import Decoding, TaskDefinition
+from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
     from forgetfree.models.task_model import TaskModel
@@ -81,22 +78,17 @@ def write(
         for together, answering in passes.together(prompts):
             for places in by_length([len(prompts[i]) for i in together], passes.batch_size):
                 batch = [together[place] for place in places]
-                asked: list[list[int]] = [prompts[i] for i in batch]
-                arguments: dict[str, Any] = {
-                    "most": task.max_new_tokens,
-                    "ends": partial(stops, rows.tokenizer, stop=task.stop),
-                    "end": rows.end,
-                    "decided": decided,
-                }
-                if task.decoding.is_greedy:
-                    texts = write_greedily(model, asked, task=rows.task, answer=answering, **arguments)
-                elif answering is None:
-                    texts = [write_alone(model, prompt, task.decoding, **arguments) for prompt in asked]
-                else:
-                    raise UsageError(
-                        "The strategy answers by a function in the model's place, and by such texts are written greedily "
-                        "alone. Leave num_beams and sampling_temperature out."
-                    )
+                asked = [prompts[i] for i in batch]
+                texts = write_greedily(
+                    model,
+                    asked,
+                    task=rows.task,
+                    most=task.max_new_tokens,
+                    ends=partial(stops, rows.tokenizer, stop=task.stop),
+                    end=rows.end,
+                    answer=answering,
+                    decided=decided,
+                )
                 for number, text in zip(batch, texts, strict=True):
                     written[number] = text
     return written
@@ -114,9 +106,6 @@ def special_stops(tokenizer: Any, stop: Sequence[str]) -> set[int]:
     """Return the ids of those texts that are special tokens, which are left out where ids become a text."""
     special = {*tokenizer.all_special_tokens} if stop else set()
     return {int(tokenizer.convert_tokens_to_ids(end)) for end in stop if end in special}
-
-
-# -- Greedily --------------------------------------------------------------------------------------------
 
 
 class _Text:
@@ -235,79 +224,6 @@ def _likeliest(logits: Tensor, share: float) -> list[tuple[int, bool]]:
     largest, tokens = logits.float().topk(2, dim=-1)
     doubtful = largest[:, 0] - largest[:, 1] <= share * largest[:, 0].abs().clamp(min=1)
     return list(zip(tokens[:, 0].tolist(), doubtful.tolist(), strict=True))
-
-
-# -- By beams, or drawn at a temperature ------------------------------------------------------------------
-
-
-@torch.no_grad()
-def write_alone(
-    model: TaskModel,
-    prompt: Sequence[int],
-    decoding: Decoding,
-    *,
-    most: int,
-    ends: Callable[[Sequence[int]], bool],
-    end: int,
-    decided: Decided = unnoted,
-) -> list[int]:
-    """Return the ids that a model writes after a prompt, without the token that ends a text.
-
-    Args:
-        model: in evaluation mode.
-        prompt: token ids.
-        decoding: how; not greedily.
-        most: the most tokens of a text; fewer where the model has fewer positions.
-        ends: whether a text is at its end, by its ids.
-        end: the token that ends a text.
-        decided: takes note of each token: of beams, which decide at their end, of all one after another.
-    """
-    limit = min(most, model.most_after(prompt))
-    if limit < 1:
-        return []
-    begun = model.to_continue([(prompt, [])])
-    begin = 1 if model.writes_apart else len(prompt)
-    generator = torch.Generator().manual_seed(derive_seed(decoding.seed, "text", *prompt))
-
-    def draw(ids: Tensor, logits: Tensor) -> Tensor:
-        alone, token = torch.full_like(logits, -torch.inf), drawn(logits[0], decoding, generator)
-        alone[0, token] = 0.0
-        if token != end:
-            decided()
-        return alone
-
-    def stop(ids: Tensor, _: Any) -> Tensor:
-        return torch.tensor([ends(row[begin:].tolist()) for row in ids], device=ids.device)
-
-    backbone: Any = model.backbone
-    with autocast(model.precision, model.device.type):
-        (ids,) = backbone.generate(
-            **begun,
-            max_new_tokens=limit,
-            do_sample=False,
-            num_beams=decoding.num_beams,
-            eos_token_id=end,
-            pad_token_id=model.tokens.pad,
-            logits_processor=[draw] if decoding.temperature else [],
-            stopping_criteria=[stop],
-        ).tolist()
-    text: list[int] = ids[begin:]
-    text = text[: text.index(end)] if end in text else text
-    while text and text[-1] == model.tokens.pad:  # fills a beam that a stop text ended
-        text.pop()
-    for _ in range(len(text) * (decoding.num_beams > 1)):
-        decided()
-    return text
-
-
-def drawn(logits: Tensor, decoding: Decoding, generator: torch.Generator) -> int:
-    """Return a token drawn from the softmax of logits ``(V,)`` / temperature, among the likeliest that make up ``top_p``."""
-    logits = logits.double().cpu()
-    logits = (logits - logits.max()) / decoding.temperature  # the largest is 0, which no temperature makes infinite
-    probabilities, tokens = logits.softmax(0).sort(descending=True, stable=True)
-    before = probabilities.cumsum(0) - probabilities
-    kept = probabilities.where(before < decoding.top_p, 0.0)
-    return int(tokens[torch.multinomial(kept, 1, generator=generator)])
 
 
 # -- Which of the allowed answers ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ and ``closed_answers``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -41,7 +41,7 @@ from forgetfree.kinds.classification import probability_column
 from forgetfree.kinds.kind import AS_LEARNED, Form, GenerationOptions, Kind, Wrote
 from forgetfree.kinds.texts import Text, check_texts, text_rows
 from forgetfree.results.answers import TextAnswers
-from forgetfree.tasks import MOST_NEW_TOKENS, Decoding, Scenario, TaskDefinition
+from forgetfree.tasks import MOST_NEW_TOKENS, Scenario, TaskDefinition
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,12 +124,11 @@ class Generation(Kind):
                 faults.add(table.bad, len(rows[split]), task.skip_bad_rows)
         if not phrases:
             faults.report()
-        faults.attempt(_check_one_form, task, phrases)
+        if len(phrases) > 1:
+            told = "has chats in one split, and prompts with their answers in another. Write all alike."
+            faults.catch(DataError(f"Task {task.name!r} {told}"))
         form, phrase = next(iter(phrases.items()))
-        definition = faults.attempt(self._definition, task, form)
-        if definition is None:
-            faults.report()
-        assert definition is not None
+        definition = faults.demand(self._definition, task, form)
         return read_rows(task, definition, rows, [phrase], faults=faults)
 
     def _definition(self, task: TaskTables, form: str) -> TaskDefinition:
@@ -182,7 +181,7 @@ class Generation(Kind):
                 "closed_answers must be at least two texts, all different, without white space around them, got "
                 f"{brief(closed, 200)}"
             )
-        return [*faults, *task.decoding.faults()]
+        return faults
 
     # -- Models ----------------------------------------------------------------------------------------------
 
@@ -208,10 +207,6 @@ class Generation(Kind):
         """Return the size of the vocabulary."""
         backbone: Any = loaded.model.backbone
         return int(backbone.config.vocab_size)
-
-    def with_decoding(self, task: TaskDefinition, decoding: Decoding) -> TaskDefinition:
-        """Return a task whose texts are written in another way; closed answers are not written."""
-        return task if task.closed_answers else replace(task, decoding=decoding)
 
     def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> PromptEncoder:
         """Return what makes token ids of prompts, with the answers marked."""
@@ -360,20 +355,12 @@ class Generation(Kind):
         return replace(rows, labels=((),) * len(rows))
 
     def check_options(self, task: TaskDefinition, options: GenerationOptions) -> None:
-        """Raise ``FieldError`` where a closed answer, which is chosen, is to be written in another way, or cut."""
-        if not task.closed_answers:
-            return
-        decoding = options.decoding or Decoding()
-        changes = {
-            "stop": bool(options.stop),
-            "num_beams": decoding.num_beams > 1,
-            "temperature": decoding.temperature > 0,
-        }
-        for name in (name for name, is_asked in changes.items() if is_asked):
+        """Raise ``FieldError`` where a closed answer, which is chosen, is to be cut."""
+        if task.closed_answers and options.stop:
             raise FieldError(
-                f"Task {task.name!r} has closed answers, of which the likeliest is given whole: {name} would change nothing. "
+                f"Task {task.name!r} has closed answers, of which the likeliest is given whole: stop would change nothing. "
                 "Leave it out.",
-                name,
+                "stop",
             )
 
     def text_of_chat(self, task: TaskDefinition, chat: Chat) -> str:
@@ -411,9 +398,6 @@ class Generation(Kind):
         most = task.max_new_tokens if options.max_tokens is None else options.max_tokens
         if not 1 <= most <= MOST_NEW_TOKENS:
             raise UsageError(f"max_tokens must be from 1 to {MOST_NEW_TOKENS:,}, got {most}.")
-        decoding = options.decoding or task.decoding
-        if faults := decoding.faults():
-            raise UsageError(f"{'; '.join(faults)}.")
         self.check_options(task, options)
         if task.closed_answers:
             longest = max(map(len, rows.allowed))
@@ -424,7 +408,7 @@ class Generation(Kind):
                     "max_tokens",
                 )
             return _replies_of_closed(task, rows, log_probabilities(model, rows, Passes(**passes)))
-        task = replace(task, max_new_tokens=most, stop=(*task.stop, *options.stop), decoding=decoding)
+        task = replace(task, max_new_tokens=most, stop=(*task.stop, *options.stop))
         found = []
         for prompt, ids in zip(rows.prompts, write(task, model, rows, Passes(**passes)), strict=True):
             text = text_of(rows.tokenizer, ids, task.stop)
@@ -467,14 +451,6 @@ class Generation(Kind):
         shares = answer.probabilities
         more = {"probability": shares[answer.text]} if shares else {}
         return {"task": answer.task, "text": answer.text, **more, **{probability_column(a): shares[a] for a in shares}}
-
-
-def _check_one_form(task: TaskTables, forms: Collection[str]) -> None:
-    """Raise ``DataError`` if the form of rows is not the same in all splits."""
-    if len(forms) > 1:
-        raise DataError(
-            f"Task {task.name!r} has chats in one split, and prompts with their answers in another. Write all alike."
-        )
 
 
 def _asked(prompt: str, task: TaskDefinition) -> str:

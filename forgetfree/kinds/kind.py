@@ -17,7 +17,7 @@ from forgetfree.data.columns import PAIR, ColumnNames, choose_texts
 from forgetfree.display import brief
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.results.answers import label_answers
-from forgetfree.tasks import MAX_LENGTH, Decoding, Scenario, TaskDefinition
+from forgetfree.tasks import MAX_LENGTH, Scenario, TaskDefinition
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,17 +42,15 @@ Wrote = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """How a text is written and where it stops, as far as that is not as its task says.
+    """Where a text ends, as far as that is not as its task says.
 
     Attributes:
         max_tokens: its length, at most; default: the task's ``max_new_tokens``.
         stop: texts before which it ends, beside those of the task.
-        decoding: default: the task's.
     """
 
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    decoding: Decoding | None = None
 
 
 AS_LEARNED = GenerationOptions()
@@ -174,10 +172,6 @@ class Kind(ABC):
     def outputs(self, task: TaskDefinition, loaded: LoadedModel) -> int:
         """Return how many logits there are at a position: one for each label."""
         return len(task.labels)
-
-    def with_decoding(self, task: TaskDefinition, decoding: Decoding) -> TaskDefinition:
-        """Return a task whose texts are written in another way, where it writes any."""
-        return task
 
     @abstractmethod
     def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> Encoder:
@@ -346,7 +340,7 @@ class Kind(ABC):
         """Raise ``FieldError`` or ``UsageError`` for options that the task's answers do not have."""
         if options != AS_LEARNED:
             raise UsageError(
-                f"Task {task.name!r} is answered by labels, and max_tokens, stop and decoding are for texts. Leave them out."
+                f"Task {task.name!r} is answered by labels, and max_tokens and stop are for texts. Leave them out."
             )
 
     def text_of_chat(self, task: TaskDefinition, chat: Chat) -> Text:

@@ -21,11 +21,10 @@ from forgetfree.errors import DataError, GraftError
 from forgetfree.ledger.binding import set_network_
 from forgetfree.ledger.graft import GraftOrigin
 from forgetfree.models.architecture import body_loader, reads_last
-from forgetfree.models.heads import classifier_class
+from forgetfree.models.heads import classifier_class, sequence_classifier
 from forgetfree.models.loading import LoadedModel, plain_generation
 from forgetfree.models.location import locate
 from forgetfree.models.model_files import explained, quiet
-from forgetfree.models.sequence_classifier import sequence_classifier
 
 #: The file of a linear readout that stands beside a body.
 READOUT = "readout.safetensors"
@@ -310,11 +309,7 @@ def writing_network(parts: Parts) -> TaskNetwork:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(loaded.pad)
     backbone: Any = loaded.model.backbone
     generation = plain_generation(tokenizer, loaded.pad, backbone.config)
-    decoding = task.decoding
-    generation.update(eos_token_id=encoder.end, max_new_tokens=task.max_new_tokens, num_beams=decoding.num_beams)
-    generation.update(do_sample=decoding.temperature > 0)
-    if decoding.temperature:
-        generation.update(temperature=decoding.temperature, top_p=decoding.top_p, top_k=0)
+    generation.update(eos_token_id=encoder.end, max_new_tokens=task.max_new_tokens, num_beams=1, do_sample=False)
     loader = "AutoModelForSeq2SeqLM" if loaded.writes_apart else "AutoModelForCausalLM"
     usual = _reads_prompts_alike(tokenizer, encoder, chats=task.form == "messages")
     name_labels_(backbone.config, ())

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forgetfree import registry
-from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
+from forgetfree.data.bad_rows import DataFaults, refusal
 from forgetfree.data.columns import WORDS, ColumnNames, is_label
 from forgetfree.data.labels import Labels, check_alike
 from forgetfree.data.rows import Rows, TaskRows, read_rows
@@ -431,7 +431,7 @@ class _Sentences:
             places = {kind: known.place(kind) for kind in {tag[2:] for tag in tags if tag != "O"}}
             if unknown := [tag for tag in tags if tag != "O" and places[tag[2:]] is None]:
                 expected = f"entities of {known.shown}"
-                self._table.bad.add(self._fault(i, self._tags, "unknown entity", expected, shown(unknown[0])))
+                self._table.bad.add(self._table.fault(i, self._tags, "unknown entity", expected, shown(unknown[0])))
                 continue
             names = {kind: task.entities[place] for kind, place in places.items() if place is not None}
             for kind, name in names.items():
@@ -457,7 +457,7 @@ class _Sentences:
         if sentence is not None and len(written) != len(sentence):
             of = "the one word" if len(sentence) == 1 else f"each of {len(sentence)} words"
             raise refusal(
-                self._fault(i, column, "words and tags differ", f"a tag for {of}", counted(len(written), "tag"))
+                self._table.fault(i, column, "words and tags differ", f"a tag for {of}", counted(len(written), "tag"))
             )
         return written
 
@@ -467,17 +467,17 @@ class _Sentences:
             return value.split()
         if not isinstance(value, Sequence):
             expected = "a list, or a text with spaces between words"
-            raise refusal(self._fault(i, column, "no list", expected, brief(value)))
+            raise refusal(self._table.fault(i, column, "no list", expected, brief(value)))
         return list(value)
 
     def _words(self, column: str, i: int) -> list[str]:
         """Return the words of a sentence; a space within a word becomes one that breaks no line."""
         words = self._cell(column, i)
         if not words:
-            raise refusal(self._fault(i, column, "no words", "words", "none"))
+            raise refusal(self._table.fault(i, column, "no words", "words", "none"))
         for word in words:
             if not is_text(word) or not word:
-                raise refusal(self._fault(i, column, "no word", "words, none of them empty", brief(word)))
+                raise refusal(self._table.fault(i, column, "no word", "words, none of them empty", brief(word)))
         return [word.replace(" ", "\u00a0") for word in words]
 
     def _tag(self, column: str, i: int, tag: Any, names: Sequence[str]) -> str:
@@ -487,13 +487,8 @@ class _Sentences:
         if not right:
             remedy = " and label_names in source.json" if isinstance(tag, int) else ""
             expected = f"tags O, B-X and I-X for entities of kind X{remedy}"
-            raise refusal(self._fault(i, column, "unknown tag", expected, brief(tag)))
+            raise refusal(self._table.fault(i, column, "unknown tag", expected, brief(tag)))
         return str(tag)
-
-    def _fault(self, i: int, column: str, what: str, expected: str, got: str) -> BadRow:
-        file, number = self._table.where, self._table.numbers[i]
-        message = f"{file}, row {number}, column {column!r}: expected {expected}, got {got}. Fix or remove the row."
-        return BadRow(file, number, column, what, got, message)
 
 
 def bio(tags: Sequence[str]) -> list[str]:

@@ -21,10 +21,9 @@ from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, nearest
 from forgetfree.files import StrPath
 from forgetfree.hub import HubFile
-from forgetfree.ledger import file
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft, GraftOrigin
-from forgetfree.ledger.records import COMPOSITIONS, Composition, Record
+from forgetfree.ledger.records import COMPOSITIONS, FILE, Composition, Record, record_of, tensors_of_record
 from forgetfree.tensor_file import StoredTasks, TaskTensors
 
 _Made = TypeVar("_Made")
@@ -255,14 +254,16 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             raise LedgerError(f"{where} stands alone, which only a ledger of composition auto says of single tasks.")
         alone = record.alone or self.composition == "alone"
         try:
-            free, owners = self.free(record.region, alone=alone), self.owners(record.owned.region)
+            free = self.owners(record.region) < 0
         except RegionError as error:
             raise LedgerError(f"{where}: {error}") from error
-        if not alone and bool((owners >= 0).any()):
-            raise LedgerError(f"{where} takes entries that earlier tasks own. Commit γ minus ledger.owned().")
-        if record.owned.region != free:
+        unowned = record.region.indices[free]
+        expected = record.region if alone else Region(unowned)
+        if record.owned.region != expected:
+            if not alone and len(record.owned.region & Region(record.region.indices[~free])):
+                raise LedgerError(f"{where} takes entries that earlier tasks own. Commit γ minus ledger.owned().")
             raise LedgerError(
-                f"{where} must own its region minus what earlier tasks own: expected {len(free)} entries, "
+                f"{where} must own its region minus what earlier tasks own: expected {len(expected)} entries, "
                 f"got {len(record.owned.region)}."
             )
         if record.owned.values.shape != (len(record.owned.region),):
@@ -281,7 +282,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             raise LedgerError(
                 f"{where}: tensor {damaged!r} holds NaN or infinity. Train the task again, with a lower rate."
             )
-        position, unowned = len(self._records), record.owned.region.indices[owners < 0]
+        position = len(self._records)
         if position >= torch.iinfo(self._owners.dtype).max:
             self._owners = self._owners.to(torch.int32)
         if not record.alone:
@@ -326,14 +327,14 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
         return sum(self.sizes)
 
     def _tensors(self) -> list[TaskTensors]:
-        self._stored += [file.tensors_of_record(self.space, record) for record in self._records[len(self._stored) :]]
+        self._stored += [tensors_of_record(self.space, record) for record in self._records[len(self._stored) :]]
         return self._stored
 
     def save(self, path: StrPath) -> None:
         """Write the ledger atomically: the file is the old one or the new one, never a part."""
         about = {"composition": self.composition, "layout": self.space.layout, "fingerprint": self.fingerprint}
         binding = {"binding": self.binding.json} if self.binding else {}
-        file.FILE.write_tasks(Path(path), self._tensors(), about | binding)
+        FILE.write_tasks(Path(path), self._tensors(), about | binding)
 
     @classmethod
     def load(cls, path: StrPath) -> Ledger:
@@ -367,7 +368,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
 
         def make(stored: StoredTasks) -> Record:
             number = stored.tasks.index(_known(task, stored.tasks))
-            return _own(file.record_of(ParameterSpace.of_layout(stored.metadata["layout"]), stored.read(number)))
+            return _own(record_of(ParameterSpace.of_layout(stored.metadata["layout"]), stored.read(number)))
 
         return _read(path, make)
 
@@ -383,7 +384,7 @@ class Ledger(HubFile, tags=["forgetfree", "ledger"]):
             raise ValueError(f"its binding cannot be read ({error})") from error
         ledger = cls(ParameterSpace.of_layout(about["layout"]), about["fingerprint"], composition, binding)
         for each in stored:
-            record = file.record_of(ledger.space, each)
+            record = record_of(ledger.space, each)
             try:
                 ledger.append(record)
             except (TaskError, LedgerError) as error:
@@ -420,7 +421,7 @@ def _read(path: StrPath, make: Callable[[StoredTasks], _Made]) -> _Made:
     if path.is_dir():
         raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
     try:
-        return file.FILE.load(path, make)
+        return FILE.load(path, make)
     except MemoryError as error:
         raise LedgerError(
             f"{path} belongs to a model that does not fit into memory here: {first_line(error)}. Load it on a larger "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import NamedTuple
@@ -22,18 +22,12 @@ from forgetfree.tasks import TaskDefinition
 
 
 class _Piece(NamedTuple):
-    """Values for entries of one tensor: its number in the space, where in it, ``(n,)``, and what, ``(n,)``."""
+    """The entries of one tensor that a record changes: the tensor's number, their numbers in it, θ_pre and values, ``(n,)``."""
 
     number: int
     local: Tensor
+    pre: Tensor
     values: Tensor
-
-
-class _Part(NamedTuple):
-    """What one record writes, and θ_pre at the same entries."""
-
-    values: Sequence[_Piece]
-    pre: Sequence[_Piece]
 
 
 class LedgerSwitch:
@@ -56,8 +50,8 @@ class LedgerSwitch:
     def __init__(self, ledger: Ledger, model: nn.Module, *, check: bool = True, fingerprint: str | None = None) -> None:
         self.ledger = ledger
         self._backbone = backbone = part_named(model, ledger.space)
-        #: Each part (see `Ledger.parts`) that was ever written.
-        self._written: dict[int, _Part] = {}
+        #: Of each part (see `Ledger.parts`) that was ever written.
+        self._pieces: dict[int, list[_Piece]] = {}
         self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
         #: The region last given to `begin`, and θ_pre there; and the digests of all tensors then, unless any may change.
         self._region, self._region_pre = Region.empty(), torch.empty(0, device="cpu")
@@ -88,38 +82,38 @@ class LedgerSwitch:
             common = min(len(old), len(new)) if old[:1] == new[:1] else 0
             undone, added = old[common:], new[common:]
             for part in undone:
-                self._write(self._written[part].pre)
+                self._write(part, pre=True)
             if undone and added:  # they have nothing in common: nothing is half applied where a new part cannot be read
                 self._stage = 0
             for part in added:
-                if part not in self._written:
+                if part not in self._pieces:
                     graft = self._graft(part)
                     self._keep(part, graft, self._gather(graft.region.indices))  # the model holds θ_pre there
             for part in added:
-                self._write(self._written[part].values)
+                self._write(part)
             self._stage = stage
             torch.clear_autocast_cache()  # a caller's autocast keeps weights in half precision, as they were
         self._restore_buffers()
 
     def _keep(self, part: int, graft: Graft, pre: Tensor) -> None:
-        """Keep what a part writes, cut by tensor."""
-        values: list[_Piece] = []
-        before: list[_Piece] = []
+        """Keep what a part writes, and θ_pre at the same entries, cut by tensor."""
+        pieces = []
         for number, local, where in self.ledger.space.split(graft.region.indices):
             tensor = self._tensor(number)
-            local = local.to(tensor.device)
-            values.append(_Piece(number, local, graft.values[where].to(tensor)))
-            before.append(_Piece(number, local, pre[where].to(tensor)))
-        self._written[part] = _Part(values, before)
+            pieces.append(
+                _Piece(number, local.to(tensor.device), pre[where].to(tensor), graft.values[where].to(tensor))
+            )
+        self._pieces[part] = pieces
 
     @torch.no_grad()
-    def _write(self, pieces: Sequence[_Piece]) -> None:
-        for number, local, values in pieces:
-            tensor = self._tensor(number)
-            if tensor.is_contiguous() and tensor.device == local.device:
-                tensor.view(-1).scatter_(0, local, values)
+    def _write(self, part: int, *, pre: bool = False) -> None:
+        """Write a part's values into the model, or what ``pre`` says of it: θ_pre."""
+        for piece in self._pieces[part]:
+            tensor, values = self._tensor(piece.number), piece.pre if pre else piece.values
+            if tensor.is_contiguous() and tensor.device == piece.local.device:
+                tensor.view(-1).scatter_(0, piece.local, values)
             else:
-                flat, at = entries(tensor, local)
+                flat, at = entries(tensor, piece.local)
                 flat[at] = values.to(flat)
 
     def _tensor(self, number: int) -> Tensor:
@@ -268,12 +262,17 @@ def check_weights(ledger: Ledger, model: nn.Module, fingerprint: str | None = No
             "the stream was trained with."
         )
     check_head(ledger, model)
-    actual = fingerprint if fingerprint and backbone is model else fingerprint_of(backbone)
-    if actual != ledger.fingerprint and fingerprint_of(backbone, without=POOLER) != ledger.fingerprint:
+    if not has_weights(ledger, backbone, fingerprint if backbone is model else None):
         raise LedgerError(
             f"The ledger belongs to other weights: expected fingerprint {ledger.fingerprint[:12]}, the model's is "
-            f"{actual[:12]}. Load the very weights the stream was trained from."
+            f"{fingerprint_of(backbone)[:12]}. Load the very weights its tasks were learned from, in the same dtype."
         )
+
+
+def has_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None = None) -> bool:
+    """Return whether a model has the ledger's weights; a pooler, which no graft touches, counts or does not."""
+    known = fingerprint == ledger.fingerprint
+    return known or any(fingerprint_of(backbone, without=names) == ledger.fingerprint for names in (POOLER, None))
 
 
 def check_head(ledger: Ledger, model: nn.Module) -> None:

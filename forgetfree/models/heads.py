@@ -1,21 +1,27 @@
-"""Heads of transformers' sequence classifiers, apart from their bodies: one body answers for tasks with a head each.
+"""Heads of transformers' sequence classifiers: apart from their bodies, and made to answer as a linear readout does.
 
-A head is the classifier itself, in which a stand-in gives hidden states that are there already. So it computes what the
-classifier does, to the bit, whatever that is: layers, a pooler of the body, which token is read.
+One body answers for tasks with a head each (`HeadModel`). A head is the classifier itself, in which a stand-in gives hidden
+states that are there already. So it computes what the classifier does, to the bit, whatever that is: layers, a pooler of the
+body, which token is read. And a linear readout becomes the head of a classifier, whose usual call then answers as the readout
+does (`sequence_classifier`).
 """
 
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from forgetfree.core.body import POOLER, body_of
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.errors import ModelError
-from forgetfree.models.task_model import TaskModel, TokenLayout
+from forgetfree.models.task_model import TaskModel, TokenLayout, head_names
 
 
 @dataclass(frozen=True)
@@ -150,3 +156,113 @@ class HeadModel(TaskModel):
         """Return the logits ``(B, n)`` of one task."""
         self._head(task)
         return read_head(self.linears[self._key(task)], features)
+
+
+# -- A linear readout as a head --------------------------------------------------------------------------------
+
+#: ε: a power of two, so that products with it are exact. A logit u comes through tanh with an error of ε²u³/3: 2e-5 at 10.
+EPSILON = 2.0**-12
+#: How far from the readout's own logits the classifier's may be, on the rows that it is measured by.
+TOLERANCE = 1e-4
+#: The settings of ModernBERT's head: the token it reads, f, and whether U has a bias.
+_MODERNBERT = {"classifier_pooling": "cls", "classifier_activation": "linear", "classifier_bias": True}
+
+
+def sequence_classifier(
+    config: Any,
+    body: Mapping[str, Tensor],
+    readout: Mapping[str, Tensor],
+    rows: Sequence[Mapping[str, Tensor]],
+    position: int,
+) -> Any:
+    """Return the architecture's sequence classifier with ``readout`` inside, or ``None`` if it cannot hold it.
+
+    The readout is u = W h + b, on the hidden state h of the first token (of causal models, the last). The heads of
+    transformers' sequence classifiers stand on the same h, and compute one of three things:
+
+    - ``V h``: most causal models (GPT-2, Llama), without a bias;
+    - ``V f(U h + c) + d``, with U square: encoders. f is tanh (BERT, RoBERTa, ALBERT, MPNet), GELU (ELECTRA, DeBERTa) or
+      ReLU (DistilBERT);
+    - ``V norm(f(U h + c)) + d``: ModernBERT, which lets f be the identity.
+
+    U computes εu and −εu, and V takes the difference, times a scale. For GELU and ReLU, f(x) − f(−x) is x itself, because
+    f(x) = x·g(x) with g(x) + g(−x) = 1. For tanh it is 2x(1 − x²/3 + …), and ε is small. For the LayerNorm, two constants
+    beside them make the deviation that it divides by nearly the same for all rows.
+
+    A bias that a head lacks goes into V where the body ends in a LayerNorm: its outputs h = g ⊙ ĥ + β have Σ ĥ = 0, so
+    v = (1/g) / Σ(β/g) has v·h = 1, and (W + b vᵀ) h = u. A body that ends in an RMSNorm has no such v.
+
+    Args:
+        config: the model's configuration, with the task's labels; for ModernBERT, its settings of the head are changed.
+        body: the body's tensors; there may be more.
+        readout: ``weight`` ``(n, H)`` and ``bias`` ``(n,)``.
+        rows: what the model is called with, one row ``(1, L)`` each, to measure by.
+        position: of the token that the readout is on: 0, or −1 for causal models.
+    """
+    import transformers
+
+    if config.model_type == "modernbert":
+        for name, value in _MODERNBERT.items():
+            setattr(config, name, value)
+    try:
+        loader: Any = transformers.AutoModelForSequenceClassification
+        network = loader.from_config(config, dtype=torch.float32, trust_remote_code=False).eval()
+    except ValueError:  # there is none
+        return None
+    lacking = body_of(network).load_state_dict(dict(body), strict=False).missing_keys
+    layers = _head_modules(network)
+    linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    if not all(re.search(POOLER, name) for name in lacking) or len(linears) not in (1, 2):
+        return None
+    with torch.no_grad():
+        hidden = torch.cat([body_of(network)(**row).last_hidden_state[:, position] for row in rows])
+        expected = F.linear(hidden, readout["weight"], readout["bias"])
+        if len(linears) == 1:
+            _fill_layer(linears[0], readout, _constant(body_of(network), hidden))
+        elif linears[0].bias is None or linears[0].out_features < 2 * len(readout["bias"]) + 2:
+            return None
+        else:
+            _fill_layers(linears[0], linears[1], readout, normalized=len(layers) > 2)
+            got = network(**rows[0]).logits
+            linears[1].weight.mul_((got * expected[:1]).sum() / got.square().sum())
+        got = torch.cat([network(**row).logits for row in rows])
+    return network if torch.allclose(got, expected, rtol=0, atol=TOLERANCE) else None
+
+
+def _head_modules(network: nn.Module) -> list[nn.Module]:
+    """Return the modules of the head that have parameters, including a pooler's, in order."""
+    names = dict.fromkeys(name.rpartition(".")[0] for name in head_names(network))
+    return [network.get_submodule(name) for name in names]
+
+
+def _fill_layer(layer: nn.Linear, readout: Mapping[str, Tensor], constant: Tensor) -> None:
+    """Set V = W; for a layer without a bias, V = W + b vᵀ."""
+    layer.weight.copy_(readout["weight"])
+    if layer.bias is not None:
+        layer.bias.copy_(readout["bias"])
+    else:
+        layer.weight.add_(torch.outer(readout["bias"].double(), constant))
+
+
+def _fill_layers(inner: nn.Linear, outer: nn.Linear, readout: Mapping[str, Tensor], *, normalized: bool) -> None:
+    """Fill U with εW and −εW, and V with their difference."""
+    n = len(readout["bias"])
+    for parameter in (*inner.parameters(), *outer.parameters()):
+        parameter.zero_()
+    for sign, rows in ((1, slice(0, n)), (-1, slice(n, 2 * n))):
+        inner.weight[rows] = sign * EPSILON * readout["weight"]
+        inner.bias[rows] = sign * EPSILON * readout["bias"]
+        outer.weight[:, rows] = sign * torch.eye(n, device="cpu")
+    if normalized:
+        inner.bias[2 * n], inner.bias[2 * n + 1] = 1.0, -1.0
+
+
+def _constant(body: nn.Module, hidden: Tensor) -> Tensor:
+    """Return v ``(H,)`` with v·h = 1 for all hidden states ``(B, H)`` of a body that ends in a LayerNorm; float64."""
+    candidates = [torch.zeros(hidden.shape[1], dtype=torch.float64, device="cpu")]
+    for norm in body.modules():
+        if isinstance(norm, nn.LayerNorm) and norm.bias is not None and norm.weight.shape == hidden[0].shape:
+            inverse = norm.weight.double().reciprocal()
+            candidates.append(inverse / (inverse * norm.bias.double()).sum())
+    # Modules have any order, so the last norm is recognised by a v that fits.
+    return min(candidates, key=lambda v: float((hidden.double() @ v - 1).abs().max().nan_to_num(torch.inf)))

@@ -261,8 +261,8 @@ def sized(
     graftable: str | None = None,
     dtype: ModelDtype = "float32",
     tasks: Iterable[TaskDefinition] = (),
-) -> tuple[ReadoutKind, Any, int, ParameterSpace]:
-    """Return a model's readout, configuration, number of parameters and graftable tensors; its weights are not read.
+) -> tuple[ReadoutKind, int, ParameterSpace]:
+    """Return a model's readout, number of parameters and graftable tensors; its weights are not read.
 
     Args:
         path: directory or hub name.
@@ -288,7 +288,7 @@ def sized(
             config, dtype=DTYPES[dtype], trust_remote_code=False, **loader_arguments(config, kind)
         )
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    return kind, config, parameters, ParameterSpace.of(network, include=(graftable or ".",))
+    return kind, parameters, ParameterSpace.of(network, include=(graftable or ".",))
 
 
 def config_of(backbone: nn.Module) -> Any:

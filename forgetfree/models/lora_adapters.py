@@ -145,18 +145,6 @@ class LoraAdapters:
                 parameter.requires_grad_(flag)
 
 
-def lora_config(*, rank: int, alpha: int, dropout: float, pattern: str) -> LoraConfig:
-    """PEFT's configuration of an adapter of ours.
-
-    Args:
-        rank: r.
-        alpha: α; the adapter acts with weight α/r.
-        dropout: before the adapter, while training.
-        pattern: regular expression; the layers whose whole name it matches get an adapter.
-    """
-    return LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=pattern)
-
-
 def overlap(earlier: Mapping[str, Tensor], newest: Mapping[str, Tensor]) -> Tensor:
     """The overlap of two subspaces, 0 if they are orthogonal: Σ_jk (A_i·A_tᵀ)²_jk, summed over layers.
 

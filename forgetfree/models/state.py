@@ -15,7 +15,7 @@ from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.display import brief
 from forgetfree.errors import ModelError
-from forgetfree.files import StrPath, locked, sweep, write_json
+from forgetfree.files import StrPath, locked, remove_unfinished, write_json
 from forgetfree.json_file import check, is_number, parse_json, read_json
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors, grouped
 
@@ -123,20 +123,20 @@ class ModelState:
         return _FILE.load(Path(path), lambda stored: _state_of(stored, key))
 
 
-def learned_in(path: Path) -> list[str]:
-    """Return the tasks that were learned when a strategy's one model was written.
+def load_checkpoint(path: Path) -> tuple[ModelState, list[str]]:
+    """Return a strategy's one model, and the tasks that were learned when it was written.
 
     Raises:
-        ModelError: the file is damaged or missing, or does not say it.
+        ModelError: the file is damaged or missing, or does not say both.
     """
 
-    def names(stored: StoredTasks) -> list[str]:
+    def read(stored: StoredTasks) -> tuple[ModelState, list[str]]:
         learned = parse_json(stored.metadata.get("learned", "null"))
         right = isinstance(learned, list) and all(name in stored.tasks[1:] for name in learned)
         check("learned", learned, right, "a list of its tasks")
-        return list(learned)
+        return _state_of(stored, ""), list(learned)
 
-    return _FILE.load(path, names)
+    return _FILE.load(path, read)
 
 
 def _state_of(stored: StoredTasks, key: str) -> ModelState:
@@ -232,6 +232,5 @@ class StateStore:
                 pass
         with nullcontext() if state is not None or lock is None else locked(lock):
             if state is None and self._directory is not None:
-                for suffix in (".safetensors", _SECONDS):
-                    sweep(self._directory, of=f"{key}{suffix}")
+                remove_unfinished(self._directory)
             yield state if state is not None else self.get(key)  # another process may have made it before

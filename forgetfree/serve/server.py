@@ -1,10 +1,15 @@
-"""Answers over HTTP: one resident model, all tasks of a run, one request at a time."""
+"""Answers over HTTP: one resident model, all tasks of a run, one request at a time.
+
+Tasks that write texts are also asked as by clients of OpenAI's API, in one piece: ``/v1/models`` and ``/v1/chat/completions``.
+"""
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Awaitable, Callable, Collection
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -15,15 +20,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from forgetfree import __version__
-from forgetfree.errors import ForgetfreeError, TaskError
-from forgetfree.kinds.kind import kind_of
-from forgetfree.serve import chat
+from forgetfree.data.chats import Chat
+from forgetfree.display import brief
+from forgetfree.errors import FieldError, ForgetfreeError, TaskError
+from forgetfree.kinds.kind import GenerationOptions, kind_of
 from forgetfree.serve.inference import Predictor
 
 #: Bytes of a request, at most.
 MOST_BYTES = 2**20
 #: Texts of a request, at most.
 MOST_TEXTS = 256
+#: A number that may be named where it changes nothing.
+_Zero = Field(None, ge=0, le=0)
 
 
 class Question(BaseModel):
@@ -38,10 +46,81 @@ class Question(BaseModel):
     )
 
 
+class ChatRequest(BaseModel):
+    """A chat to be answered by one task. Of what is not done here, a value that changes nothing may be named."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: str = Field(description="a task of /v1/models")
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = Field(None, description="what a chat template shows of them is read")
+    max_tokens: int | None = Field(None, ge=1, description="the longest text; default: the task's own")
+    max_completion_tokens: int | None = Field(None, ge=1, description="the same")
+    stop: str | list[str] | None = Field(None, description="texts before which the answer ends")
+    temperature: float | None = Field(None, description="0 alone: each token is the likeliest")
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="changes nothing: the likeliest token is always among them"
+    )
+    seed: int | None = Field(None, description="changes nothing: a prompt has one answer")
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+    n: Literal[1] | None = None
+    logprobs: Literal[False] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    frequency_penalty: float | None = _Zero
+    presence_penalty: float | None = _Zero
+    user: str | None = None
+
+    @property
+    def chat(self) -> Chat:
+        """The chat as rows of training have it.
+
+        Raises:
+            FieldError: it is none.
+        """
+        try:
+            return Chat.of({"messages": self.messages, "tools": self.tools})
+        except ValueError as error:
+            raise FieldError(f"Expected {error}, got {brief(self.messages)}. Correct it.", "messages") from error
+
+    def options(self, most_tokens: int) -> GenerationOptions:
+        """Return where the answer ends.
+
+        Args:
+            most_tokens: that may be asked for.
+
+        Raises:
+            FieldError: it is not done here, or more than may be asked for.
+        """
+        if self.stream:
+            raise FieldError(
+                "Texts are sent in one piece here. Leave stream out; or write the task's model by forgetfree export, and take "
+                "vLLM or transformers serve.",
+                "stream",
+            )
+        if self.temperature:
+            raise FieldError(
+                f"Expected temperature of 0, got {self.temperature}: texts are written greedily. Leave it out; or write "
+                "the task's model by forgetfree export, and take vLLM or model.generate.",
+                "temperature",
+            )
+        field = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+        tokens: int | None = getattr(self, field)
+        if tokens is not None and tokens > most_tokens:
+            raise FieldError(
+                f"Expected {field} of at most {most_tokens}, got {tokens}. Ask for fewer, or start the server with "
+                "--most-tokens.",
+                field,
+            )
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if not all(stop):
+            raise FieldError("Expected no empty text in stop. Leave it out.", "stop")
+        return GenerationOptions(tokens, tuple(stop))
+
+
 def application(
     predictor: Predictor, *, hosts: Collection[str] = ("*",), origins: Collection[str] = (), most_tokens: int = 1024
 ) -> FastAPI:
-    """Return the application: ``/predict``, ``/tasks``, ``/health``, ``/docs``, ``/openapi.json``, and those of `chat`.
+    """Return the application: ``/predict``, ``/tasks``, ``/health``, ``/docs``, ``/openapi.json``, and ``/v1/…`` for texts.
 
     Args:
         predictor: answers.
@@ -92,8 +171,46 @@ def application(
         """Say that the server answers."""
         return {"status": "ok", "version": __version__}
 
-    if not all(task.labels for task in predictor.tasks.values()):
-        chat.add_routes(app, predictor, answer, most_tokens)
+    if all(task.labels for task in predictor.tasks.values()):
+        return app
+
+    @app.get("/v1/models")
+    def models() -> dict[str, Any]:
+        """List the tasks that write, as models."""
+        names = [name for name, task in predictor.tasks.items() if not task.labels]
+        return {
+            "object": "list",
+            "data": [{"id": name, "object": "model", "created": 0, "owned_by": "forgetfree"} for name in names],
+        }
+
+    @app.post("/v1/chat/completions")
+    def complete(asked: ChatRequest) -> dict[str, Any]:
+        """Answer a chat by a task."""
+        try:
+            task = predictor.definition(asked.model)
+        except TaskError as error:
+            raise TaskError(f"There is no model {brief(asked.model)}: a model is a task. {error}") from None
+        text = kind_of(task).text_of_chat(task, asked.chat)
+        (written,) = answer(asked.model, [text], options=asked.options(most_tokens))
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": written.text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop" if written.ended else "length",
+        }
+        return {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": asked.model,
+            "choices": [choice],
+            "usage": {
+                "prompt_tokens": written.prompt_tokens,
+                "completion_tokens": written.tokens,
+                "total_tokens": written.prompt_tokens + written.tokens,
+            },
+        }
+
     return app
 
 

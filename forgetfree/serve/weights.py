@@ -27,7 +27,7 @@ from forgetfree.ledger import Ledger, LedgerSwitch, check_binding
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.records import rows_of
 from forgetfree.models.loading import LoadedModel
-from forgetfree.models.state import ModelState, StateStore, learned_in
+from forgetfree.models.state import ModelState, StateStore, load_checkpoint
 from forgetfree.registry import WEIGHTS
 from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.source import Source
@@ -158,8 +158,8 @@ class ModelWeights(RunWeights):
         if source.file.suffix == ".json":
             self._keys = read_json(source.file, RunError, _REMEDY, _check_keys)
         else:
-            self._keys = dict.fromkeys(learned_in(source.file), "")
-            self._states[""] = self._fitting(ModelState.load(source.file))
+            state, learned = load_checkpoint(source.file)
+            self._keys, self._states[""] = dict.fromkeys(learned, ""), self._fitting(state)
         #: The name of the model that is in place, if one is.
         self._present: str | None = None
         super().__init__(source, loaded, self._keys)

@@ -11,17 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from forgetfree.core.base_regions import budget, most_moved
 from forgetfree.core.body import body_prefix
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.core.saliency import mean_gradient, most_salient, saliency
+from forgetfree.core.selection import budget, mean_gradient, most_moved, most_salient, saliency
 from forgetfree.core.trained import trainable
 from forgetfree.errors import TrainingError, UnknownNameError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.seeds import derive_seed
 
-#: How γ is chosen, see `forgetfree.core.saliency.saliency`.
+#: How γ is chosen, see `forgetfree.core.selection.saliency`.
 Source = Literal["gradient", "snip", "gallop", "fisher", "random", "movement"]
 #: The mean loss of a batch, with its graph.
 Loss = Callable[[nn.Module, Any], Tensor]

@@ -10,16 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.body import POOLER, fingerprint_of, part_named
-from forgetfree.core.graft import grafted
-from forgetfree.core.regions import Region
+from forgetfree.core.body import part_named
+from forgetfree.core.regions import Region, grafted
 from forgetfree.core.tensors import align_, persistent_buffers
 from forgetfree.errors import LedgerError, ModelError, UnknownNameError, UsageError, nearest
 from forgetfree.files import StrPath
-from forgetfree.ledger import Ledger, Record, changed_buffers
-from forgetfree.ledger.binding import network_differences, network_of
+from forgetfree.ledger import Ledger, LedgerSwitch, Record, changed_buffers, check_weights
 from forgetfree.ledger.graft import Graft
-from forgetfree.ledger.switch import check_head
+from forgetfree.ledger.switch import has_weights
 from forgetfree.trainers.choice import Loss, Source, choose_region, loss_of_model
 from forgetfree.trainers.definition import meaning_of, word_head
 from forgetfree.trainers.vector import NAME, RegionVector
@@ -77,7 +75,7 @@ def learning(
         batches: by whose gradients γ is chosen, such as ``trainer.get_train_dataloader()``.
         sparsity: the share of the graftable entries that γ may have; the paper: 1e-4.
         region_from: ``snip`` |g·θ| (default), ``gradient`` |g|, ``gallop`` |g|/(|θ| + 0.001), ``fisher`` (the mean of g² over
-            rows), all at θ_pre; ``movement`` |θ_ft − θ_pre|; or ``random``. See `forgetfree.core.saliency`.
+            rows), all at θ_pre; ``movement`` |θ_ft − θ_pre|; or ``random``. See `forgetfree.core.selection`.
         region: γ itself, in place of a choice.
         fine_tuned: for ``movement``, the fine-tuned model: its state dict, or its directory.
         loss: ``(model, batch)`` to the mean loss over the batch's rows, where it is not ``model(**batch).loss``.
@@ -133,7 +131,8 @@ def learning(
     carried = _carried(ledger, alone)
     own = [f"{name}.{key}" for name, head in named.items() for key in head.state_dict()]
     kept = meaning.head if meaning else {name: name for name in own}
-    before, buffers = _state(model, {*own, *kept.values()}), _buffers(body)
+    before = _state(model, {*own, *kept.values()})
+    buffers = {name: buffer.clone() for name, buffer in persistent_buffers(body).items()}
     try:
         with ExitStack() as stack:
             stack.enter_context(grafted(body, ledger.space, carried.region, carried.values))
@@ -145,8 +144,9 @@ def learning(
             state = _state(model, kept.values())
             values = vector.values.detach().to("cpu", ledger.space.dtype)
     finally:
-        _restore(model, body, before, buffers)
-    if fingerprint_of(body, without=POOLER) != ledger.fingerprint:
+        _load(body, buffers)
+        _load(model, before)
+    if not has_weights(ledger, body):
         raise LedgerError(
             f"The trainer changed weights that task {task!r} does not own, so the model no longer holds θ_pre and the task was "
             "not recorded. Load the model again, and let nothing else write into its weights inside learning(…); a checkpoint "
@@ -172,16 +172,15 @@ def answering(model: nn.Module, ledger: Ledger, task: str) -> Iterator[nn.Module
         LedgerError: the model is not the ledger's.
     """
     record = ledger.records[ledger.position(task)]
-    body = check_model(model, ledger)
+    check_model(model, ledger)
     readout = _placed(model, record)
-    before, buffers = _state(model, readout), _buffers(body)
-    graft = ledger.graft(task)
+    before = _state(model, readout)
     try:
-        with grafted(body, ledger.space, graft.region, graft.values):
-            _restore(model, body, readout, record.buffers)
+        with LedgerSwitch(ledger, model, check=False).task(task):
+            _load(model, readout)
             yield model
     finally:
-        _restore(model, body, before, buffers)
+        _load(model, before)
 
 
 def check_model(model: nn.Module, ledger: Ledger) -> nn.Module:
@@ -197,20 +196,9 @@ def check_model(model: nn.Module, ledger: Ledger) -> nn.Module:
             "A task is being learned on this model. End that block first; one model learns one task at a time."
         )
     check_plain(model)
-    part = part_named(model, ledger.space)
-    if fingerprint_of(part, without=POOLER) != ledger.fingerprint:
-        raise LedgerError(
-            "The model does not hold the weights that the ledger belongs to. Load the pre-trained model that Ledger.of_model "
-            "was given, or that the run was made with, with the same dtype."
-        )
-    if ledger.binding and (differ := network_differences(ledger.binding.network, network_of(part))):
-        raise LedgerError(
-            f"The ledger belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json that it "
-            "had then."
-        )
-    check_head(ledger, model)
+    check_weights(ledger, model)
     align_(model)
-    return part
+    return part_named(model, ledger.space)
 
 
 def check_plain(model: nn.Module) -> None:
@@ -315,15 +303,9 @@ def _state(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
     return {name: own[name].cpu().clone() for name in names}
 
 
-def _buffers(body: nn.Module) -> dict[str, Tensor]:
-    return {name: buffer.clone() for name, buffer in persistent_buffers(body).items()}
-
-
 @torch.no_grad()
-def _restore(model: nn.Module, body: nn.Module, head: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-    """Copy tensors of a head and buffers of the body into a model."""
-    for name, buffer in buffers.items():
-        body.get_buffer(name).copy_(buffer)
+def _load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors with these names into a model."""
     own = model.state_dict()
-    for name, tensor in head.items():
+    for name, tensor in tensors.items():
         own[name].copy_(tensor)

@@ -13,14 +13,23 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from forgetfree.core.base_regions import BaseKind, budget, most_moved, top
 from forgetfree.core.batch_loss import Batch, BatchLoss, CrossEntropy
 from forgetfree.core.mask import MaskOptions
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import Precision, ReadoutModel
 from forgetfree.core.regions import Region, biases
-from forgetfree.core.saliency import RegionSource, Saliency, diagonal_fisher, mean_gradient, saliency
+from forgetfree.core.selection import (
+    BaseKind,
+    RegionSource,
+    Saliency,
+    budget,
+    diagonal_fisher,
+    mean_gradient,
+    most_moved,
+    saliency,
+    top,
+)
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError

@@ -120,7 +120,7 @@ def fine_tuned_key(
         "tokens": repr(getattr(model, "tokens", None)),
         "head": {name: digest_of(tensor) for name, tensor in pre.readouts[task.name].items()},
         "rows": task.train.digest,
-        "task": {name: value for name, value in asdict(task.definition).items() if name != "decoding"} | {"hub": None},
+        "task": asdict(task.definition) | {"hub": None},
         "options": training | {"steps": task.full_steps(options), "evaluation_batch_size": None},
         "seed": seed,
         "config": config_of(model.backbone),

@@ -1,7 +1,7 @@
 """The bench of one task on one model: fine-tune, localize, graft, train a region, answer (paper, §2 and §3).
 
 Grafts, strategies and the paper's experiments use it alike. Every model that comes of it is a `ModelState`: θ, and the
-readout it answers with. Those made of θ_pre and θ_ft by a formula have their θ from `forgetfree.core.graft`
+readout it answers with. Those made of θ_pre and θ_ft by a formula have their θ from `forgetfree.core.regions`
 (`graft_theta`, `pruned_theta`, `interpolate`).
 """
 
@@ -14,13 +14,11 @@ from dataclasses import replace
 
 import torch
 
-from forgetfree.core.base_regions import BaseKind, budget, most_moved
 from forgetfree.core.batch_loss import OnStep
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
-from forgetfree.core.graft import graft_theta
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
-from forgetfree.core.regions import Region
-from forgetfree.core.saliency import is_saliency, most_salient
+from forgetfree.core.regions import Region, graft_theta
+from forgetfree.core.selection import BaseKind, budget, is_saliency, most_moved, most_salient
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import RegionParameters, TrainedParameters, write_
 from forgetfree.data.examples import EncodedRows, Examples

@@ -23,7 +23,6 @@ from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.json_file import check, check_fields, is_number, parse_json
 from forgetfree.ledger.binding import Binding
-from forgetfree.models.lora_adapters import lora_config
 from forgetfree.tensor_file import StoredTasks, TaskFile, TaskTensors
 
 FORMAT = "forgetfree.lora"
@@ -89,12 +88,8 @@ def load_adapters(path: Path, *, fingerprint: str, binding: Binding) -> tuple[li
 
 def config_of(stored: Mapping[str, Any]) -> LoraConfig:
     """Return the configuration that a record holds as JSON."""
-    return lora_config(
-        rank=stored["r"],
-        alpha=stored["lora_alpha"],
-        dropout=stored["lora_dropout"],
-        pattern=stored["target_modules"],
-    )
+    names = ("r", "lora_alpha", "lora_dropout", "target_modules")
+    return LoraConfig(**{name: stored[name] for name in names})
 
 
 def _check_config(key: str, stored: Any, adapter: Mapping[str, Tensor]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from peft import LoraConfig
 from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, Training, undo_on_error
@@ -19,7 +20,7 @@ from forgetfree.core.trained import WholeTensors
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, RunError, TaskError
 from forgetfree.ledger import changed_buffers
-from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, lora_config, targets
+from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, targets
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
 from forgetfree.strategies.lora.file import config_of, load_adapters, save_adapters
@@ -139,11 +140,12 @@ class TaskAdapters:
                 "learn it again."
             )
         strategy, options = self._strategy, self._strategy.options
-        config = lora_config(
-            rank=options.rank,
-            alpha=options.lora_alpha,
-            dropout=options.lora_dropout,
-            pattern="|".join(map(re.escape, targets(self._original, strategy.space, options.target_modules))),
+        layers = targets(self._original, strategy.space, options.target_modules)
+        config = LoraConfig(
+            r=options.rank,
+            lora_alpha=options.lora_alpha,
+            lora_dropout=options.lora_dropout,
+            target_modules="|".join(map(re.escape, layers)),  # PEFT adapts those whose whole name it matches
         )
         self.adapters.add(self.newest, config, derive_seed(strategy.seed, "adapters", task.name))
         readout = strategy.model.readout_module(task.label)
@@ -156,7 +158,7 @@ class TaskAdapters:
             task,
             WholeTensors(self.adapters.parameters(self.newest)),
             list(readout.parameters()),
-            strategy.full_steps(task),
+            task.full_steps(options),
             adapter_training(options),
             loss=loss,
         )

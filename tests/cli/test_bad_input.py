@@ -190,6 +190,7 @@ CASES = [
     Case("list stratgies", "Did you mean 'strategies'?"),
     Case("list tasks --verbose", "--verbose goes with 'list strategies', got 'list tasks'. Leave it out."),
     Case("list tasks --debgu", "Unknown flag of 'forgetfree list' '--debgu'. Did you mean '--debug'?"),
+    Case("list tasks more", "Unrecognized arguments: more. See 'forgetfree list --help'."),
     # -- run: flags ----------------------------------------------------------------------------------------
     Case("run", "No stream is given. data holds ag_news, qnli, sst2. Give task names with commas"),
     Case("run --data demo", "No stream is given. Known: qnli-agnews-sst2"),
@@ -366,23 +367,22 @@ CASES = [
         "run sst2 --set ewc.ewc_lambda=1",
         "ewc is not among the strategies of this run: grafting-continual. Add --strategy ewc.",
     ),
-    Case("run sst2 --set num_beams=0", "num_beams must be at least 1, got 0."),
-    Case("run sst2 --set num_beams=65", "num_beams must be from 1 to 64, got 65."),
-    Case(
-        "run sst2 --set num_beams=2 --set sampling_temperature=1",
-        "num_beams must be 1 where sampling_temperature draws texts, got num_beams 2 and sampling_temperature 1.0: leave",
-    ),
-    Case("run sst2 --set sampling_temperature=500", "sampling_temperature must be 0, or from 1e-06 to 100, got 500.0."),
-    Case(
-        "run sst2 --set sampling_seed=7",
-        "sampling_seed must be none where texts are not drawn, got 7: give sampling_temp",
-    ),
-    Case("run sst2 --set top_p=0.5", "top_p must be 1 where texts are not drawn, got 0.5: give sampling_temperature,"),
     Case("run sst2 --set cache=", "--set cache needs a value, got an empty text."),
     Case(
         "run sst2 --config x.toml",
         "x.toml: batch_size and set.batch_size are both given. Leave one of them out.",
         change=write("x.toml", "batch_size = 5\n[set]\nbatch_size = 3"),
+    ),
+    Case(
+        "run sst2 --strategy continual-ft --sparsity 0.1 --set continual-ft.sparsity=1",
+        "Unknown option 'continual-ft.sparsity'.",
+    ),
+    Case("graft sst2 --set base=fischer", "base must be movement or empty"),
+    Case("graft sst2 --set base=empty --set mask_steps=0", "leaves no region"),
+    Case("graft sst2 --set cache=c --fine-tuned model", "cache=c does not go with --fine-tuned"),
+    Case(
+        "run sst2 --readout linear --set task_inference=router",
+        "task_inference=router is for streams that withhold the task",
     ),
     Case("run sst2 --set nosuch.steps=1", "Unknown strategy in --set 'nosuch'. Known: grafting-continual."),
     Case("run sst2 --set threads=100000", "threads must be at most "),
@@ -421,6 +421,11 @@ CASES = [
     Case("run sst2 --config x.json", "holds '\\udcff', half of", change=write("x.json", '{"model": "\\udcff"}')),
     Case("run sst2 --config x.json", "x.json: the options must be a table, got [1].", change=write("x.json", "[1]")),
     Case("run sst2 --config x.json", "Unknown option in a file: 'sead'.", change=write("x.json", '{"sead": 1}')),
+    Case(
+        "run sst2 --config x.toml",
+        "shots must be a whole number or none, got True",
+        change=write("x.toml", "shots = true"),
+    ),
     Case("run sst2 --config x.json", "model must be a text, got None", change=write("x.json", '{"model": null}')),
     Case(
         "run sst2 --config x.toml", "cache must be a text or none, got 5.", change=write("x.toml", "[set]\ncache = 5")
@@ -624,19 +629,6 @@ CASES = [
         "predict run --seed 7 x",
         "run holds nothing of seed 7 to answer from. It holds what these kept: grafting-continual (seed-0).",
         1,
-    ),
-    Case(
-        "predict run --num-beams 2 x", "Task 'sst2' is answered by labels, and --num-beams, --temperature, --top-p and"
-    ),
-    Case("predict run --num-beams x x", "--num-beams must be a whole number, got 'x'."),
-    Case("predict run --temperature x x", "--temperature must be a number, got 'x'."),
-    Case("predict run --top-p x x", "--top-p must be a number, got 'x'."),
-    Case("predict run --sampling-seed x x", "--sampling-seed must be a whole number, got 'x'."),
-    Case("predict nosuch --num-beams 99 x", "--num-beams must be from 1 to 64, got 99."),
-    Case("predict nosuch --temperature 0 --top-p 0.5 x", "got 0.5: give --temperature, too, or leave it out."),
-    Case(
-        "predict nosuch --num-beams 2 --sampling-seed 7 x",
-        "--sampling-seed must be left out where texts are not drawn, got 7: give --temperature, too, or leave it out.",
     ),
     Case("predict run --seed x x", "--seed must be a whole number, got 'x'."),
     Case("predict run --strategy lora x", "run holds nothing of lora to answer from.", 1),

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -131,12 +132,6 @@ def test_extra_results(finished: Path) -> None:
         assert ("union" in run) == (run["strategy"] == "grafting-continual")
 
 
-def test_same_seed_same_results(tiny_cli: Tiny, finished: Path, tmp_path: Path) -> None:
-    assert tiny_cli.run(tmp_path / "again", "--seed", "0", "--seed", "1", *BEFORE, "--set", "final_union=true") == 0
-    assert without_times(results_of(tmp_path / "again")) == without_times(results_of(finished))
-
-
-@pytest.mark.sampled(share=0.3)
 def test_config_json_repeats_the_run(finished: Path, tmp_path: Path) -> None:
     assert cli.main(["run", "--config", str(finished / "config.json"), "--out", str(tmp_path / "again")]) == 0
     assert without_times(results_of(tmp_path / "again")) == without_times(results_of(finished))
@@ -209,86 +204,8 @@ def test_progress_names_stream_strategy_task_and_phase(
 # -- Wrong usage: exit code 2, one paragraph, no traceback, nothing written ---------------------------------
 
 
-@pytest.mark.sampled(share=0.25)
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "qnly"], r"Unknown stream or task 'qnly'\. Did you mean 'qnli'\?"),
-        (["run", "sst2,sst2"], r"The stream names 'sst2' twice"),
-        (["run", "sst2", "--strategy", "grafting-contnual"], r"Did you mean 'grafting-continual'\?"),
-        (["run", "sst2", "--shots", "0"], r"--shots must be at least 1, got 0"),
-        (
-            ["run", "sst2", "--shots", "5000"],
-            r"'sst2' has \d+ training rows of label 'negative', fewer than --shots 5000",
-        ),
-        (["run", "sst2", "--steps", "-1"], r"--steps must be at least 1"),
-        (["run", "sst2", "--seed", "1", "--seed", "1"], r"names the same seed twice"),
-        (["run", "sst2", "--set", "learning_rat=1"], r"Unknown option 'learning_rat'\. Did you mean 'learning_rate'\?"),
-        (["run", "sst2", "--set", "learning_rate=fast"], r"learning_rate must be a number, got 'fast'"),
-        (["run", "sst2", "--set", "learning_rate=-1"], r"learning_rate must be above 0, got -1\.0"),
-        (
-            ["run", "sst2", "--set", "optimizer=lion"],
-            r"optimizer must be sgd or adamw or package.module:function, got 'lion'",
-        ),
-        (["run", "sst2", "--set", "steps"], r"--set needs key=value, got 'steps'"),
-        (["run", "sst2", "--set", "continual-ft.sparsity=1"], r"Unknown option 'continual-ft\.sparsity'"),
-        (["run", "sst2", "--sparsity", "2"], r"sparsity must be at most 1, got 2\.0"),
-        (["run", "sst2", "--sparsity", "1e-9"], r"leaves no entry of the \d+ graftable ones"),
-        (["run", "sst2", "--sparsity", "0.1", "--strategy", "fine-tune"], r"none of the strategies has it"),
-        (["run", "sst2", "--model", "minilmm"], r"Unknown model 'minilmm'\. Did you mean 'minilm'\?"),
-        (["run", "sst2", "--data", "no/such/place"], r"The data directory 'no/such/place' does not exist"),
-        (
-            ["run", "sst2", "--config", "none.toml"],
-            r"none\.toml cannot be read: No such file or directory\. Give a TOML",
-        ),
-        (["run"], r"No stream is given"),
-        (
-            ["run", "sst2", "--readout", "magic"],
-            r"Unknown --readout 'magic'\. Known: auto, causal, generate, linear, mean, prompt",
-        ),
-        (["report", "x", "--format", "pdf"], r"Unknown --format 'pdf'\."),
-        (["list", "planets"], r"Unknown argument 'planets'\."),
-        (["list", "tasks", "more"], r"Unrecognized arguments: more"),
-        ([], r"required: COMMAND"),
-    ],
-)
-def test_wrong_usage(tiny_cli: Tiny, tmp_path: Path, capsys, arguments: list[str], message: str) -> None:
-    if arguments[:1] == ["run"]:
-        for flag, value in (("--data", tiny_cli.data), ("--model", tiny_cli.model), ("--out", tmp_path / "out")):
-            arguments = arguments if flag in arguments else [*arguments, flag, str(value)]
-    assert cli.main(arguments) == 2
-    error = capsys.readouterr().err
-    assert re.search(message, error), error
-    assert "Traceback" not in error and "error:" in error
-    assert not (tmp_path / "out" / "results.json").exists()
-
-
-def test_all_stands_for_every_strategy_of_ours(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    """An unknown name beside it keeps the run from starting, and the message counts what was asked for."""
+def test_all_stands_for_every_strategy_of_ours() -> None:
     assert strategies_of(["all", "mine"]) == (*registry.STRATEGIES, "mine")
-    assert tiny_cli.run(tmp_path / "out", "--strategy", "all", "--strategy", "continual-ft") == 2
-    assert "--strategy names the same strategy twice: fine-tune, continual-ft" in " ".join(
-        capsys.readouterr().err.split()
-    )
-
-
-def test_several_faults_are_reported_together(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    assert tiny_cli.run(tmp_path / "out", "--shots", "0", "--set", "batch_size=0", "--seed", "-1") == 2
-    error = capsys.readouterr().err
-    assert "--shots" in error and "batch_size" in error and "--seed" in error
-
-
-def test_a_directory_in_use_is_refused(tiny_cli: Tiny, finished: Path, capsys) -> None:
-    before = (finished / "results.json").read_bytes()
-    assert tiny_cli.run(finished) == 2
-    assert "is not empty" in capsys.readouterr().err
-    assert (finished / "results.json").read_bytes() == before
-
-
-def test_a_place_that_cannot_be_written_is_refused(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    (tmp_path / "file").touch()
-    assert tiny_cli.run(tmp_path / "file" / "out") == 2
-    assert "cannot be written" in capsys.readouterr().err
 
 
 # -- Failing: exit code 1, and nothing that was computed is lost -------------------------------------------
@@ -352,11 +269,6 @@ def test_an_interrupt_before_anything_is_finished_can_be_resumed(
     assert "finished: nothing" in capsys.readouterr().err
     assert tiny_cli.run(out, "--resume", stream="sst2") == 0
     assert len(results_of(out)["runs"]) == 3
-
-
-def test_resume_needs_to_be_told_where(tiny_cli: Tiny, capsys) -> None:
-    assert cli.main(["run", "sst2", "--data", str(tiny_cli.data), "--resume"]) == 2
-    assert "--resume needs --out DIR" in capsys.readouterr().err
 
 
 def test_resume_refuses_other_data(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
@@ -449,22 +361,6 @@ def test_a_run_that_diverges_only_in_evaluation_does_not_take_the_others_down(
     assert [run["strategy"] for run in results["runs"]] == ["fine-tune", "grafting-continual"]
     (failed,) = results["failed"]
     assert failed["strategy"] == "continual-ft" and failed["after"] == 0 and results["unfinished"] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('seed = ["a"]', "seed must be a whole number, got 'a'"),
-        ("strategy = [5]", "strategy must be a text, got 5"),
-        ("shots = true", "shots must be a whole number or none, got True"),
-        ("run = 5", "the options must be a table, got 5"),
-        ("shot = 5", r"Did you mean 'shots'"),
-    ],
-)
-def test_a_wrong_config_file(tmp_path: Path, capsys, text: str, message: str) -> None:
-    (tmp_path / "run.toml").write_text(text)
-    assert cli.main(["run", "sst2", "--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out")]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_graftable_tensors_can_be_chosen_by_pattern(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
@@ -584,11 +480,6 @@ def test_report_merges_directories_in_every_format(tiny_cli: Tiny, finished: Pat
         assert "grafting-continual" in capsys.readouterr().out
 
 
-def test_report_of_nothing(tmp_path: Path, capsys) -> None:
-    assert cli.main(["report", str(tmp_path)]) == 1
-    assert "Traceback" not in capsys.readouterr().err
-
-
 def test_ledger_show_and_verify(tiny_cli: Tiny, finished: Path, capsys) -> None:
     path = str(finished / "grafting-continual" / "seed-0" / "ledger.safetensors")
     assert cli.main(["ledger", "show", path]) == 0
@@ -597,20 +488,6 @@ def test_ledger_show_and_verify(tiny_cli: Tiny, finished: Path, capsys) -> None:
         assert text in shown
     assert cli.main(["ledger", "verify", path, "--model", str(tiny_cli.model)]) == 0
     assert "sound" in capsys.readouterr().out
-
-
-def test_a_damaged_ledger_is_refused(finished: Path, tmp_path: Path, capsys) -> None:
-    content = bytearray((finished / "grafting-continual" / "seed-0" / "ledger.safetensors").read_bytes())
-    content[-3] ^= 1
-    (tmp_path / "ledger.safetensors").write_bytes(content)
-    assert cli.main(["ledger", "verify", str(tmp_path / "ledger.safetensors")]) == 1
-    assert "is not a sound ledger" in capsys.readouterr().err
-
-
-def test_a_ledger_and_another_model_are_refused(finished: Path, model_directory, capsys) -> None:
-    path = str(finished / "grafting-continual" / "seed-0" / "ledger.safetensors")
-    assert cli.main(["ledger", "verify", path, "--model", str(model_directory("gpt2-lm"))]) == 1
-    assert "another layout" in capsys.readouterr().err
 
 
 def test_predict_answers_single_texts_and_pairs(finished: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -703,21 +580,6 @@ def test_rows_are_read_as_far_as_max_length_says_in_training_and_in_answering(ti
     assert not torch.equal(logits[0], logits[2])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["--task", "trec", "x"], 1, "There is no task 'trec' to answer"),
-        (["--task", "qnli", "only one"], 2, "reads pairs of texts"),
-        (["--task", "sst2", "--seed", "7", "x"], 1, "holds nothing of seed 7 to answer from."),
-        (["--task", "sst2", "--unknown", "x"], 2, "Unknown flag of 'forgetfree predict' '--unknown'"),
-    ],
-)
-def test_predict_refuses(finished: Path, capsys, arguments: list[str], code: int, message: str) -> None:
-    assert cli.main(["predict", str(finished), *arguments]) == code
-    error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
-
-
 @pytest.mark.sampled(share=0.4)
 def test_predict_refuses_a_model_that_has_changed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
     from safetensors.torch import load_file, save_file
@@ -774,15 +636,6 @@ def test_list_strategies_in_full(capsys) -> None:
     assert "sparsity = 0.0001 (a number) share of the graftable entries" in own
     bare = {name for name in registry.strategies() if registry.strategy(name).Options is TrainingOptions}
     assert {part.split(":")[0] for part in parts if part.endswith("  no options of its own")} == bare
-
-
-def test_list_in_full_is_for_strategies(capsys) -> None:
-    assert cli.main(["list", "tasks", "--verbose"]) == 2
-    assert "--verbose goes with 'list strategies', got 'list tasks'" in capsys.readouterr().err
-
-
-def test_help_and_version(capsys) -> None:
-    assert cli.main(["--help"]) == 0 and cli.main(["--version"]) == 0 and cli.main(["run", "--help"]) == 0
 
 
 @pytest.mark.sampled(share=0.2)
@@ -880,7 +733,6 @@ def change_tokenizer(data: Path, model: Path) -> None:
 
 
 @pytest.mark.sampled(share=0.25)
-@pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -891,15 +743,15 @@ def change_tokenizer(data: Path, model: Path) -> None:
     ],
 )
 def test_resuming_refuses_what_no_fingerprint_of_weights_or_rows_tells(
-    tiny_cli: Tiny, model_directory, tmp_path: Path, capsys, change, message: str, moved: bool
+    tiny_cli: Tiny, model_directory, tmp_path: Path, capsys, change, message: str
 ) -> None:
+    """Wherever model and data lie now."""
     out, data, model = tmp_path / "out", tmp_path / "data", tmp_path / "model"
     shutil.copytree(tiny_cli.data, data)
     shutil.copytree(model_directory("bert-mlm"), model)
     assert cli.main(one_seed(data, model, out)) == 0
     before = results_of(out)
-    if moved:
-        data, model = data.rename(tmp_path / "elsewhere"), model.rename(tmp_path / "other")
+    data, model = data.rename(tmp_path / "elsewhere"), model.rename(tmp_path / "other")
     change(data, model)
     capsys.readouterr()
     assert cli.main(one_seed(data, model, out, "--seed", "0", "--seed", "1", "--resume")) == 1
@@ -984,11 +836,6 @@ def test_a_recipe_may_be_for_one_strategy_alone(monkeypatch: pytest.MonkeyPatch)
     assert RunConfig(stream="sst2", strategies=("rwalk",), model="toy").recipe() == {"learning_rate": 0.5}
 
 
-def test_a_router_needs_a_task_that_is_withheld(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    assert tiny_cli.run(tmp_path / "out", "--set", "task_inference=router") == 2
-    assert "task_inference=router is for streams that withhold the task" in " ".join(capsys.readouterr().err.split())
-
-
 def test_verify_tells_one_thing_to_do_about_a_damaged_ledger(finished: Path, tmp_path: Path, capsys) -> None:
     """In its run, the command that makes it again; elsewhere, a copy."""
     run = tmp_path / "run"
@@ -1035,11 +882,6 @@ def test_the_default_strategies_share_models_read_by_label_words(
     assert len(results_of(tmp_path / "out")["runs"]) == 3
 
 
-def test_a_report_of_what_is_not_there_says_so(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert cli.main(["report", str(finished), str(tmp_path / "typo")]) == 1
-    assert "typo does not exist" in capsys.readouterr().err
-
-
 def test_a_terminal_that_cannot_show_a_character_gets_its_number() -> None:
     """Under an old locale, say."""
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -1050,28 +892,20 @@ def test_a_terminal_that_cannot_show_a_character_gets_its_number() -> None:
     assert r"retrained from \u03b8_pre" in done.stdout
 
 
-def test_threads_are_bounded_by_the_machine(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    """torch ends the process where it cannot start so many."""
-    cores = os.cpu_count() or 1
-    assert tiny_cli.run(tmp_path / "out", "--set", f"threads={cores + 1}") == 2
-    expected = f"threads must be at most {cores}, the CPU cores of this machine, got {cores + 1}."
-    assert expected in capsys.readouterr().err
-
-
 def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_computed(
     tiny_cli: Tiny, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read-only, as far as the system lets us make it so."""
     locked = tmp_path / "locked"
     locked.mkdir()
-    touch = Path.touch
+    make = tempfile.TemporaryFile
 
-    def refused(self: Path, *arguments: Any, **options: Any) -> None:
-        if self.parent == locked:
-            raise PermissionError(13, "Permission denied", str(self))
-        touch(self, *arguments, **options)
+    def refused(*arguments: Any, dir: Any, **options: Any) -> Any:
+        if dir == locked:
+            raise PermissionError(13, "Permission denied", str(dir))
+        return make(*arguments, dir=dir, **options)
 
-    monkeypatch.setattr(Path, "touch", refused)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
     monkeypatch.setattr("forgetfree.models.loading.load_model", None)
     for more in (["--out", str(locked)], ["--out", str(tmp_path / "out"), "--set", f"cache={locked}"]):
         words = tiny_cli.arguments(tmp_path / "out", stream="sst2")

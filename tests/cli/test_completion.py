@@ -52,7 +52,8 @@ def test_flags_of_jobs_are_grouped_and_alike(capsys: pytest.CaptureFixture) -> N
         pages.append(capsys.readouterr().out)
     alike = ("learning-rate", "batch-size", "precision", "test-limit", "threads", "cache", "jobs", "resume", "config")
     for page in pages:
-        assert all(group in page for group in ("What to learn", "How to learn", "How to run"))
+        groups = [line.split("─")[1].strip() for line in page.splitlines() if line.startswith("╭")]
+        assert groups == ["Arguments", "What to learn", "How to learn", "How to run", "Help"]
         assert all(f"--{flag} " in page for flag in alike)
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from forgetfree.cli.predict import _Csv
-from forgetfree.cli.text_rows import TextRow
+from forgetfree.cli.predict import TextRow, _Csv
 from forgetfree.kinds.classification import Answer
 from forgetfree.tasks import TaskDefinition
 

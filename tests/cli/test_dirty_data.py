@@ -11,7 +11,7 @@ import tiny
 
 import forgetfree
 from forgetfree import cli
-from forgetfree.cli.text_rows import rows_of_file
+from forgetfree.cli.predict import rows_of_file
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.encoding import Encoder
 from forgetfree.data.rows import Rows

@@ -11,8 +11,8 @@ import pytest
 
 from forgetfree import cli
 from forgetfree.cli.words import recipe_of
+from forgetfree.display import tell
 from forgetfree.jobs.config import RunConfig
-from forgetfree.terminal import tell
 
 
 class Terminal(io.StringIO):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from forgetfree import registry
 from forgetfree.continual.streams import Stream, make_stream
-from forgetfree.core.saliency import diagonal_fisher
+from forgetfree.core.selection import diagonal_fisher
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.errors import UsageError
 from forgetfree.models.loading import load_model

@@ -13,13 +13,13 @@ from torch import nn
 from forgetfree import cli
 from forgetfree.core.batch_loss import Batch
 from forgetfree.core.readout_model import TaskHead
-from forgetfree.core.saliency import diagonal_fisher
+from forgetfree.core.selection import diagonal_fisher
 from forgetfree.data.examples import DatasetExamples
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError
 from forgetfree.ledger import Ledger
 from forgetfree.models.loading import load_model
-from forgetfree.models.module_model import ModuleModel
+from forgetfree.models.task_model import ModuleModel
 from forgetfree.training.localization import LocalizationOptions, choose_base
 from forgetfree.training.single_task import SingleTask
 

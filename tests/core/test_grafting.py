@@ -15,13 +15,12 @@ from torch.nn import functional as F
 
 from forgetfree.benchmarks.speed.measurement import PeakMemory
 from forgetfree.core import mask, parameters
-from forgetfree.core.base_regions import budget, most_moved, top
 from forgetfree.core.batch_loss import CrossEntropy
 from forgetfree.core.body import body_space
-from forgetfree.core.graft import grafted
 from forgetfree.core.mask import LearnedRegion, MaskOptions, hard_region, learn_region
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.regions import Region
+from forgetfree.core.regions import Region, grafted
+from forgetfree.core.selection import budget, most_moved, top
 from forgetfree.core.trained import RegionParameters, in_training
 from forgetfree.errors import GraftError, OptionError, RegionError, TrainingError
 from forgetfree.ledger.graft import Graft

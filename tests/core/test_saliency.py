@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from forgetfree.core.base_regions import most_moved
 from forgetfree.core.batch_loss import CrossEntropy
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.core.saliency import mean_gradient, most_salient, saliency
+from forgetfree.core.selection import mean_gradient, most_moved, most_salient, saliency
 from forgetfree.errors import TrainingError
 
 G, PRE, FT = [4.0, -2.0, 1.0], [0.5, -0.001, -3.0], [0.5, 0.999, -7.0]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forgetfree import cli
-from forgetfree.core.base_regions import tiny_region_note
+from forgetfree.core.selection import tiny_region_note
 
 
 def test_a_tiny_region_is_told_with_a_larger_sparsity() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forgetfree.data import places
+from forgetfree.data import table_files
 from forgetfree.data.sources import load_task
 from forgetfree.errors import DataError
 
@@ -72,7 +72,7 @@ def test_a_file_of_too_many_bytes_is_refused_with_its_size(folder: Path, suffix:
     (folder / "train.jsonl").unlink()
     path = folder / f"train.{suffix}"
     path.touch()
-    os.truncate(path, places.MOST_BYTES + 1)  # a sparse file, which takes no room on the disk
+    os.truncate(path, table_files.MOST_BYTES + 1)  # a sparse file, which takes no room on the disk
     assert refusal(folder) == (
         f"{path} holds 4,294,967,297 bytes, and at most 4,294,967,296 are read. Take a part of its rows."
     )

@@ -18,7 +18,7 @@ from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, UsageError
 from forgetfree.kinds.kind import kind_of
-from forgetfree.serve.chat import ChatRequest
+from forgetfree.serve.server import ChatRequest
 from forgetfree.tasks import TaskDefinition
 
 END = "<|endoftext|>"

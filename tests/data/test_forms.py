@@ -16,9 +16,9 @@ import pyarrow
 import pytest
 import torch
 
-from forgetfree.data.places import format_of
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task, load_tasks
+from forgetfree.data.table_files import format_of
 from forgetfree.errors import ForgetfreeError, UsageError
 
 zstd = partial(pyarrow.compress, codec="zstd", asbytes=True)
@@ -174,8 +174,7 @@ def test_packed_files_are_measured_unpacked(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "mood.csv.gz"
     path.write_bytes(gzip.compress(b"text,label\n" + b"x" * 80 + b",0\n" + (b"y" * 80 + b",1\n") * 5000))
     assert path.stat().st_size < 5000
-    for module in ("places", "table_files"):
-        monkeypatch.setattr(f"forgetfree.data.{module}.MOST_BYTES", 100_000)
+    monkeypatch.setattr("forgetfree.data.table_files.MOST_BYTES", 100_000)
     assert "bytes or more when unpacked, and at most 100,000 are read" in refusal(str(path))
 
 
@@ -584,7 +583,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant",
 @pytest.mark.parametrize(
     ("row", "columns", "form"),
     [
-        (SQUAD | {"label": 0}, ("answers", "label"), "The column seems to hold answers that are parts of a text"),
+        (SQUAD | {"label": 0}, ("answers", "label"), "The column seems to hold objects"),
         (CHAT | {"label": 0}, ("messages", "label"), "The column seems to hold a chat"),
         ({"text": "a", "labels": ["drama", "comedy"]}, (None, None), "The column seems to hold several labels"),
         ({"text": "a", "labels": [0, 1, 1]}, (None, None), "The column seems to hold several labels"),

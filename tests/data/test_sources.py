@@ -266,7 +266,7 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 REFUSED: list[tuple[dict[str, str | bytes | None], str]] = [
     # files
     ({"train.csv": None}, "'mine' has no train split: expected {folder}/train.parquet, .jsonl or .csv, found test.csv"),
-    ({"train.jsonl": ""}, "holds train.jsonl and train.csv, and the train split is one file"),
+    ({"train.jsonl": ""}, "holds train.csv and train.jsonl, and the train split is one file"),
     ({"test.csv": ""}, "{folder}/test.csv holds no rows"),
     ({"validation.csv": "text,label\n"}, "Task 'mine' has no rows in its validation split"),
     ({"test.csv": None, "test.parquet": b"PAR1 and nothing"}, "{folder}/test.parquet cannot be read as parquet: "),

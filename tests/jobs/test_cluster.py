@@ -22,10 +22,10 @@ import torch
 import forgetfree
 from forgetfree import cli
 from forgetfree.errors import UsageError
+from forgetfree.files import LOCK
 from forgetfree.jobs import cluster
 from forgetfree.jobs.cluster import Place, check_cluster, read_files, replace_files
 from forgetfree.jobs.unit import Unit
-from forgetfree.output import LOCK
 from forgetfree.results.unit_folder import RECORD
 from forgetfree.training.monitor import Monitor
 

@@ -158,7 +158,7 @@ def test_a_large_model_is_sized_by_its_configuration_alone(tmp_path: Path) -> No
     """GPT-2 XL: 1.5 billion parameters, of which no number is made."""
     config = transformers.GPT2Config(n_embd=1600, n_layer=48, n_head=25, architectures=["GPT2LMHeadModel"])
     config.save_pretrained(tmp_path)
-    readout, _, parameters, space = sized(str(tmp_path), "xl", "auto")
+    readout, parameters, space = sized(str(tmp_path), "xl", "auto")
     graftable = len(space)
     assert readout == "causal"
     layer = 12 * 1600**2 + 13 * 1600  # by hand: attention 4d² + 4d, feed-forward 8d² + 5d, two norms 4d
@@ -171,7 +171,7 @@ def test_a_model_is_sized_as_it_is_loaded(model_directory: Any) -> None:
         path = str(model_directory(kind))
         loaded = load_model(path, readout)
         size = sum(parameter.numel() for parameter in loaded.model.backbone.parameters())
-        found, _, parameters, space = sized(path, path, readout)
+        found, parameters, space = sized(path, path, readout)
         assert (found, parameters, space.layout_hash) == (readout, size, loaded.model.space().layout_hash)
 
 

@@ -31,7 +31,7 @@ from forgetfree.errors import (
     UsageError,
     first_line,
 )
-from forgetfree.files import locked
+from forgetfree.files import LOCK, locked
 from forgetfree.jobs import run
 from forgetfree.jobs.config import USUAL, Execution, RunConfig
 from forgetfree.jobs.directory import resumption
@@ -41,7 +41,6 @@ from forgetfree.jobs.run import run as perform
 from forgetfree.jobs.unit import Unit
 from forgetfree.jobs.workers import ThisProcess
 from forgetfree.json_file import sign
-from forgetfree.output import LOCK
 from forgetfree.results.report.run_report import write_report
 from forgetfree.results.unit_folder import RECORD
 from forgetfree.training.monitor import Monitor

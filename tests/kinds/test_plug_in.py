@@ -22,7 +22,7 @@ from forgetfree.jobs.diagnostics import write_floors
 from forgetfree.kinds.classification import Classification
 from forgetfree.kinds.kind import Form, kind_of
 from forgetfree.kinds.tagging import Tagging
-from forgetfree.plugins import Entry
+from forgetfree.registry import Entry
 from forgetfree.results.answers import Answers, LabelAnswers, constant_scores
 from forgetfree.results.metrics import Metric
 from forgetfree.results.report import run_figures

@@ -26,7 +26,7 @@ from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
 from forgetfree.tasks import TaskDefinition
-from forgetfree.tensor_file import tensor_bytes
+from forgetfree.tensor_file import TensorFile
 
 
 class Toy(nn.Module):
@@ -859,6 +859,6 @@ def test_what_is_no_ledger_is_told_from_a_damaged_one(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=r"is a directory\. Give the path of a ledger\.safetensors in it"):
         Ledger.load(tmp_path)
     path = tmp_path / "graft.safetensors"
-    path.write_bytes(tensor_bytes({"a": torch.zeros(1)}, {"format": "forgetfree.graft"}))
+    TensorFile(LedgerError, "", "forgetfree.graft").write(path, {"a": torch.zeros(1)})
     with pytest.raises(LedgerError, match=r"is no ledger: .* 'forgetfree\.ledger', got 'forgetfree\.graft'"):
         Ledger.load(path)

@@ -9,7 +9,7 @@ from torch import nn
 
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.errors import ModelError
-from forgetfree.models.module_model import ModuleModel
+from forgetfree.models.task_model import ModuleModel
 
 X = vision.digits()[0][:5]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forgetfree.core.body import body_of
-from forgetfree.models.sequence_classifier import TOLERANCE, sequence_classifier
+from forgetfree.models.heads import TOLERANCE, sequence_classifier
 
 WIDTH = 32
 SIZES = {"hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

@@ -16,8 +16,7 @@ import transformers
 from cards import written_texts
 
 from forgetfree import Ledger, Predictor, cli
-from forgetfree.cli.predict import _columns_of_run
-from forgetfree.cli.text_rows import rows_of_file
+from forgetfree.cli.predict import _columns_of_run, rows_of_file
 from forgetfree.data.columns import ColumnNames
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import UsageError
@@ -26,9 +25,8 @@ from forgetfree.kinds.kind import GenerationOptions, kind_of
 from forgetfree.kinds.networks import Parts
 from forgetfree.ledger.graft import GraftOrigin
 from forgetfree.models.loading import load_model
-from forgetfree.serve.apply import write_model
-from forgetfree.serve.cards import Change, model_card
-from forgetfree.tasks import Decoding, TaskDefinition
+from forgetfree.serve.apply import Change, model_card, write_model
+from forgetfree.tasks import TaskDefinition
 
 pytestmark = pytest.mark.long
 
@@ -92,33 +90,6 @@ def test_a_ledger_alone_writes_the_run_s_texts(run: Path, data: Path) -> None:
     expected = prompted.answers_of_run(run, "grafting-continual")
     for task in prompted.TASKS:
         assert [each.text for each in predictor.answer(task, asked(data, task))] == list(expected[task].texts)
-
-
-def test_texts_that_were_drawn_are_drawn_again(run: Path, data: Path, tmp_path: Path) -> None:
-    """By the ledger, which holds how they were."""
-    how: dict[str, Any] = {
-        "steps": 1,
-        "upper_triangle": False,
-        "sampling_temperature": 1.2,
-        "top_p": 0.95,
-        "seeds": (4, 3),
-    }
-    drawn = prompted.run(data, run.parent / "model", tmp_path / "drawn", "grafting-continual", "fine-tune", **how)
-    for strategy, seed in (("fine-tune", 3), ("fine-tune", 4), ("grafting-continual", 4)):
-        texts = prompted.answers_of_run(drawn, strategy, seed)["last"].texts
-        predictor = Predictor.of_run(drawn, seed=seed, strategy=strategy)
-        assert predictor.definition("last").decoding == Decoding(temperature=1.2, top_p=0.95, seed=seed)
-        assert [each.text for each in predictor.answer("last", asked(data, "last"))] == list(texts)
-    expected = prompted.answers_of_run(drawn, "grafting-continual", 3)
-    file = drawn / "grafting-continual" / "seed-3" / "ledger.safetensors"
-    for predictor in (Predictor.of_run(drawn, seed=3), Predictor.of_run(file, model=str(run.parent / "model"))):
-        assert predictor.definition("last").decoding == Decoding(temperature=1.2, top_p=0.95, seed=3)
-        for task in ("last", "chat"):
-            assert [each.text for each in predictor.answer(task, asked(data, task))] == list(expected[task].texts)
-    prompts, options = asked(data, "last"), GenerationOptions(decoding=Decoding(num_beams=3))
-    searched = [each.text for each in predictor.answer("last", prompts, options=options)]
-    assert [each.text for each in predictor.answer("last", prompts[::-1], options=options)] == searched[::-1]
-    assert searched != [each.text for each in predictor.answer("last", prompts)]
 
 
 def test_a_text_ends_where_it_is_asked_to(run: Path, data: Path) -> None:
@@ -203,11 +174,6 @@ def test_predict_prints_texts_and_tables(run: Path, data: Path, capsys: pytest.C
     assert second.endswith("\tfilm") and first.endswith(turns)
     assert cli.main([*words, "--csv", "film"]) == 0
     assert capsys.readouterr().out.startswith("prompt,task,text\nfilm,chat,")
-    assert cli.main([*words, "--sampling-seed", "7", "film"]) == 2
-    assert (
-        "--sampling-seed must be left out where texts are not drawn, got 7: give --temperature, too"
-        in capsys.readouterr().err
-    )
     assert cli.main(["predict", str(run), "--task", "auto", "film"]) == 2
     told = capsys.readouterr().err
     assert "The router chooses among labels of whole texts, and first has one for each token of a text" in told
@@ -299,31 +265,6 @@ def test_an_exported_model_writes_the_texts_of_predict(
     with predictor.weights.merged(task):
         meant = predictor.loaded.model.backbone.state_dict()
         assert all(torch.equal(tensor, meant[name]) for name, tensor in model.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("decoding", "written", "said"),
-    [
-        (Decoding(num_beams=3), {"num_beams": 3, "do_sample": False}, "with 3 beams"),
-        (
-            Decoding(temperature=0.5, top_p=0.9),
-            {"temperature": 0.5, "top_p": 0.9, "top_k": 0, "do_sample": True},
-            "drawn at temperature 0.5 with top_p 0.9",
-        ),
-    ],
-)
-def test_an_exported_model_is_decoded_as_the_task(
-    decoding: Decoding, written: dict[str, Any], said: str, plain: Path
-) -> None:
-    """``top_k`` is said, for transformers draws among 50 tokens where it is not."""
-    predictor = Predictor.of_run(plain)
-    task, loaded = replace(predictor.definition("first"), decoding=decoding), predictor.loaded
-    origin = GraftOrigin(task, "generate", "own", "", 0.0)
-    made = kind_of(task).network(task, Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
-    assert {name: getattr(made.generation, name) for name in written} == written
-    card = model_card(origin, made.reading, Change("export", ""))
-    assert said in card
-    assert ("here by torch's global generator" in card) == bool(decoding.temperature)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from forgetfree import Graft, Ledger, LedgerSwitch, ParameterSpace, Predictor, Region, TaskSwitch, cli, load_model
-from forgetfree.cli.text_rows import TextRow, rows_of_file
+from forgetfree.cli.predict import TextRow, rows_of_file
 from forgetfree.core.body import body_fingerprint, body_of, fingerprint_of
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks

@@ -391,7 +391,7 @@ def test_a_region_is_trained_to_the_same_bits_by_both_loops(
     model, space, region = core.model, core.model.space(), record.owned.region
     load_tensors_(model.readout_module(0), strategy.fine_tuned(task).readouts[task.name])
     options = region_training_options(strategy.options, len(space), len(region))
-    steps = strategy.full_steps(task)
+    steps = task.full_steps(strategy.options)
     seed = derive_seed(0, "train", task.name)
     trained = RegionParameters(model.backbone, space, region)
     model.precision = options.precision
@@ -703,7 +703,7 @@ def test_without_plugins_no_matrix_has_a_gradient(tiny_stream: MakeStream, monke
 
     monkeypatch.setattr(strategy, "optimizer_step", look)
     strategy.train(stream.benchmark.train_stream[0])
-    updates = strategy.full_steps(stream.tasks[0])
+    updates = stream.tasks[0].full_steps(strategy.options)
     assert plugin.matrices == updates  # the readout's
 
 

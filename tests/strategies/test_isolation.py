@@ -21,6 +21,7 @@ from forgetfree.cli.ledger import render_ledger
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace, weight_matrices
 from forgetfree.core.regions import Region
+from forgetfree.core.selection import most_moved_by_tensor
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, ModelError, TrainingError, UsageError
@@ -29,7 +30,6 @@ from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
 from forgetfree.serve.inference import Predictor
-from forgetfree.strategies.packnet import share
 from forgetfree.strategies.wsn import WinningSubnetwork
 from forgetfree.training.loop import predict
 from forgetfree.training.monitor import Monitor
@@ -443,7 +443,9 @@ class _Normed(nn.Module):
     ("count", "keep", "kept"), [(100, 0.25, 25), (100, 0.29, 29), (7, 0.5, 3), (1, 0.25, 1), (0, 0.5, 0)]
 )
 def test_a_share_is_rounded_down_but_never_to_nothing(count: int, keep: float, kept: int) -> None:
-    assert share(count, keep) == kept
+    space, pre = ParameterSpace.of(nn.Linear(100, 1, bias=False)), torch.zeros(100)
+    free = torch.arange(100) < count
+    assert len(most_moved_by_tensor(space, [0], pre, torch.ones(100), keep, free)) == kept
 
 
 def thetas_of_training(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:

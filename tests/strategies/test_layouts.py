@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from forgetfree import registry
 from forgetfree.continual.streams import Stream, benchmark_stream, make_stream
-from forgetfree.core.base_regions import most_moved
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
+from forgetfree.core.selection import most_moved
 from forgetfree.core.trained import RegionParameters, WholeTensors
 from forgetfree.errors import UsageError
 from forgetfree.ledger import Ledger, LedgerSwitch

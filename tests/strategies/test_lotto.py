@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from forgetfree import registry
-from forgetfree.core.base_regions import most_moved
 from forgetfree.core.regions import Region
+from forgetfree.core.selection import most_moved
 from forgetfree.errors import OptionError
 
 MakeStream = Callable[..., Any]

@@ -14,9 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.core.base_regions import budget, most_moved
-from forgetfree.core.graft import grafted
-from forgetfree.core.regions import Region
+from forgetfree.core.regions import Region, grafted
+from forgetfree.core.selection import budget, most_moved
 from forgetfree.errors import OptionError
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from forgetfree import registry
-from forgetfree.core.base_regions import most_moved, top
 from forgetfree.core.regions import Region
+from forgetfree.core.selection import most_moved, top
 from forgetfree.errors import OptionError
 from forgetfree.training.monitor import Monitor
 

@@ -406,7 +406,7 @@ def test_what_cannot_be_learned() -> None:
         (learn(region_from="movement"), UsageError, ("fine_tuned=…",)),
         (learn(heads=["scores"]), UsageError, ("no such module",)),
         (learn(heads=["transformer.h.0"]), UsageError, ("lies in the body",)),
-        (learn(on=other), LedgerError, ("does not hold the weights",)),
+        (learn(on=other), LedgerError, ("belongs to other weights",)),
         (learn(on=torch.compile(model)), ModelError, ("compiled",)),
     ):
         refused(action, error, *words)

@@ -12,7 +12,7 @@ from torch import nn
 from forgetfree import registry
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.errors import OptionError
-from forgetfree.models.module_model import ModuleModel
+from forgetfree.models.task_model import ModuleModel
 from forgetfree.training.layers import layer_checkpoints
 
 MakeStream = Callable[..., Any]

@@ -16,10 +16,9 @@ import torch
 
 from forgetfree import registry
 from forgetfree.continual.streams import make_stream
-from forgetfree.core.base_regions import most_moved
-from forgetfree.core.graft import graft_theta, interpolate, pruned_theta
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.regions import Region, biases
+from forgetfree.core.regions import Region, biases, graft_theta, interpolate, pruned_theta
+from forgetfree.core.selection import most_moved
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import plan_batches
 from forgetfree.data.sources import load_tasks

@@ -1,10 +1,12 @@
-"""What is trained for one task, the value that a strategy's `begin` returns; and a strategy as its parts see it."""
+"""The parts of a strategy: `Training`, which its `begin` returns, and `Storage` of what it has learned."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -13,10 +15,11 @@ from torch import Tensor, nn
 from forgetfree.continual.stream import Stream
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
+from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import TrainedParameters
 from forgetfree.display import brief
-from forgetfree.errors import ConformanceError
-from forgetfree.models.state import ModelState
+from forgetfree.errors import ConformanceError, RunError
+from forgetfree.models.state import ModelState, load_checkpoint
 from forgetfree.training.encoded_task import EncodedTask
 from forgetfree.training.monitor import Phase
 from forgetfree.training.task_features import TaskFeatures
@@ -111,6 +114,73 @@ def undo_on_error(undo: Callable[[], object]) -> Iterator[None]:
     except BaseException:
         undo()
         raise
+
+
+# -- Storage ---------------------------------------------------------------------------------------------
+
+
+class Storage(Protocol):
+    """Writes, reads and counts what a strategy has learned: set as `ContinualStrategy.storage`."""
+
+    def save(self, directory: Path) -> None:
+        """Write all that is needed to answer later."""
+
+    def load(self, directory: Path) -> None:
+        """Read what `save` wrote, into a new strategy, and call its `note_learned` for each task.
+
+        Raises:
+            ForgetfreeError: a file is missing or damaged, or of another model or stream; nothing is changed.
+        """
+
+    def bytes_kept(self) -> int:
+        """Return the bytes kept to answer for the tasks learned so far and to learn the next, beside θ_pre itself."""
+
+
+class ModelStorage:
+    """The one model that answers all tasks: all that training may change of it.
+
+    Args:
+        strategy: whose model.
+        extra_bytes: bytes that are kept beside the model, a memory of rows, say.
+    """
+
+    def __init__(self, strategy: Learner, extra_bytes: Callable[[], int] = lambda: 0) -> None:
+        self._strategy, self._extra_bytes = strategy, extra_bytes
+
+    def save(self, directory: Path) -> None:
+        """Write the model, and the names of the tasks."""
+        learned = json.dumps([task.name for task in self._strategy.learned])
+        ModelState.of(self._strategy.model).save(directory / "checkpoint.safetensors", learned=learned)
+
+    def load(self, directory: Path) -> None:
+        """Put the saved model into the stream's."""
+        strategy, path = self._strategy, directory / "checkpoint.safetensors"
+        state, names = load_checkpoint(path)
+        learned = tasks_named(strategy.stream, names, path)
+        state.check_fits(strategy.model, names)
+        state.load_(strategy.model)
+        for task in learned:
+            strategy.note_learned(task, tensors_of(strategy.model.readout_module(task.label)))
+
+    def bytes_kept(self) -> int:
+        """Count the model once something is learned, and what stands beside it."""
+        # All that a state of the model holds is as large as it was before training.
+        return self._strategy.pre_trained.size_in_bytes + self._extra_bytes() if self._strategy.learned else 0
+
+
+def tasks_named(stream: Stream, names: Iterable[str], path: Path) -> list[EncodedTask]:
+    """Return the stream's tasks of these names, which a file says were learned.
+
+    Raises:
+        RunError: the stream lacks one.
+    """
+    tasks = {task.name: task for task in stream.tasks}
+    if missing := [name for name in names if name not in tasks]:
+        raise RunError(
+            f"{path} says that task {brief(missing[0])} was learned, which this stream lacks: it has {', '.join(tasks)}. "
+            "Load it with its stream."
+        )
+    return [tasks[name] for name in names]
 
 
 class Learner(Protocol):

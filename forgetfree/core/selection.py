@@ -1,0 +1,291 @@
+"""Budgets, and regions of the highest scores: the most moved entries, which are γ_base (§2), and saliencies, without a search.
+
+Entries are scored by gradient g, value θ and move Δ = θ_ft − θ_pre. All but ``movement`` and ``taylor`` need θ_pre alone:
+what a model can afford that is too large to be fine-tuned as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from forgetfree.core.batch_loss import Batch, BatchLoss, check_loss
+from forgetfree.core.parameters import ParameterSpace, at_least_float32
+from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.core.regions import Region
+from forgetfree.core.trained import trainable
+from forgetfree.display import counted
+from forgetfree.errors import OptionError, TrainingError
+
+#: How γ_base is chosen; `forgetfree.training.localization.choose_base` knows ``fisher`` and ``bias``, too.
+BaseKind = Literal["movement", "empty", "random", "fisher", "bias"]
+#: By what an entry is scored, see `saliency`.
+Saliency = Literal["movement", "taylor", "gradient", "snip", "gallop", "fisher", "random"]
+#: How γ is chosen: by learning the mask, from γ_base or from S = 0, or by a saliency.
+RegionSource = Literal["mask", "midpoint"] | Saliency
+#: What ``gallop`` adds to |θ|: among weights far below it, the gradient alone decides.
+SMALL = 1e-3
+#: The most scores of which one maximum is taken.
+_BLOCK = 32
+#: Regions of fewer entries are told as tiny, and how many entries are suggested in their place.
+_TINY, _ENOUGH = 20, 100
+
+
+def budget(space_size: int, sparsity: float, name: str = "sparsity") -> int:
+    """Return the most entries that a region may have: ``⌊sparsity · N⌋``.
+
+    Args:
+        space_size: N, the graftable entries.
+        sparsity: the share of them.
+        name: what messages call that share.
+
+    Raises:
+        OptionError: the sparsity is not in (0, 1], or leaves no entry.
+    """
+    if not 0 < sparsity <= 1:
+        raise OptionError(f"{name} must be above 0 and at most 1, got {sparsity}. The paper uses 1e-4.")
+    # The product may lie a rounding error below a whole number: 0.29 · 100.
+    entries = math.floor(sparsity * space_size + 1e-6)
+    if entries < 1:
+        raise OptionError(
+            f"{name} {sparsity} leaves no entry of the {space_size} graftable ones. Give at least {1 / space_size:.1e}."
+        )
+    return entries
+
+
+def tiny_region_note(space_size: int, sparsities: Iterable[float]) -> str:
+    """Say that the smallest region has hardly any entries, where it has fewer than `_TINY`; else return an empty text."""
+    sparsity = min(sparsities, default=1.0)
+    entries = math.floor(sparsity * space_size + 1e-6)
+    if space_size < _ENOUGH or not 0 < entries < _TINY:
+        return ""
+    digit = 10.0 ** math.floor(math.log10(_ENOUGH / space_size))
+    enough = math.ceil(_ENOUGH / space_size / digit - 1e-9) * digit
+    return (
+        f"sparsity {sparsity:g} of {space_size:,} graftable entries is a region of {counted(entries, 'entry')}, which can hold "
+        f"little of a task. For {_ENOUGH} entries or more, set the sparsity to {enough:.1g}."
+    )
+
+
+def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
+    """Return the ``count`` highest of the eligible scores ``(N,)``; of equal scores, those with the lower index.
+
+    There are fewer if fewer are eligible; an entry at −∞ or NaN never is.
+    """
+    if eligible is not None:
+        scores = scores.masked_fill(~eligible, -math.inf)
+    return Region(_highest(scores, count).cpu()) if count > 0 and len(scores) else Region.empty()
+
+
+def _highest(scores: Tensor, count: int) -> Tensor:
+    """Return the sorted indices of the ``count`` highest scores ``(N,)``, without −∞ and NaN.
+
+    Of many scores, most are ruled out by one quick pass. They lie in the ``count`` blocks of neighbours that have the highest
+    maxima: any other block's highest entry comes after the highest one of each of these.
+    """
+    block = min(_BLOCK, len(scores) // (8 * count))
+    if block < 2:
+        return _chosen(scores, count).nonzero().squeeze(1)
+    whole = len(scores) // block * block
+    rows = scores[:whole].reshape(-1, block)
+    maxima = rows.amax(1)
+    # A NaN hides its neighbours. Few blocks have one, so only these are read again.
+    hidden = maxima.isnan().nonzero().squeeze(1)
+    maxima[hidden] = _without_nan(rows[hidden]).amax(1)
+    high = _highest(maxima, count)
+    chosen = _chosen(torch.cat([rows[high].view(-1), scores[whole:]]), count).nonzero().squeeze(1)
+    inside = chosen[chosen < len(high) * block]
+    rest = chosen[len(inside) :] + (whole - len(high) * block)
+    return torch.cat([high[inside // block] * block + inside % block, rest])
+
+
+def _chosen(scores: Tensor, count: int) -> Tensor:
+    """Return as a mask which scores ``(N,)`` are the ``count`` highest, without −∞ and NaN; of equal ones the first."""
+    scores = _without_nan(scores)
+    if count >= len(scores):
+        return scores > -math.inf
+    threshold = torch.topk(scores, count, sorted=False).values.min()
+    chosen = scores > threshold
+    ties = (scores == threshold).nonzero().squeeze(1)[: count - int(chosen.count_nonzero())]
+    chosen[ties] = threshold > -math.inf
+    return chosen
+
+
+def _without_nan(scores: Tensor) -> Tensor:
+    return scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+
+
+def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | None = None) -> Region:
+    """Return the ``count`` entries with the largest |θ_ft − θ_pre| (``among`` a region); fewer if fewer moved."""
+    if among is not None:
+        at = among.indices.to(theta_pre.device)
+        return Region(among.indices[most_moved(theta_pre[at], theta_ft[at], count).indices])
+    movement = moves(theta_pre, theta_ft).abs_()
+    return top(movement.masked_fill_(movement == 0, -math.inf), count)
+
+
+def most_moved_by_tensor(
+    space: ParameterSpace, tensors: Sequence[int], theta_pre: Tensor, theta_ft: Tensor, share: float, free: Tensor
+) -> Region:
+    """Return of each tensor the ``⌊share · n⌋`` of its n free entries that moved most, at least one if any is free.
+
+    Args:
+        space: the parameter space, of N entries.
+        tensors: the numbers of the tensors, in order.
+        theta_pre: θ_pre ``(N,)``.
+        theta_ft: θ_ft ``(N,)``.
+        share: in (0, 1].
+        free: whether an entry may be chosen ``(N,)``.
+    """
+    movement, pieces = moves(theta_pre, theta_ft).abs_(), [Region.empty().indices]
+    for spec in (space.tensors[i] for i in tensors):
+        where = slice(spec.offset, spec.offset + spec.size)
+        count = int(free[where].sum())
+        # The product may lie a rounding error below a whole number: 0.29 · 100.
+        most = min(count, max(1, math.floor(share * count + 1e-6)))
+        pieces.append(top(movement[where], most, free[where]).indices + spec.offset)
+    return Region(torch.cat(pieces))
+
+
+def moves(theta_pre: Tensor, theta_ft: Tensor) -> Tensor:
+    """Return θ_ft − θ_pre, in float32 at least."""
+    return theta_ft.to(at_least_float32(theta_ft.dtype), copy=True).sub_(theta_pre)
+
+
+# -- Saliencies ------------------------------------------------------------------------------------------
+
+
+def saliency(kind: Saliency, gradient: Tensor, theta_pre: Tensor, theta_ft: Tensor) -> Tensor:
+    """Return the score of each entry, all arguments of one shape; its memory may be that of ``gradient``.
+
+    Args:
+        kind: ``movement``: |Δ| (paper, §2). ``taylor``: |g·Δ|, what the move changes the loss by, to first order.
+            ``gradient``: |g|, as in SPEFT (arXiv:2412.13488). ``snip``: |g·θ|, what the loss changes by, to first order, if the
+            entry becomes 0 (SNIP, arXiv:1810.02340). ``gallop``: |g| / (|θ| + 0.001), for large gradients of small weights:
+            the two criteria of GaLLoP (arXiv:2510.19778), this quotient of them is ours. ``fisher`` and ``random`` have their
+            score in the place of the gradient: the Fisher information, or numbers that were drawn.
+        gradient: g, in float32; nothing is read of it for ``movement``.
+        theta_pre: θ_pre, which is θ.
+        theta_ft: θ_ft, which is read for ``movement`` and ``taylor`` alone.
+    """
+    match kind:
+        case "movement":
+            return moves(theta_pre, theta_ft).abs_()
+        case "taylor":
+            return gradient.mul_(moves(theta_pre, theta_ft)).abs_()
+        case "gradient":
+            return gradient.abs_()
+        case "snip":
+            return gradient.mul_(theta_pre).abs_()
+        case "gallop":
+            return gradient.abs_().div_(theta_pre.abs().to(gradient.dtype).add_(SMALL))
+        case "fisher" | "random":
+            return gradient
+
+
+def is_saliency(source: RegionSource) -> TypeGuard[Saliency]:
+    """Return whether γ is chosen without a search."""
+    return source not in ("mask", "midpoint")
+
+
+def mean_gradient(
+    model: nn.Module, space: ParameterSpace, batches: Sequence[Batch], loss: BatchLoss, *, squared: bool = False
+) -> tuple[Tensor, float]:
+    """Return the gradient of the mean loss over all rows, ``(N,)`` in float32 on the model's device, and that loss.
+
+    Mini-batch by mini-batch its parts are added up in float32, whatever the tensors' dtype, and freed.
+
+    Args:
+        model: holds θ, in evaluation mode; the same afterwards.
+        space: its parameter space of N entries.
+        batches: the mini-batches.
+        loss: of them all, through ``model``.
+        squared: square what each backward pass leaves, before it is added.
+
+    Raises:
+        TrainingError: the loss or the gradient is not finite.
+    """
+    tensors = space.parameters(model)
+    total = torch.zeros(len(space), device=tensors[0].device)
+    views = {id(tensor): view for tensor, view in zip(tensors, space.views(total), strict=True)}
+
+    @torch.no_grad()
+    def take(tensor: Tensor) -> None:
+        if tensor.grad is not None:
+            views[id(tensor)].add_(tensor.grad.float().square() if squared else tensor.grad)
+            tensor.grad = None
+
+    with trainable(model, tensors):
+        hooks = [tensor.register_post_accumulate_grad_hook(take) for tensor in tensors]  # type: ignore[no-untyped-call]
+        try:
+            value = check_loss(loss(batches), 1)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    total /= loss.scale
+    if not math.isfinite(size := float(total.sum())):
+        raise TrainingError(
+            f"The gradients by which a region is chosen add up to {size}, expected finite ones. Choose it in fp32 (or bf16 "
+            "instead of fp16)."
+        )
+    return total, value
+
+
+def diagonal_fisher(model: ReadoutModel, space: ParameterSpace, rows: Sequence[Batch]) -> Tensor:
+    """Return for every graftable entry the mean over rows of (∂ log p(y|x) / ∂θ)², where y is the row's own label, or labels.
+
+    It is the empirical Fisher information by which FISH masks choose entries (Sung et al., 2021, arXiv:2111.09839, eq. 4). Each
+    gradient is of one row, because the square of a mean over rows is another quantity; in float32, without dropout.
+
+    Args:
+        model: holds the θ and the readout at which gradients are computed.
+        space: its parameter space of N entries.
+        rows: of one task, each as a batch of its own.
+
+    Returns:
+        ``(N,)`` on the model's device.
+    """
+    precision, model.precision = model.precision, "fp32"  # small squares would not survive half precision
+    try:
+        with trainable(model, space.parameters(model.backbone)):
+            model.eval()
+            squares, _ = mean_gradient(model.backbone, space, rows, _RowLosses(model), squared=True)
+    finally:
+        model.precision = precision
+    return squares / len(rows)
+
+
+class _RowLosses:
+    """The summed cross-entropy of each row, for a gradient of its own."""
+
+    scale = 1.0
+
+    def __init__(self, model: ReadoutModel) -> None:
+        self._model, self._device = model, next(model.parameters()).device
+
+    def __call__(self, batch: Sequence[Batch]) -> float:
+        total = 0.0
+        for x, y, t in (tuple(tensor.to(self._device) for tensor in each) for each in batch):
+            loss = F.cross_entropy(self._model(x, t).float(), y, reduction="sum")
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        return total
+
+
+def most_salient(scores: Tensor, count: int, taken: Region | None = None) -> Region:
+    """Return the ``count`` entries with the highest of the scores ``(N,)``; of equal ones, those with the lower index.
+
+    Args:
+        scores: see `saliency`; −∞ is written where an entry cannot be chosen. A score of 0 never is.
+        count: the most entries.
+        taken: entries that are left out.
+    """
+    scores.masked_fill_(scores == 0, -math.inf)
+    if taken is not None:
+        scores[taken.indices.to(scores.device)] = -math.inf
+    return top(scores, count)
