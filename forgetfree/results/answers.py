@@ -64,9 +64,9 @@ class Answers(ABC):
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
 
-    @abstractmethod
     def more_scores(self) -> dict[str, float]:
         """Return what stands beside the score, by name."""
+        return {} if (ece := self.ece) is None else {"ece": ece}
 
     @abstractmethod
     def constant_score(self, metric: str) -> float:
@@ -87,7 +87,7 @@ class Answers(ABC):
     @property
     def ece(self) -> float | None:
         """Expected calibration error, in [0, 1]; ``None`` where answers have no probabilities."""
-        return None
+        return None if self.choices is None else expected_calibration_error(*self.choices)
 
     @property
     def choices(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
@@ -121,7 +121,7 @@ class LabelAnswers(Answers):
 
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
-        return measured(metric, self._metric(metric).score, self)
+        return measured(metric, registry.kind(self.kind).metric(metric).score, self)
 
     @property
     def choices(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -139,13 +139,9 @@ class LabelAnswers(Answers):
         right: npt.NDArray[np.bool_] = self.logits.argmax(axis=1) == self.labels
         return right
 
-    def more_scores(self) -> dict[str, float]:
-        """Return the expected calibration error, in [0, 1]."""
-        return {"ece": self.ece}
-
     def constant_score(self, metric: str) -> float:
         """Return the best score of one label for all rows."""
-        registered = self._metric(metric)
+        registered: Metric = registry.kind(self.kind).metric(metric)
         if registered.constant is not None:
             return measured(metric, registered.constant, self)
         scores = [self.constant(int(label)).score(metric) for label in np.unique(self.labels)]
@@ -190,15 +186,6 @@ class LabelAnswers(Answers):
         within = labels.dtype == np.int64 and bool(((labels >= 0) & (labels < logits.shape[1])).all())
         check("labels", str(labels.dtype), within, f"whole numbers below {logits.shape[1]}")
         return cls(logits, labels, **more)
-
-    @property
-    def ece(self) -> float:
-        """Expected calibration error, in [0, 1]."""
-        return expected_calibration_error(self.logits, self.labels)
-
-    def _metric(self, name: str) -> Metric:
-        registered: Metric = registry.kind(self.kind).metric(name)
-        return registered
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,11 +295,6 @@ class TextAnswers(Answers):
         """The right texts."""
         return [list(texts) for texts in self.right]
 
-    @property
-    def ece(self) -> float | None:
-        """Expected calibration error, in [0, 1]; ``None`` where texts are free, and none has a probability among others."""
-        return None if self.choices is None else expected_calibration_error(*self.choices)
-
     def score(self, metric: str) -> float:
         """Return the score by a registered metric.
 
@@ -327,10 +309,9 @@ class TextAnswers(Answers):
         return measured(metric, registry.metric(metric).score, self)
 
     def more_scores(self) -> dict[str, float]:
-        """Return the mean loss of a token of the right texts, in nats, its exponential, the perplexity, and an ECE, if any."""
-        loss, ece = float(self.losses.astype(np.float64).mean()), self.ece
-        scores = {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0)))}
-        return scores if ece is None else {"ece": ece, **scores}
+        """Return an ECE, if any, the mean loss of a token of the right texts, in nats, and its exponential, the perplexity."""
+        loss = float(self.losses.astype(np.float64).mean())
+        return super().more_scores() | {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0)))}
 
     def constant_score(self, metric: str) -> float:
         """Return the score where all rows have the commonest of the texts, as where a strategy is not asked at all."""

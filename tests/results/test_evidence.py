@@ -15,17 +15,17 @@ from reported import edit, edit_about, make_run
 from forgetfree import cli
 from forgetfree.benchmarks.coverage import SEEDS, WORLDS, coverage
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.calibration import debiased_ece, ece_noise_floor
+from forgetfree.results.calibration import reliability
 from forgetfree.results.evidence import Evidence, RowScore, forgetting, interval, ratio, shared_variance
 from forgetfree.results.table import load_results
 
 
 def noise_floor(answers: LabelAnswers) -> float:
-    return ece_noise_floor(answers.logits, answers.labels)
+    return reliability(answers.logits, answers.labels).noise_floor
 
 
 def debiased(answers: LabelAnswers) -> float:
-    return debiased_ece(answers.logits, answers.labels)
+    return reliability(answers.logits, answers.labels).debiased_ece
 
 
 def answering(right: np.ndarray, labels: np.ndarray) -> LabelAnswers:

@@ -277,14 +277,15 @@ def _calibration(results: Results) -> Section:
         answers = [run.probabilities for run in entry.runs]
         if not all(answers):
             continue
-        bins = [reliability(each.logits, each.labels) for of_tasks in answers for each in of_tasks.values()]
-        counts = np.sum([each.counts for each in bins], axis=0)
-        hits, sure = (
-            np.sum([np.nan_to_num(getattr(each, of)) * each.counts for each in bins], axis=0)
-            for of in ("accuracy", "confidence")
+        diagrams = [reliability(each.logits, each.labels) for of_tasks in answers for each in of_tasks.values()]
+        ece, places = (
+            float(np.mean([each.ece for each in diagrams])),
+            np.concatenate([each.places for each in diagrams]),
         )
+        counts = np.bincount(places)
         filled = counts > 0
-        ece = float(np.mean([each.ece for of_tasks in answers for each in of_tasks.values()]))
+        hits = np.bincount(places, np.concatenate([each.right for each in diagrams]))
+        sure = np.bincount(places, np.concatenate([each.sure for each in diagrams]))
         with canvas(height=2.9) as ax:
             ax.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
             x, y = 100 * sure[filled] / counts[filled], 100 * hits[filled] / counts[filled]

@@ -10,7 +10,7 @@ import numpy as np
 
 from forgetfree.display import NULL, PERCENT, PLAIN
 from forgetfree.results.answers import LabelScores, shown_rows
-from forgetfree.results.calibration import debiased_ece, ece_noise_floor
+from forgetfree.results.calibration import Reliability, reliability
 from forgetfree.results.evidence import Evidence
 from forgetfree.results.metrics import Floats, title_of
 from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best
@@ -281,28 +281,25 @@ def _retention(results: Results, evidence: Evidence) -> Iterator[Table]:
 
 def _calibration_beside_chance(results: Results) -> Iterator[Table]:
     """Yield ECE, what chance shows, and what is left without it: means over the tasks with probabilities."""
-    entries = [entry for entry in results.entries if all(run.probabilities for run in entry.runs)]
-    if not entries:
-        return
-    measures: dict[str, Callable[[Any], float]] = {
+    measures: dict[str, Callable[[Reliability], float]] = {
         "ECE": lambda each: each.ece,
-        "noise floor": lambda each: ece_noise_floor(each.logits, each.labels),
-        "ECE without noise": lambda each: debiased_ece(each.logits, each.labels),
+        "noise floor": lambda each: each.noise_floor,
+        "ECE without noise": lambda each: each.debiased_ece,
     }
-    rows = []
-    for entry in entries:
-        answers = [run.probabilities.values() for run in entry.runs]
-        cells = [
-            cell((float(np.mean([measure(each) for each in of])) for of in answers), percent)
-            for measure in measures.values()
-        ]
-        rows.append((entry.label, *cells))
-    yield Table(
-        "Calibration beside chance (in percentage points; means over tasks)",
-        ("strategy", *measures),
-        tuple(rows),
-        legend=meanings(*measures),
-    )
+
+    def numbers(run: Run) -> Numbers | None:
+        diagrams = [reliability(each.logits, each.labels) for each in run.probabilities.values()]
+        return (
+            [float(np.mean([measure(each) for each in diagrams])) for measure in measures.values()]
+            if diagrams
+            else None
+        )
+
+    title = "Calibration beside chance (in percentage points; means over tasks)"
+    columns = [Column(name, percent, 0, name) for name in measures]
+    table = _table(results, title, "strategy", columns, _by_strategy(results, numbers))
+    if table.rows:
+        yield table
 
 
 # ---- labels and texts -----------------------------------------------------------------------------------
