@@ -6,7 +6,6 @@ error of it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import sys
@@ -46,8 +45,6 @@ def read_json(
     error: type[ForgetfreeError],
     remedy: str,
     check: Callable[[Any], None] = lambda value: None,
-    *,
-    signed: bool = False,
 ) -> Any:
     """Read a JSON file and check its content.
 
@@ -56,8 +53,6 @@ def read_json(
         error: the error to raise.
         remedy: the last sentence of its message.
         check: raises ``ValueError`` if the content is not right.
-        signed: whether it is an object that `sign` may have signed: it is compared with its checksum and returned without. What
-            a person wrote has none.
 
     Raises:
         ForgetfreeError: ``error``, with the file and the reason.
@@ -72,38 +67,7 @@ def read_json(
         check(value)
     except ValueError as fault:
         raise error(f"{path}: {first_line(fault)}. {remedy}") from fault
-    return unsigned(value, path, error) if signed else value
-
-
-def unsigned(value: Any, path: Path, error: type[ForgetfreeError]) -> Any:
-    """Return the content of a file without its checksum, as `read_json` does where it is signed.
-
-    Raises:
-        ForgetfreeError: ``error``: the content is not what was signed.
-    """
-    if not isinstance(value, dict) or "checksum" not in value:
-        return value
-    try:
-        check_signature(value)
-    except ValueError as fault:
-        raise error(f"{path}: {first_line(fault)}. Undo that, or restore it from a copy.") from fault
-    return {key: each for key, each in value.items() if key != "checksum"}
-
-
-def sign(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object with the checksum of its content, so that whoever reads it finds out whether it has changed since."""
-    return {**value, "checksum": _checksum(value)}
-
-
-def check_signature(value: Any) -> None:
-    """Raise ``ValueError`` where the content of an object is not what `sign` was given."""
-    if not isinstance(value, Mapping) or value.get("checksum") != _checksum(value):
-        raise ValueError("checksum must be that of the content, which has changed since forgetfree wrote it")
-
-
-def _checksum(value: Mapping[str, Any]) -> str:
-    content = json.loads(json.dumps({key: each for key, each in value.items() if key != "checksum"}))
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return value
 
 
 def read_bounded(path: Path) -> str:

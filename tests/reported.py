@@ -14,7 +14,7 @@ from forgetfree.errors import RunError
 from forgetfree.jobs.unit import Unit
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
-from forgetfree.results.unit_folder import HISTORY, PREDICTIONS, RECORD
+from forgetfree.results.unit_folder import HISTORY, OUTCOME, PREDICTIONS, RECORD, read_record
 from forgetfree.tensor_file import TensorFile
 
 Json = dict[str, Any]
@@ -137,15 +137,15 @@ def save(folder: Path, matrix: Any, ece: Any, found: dict[str, LabelAnswers], ro
     arrays = {f"{task}/logits": each.logits for task, each in found.items()}
     write_answers(folder / PREDICTIONS, arrays | {f"{task}/labels": each.labels for task, each in found.items()})
     if (folder / RECORD).exists():
-        record = json.loads((folder / RECORD).read_text())
-        Unit({"strategy": strategy, "seed": seed}, folder).end({}, record["details"])
+        outcome = json.loads((folder / OUTCOME).read_text())
+        Unit({"strategy": strategy, "seed": seed}, folder).end({}, outcome["details"], floors=outcome["floors"])
 
 
 def edit(out: Path, strategy: str | None = None, **details: Any) -> None:
     """Change what the records of a strategy's units say beside their scores, or those of all."""
     for path in sorted(out.glob(f"{strategy or '*'}/seed-*/{RECORD}")):
-        record = json.loads(path.read_text())
-        Unit(record["unit"], path.parent).end({}, record["details"] | details)
+        record = read_record(path.parent)
+        Unit(record["unit"], path.parent).end({}, record["details"] | details, floors=record["floors"])
 
 
 def edit_about(out: Path, **about: Any) -> None:

@@ -6,7 +6,7 @@ Equation 1: θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -159,3 +159,46 @@ def pruned_theta(theta_ft: Tensor, region: Region) -> Tensor:
 def interpolate(theta_pre: Tensor, theta: Tensor, alpha: float) -> Tensor:
     """Return (1 − α) θ_pre + α θ (WiSE-FT; Wortsman et al., 2022): exactly θ_pre at α = 0 and θ at α = 1."""
     return torch.lerp(theta_pre, theta, alpha)
+
+
+# -- Files of grafts and of ledgers: a region and its values as tensors ---------------------------------------
+
+
+def entry_tensors(space: ParameterSpace, region: Region, values: Tensor) -> dict[str, Tensor]:
+    """Return the tensors of a region and its values, as grafts' and ledgers' files hold them: ``(s,)`` both."""
+    indices = region.indices.to(index_dtype(space))
+    return {"index": indices, "value": values.detach().cpu().to(space.dtype)}
+
+
+def entries_of(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Region, Tensor]:
+    """Return region and values from what `entry_tensors` returned.
+
+    Raises:
+        ValueError, RegionError: one of them is missing, or they do not fit the space.
+    """
+    region, values = region_of(space, tensors, "index"), tensors.get("value")
+    got = "none" if values is None else f"{values.dtype} of shape {tuple(values.shape)}"
+    right = values is not None and values.dtype == space.dtype and values.shape == region.indices.shape
+    if values is None or not right:
+        raise ValueError(f"'value' must be {space.dtype} of shape ({len(region)},), got {got}")
+    return region, values
+
+
+def region_of(space: ParameterSpace, tensors: Mapping[str, Tensor], name: str) -> Region:
+    """Return the region whose indices stand under ``name``.
+
+    Raises:
+        ValueError, RegionError: there is none, or it does not fit the space.
+    """
+    indices, dtype = tensors.get(name), index_dtype(space)
+    if indices is None or indices.dtype != dtype or indices.dim() != 1:
+        got = "none" if indices is None else f"{indices.dtype} of shape {tuple(indices.shape)}"
+        raise ValueError(f"{name!r} must be {dtype} of shape (s,), got {got}")
+    region = Region(indices.to(torch.int64))
+    space.check(region.indices)
+    return region
+
+
+def index_dtype(space: ParameterSpace) -> torch.dtype:
+    """Return the dtype in which files hold indices."""
+    return torch.uint32 if len(space) <= 2**32 else torch.int64

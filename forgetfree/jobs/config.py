@@ -586,7 +586,7 @@ def _measured(config: RunConfig) -> str:
 def _begun_with(config: RunConfig) -> Mapping[str, Any]:
     """Return the settings in the config.json of ``out``; nothing where there is none to be read."""
     try:
-        settings = read_json(Path(config.out) / "config.json", ReportError, "", signed=True)["run"]["set"]
+        settings = read_json(Path(config.out) / "config.json", ReportError, "")["run"]["set"]
     except (ReportError, LookupError, TypeError):
         return {}
     return settings if isinstance(settings, dict) else {}

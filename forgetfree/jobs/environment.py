@@ -1,4 +1,4 @@
-"""Where a command runs and what it runs with: device, threads, versions; and what is to be known of the rows."""
+"""Where a command runs and what it runs with: device, threads, versions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,10 @@ from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forgetfree import __version__
-from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
-
-if TYPE_CHECKING:
-    from forgetfree.data.rows import TaskRows
-    from forgetfree.tasks import EvaluatedOn
 
 _PACKAGES = ("torch", "transformers", "datasets", "avalanche-lib", "peft", "safetensors", "numpy")
 
@@ -92,33 +86,6 @@ def quiet_libraries() -> None:
         "ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil|qpsolvers)(\..*)?$"
     )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-
-def tell_shared_rows(tasks: Iterable[TaskRows], scored: EvaluatedOn) -> None:
-    """Print a note on every task some of whose scored rows are trained on, and what else is to be known of its rows.
-
-    Args:
-        tasks: with their rows.
-        scored: which rows their test rows are.
-    """
-    for rows in tasks:
-        for note in filter(None, (*rows.notes, rows.shared_note(scored))):
-            tell_note(note)
-
-
-def left_out_of(tasks: Iterable[TaskRows]) -> dict[str, Any]:
-    """Return how many bad rows of each task were left out, for results.json; nothing where there are none."""
-    counts = {rows.task.name: rows.left_out for rows in tasks if rows.left_out}
-    return {"left_out": counts} if counts else {}
-
-
-def tell_shared_labels(tasks: Iterable[TaskRows]) -> None:
-    """Print a note where tasks that share one readout (``scenario=domain``) call its labels differently."""
-    different = {rows.task.labels: rows.task.name for rows in tasks}
-    if len(different) > 1:
-        named = "; ".join(f"{name}: {shorten(', '.join(labels), 60)}" for labels, name in different.items())
-        note = f"scenario=domain gives all tasks one readout, whose first answer is the first label of each ({named})."
-        tell_note(f"{note} If these labels mean different things, use scenario=class.")
 
 
 def circumstances(device: str) -> dict[str, Any]:

@@ -1,36 +1,46 @@
-"""One unit of a run: one strategy learns the stream from its first task to its last with one seed, and answers after each."""
+"""One unit of a run: one strategy learns the stream from its first task to its last with one seed, and answers after each.
+
+Beside its scores stands what else is measured: floors, rows that are right, the loss on held-out texts, the ledger in numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from forgetfree.core.regions import distribution
+from forgetfree.data.sampling import representative
 from forgetfree.errors import RunError
-from forgetfree.files import write_json
-from forgetfree.jobs.diagnostics import (
-    floors,
-    loss_before,
-    losses_after,
-    right_rows,
-    write_floors,
-)
-from forgetfree.jobs.ledger_summary import ledger_summary
-from forgetfree.jobs.predictions import save_predictions
-from forgetfree.jobs.stream_checkpoint import LearnedStream, StreamCheckpoint
-from forgetfree.jobs.stream_loading import Row, StreamLoader
+from forgetfree.jobs.checkpoints import LearnedStream, Row, StreamCheckpoint
+from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.json_file import read_json
+from forgetfree.kinds.kind import kind_of
+from forgetfree.models.state import ModelState
 from forgetfree.options import recorded
-from forgetfree.results.answers import Answers
+from forgetfree.results.answers import Answers, array_of, label_answers, pack_rows, tensors_by_task
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
-from forgetfree.results.unit_folder import MODELS, SECONDS_PER_TASK, size_and_sha256
+from forgetfree.results.unit_folder import BEFORE, MODELS, PREDICTIONS, size_and_sha256
 from forgetfree.serve.source import bound_of
+from forgetfree.tensor_file import TensorFile
 from forgetfree.training.monitor import Monitor, seconds_by_phase
 
 if TYPE_CHECKING:
-    from forgetfree.jobs.stream_prefix import StreamPrefix
+    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.continual.streams import Stream
+    from forgetfree.core.readout_model import ReadoutModel
+    from forgetfree.jobs.revision import StreamPrefix
+    from forgetfree.ledger import Ledger
+    from forgetfree.training.encoded_task import EncodedTask
+    from forgetfree.training.held_out_loss import HeldOutTexts
 
 Json = dict[str, Any]
+#: The answers of a unit on every task's test rows, as the kinds of the tasks keep them.
+PREDICTION_FILE = TensorFile(RunError, "Go on with --resume, which makes it again.")
 
 
 def learn(
@@ -56,62 +66,59 @@ def learn(
 
     name, seed, config = key["strategy"], key["seed"], loader.config
     stream, texts = loader.stream(seed), loader.held_out_texts(seed)
-    loss_of_texts = texts and loss_before(stream, texts, config.options[name], loader.device)
-    bound = _bound(loader, key)
-    table, checkpoint = _ScoreTable(key, directory, loader, monitor, carried), monitor.checkpoint()
-    try:
-        strategy = loader.strategy(name, seed, monitor)
-        unlearned = loader.answers_unlearned(strategy.model)
-        answers = StreamAnswers(strategy, upper_triangle=unlearned)
-        learned = LearnedStream(strategy, [], answers.broken)
-        kept = StreamCheckpoint(checkpoint, name, learned, answers)
-        if carried:
-            carried.hand_over(strategy, directory)
-        done = kept.restore()
-        if new := not learned.rows:
-            if carried and carried.tasks:
-                done = carried.put_into(learned, answers, directory, unlearned)
-                kept.learn(done)
-            else:
-                learned.rows.append(loader.before_training(name, answers))
-        for count in range(1, len(learned.rows) + 1):
-            table.write(learned.rows[:count])
-        if new:
-            kept.answer(*range(len(learned.rows)))
-        for number, experience in enumerate(stream.benchmark.train_stream, 1):
-            if number > done:
-                begin = checkpoint.clock()
-                strategy.train(experience)
-                learned.seconds.append(round(checkpoint.clock() - begin, 3))
-                kept.learn(number)
-            if number >= done:
-                strategy.save(directory)
-            if number == len(learned.rows):
-                learned.rows.append(answers.after(stream.task_of(experience)))
-                learned.kept_bytes.append(strategy.bytes_kept())
-                table.write(learned.rows)
-                kept.answer(number)
-    except Exception:
-        _write_floors(loader, key, directory)
-        raise
-    _write_floors(loader, key, directory)  # after learning, whose losses are awaited
-    last = learned.rows[-1]
-    by_task: Json = {"updates": {task.name: strategy.updates[task.name] for task in stream.tasks}}
-    by_task["updates"] |= carried.updates if carried else {}
-    by_task |= right_rows(stream.tasks, last)
-    aside = texts and {"before": loss_of_texts, **losses_after(strategy, texts), **texts.counts}
-    save_predictions(directory, last, (carried.texts_before if carried else {}) | _texts_before(learned.rows[0]))
-    write_json(directory / SECONDS_PER_TASK, learned.seconds)
+    loss_before = None
+    if texts:
+        with _pre_trained(stream, loader.device) as model:
+            loss_before = texts.loss(model, config.options[name])
+    bound, checkpoint = _bound(stream, config.options[name]), monitor.checkpoint()
+    strategy = loader.strategy(name, seed, monitor)
+    unlearned = loader.answers_unlearned(strategy.model)
+    answers = StreamAnswers(strategy, upper_triangle=unlearned)
+    learned = LearnedStream(strategy, [], answers.broken)
+    table = _ScoreTable(key, directory / SCORES_FILE, stream.tasks, monitor, carried)
+    kept = StreamCheckpoint(checkpoint, name, learned, answers)
+    if carried:
+        carried.hand_over(strategy, directory)
+    done = kept.restore()
+    if new := not learned.rows:
+        if carried and carried.tasks:
+            done = carried.put_into(learned, answers, directory, unlearned)
+            kept.learn(done)
+        else:
+            learned.rows.append(loader.before_training(name, answers))
+    for count in range(1, len(learned.rows) + 1):
+        table.write(learned.rows[:count])
+    if new:
+        kept.answer(*range(len(learned.rows)))
+    for number, experience in enumerate(stream.benchmark.train_stream, 1):
+        if number > done:
+            begin = checkpoint.clock()
+            strategy.train(experience)
+            learned.seconds.append(round(checkpoint.clock() - begin, 3))
+            kept.learn(number)
+        if number >= done:
+            strategy.save(directory)
+        if number == len(learned.rows):
+            learned.rows.append(answers.after(stream.task_of(experience)))
+            learned.kept_bytes.append(strategy.bytes_kept())
+            table.write(learned.rows)
+            kept.answer(number)
+    first, last = learned.rows[0], learned.rows[-1]
+    texts_before = {task: shown for task, each in first.items() if (shown := each.shown_texts())}
+    _save_predictions(directory, last, (carried.texts_before if carried else {}) | texts_before)
+    updates = {task.name: strategy.updates[task.name] for task in stream.tasks} | (carried.updates if carried else {})
+    aside = texts and {"before": loss_before, **_losses_after(strategy, texts), **texts.counts}
     return {
         "options": recorded(strategy.options),
         "ledger": ledger_summary(strategy.ledger),
         "kept_bytes": learned.kept_bytes,
-        "by_task": by_task,
+        "by_task": {"updates": updates, **_right_rows(stream.tasks, last)},
         **({"held_aside": aside} if aside else {}),
         "bound": bound,
-        **models_of(directory, loader.store),
+        **_models_of(directory, loader.store),
         "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
         "seconds": seconds_by_phase(strategy.seconds),
+        "seconds_per_task": learned.seconds,
     }
 
 
@@ -121,13 +128,12 @@ class _ScoreTable:
     def __init__(
         self,
         key: Mapping[str, Any],
-        directory: Path,
-        loader: StreamLoader,
+        path: Path,
+        tasks: Sequence[EncodedTask],
         monitor: Monitor,
         carried: StreamPrefix | None,
     ) -> None:
-        self._unit, self._path, self._monitor = (key["strategy"], key["seed"]), directory / SCORES_FILE, monitor
-        self._tasks = loader.stream(key["seed"]).tasks
+        self._unit, self._path, self._tasks, self._monitor = (key["strategy"], key["seed"]), path, tasks, monitor
         before = carried.scores if carried else []
         self._scores = [score for score in before if carried and score.after < len(carried.tasks)]
         self._known: dict[int, list[tuple[str, float]]] = {}  # most answers stay the same objects from row to row
@@ -150,30 +156,21 @@ class _ScoreTable:
         return self._known[id(answers)]
 
 
-def _texts_before(row: Row) -> dict[str, Sequence[str]]:
-    """Return the texts before training, by task, of the rows that a report shows."""
-    return {task: texts for task, each in row.items() if (texts := each.shown_texts())}
+def _save_predictions(directory: Path, answers: Row, before: Mapping[str, Sequence[str]]) -> None:
+    """Keep the answers on every task, and by task the texts before training of the rows that a report shows."""
+    arrays = tensors_by_task(answers) | {f"{task}/{BEFORE}": array_of(texts) for task, texts in before.items()}
+    tensors = {name: torch.tensor(array, device="cpu") for name, array in arrays.items()}
+    PREDICTION_FILE.write(directory / PREDICTIONS, tensors)
 
 
-def _bound(loader: StreamLoader, key: Mapping[str, Any]) -> Json:
+def _bound(stream: Stream, options: Any) -> Json:
     """Return what the answers of a unit depend on besides what its strategy keeps."""
-    stream, options = loader.stream(key["seed"]), loader.config.options[key["strategy"]]
     binding = stream.loaded.binding(options.answering["precision"])
     definitions = (task.definition for task in stream.tasks)
     return bound_of(definitions, binding, stream.loaded.fingerprint, stream.scenario == "class")
 
 
-def _write_floors(loader: StreamLoader, key: Mapping[str, Any], directory: Path) -> None:
-    """Measure the scores of a seed that take no fine-tuning: they are the same for all strategies, and the first one does."""
-    config, common = loader.config, loader.config.common
-    if key["strategy"] != config.strategy_names[0] or common.floors == "constant":
-        return
-    probe = loader.device if common.floors == "probe" else None
-    stream = loader.stream(key["seed"])
-    write_floors(directory, floors(stream, loader.tasks, config.shots, common.or_fewer, common.test_limit, probe))
-
-
-def models_of(directory: Path, store: Path) -> Json:
+def _models_of(directory: Path, store: Path) -> Json:
     """Return under `MODELS` size and SHA-256 of the fine-tuned models that a unit's fine-tuned.json names in the store."""
     try:
         keys = read_json(directory / "fine-tuned.json", RunError, "")
@@ -181,3 +178,126 @@ def models_of(directory: Path, store: Path) -> Json:
         return {}
     files = [store / f"{key}.safetensors" for key in keys.values()]
     return {MODELS: {path.name: size_and_sha256(path) for path in files if path.is_file()}}
+
+
+def _right_rows(tasks: Sequence[EncodedTask], answers: Row) -> dict[str, dict[str, str]]:
+    """Return which test rows of each task are right, packed, where its score is their share.
+
+    Intervals of a CSV file need them.
+    """
+    packed: dict[str, str] = {}
+    for task in tasks:
+        if task.definition.metric == "accuracy" and answers[task.name].are_labels:
+            right = label_answers(answers[task.name]).right
+            packed |= {task.name: pack_rows(right)} if len(right) == len(task.test) else {}
+    return {"right_rows": packed} if packed else {}
+
+
+# -- The loss on texts that no task trains ---------------------------------------------------------------
+
+
+@contextmanager
+def _pre_trained(stream: Stream, device: str) -> Iterator[ReadoutModel]:
+    """Give the stream's model on a device, with θ_pre in it; afterwards it is as it was before."""
+    model = stream.model.to(torch.device(device))
+    before = ModelState.of(model)
+    try:
+        stream.pre_trained.load_(model)
+        yield model
+    finally:
+        before.load_(model)
+
+
+def _losses_after(strategy: ContinualStrategy, texts: HeldOutTexts) -> dict[str, Any]:
+    """Return the loss on texts that no task trains at the end of a stream.
+
+    ``after`` is without a task: by the model as the ledger takes all regions out of it, where there is a ledger; else by the
+    one model. Where each task has a model of its own there is none without a task, and no ``after``.
+    ``by_task`` is by the model that answers for each task, where these differ.
+    """
+    from forgetfree.continual.regions import RegionStrategy
+
+    model, options, tasks = strategy.model, strategy.options, strategy.stream.tasks
+
+    def loss(as_held: AbstractContextManager[object]) -> float:
+        with as_held:
+            return texts.loss(model, options)
+
+    if not strategy.taskwise:
+        return {"after": loss(strategy.answering(tasks[-1]))}
+    by_task = [loss(strategy.answering(task)) for task in tasks]
+    if not isinstance(strategy, RegionStrategy):
+        return {"by_task": by_task}
+    # Nothing is put back here: what a strategy spoilt outside of its regions shows.
+    return {"after": loss(strategy.ledger_model.base(union=False)), "by_task": by_task}
+
+
+# -- Floors ----------------------------------------------------------------------------------------------
+
+
+def floors_of(loader: StreamLoader, key: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Return the scores of a seed that take no fine-tuning, by name and task: beside the first strategy, for they are alike.
+
+    They are a bag of words, the nearest row, and linear probes on θ_pre, at its readout and at the mean of tokens.
+    """
+    from forgetfree.training.encoded_task import sampled
+    from forgetfree.training.floors import bag_of_words, linear_probes, nearest_rows
+
+    config, common = loader.config, loader.config.common
+    if key["strategy"] != config.strategy_names[0] or common.floors == "constant":
+        return {}
+    stream = loader.stream(key["seed"])
+    tasks, known, scores = stream.tasks, stream.scenario == "task", dict[str, Sequence[float | None]]()
+    if loader.tasks:
+        train = [sampled(each, config.shots, stream.seed, common.or_fewer) for each in loader.tasks]
+        test = [
+            each.test.take(representative(kind_of(each.task).groups(each.test.labels), common.test_limit))
+            for each in loader.tasks
+        ]
+        scores["bag_of_words"] = bag_of_words(tasks, train, test, task_known=known)
+        if any("nearest_row" in task.kind.floors for task in tasks):
+            scores["nearest_row"] = nearest_rows(tasks, train, test)
+    if common.floors == "probe":
+        with _pre_trained(stream, loader.device) as model:
+            probes = linear_probes(tasks, model, task_known=known, precision="auto")
+        scores["linear_probe"] = probes["linear_probe"]
+        if any(score is not None for score in probes["mean_probe"]):
+            scores["mean_probe"] = probes["mean_probe"]
+    names = [task.name for task in tasks]
+    return {floor: dict(zip(names, of_tasks, strict=True)) for floor, of_tasks in scores.items()}
+
+
+# -- The ledger in numbers -------------------------------------------------------------------------------
+
+
+def ledger_summary(ledger: Ledger | None) -> Json | None:
+    """Return what results.json says of a ledger."""
+    if ledger is None:
+        return None
+    return {
+        "tasks": ledger.tasks,
+        "composition": ledger.composition,
+        **({"alone": [record.alone for record in ledger.records]} if ledger.composition == "auto" else {}),
+        "region_size": [len(record.region) for record in ledger.records],
+        "owned_size": [len(record.owned.region) for record in ledger.records],
+        "bytes": ledger.size_in_bytes,
+        "overlap": ledger.overlap(),
+        "places": _places(ledger),
+    }
+
+
+def _places(ledger: Ledger) -> list[Json]:
+    """Return how many entries of each layer and kind the space has, and how many of them each task owns."""
+    from forgetfree.results.parameter_kinds import layer_of, parameter_kind
+
+    def place(name: str) -> tuple[str, str]:
+        return layer_of(name), parameter_kind(name)
+
+    owned = [distribution(record.owned.region, ledger.space, place) for record in ledger.records]
+    sizes = Counter[tuple[str, str]]()
+    for tensor in ledger.space.tensors:
+        sizes[place(tensor.name)] += tensor.size
+    return [
+        {"layer": layer, "kind": kind, "entries": size, "owned": [counts[layer, kind] for counts in owned]}
+        for (layer, kind), size in sizes.items()
+    ]

@@ -328,8 +328,8 @@ class _Look:
         if self._first_task is None:
             return None
         options, times = self._options[name], _StepTimes()
-        few: dict[str, Any] = {"steps": _TAKEN, "mask_steps": _TAKEN, "mask_evaluations": 1}
-        few |= {key: _TAKEN for key in ("region_steps", "readout_steps") if getattr(options, key, None)}
+        few: dict[str, Any] = {"steps": _TAKEN, "mask_steps": _TAKEN}
+        few |= {"region_steps": _TAKEN} if getattr(options, "region_steps", None) else {}
         if getattr(options, "mask_steps", None) == 0:
             del few["mask_steps"]
         known = type(options).__dataclass_fields__
@@ -405,10 +405,9 @@ class _PhaseTime:
         if self.phase == "localize":
             searches = isinstance(options, LocalizationOptions) and options.region_from in ("mask", "midpoint")
             return mask_options(options, rows, updates).steps if searches else max(1, self.taken)  # type: ignore[arg-type]
-        if self.phase == "train":
-            own = getattr(options, "region_steps", None)
-        else:
-            own = None if getattr(options, "needs_fine_tuned", True) else getattr(options, "readout_steps", None)
+        if self.phase == "fine_tune" and not getattr(options, "needs_fine_tuned", True):
+            return self.taken  # of a readout alone, which are always as many
+        own = getattr(options, "region_steps", None) if self.phase == "train" else None
         return math.ceil((updates if own is None else own) * self.taken / _TAKEN)
 
 

@@ -6,11 +6,12 @@ OUT/report.md, OUT/report.html        the tables; the page: figures and tables, 
 OUT/fine-tuned/                       each task's fine-tuned model, shared by the strategies
 OUT/STRATEGY/seed-S/                  a unit, see `forgetfree.jobs.unit`: what the strategy keeps, scores.csv,
                                       predictions.safetensors (the last row's logits and labels on every task's test
-                                      rows), seconds-per-task.json
+                                      rows)
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures.process import BrokenProcessPool
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree.core.selection import tiny_region_note
 from forgetfree.device import find_device, kind_of_device, spread
-from forgetfree.display import tell_note
+from forgetfree.display import json_text, tell_note
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import (
     LOCK,
@@ -31,10 +32,11 @@ from forgetfree.files import (
     make_directory,
     refuse_used,
     remove_unfinished,
-    write_json,
+    sha256,
+    write_atomically,
 )
+from forgetfree.jobs.checkpoints import remove_checkpoint
 from forgetfree.jobs.config import USUAL, Execution, RunConfig, with_precision
-from forgetfree.jobs.description import describe
 from forgetfree.jobs.directory import REMEDY, as_json, holdings, merged_config, units_in
 from forgetfree.jobs.environment import (
     check_precision,
@@ -45,17 +47,17 @@ from forgetfree.jobs.environment import (
     threads_of_each,
 )
 from forgetfree.jobs.environment import versions as versions_here
-from forgetfree.jobs.learn import learn
+from forgetfree.jobs.learn import floors_of, learn
 from forgetfree.jobs.progress import Progress
 from forgetfree.jobs.signals import STOP, terminable
-from forgetfree.jobs.stream_loading import StreamLoader
-from forgetfree.jobs.unit import History, Json, Unit, remove_checkpoints, why_it_failed
+from forgetfree.jobs.stream_loading import StreamLoader, describe
+from forgetfree.jobs.unit import History, Json, Unit, why_it_failed
 from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses, units_at_a_time
-from forgetfree.json_file import sign
 from forgetfree.results.config_file import load_run
+from forgetfree.results.unit_folder import CONFIG
 
 if TYPE_CHECKING:
-    from forgetfree.jobs.stream_prefix import StreamPrefix
+    from forgetfree.jobs.revision import StreamPrefix
     from forgetfree.training.monitor import Monitor
 
 SCHEMA = 1
@@ -103,7 +105,7 @@ def run(config: RunConfig, execution: Execution = USUAL, prefix: Prefix | None =
     with terminable(), exclusive(out), threads_as_before():
         begun = _begun(config, execution, work.loader.store)
         content = _config_json(work.loader, execution, begun)  # every fault of data and model is told here
-        missing = _missing(work.loader, content)
+        missing = _missing(work, content, begun)
         progress = execution.progress or Progress()
         with progress.job([str(unit) for unit in missing], len(content["tasks"])):
             executor = _executor(work, execution, len(missing), progress)
@@ -145,11 +147,15 @@ class UnitWork:
         config: of the run.
         execution: how it is run.
         prefix: what units begin with, where it stands on top of another run.
+
+    Attributes:
+        config_json: SHA-256 of the run's config.json, once it is written.
     """
 
     def __init__(self, config: RunConfig, execution: Execution, prefix: Prefix | None = None) -> None:
         self._config, self._prefix = config, prefix
         self._debug, self._log = execution.debug, tuple(execution.log)
+        self.config_json = ""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "loader"}
@@ -173,13 +179,16 @@ class UnitWork:
         carried = self._prefix(loader, unit.key) if self._prefix else None
         kept = unit.begin(circumstances(loader.device))
         history = History(monitor, unit.directory, kept)
-        details, error = {}, None
+        details, floors, error = Json(), Json(), None
         try:
-            with self._tracked(unit, history) as tracked:
-                details = learn(loader, unit.key, unit.directory, tracked, carried=carried)
+            try:
+                with self._tracked(unit, history) as tracked:
+                    details = learn(loader, unit.key, unit.directory, tracked, carried=carried)
+            finally:
+                floors = floors_of(loader, unit.key)  # after learning, whose losses are awaited
         except Exception as fault:  # of a plug-in, perhaps
             error = why_it_failed(fault, self._debug)
-        unit.end(environment(loader.device), details, error, history.seconds)
+        unit.end(environment(loader.device), details, error, history.seconds, floors, self.config_json)
         kept.end()
 
     def _tracked(self, unit: Unit, monitor: Monitor) -> AbstractContextManager[Monitor]:
@@ -239,14 +248,22 @@ def _config_json(loader: StreamLoader, execution: Execution, begun: Json) -> Jso
     if config.unnamed:  # it cannot be repeated from this file alone
         content["objects"] = config.unnamed
     out = Path(config.out)
-    return merged_config(out, begun, as_json(content), execution.allow_changed) if begun else as_json(content)
+    if not begun:
+        return as_json(content)
+    merged = merged_config(out, begun, as_json(content), execution.allow_changed)
+    # Where nothing else is new, it stays as it is.
+    circumstances_then = {key: begun[key] for key in (*here, "command") if key in begun}
+    return begun if merged | circumstances_then == begun else merged
 
 
-def _missing(loader: StreamLoader, content: Json) -> list[Unit]:
+def _missing(work: UnitWork, content: Json, begun: Json) -> list[Unit]:
     """Write config.json, and return the units that are not done, each with its folder."""
+    loader = work.loader
     config, out = loader.config, Path(loader.config.out)
-    remove_checkpoints(units_in(out, content["units"]))
-    missing = [unit for unit in units_in(out, units_of(config)) if not unit.is_done()]
+    done = [unit for unit in units_in(out, content["units"]) if unit.is_done()]
+    for unit in done:  # a kill right after unit.json leaves one
+        remove_checkpoint(unit.directory)
+    missing = [unit for unit in units_in(out, units_of(config)) if unit not in done]
     if missing:
         sparsities = {getattr(options, "sparsity", None): None for options in config.options.values()}
         space = loader.stream(config.seeds[0]).model.space()
@@ -254,7 +271,13 @@ def _missing(loader: StreamLoader, content: Json) -> list[Unit]:
     for unit in missing:
         make_directory(unit.directory)
         unit.forget()
-    write_json(out / "config.json", sign(content))
+    path = out / CONFIG
+    if content != begun:
+        text = json_text(content, indent=1)
+        for unit in done:  # before it is there: a kill leaves a config.json that all of them know
+            unit.accept(hashlib.sha256(text.encode()).hexdigest())
+        write_atomically(path, text)
+    work.config_json = sha256(path)
     return missing
 
 

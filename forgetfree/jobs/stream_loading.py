@@ -1,17 +1,21 @@
-"""The stream of a run: its tasks, read once in a process, and the model that reads them."""
+"""The stream of a run: its tasks, read once in a process, and the model that reads them; what config.json says of both."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
 from forgetfree.data.encoding import fitting
 from forgetfree.device import find_device
+from forgetfree.display import tell_note
+from forgetfree.jobs.checkpoints import Row
 from forgetfree.kinds.kind import kind_of, readout_for
-from forgetfree.results.answers import Answers
+from forgetfree.options import recorded
+from forgetfree.results.answers import constant_scores
 from forgetfree.tasks import TaskDefinition
 
 if TYPE_CHECKING:
@@ -26,8 +30,9 @@ if TYPE_CHECKING:
     from forgetfree.training.held_out_loss import HeldOutTexts
     from forgetfree.training.monitor import Monitor
 
-#: The answers on every task's test rows.
-Row = dict[str, Answers]
+Json = dict[str, Any]
+#: Settings that say nothing of the outcome, or that results.json says elsewhere.
+_OF_THE_PLACE = ("cache", "threads", "evaluate_on", "scenario")
 
 
 class StreamLoader:
@@ -147,3 +152,85 @@ class StreamLoader:
         passes = answering["precision"], answering["batch_size"]
         self._first_rows[passes] = answers.before(self._first_rows.get(passes))
         return dict(self._first_rows[passes])
+
+
+# -- What config.json says -------------------------------------------------------------------------------
+
+
+def describe(loader: StreamLoader) -> Json:
+    """Load and check what the units need, before anything is trained, and describe it; what is to be known is told on stderr.
+
+    When the run is resumed, ``model``, ``tasks`` and ``data`` are compared; ``about`` begins results.json.
+    """
+    from forgetfree.continual.construction import check_options  # with Avalanche
+    from forgetfree.models.loading import config_of
+
+    config, common = loader.config, loader.config.common
+    _tell_of_rows(loader.tasks, config)
+    stream, tuned = loader.stream(config.seeds[0]), loader.fine_tuned
+    for name, strategy in config.classes.items():
+        check_options(strategy, config.options[name], stream)
+    aside = loader.held_out_texts(config.seeds[0])
+    apart = aside.notes(loader.tasks) if aside else []
+    for note in (stream.loaded.note, tuned.note if tuned else "", *(task.note for task in stream.tasks), *apart):
+        tell_note(note)
+    definitions = [task.definition for task in stream.tasks]
+    metric, unanswered = [each.metric for each in definitions], [task.unanswered for task in stream.tasks]
+    floor = constant_scores(unanswered, metric, task_known=stream.scenario == "task")
+    loaded, left_out = stream.loaded, {rows.task.name: rows.left_out for rows in loader.tasks if rows.left_out}
+    backbone, same = loaded.model.backbone, {"fingerprint": loaded.fingerprint, "readout": loaded.readout}
+    size = sum(parameter.numel() for parameter in backbone.parameters())
+    return {
+        "model": {
+            **{"name": config.section()["model"], **same, "max_length": loaded.max_length},
+            "config": config_of(backbone),
+        },
+        "tasks": [each.fields for each in definitions],
+        "data": {
+            task.name: {
+                "fingerprint": task.fingerprint,
+                "encoded": task.test.digest,
+                **{split: len(getattr(task, split)) for split in ("train", "validation", "test")},
+            }
+            for task in stream.tasks
+        },
+        **({"held_aside": aside.rows.digest} if aside else {}),
+        **({"fine_tuned": {"architecture": tuned.architecture, "fingerprint": tuned.fingerprint}} if tuned else {}),
+        "scenario": stream.scenario,
+        "options": {name: recorded(options) for name, options in config.options.items()},
+        "about": {
+            "stream": config.stream.rstrip(","),
+            "tasks": [task.name for task in stream.tasks],
+            "scenario": stream.scenario,
+            "evaluated_on": common.evaluate_on,
+            "model": {"name": config.model, **same, "parameters": size, "graftable": len(loaded.model.space())},
+            "data": {
+                "shots": config.shots,
+                "steps": shared_value(options.steps for options in config.options.values()),
+                "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
+                "test_rows": {task.name: len(task.test) for task in stream.tasks},
+                **({"left_out": left_out} if left_out else {}),
+            },
+            "floors": {"constant": floor},
+            "set": {key: value for key, value in config.settings.items() if key not in _OF_THE_PLACE},
+            "shared_rows": {rows.task.name: rows.shared for rows in loader.tasks},
+        },
+    }
+
+
+def shared_value(values: Iterable[Any]) -> Any:
+    """Return the value that all have; ``None`` where they differ."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
+
+
+def _tell_of_rows(tasks: Sequence[TaskRows], config: RunConfig) -> None:
+    """Print what is to be known of the rows of each task, such as that some which are scored are trained on."""
+    for rows in tasks:
+        for note in filter(None, (*rows.notes, rows.shared_note(config.common.evaluate_on))):
+            tell_note(note)
+    labels = {rows.task.labels: rows.task.name for rows in tasks}
+    if config.common.scenario == "domain" and len(labels) > 1:
+        named = "; ".join(f"{name}: {shorten(', '.join(each), 60)}" for each, name in labels.items())
+        note = f"scenario=domain gives all tasks one readout, whose first answer is the first label of each ({named})."
+        tell_note(f"{note} If these labels mean different things, use scenario=class.")

@@ -3,8 +3,9 @@
 scores.csv       its scores, see `forgetfree.results.scores`
 history.jsonl    task, phase, step, loss, rate and seconds since the unit began, of at most about a hundred steps a phase
 .checkpoint/     where it stands, until it has ended, see `forgetfree.jobs.checkpoints`
-…                what else it makes: a ledger, predictions, a graft, floors
-unit.json        written last: how it ended, with the size and SHA-256 of each file beside it
+…                what else it makes: a ledger, predictions, a graft
+outcome.json     how it ended, what it ran with, and what else is known of it
+unit.json        written last: the size and SHA-256 of each file beside it, and of the config.json that it was made under
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,17 @@ from forgetfree.errors import (
     out_of_memory,
 )
 from forgetfree.files import size_of, write_atomically, write_json
-from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint, remove_checkpoint
-from forgetfree.json_file import parse_json, sign
-from forgetfree.results.unit_folder import HISTORY, RECORD, read_record, size_and_sha256
+from forgetfree.jobs.checkpoints import CHECKPOINT, FileCheckpoint
+from forgetfree.json_file import parse_json, read_json
+from forgetfree.results.unit_folder import (
+    HISTORY,
+    OUTCOME,
+    RECORD,
+    described_files,
+    files_of,
+    read_record,
+    size_and_sha256,
+)
 from forgetfree.training.monitor import Follower, Monitor, Phase
 
 Json = dict[str, Any]
@@ -67,7 +76,7 @@ class Unit:
         return (self.directory / HISTORY).is_file()
 
     def record(self) -> Json | None:
-        """Return what unit.json says; ``None`` where the unit has not ended, or the file is damaged or another unit's."""
+        """Return how it ended; ``None`` where it has not, or what says so is damaged or another unit's."""
         try:
             record = read_record(self.directory)
         except RunError:
@@ -81,7 +90,7 @@ class Unit:
 
     def damaged(self, record: Json) -> list[str]:
         """Name the files that are not as unit.json says; of large ones sizes alone are compared."""
-        recorded, files = record["files"], _files(self.directory)
+        recorded, files = record["files"], files_of(self.directory)
         return sorted(
             name for name in {*recorded, *files} if name not in files or not _is_as(files[name], recorded.get(name))
         )
@@ -100,33 +109,37 @@ class Unit:
         kept.start()
         return kept
 
-    def end(self, made: Json, details: Json, error: str | None = None, seconds: float = 0.0) -> None:
-        """Write unit.json: the unit has ended, with the files that are in its folder.
+    def end(
+        self,
+        made: Json,
+        details: Json,
+        error: str | None = None,
+        seconds: float = 0.0,
+        floors: Json | None = None,
+        config: str = "",
+    ) -> None:
+        """Write outcome.json and unit.json: the unit has ended, with the files that are in its folder.
 
         Args:
             made: its versions, machine and command.
             details: what else results.json needs of it.
             error: why it could not go on, if it could not.
             seconds: how long it took.
+            floors: of its seed, beside the first strategy.
+            config: SHA-256 of the run's config.json; empty: of none.
         """
-        record = {
-            "schema": 1,
-            "unit": self.key,
-            "status": "done" if error is None else "failed",
-            "error": error,
-            "seconds": seconds,
-            **made,
-            "details": details,
-            "files": described_files(self.directory),
-        }
-        write_json(self.directory / RECORD, sign(record))
+        status = {"status": "done" if error is None else "failed", "error": error, "seconds": seconds}
+        write_json(self.directory / OUTCOME, {**status, **made, "details": details, "floors": floors or {}})
+        files = described_files(self.directory)
+        write_json(
+            self.directory / RECORD,
+            {"schema": 1, "unit": self.key, "config": [config] if config else [], "files": files},
+        )
 
-
-def remove_checkpoints(units: Iterable[Unit]) -> None:
-    """Remove the checkpoints of units that have ended well: a kill right after unit.json leaves one."""
-    for unit in units:
-        if (unit.directory / CHECKPOINT).is_dir() and unit.is_done():
-            remove_checkpoint(unit.directory)
+    def accept(self, config: str) -> None:
+        """Add the SHA-256 of the config.json that the run is about to have, with more units, to those of the unit."""
+        record = read_json(self.directory / RECORD, RunError, "")
+        write_json(self.directory / RECORD, record | {"config": [*record["config"], config]})
 
 
 def why_it_failed(fault: Exception, debug: bool) -> str:
@@ -153,20 +166,6 @@ def why_it_failed(fault: Exception, debug: bool) -> str:
 def named(key: Mapping[str, Any], separator: str) -> str:
     """Return a unit's key as a message names it, e.g. ``fine-tune seed 0``."""
     return separator.join(value if isinstance(value, str) else f"{name} {value}" for name, value in key.items())
-
-
-def described_files(directory: Path) -> Json:
-    """Return size and SHA-256 of every file of a unit, by name, but of unit.json, temporary files and checkpoints."""
-    return {name: size_and_sha256(path) for name, path in _files(directory).items()}
-
-
-def _files(directory: Path) -> dict[str, Path]:
-    files = {path.relative_to(directory): path for path in sorted(directory.rglob("*")) if path.is_file()}
-    return {
-        name.as_posix(): path
-        for name, path in files.items()
-        if name.parts != (RECORD,) and not any(part.startswith(".") for part in name.parts)
-    }
 
 
 def _is_as(path: Path, entry: Any) -> bool:

@@ -26,7 +26,7 @@ from forgetfree import registry
 from forgetfree.core.body import body_fingerprint, body_of, fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import ReadoutKind
-from forgetfree.core.regions import Region
+from forgetfree.core.regions import Region, entries_of, entry_tensors
 from forgetfree.core.tensors import check_buffers, not_finite, persistent_buffers
 from forgetfree.display import counted
 from forgetfree.errors import GraftError, RegionError, UsageError
@@ -275,7 +275,7 @@ def _graft_of(stored: StoredTasks) -> Graft:
     """Return the graft that a file holds."""
     check("tasks", stored.tasks, stored.tasks == [""], "one, without a name")
     space, only = ParameterSpace.of_layout(stored.metadata["layout"]), stored.read(0)
-    region, values = entries_of(space, only)
+    region, values = entries_of(space, only.tensors)
     if damaged := not_finite(only.tensors):
         raise ValueError(f"{damaged!r} holds NaN or infinity")
     try:
@@ -283,43 +283,3 @@ def _graft_of(stored: StoredTasks) -> Graft:
     except ValueError as error:
         raise ValueError(f"its origin cannot be read ({error})") from error
     return Graft(region, values, space, only.group("readout"), only.group("buffer"), origin)
-
-
-def entry_tensors(space: ParameterSpace, region: Region, values: Tensor) -> dict[str, Tensor]:
-    """Return the tensors of a region and its values, as grafts' and ledgers' files hold them: ``(s,)`` both."""
-    indices = region.indices.to(index_dtype(space))
-    return {"index": indices, "value": values.detach().cpu().to(space.dtype)}
-
-
-def entries_of(space: ParameterSpace, stored: TaskTensors) -> tuple[Region, Tensor]:
-    """Return region and values from what `entry_tensors` returned.
-
-    Raises:
-        ValueError, RegionError: one of them is missing, or they do not fit the space.
-    """
-    region, values = region_of(space, stored, "index"), stored.tensors.get("value")
-    got = "none" if values is None else f"{values.dtype} of shape {tuple(values.shape)}"
-    right = values is not None and values.dtype == space.dtype and values.shape == region.indices.shape
-    if values is None or not right:
-        raise ValueError(f"'value' must be {space.dtype} of shape ({len(region)},), got {got}")
-    return region, values
-
-
-def region_of(space: ParameterSpace, stored: TaskTensors, name: str) -> Region:
-    """Return the region whose indices stand under ``name``.
-
-    Raises:
-        ValueError, RegionError: there is none, or it does not fit the space.
-    """
-    indices, dtype = stored.tensors.get(name), index_dtype(space)
-    if indices is None or indices.dtype != dtype or indices.dim() != 1:
-        got = "none" if indices is None else f"{indices.dtype} of shape {tuple(indices.shape)}"
-        raise ValueError(f"{name!r} must be {dtype} of shape (s,), got {got}")
-    region = Region(indices.to(torch.int64))
-    space.check(region.indices)
-    return region
-
-
-def index_dtype(space: ParameterSpace) -> torch.dtype:
-    """Return the dtype in which files hold indices."""
-    return torch.uint32 if len(space) <= 2**32 else torch.int64

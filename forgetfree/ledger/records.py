@@ -22,10 +22,10 @@ from torch import Tensor
 
 from forgetfree import registry
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.regions import Region
+from forgetfree.core.regions import Region, entries_of, entry_tensors, index_dtype, region_of
 from forgetfree.errors import LedgerError, RegionError
 from forgetfree.json_file import check, checked
-from forgetfree.ledger.graft import Graft, entries_of, entry_tensors, index_dtype, region_of
+from forgetfree.ledger.graft import Graft
 from forgetfree.tasks import TaskDefinition
 from forgetfree.tensor_file import TaskFile, TaskTensors, grouped
 
@@ -127,10 +127,10 @@ def record_of(space: ParameterSpace, stored: TaskTensors) -> Record:
     except ValueError as error:
         raise ValueError(f"what it says of task {task!r} cannot be read ({error})") from error
     try:
-        region, values = entries_of(space, stored)
+        region, values = entries_of(space, stored.tensors)
         gamma = region
         if "shared" in stored.tensors:
-            shared = region_of(space, stored, "shared")
+            shared = region_of(space, stored.tensors, "shared")
             gamma = Region(torch.cat([region.indices, shared.indices]).sort().values)
     except (RegionError, ValueError) as error:
         raise ValueError(f"task {task!r}: {error}") from error

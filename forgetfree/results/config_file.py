@@ -15,6 +15,7 @@ from forgetfree.errors import ForgetfreeError, RunError, UnknownNameError, Usage
 from forgetfree.json_file import check, check_fields, is_number, read_bounded, read_json
 from forgetfree.options import fits, type_name, typed
 from forgetfree.recipes import StepsRule
+from forgetfree.results.unit_folder import CONFIG, check_config
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 #: What `RunConfig.section` holds.
@@ -104,11 +105,12 @@ def load_run(
         error: the error to raise.
 
     Raises:
-        ForgetfreeError: ``error``: it is missing or damaged.
+        ForgetfreeError: ``error``: it is missing or damaged, or not the one that the units of the run were made under.
         RunError: the directory is a part of a run.
     """
     check_whole(directory)
-    config: dict[str, Any] = read_json(directory / "config.json", error, remedy, _check_run, signed=True)
+    config: dict[str, Any] = read_json(directory / CONFIG, error, remedy, _check_run)
+    check_config(directory, error)
     return config | {"run": read_section(config["run"])}
 
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ReportError, UsageError, first_line
-from forgetfree.json_file import check, checked, parse_json, read_bounded, read_json
+from forgetfree.json_file import check, checked, parse_json, read_bounded
 from forgetfree.results.answers import Answers, TextAnswers, json_of
 from forgetfree.results.config_file import load_run
 from forgetfree.results.learning_matrix import forgetting_per_task, summarize
@@ -32,11 +32,9 @@ from forgetfree.results.unit_folder import (
     BEFORE,
     CONFIG,
     ELSEWHERE,
-    FLOORS,
     HISTORY,
     PREDICTIONS,
     RECORD,
-    SECONDS_PER_TASK,
     check_own,
     read_record,
 )
@@ -102,7 +100,7 @@ class LedgerSummary(_Facts):
 
 
 class HeldAside(_Facts):
-    """The mean loss of a token of texts that no task trains, in nats, see `forgetfree.jobs.diagnostics.losses_after`."""
+    """The mean loss of a token of texts that no task trains, in nats, see `forgetfree.jobs.learn`."""
 
     texts: Annotated[int, Field(ge=1)]
     tokens: Annotated[int, Field(ge=1)]
@@ -482,7 +480,7 @@ def _of_directory(out: Path, running: bool) -> RunRecord:
             about["failed"].append({**key, "after": _last_row(folder), "error": record["error"]})
         elif (folder / HISTORY).is_file():
             about["unfinished"].append({**key, "after": _last_row(folder)})
-        for name, of_tasks in read_floors(folder).items() if record else ():
+        for name, of_tasks in record["floors"].items() if record else ():
             floors.setdefault(name, {})[str(key["seed"])] = [of_tasks.get(task.name) for task in tasks]
     return whole_run({**about, "floors": floors or None}, frame_of(scores), units, str(out), files, config=config)
 
@@ -527,12 +525,8 @@ def _of_unit(
         for task, value in of_tasks.items()
         if value is not None
     ]
-    said = ("options", "ledger", "kept_bytes", "held_aside", "seconds")
+    said = ("options", "ledger", "kept_bytes", "held_aside", "seconds", "seconds_per_task")
     known = {name: details[name] for name in said if name in details}
-    per_task = folder / SECONDS_PER_TASK
-    if per_task.exists():
-        check_own(per_task, ReportError)
-        known["seconds_per_task"] = read_json(per_task, ReportError, _REMEDY)
     made: Json = {name: record[name] for name in ("versions", "code", "command") if name in record}
     # The name of the system tells no bit.
     made["machine"] = {name: its for name, its in record.get("machine", {}).items() if name != "system"}
@@ -545,25 +539,6 @@ def _last_row(folder: Path) -> int:
         return max((score.after for score in read_scores(folder / SCORES_FILE)), default=0)
     except ReportError:
         return 0
-
-
-def read_floors(folder: Path) -> dict[str, dict[str, float | None]]:
-    """Return the floors that a unit measured, by name and task; none where it measured none.
-
-    Raises:
-        ReportError: the file is damaged, or not the one that the unit made.
-    """
-    path = folder / FLOORS
-    if not path.exists():
-        return {}
-    check_own(path, ReportError)
-    floors: dict[str, dict[str, float | None]] = read_json(path, ReportError, _REMEDY, _check_floors)
-    return floors
-
-
-def _check_floors(floors: Any) -> None:
-    sound = isinstance(floors, dict) and floors.keys() <= LEARNED_FLOORS.keys()
-    check("floors", floors, sound and all(isinstance(each, dict) for each in floors.values()), "floors by task")
 
 
 def _labels(tasks: Sequence[TaskDefinition], scenario: str) -> dict[str, dict[int, str]]:

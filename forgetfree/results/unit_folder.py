@@ -1,4 +1,8 @@
-"""The folder of a unit: its files, and unit.json, which says size and SHA-256 of each; every reader of a file compares it."""
+"""The folder of a unit: its files, and unit.json, which says size and SHA-256 of each; every reader of a file compares it.
+
+unit.json says, too, which config.json the unit was made under: the SHA-256 of each version that the file had since then.
+How the unit ended stands in outcome.json, one of its files.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,16 @@ from typing import Any
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, RunError, first_line
 from forgetfree.files import sha256, size_of
-from forgetfree.json_file import check_fields, check_signature, read_json
+from forgetfree.json_file import check_fields, read_json
 
 Json = dict[str, Any]
-RECORD, CONFIG = "unit.json", "config.json"
+RECORD, OUTCOME, CONFIG = "unit.json", "outcome.json", "config.json"
 #: The losses of a unit.
 HISTORY = "history.jsonl"
 #: What tells tasks apart, of a unit that does so by features.
 FEATURES = "task-features.safetensors"
 #: In the file of answers: the texts before training of the rows that a report shows.
 BEFORE = "before"
-#: How long each task took to learn.
-SECONDS_PER_TASK = "seconds-per-task.json"
-#: The floors of its seed, beside the first strategy.
-FLOORS = "floors.json"
 #: The last answers on every task's test rows.
 PREDICTIONS = "predictions.safetensors"
 #: In the details of a unit: size and SHA-256 of the models that it answers with, where they lie outside its folder.
@@ -40,14 +40,46 @@ def size_and_sha256(path: Path) -> Json:
     return {"bytes": size_of(path), "sha256": sha256(path)}
 
 
+def described_files(directory: Path) -> Json:
+    """Return size and SHA-256 of each of these files."""
+    return {name: size_and_sha256(path) for name, path in files_of(directory).items()}
+
+
+def files_of(directory: Path) -> dict[str, Path]:
+    """Return the paths of a unit's files by name, but of unit.json, temporary files and checkpoints."""
+    files = {path.relative_to(directory): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    return {
+        name.as_posix(): path
+        for name, path in files.items()
+        if name.parts != (RECORD,) and not any(part.startswith(".") for part in name.parts)
+    }
+
+
 def read_record(directory: Path, error: type[ForgetfreeError] = RunError, remedy: str = _REMEDY) -> Json:
-    """Return the unit.json of a folder.
+    """Return what unit.json and outcome.json say of a unit.
 
     Raises:
-        ForgetfreeError: ``error``: it is missing or damaged.
+        ForgetfreeError: ``error``: one is missing or damaged.
     """
     record: Json = read_json(directory / RECORD, error, remedy, _check_record)
-    return record
+    _compare(directory / OUTCOME, record["files"].get(OUTCOME), directory / RECORD, error)
+    outcome: Json = read_json(directory / OUTCOME, error, remedy, _check_outcome)
+    return {**outcome, **record}
+
+
+def check_config(out: Path, error: type[ForgetfreeError] = RunError) -> None:
+    """Raise ``error`` where config.json is not the one that a unit was made under; damaged records do not count."""
+    digest = sha256(out / CONFIG)
+    for path in sorted(out.glob(f"*/seed-*/{RECORD}")):
+        try:
+            known = read_json(path, error, "", _check_record)["config"]
+        except error:
+            continue
+        if known and digest not in known:
+            raise error(
+                f"{out / CONFIG} is not the one that {path.parent} was made under: it has changed since, or is another run's. "
+                "Undo that, or restore it from a copy; other options are another run, with another --out."
+            )
 
 
 def check_own(path: Path, error: type[ForgetfreeError] = RunError, unit: Path | None = None) -> None:
@@ -65,8 +97,12 @@ def check_own(path: Path, error: type[ForgetfreeError] = RunError, unit: Path | 
             unit.json is damaged or another unit's.
     """
     record, expected = _expected(path, error, unit)
-    if record is None:
-        return
+    if record is not None:
+        _compare(path, expected, record, error)
+
+
+def _compare(path: Path, expected: Any, record: Path, error: type[ForgetfreeError]) -> None:
+    """Raise ``error`` unless a file has the size and SHA-256 that a unit.json says."""
     try:
         got = size_and_sha256(path) if isinstance(expected, dict) and expected.get("bytes") == size_of(path) else None
         if got is None or got != expected:
@@ -112,5 +148,10 @@ def _in_words(file: Any) -> str:
 
 
 def _check_record(record: Any) -> None:
-    check_fields("", record, {"unit": dict, "status": str, "files": dict, "details": dict, "checksum": str})
-    check_signature(record)
+    check_fields("", record, {"unit": dict, "files": dict, "config": list})
+    for name, file in record["files"].items():
+        check_fields(f"files.{name}", file, {"bytes": int, "sha256": str})
+
+
+def _check_outcome(outcome: Any) -> None:
+    check_fields("", outcome, {"status": str, "details": dict, "floors": dict})

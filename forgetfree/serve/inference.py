@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +66,10 @@ class Predictor:
         for name, definition in self.tasks.items():
             if faults := kind_of(definition).faults(definition):
                 raise LedgerError(f"Task {name!r} cannot be answered as it is described: {'; '.join(faults)}.")
-        self.ledger: Ledger | None = None
-        self._mixed: MixedBatchModel | None = None
-        if isinstance(self.weights, LedgerWeights):
-            self.ledger = self.weights.ledger
+        self.ledger = self.weights.ledger if isinstance(self.weights, LedgerWeights) else None
+        if self.ledger is not None:
             for task in self.tasks:
                 self._label(task)
-            if not deterministic:
-                switch, precision = self.weights.switch, self.weights.precision
-                self._mixed = MixedBatchModel(loaded.model, switch, pad=loaded.pad, precision=precision)
 
     @classmethod
     def of_run(
@@ -124,7 +119,7 @@ class Predictor:
             loaded.model.to(find_device(device))
             features = None
             if source.task_inference == "lda":  # the model holds θ_pre now
-                features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
+                features = TaskFeatures(loaded.model, loaded.fingerprint)
                 features.load(source.file.parent)
             weights = weights_of(source, loaded) if ledger is None else LedgerWeights(loaded, ledger)
             return cls(
@@ -145,6 +140,14 @@ class Predictor:
         backbone: Any = self.loaded.model.backbone
         narrow = self.weights.precision == "fp32" and backbone.dtype == torch.bfloat16
         return "bf16" if narrow else self.weights.precision
+
+    @cached_property
+    def _mixed(self) -> MixedBatchModel | None:
+        """What answers batches of many tasks; none where rows are answered one by one, or not from a ledger."""
+        if self.deterministic or not isinstance(self.weights, LedgerWeights):
+            return None
+        switch, precision = self.weights.switch, self.weights.precision
+        return MixedBatchModel(self.loaded.model, switch, pad=self.loaded.pad, precision=precision)
 
     @property
     def tasks(self) -> Mapping[str, TaskDefinition]:

@@ -45,7 +45,7 @@ def file(published: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathFac
 
 def test_a_run_file_says_what_each_unit_was_computed_with(file: Path, published: tuple[Path, list[str]]) -> None:
     for name, run in replay.units_of(read_run(file)).items():
-        record = json.loads((published[0] / name / "unit.json").read_text())
+        record = json.loads((published[0] / name / "outcome.json").read_text())
         assert {key: run.facts.made[key] for key in ("versions", "code", "command")}.items() <= record.items()
         assert run.facts.made["machine"].items() <= record["machine"].items()
         assert run.facts.made["machine"]["threads"] == 1 and "forgetfree" in run.facts.made["versions"]

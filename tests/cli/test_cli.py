@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 import torch
+from edited import change_config
 
 from forgetfree import __version__, cli, recipes, registry
 from forgetfree.jobs import progress
 from forgetfree.jobs.config import strategies_of
 from forgetfree.jobs.directory import merged_config
-from forgetfree.json_file import sign
 from forgetfree.ledger import Ledger
 from forgetfree.results.report.run_report import write_report
 
@@ -779,10 +779,7 @@ def test_a_run_of_another_version_is_not_resumed(tiny_cli: Tiny, tmp_path: Path,
     """Its batches may have been others: results of the two must not stand side by side as if they were of one."""
     out = tmp_path / "out"
     assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out)) == 0
-    config = json.loads((out / "config.json").read_text())
-    config["versions"]["forgetfree"] = "0.2.0"
-    del config["checksum"]
-    (out / "config.json").write_text(json.dumps(sign(config)))
+    change_config(out, lambda config: config["versions"].update(forgetfree="0.2.0"))
     capsys.readouterr()
     assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out, "--seed", "0", "--seed", "1", "--resume")) == 1
     expected = f"cannot be resumed: the version of forgetfree (was 0.2.0, is {__version__}) changed since it was begun"

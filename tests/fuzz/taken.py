@@ -42,9 +42,9 @@ _FIGURED = (
     "config.json",
     "results.json",
     "unit.json",
+    "outcome.json",
     "predictions.safetensors",
     "history.jsonl",
-    "seconds-per-task.json",
 )
 #: How long one reader may take, in seconds, and how much memory it may add, in kilobytes.
 PATIENCE, ROOM = 60, 2**20
@@ -219,7 +219,7 @@ def _resumed(words: Sequence[str], run: Path) -> Given:
 
 
 def _timeless(value: Any) -> Any:
-    apart = ("seconds", "seconds_per_task", "checksum", "made_of")
+    apart = ("seconds", "seconds_per_task")
     if isinstance(value, dict):
         return {key: _timeless(each) for key, each in value.items() if key not in apart}
     return [_timeless(each) for each in value] if isinstance(value, list) else value

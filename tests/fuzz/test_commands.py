@@ -50,7 +50,7 @@ DAMAGED_UNITS: dict[str, tuple[str, Change]] = {
     "no record": ("unit.json", lambda data: b""),
     "a deep record": ("unit.json", lambda data: b"[" * 100_000),
     "a record of another unit": ("unit.json", lambda data: data.replace(b'"seed": 0', b'"seed": 1', 1)),
-    "other options": ("unit.json", lambda data: data.replace(b'"steps": 1', b'"steps": 2', 1)),
+    "other options": ("outcome.json", lambda data: data.replace(b'"steps": 1', b'"steps": 2', 1)),
 }
 DAMAGED_CONFIGS: dict[str, tuple[Change, str]] = {
     "deep": (lambda data: b"[" * 100_000, "config.json is not valid JSON: its lists and objects"),

@@ -28,6 +28,6 @@ def test_every_kind_of_file_is_damaged(fuzz: Fuzz) -> None:
     assert found >= {
         *("config.json", "results.json", "unit.json", "scores.csv", "history.jsonl", "predictions.safetensors"),
         *("ledger.safetensors", "adapters.safetensors", "checkpoint.safetensors", "fine-tuned.json"),
-        *("fine-tuned/*.safetensors", "floors.json", "seconds-per-task.json", "task-features.safetensors"),
-        *("graft.safetensors", "measured.json", "circumstances.json"),
+        *("fine-tuned/*.safetensors", "outcome.json", "task-features.safetensors"),
+        *("graft.safetensors", "measured.safetensors", "circumstances.json"),
     }

@@ -556,7 +556,7 @@ def test_other_versions_are_refused_or_recorded_and_no_unit_is_computed_in_two_w
 
         patch.setattr(unit.History, "log_step", stop)
         run(both)
-    finished = (out / "bitfit" / "seed-0" / "unit.json").read_bytes()
+    finished = (out / "bitfit" / "seed-0" / "outcome.json").read_bytes()
     versions = environment.versions()
     for module in (environment, directory):
         monkeypatch.setattr(module, "versions", lambda: versions | {"torch": "9.9"})
@@ -567,8 +567,8 @@ def test_other_versions_are_refused_or_recorded_and_no_unit_is_computed_in_two_w
     done = Cut(monkeypatch).steps
     run(both, Execution(resume=True, allow_changed=True))
     assert next(step for step in done if step[1] == "train") == ("sst2", "train", 1)
-    assert (out / "bitfit" / "seed-0" / "unit.json").read_bytes() == finished
-    record = json.loads((out / "continual-ft" / "seed-0" / "unit.json").read_text())
+    assert (out / "bitfit" / "seed-0" / "outcome.json").read_bytes() == finished
+    record = json.loads((out / "continual-ft" / "seed-0" / "outcome.json").read_text())
     assert record["versions"]["torch"] == "9.9"
     (changed,) = json.loads((out / "config.json").read_text())["changed"]
     assert changed.startswith("the version of torch (was ") and changed.endswith("is 9.9)")
@@ -582,7 +582,7 @@ def test_units_have_as_many_threads_as_the_first(config: Callable[..., RunConfig
     torch.set_num_threads(1)
     run(replace(usual, settings=settings, seeds=(0, 1)), Execution(resume=True))
     assert torch.get_num_threads() == 1
-    records = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("unit.json")]
+    records = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("outcome.json")]
     assert [record["machine"]["threads"] for record in records] == [2, 2]
 
 

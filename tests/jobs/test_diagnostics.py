@@ -16,8 +16,8 @@ from forgetfree.continual.streams import load_stream
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import TrainingError
-from forgetfree.jobs import learn
 from forgetfree.strategies.continual_ft import ContinualFT
+from forgetfree.training import floors
 from forgetfree.training.encoded_task import sampled
 from forgetfree.training.floors import linear_probe, overlap, word_answers
 
@@ -50,19 +50,19 @@ def finished(command: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def test_floors_are_those_of_each_seeds_sample(finished: Path, data_directory: Path, model_directory: Any) -> None:
-    floors = results_of(finished)["floors"]
-    assert set(floors) == {"constant", "bag_of_words", "linear_probe", "mean_probe"}
+    found = results_of(finished)["floors"]
+    assert set(found) == {"constant", "bag_of_words", "linear_probe", "mean_probe"}
     for seed in (0, 5):
         for number, rows in enumerate(load_tasks(TASKS, str(data_directory))):
             train = sampled(rows, 4, seed)
             (predicted,) = word_answers([train], np.array(train.labels), [rows.test])
             share = (predicted == np.array(rows.test.labels)).mean()
-            assert floors["bag_of_words"][str(seed)][number] == share
+            assert found["bag_of_words"][str(seed)][number] == share
         how: dict[str, Any] = {"data": str(data_directory), "model": str(model_directory("bert"))}
         stream = load_stream(TASKS, shots=4, seed=seed, **how)
-        assert floors["linear_probe"][str(seed)] == linear_probe(stream.tasks, stream.model, precision="auto")
+        assert found["linear_probe"][str(seed)] == linear_probe(stream.tasks, stream.model, precision="auto")
         at_mean = load_stream(TASKS, shots=4, seed=seed, readout="mean", **how)
-        assert floors["mean_probe"][str(seed)] == linear_probe(at_mean.tasks, at_mean.model, precision="auto")
+        assert found["mean_probe"][str(seed)] == linear_probe(at_mean.tasks, at_mean.model, precision="auto")
 
 
 def test_a_report_its_csv_file_and_its_results_have_one_interval(
@@ -111,13 +111,13 @@ def test_floors_wait_until_the_first_strategy_has_learned(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Users see losses at once, and floors on the page."""
-    learned, measured = list[str](), learn.floors
+    learned, measured = list[str](), floors.bag_of_words
 
-    def floors(*arguments: Any) -> Any:
+    def bag_of_words(*arguments: Any, **more: Any) -> Any:
         learned.append((tmp_path / "out" / "continual-ft" / "seed-0" / "history.jsonl").read_text())
-        return measured(*arguments)
+        return measured(*arguments, **more)
 
-    monkeypatch.setattr(learn, "floors", floors)
+    monkeypatch.setattr(floors, "bag_of_words", bag_of_words)
     assert cli.main([*command, "--seed", "0", "--out", str(tmp_path / "out")]) == 0
     (history,) = learned
     assert {json.loads(line)["task"] for line in history.splitlines()} == set(TASKS.split(","))

@@ -215,7 +215,7 @@ def test_a_run_that_goes_on_computes_as_it_began(bf16_takes: Any, tmp_path: Path
         file.unlink()
     perform(prepared(replace(config, seeds=(0, 1))), Execution(resume=True))
     recorded = json.loads((tmp_path / "out" / "config.json").read_text())
-    units = [json.loads(each.read_text()) for each in (tmp_path / "out").glob("*/*/unit.json")]
+    units = [json.loads(each.read_text()) for each in (tmp_path / "out").glob("*/*/outcome.json")]
     assert recorded["run"]["set"]["precision"] == "bf16" and not passes
     assert [each["details"]["options"]["precision"] for each in units] == ["bf16"] * 2
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from edited import change_config
 
 import forgetfree
 from forgetfree import Ledger, cli
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import UsageError
-from forgetfree.jobs.stream_checkpoint import StreamCheckpoint
-from forgetfree.json_file import sign
+from forgetfree.jobs.checkpoints import StreamCheckpoint
 from forgetfree.strategies.grafting_continual import GraftingContinual
 from forgetfree.training.single_task import SingleTask
 
@@ -33,7 +33,7 @@ OPTIONS = ("--shots", "4", "--steps", "3", "--set", "learning_rate=0.3", "--spar
 #: What depends on the clock.
 TIMED = (
     "history.jsonl",
-    "seconds-per-task.json",
+    "outcome.json",
     "unit.json",
     "report.md",
     "report.html",
@@ -107,7 +107,6 @@ def hashes(run: Path) -> dict[str, str]:
 def results(run: Path) -> Any:
     """results.json without seconds."""
     found = json.loads((run / "results.json").read_text())
-    found.pop("checksum", None)  # of seconds, too
     return found | {"runs": [{key: value for key, value in each.items() if key != "seconds"} for each in found["runs"]]}
 
 
@@ -117,7 +116,7 @@ def same(one: Path, other: Path) -> None:
     assert results(one) == results(other)
     ours, theirs = (json.loads((each / "config.json").read_text()) for each in (one, other))
     for config in (ours, theirs):
-        del config["command"], config["checksum"]  # of the command, too
+        del config["command"]
         config["run"]["data"] = config["run"]["model"] = ""  # relative to the directory
     assert ours == theirs
 
@@ -149,8 +148,8 @@ def test_earlier_tasks_keep_every_bit_and_nothing_is_fine_tuned_again(
 def test_nothing_of_the_task_is_left(removed: Callable[[str], Path]) -> None:
     out = removed("ag_news")
     naming = {path.name for path in out.rglob("*") if path.is_file() and b"ag_news" in path.read_bytes()}
-    assert naming <= {"config.json", "unit.json"}  # in the command alone
-    for path in (out / "config.json", *out.glob("*/seed-0/unit.json")):
+    assert naming <= {"config.json", "outcome.json"}  # in the command alone
+    for path in (out / "config.json", *out.glob("*/seed-0/outcome.json")):
         content = json.loads(path.read_text())
         del content["command"]
         assert "ag_news" not in json.dumps(content)
@@ -239,9 +238,7 @@ def test_one_that_is_cut_short_goes_on(
 def test_where_tasks_stand_alone_neither_data_nor_model_are_needed(run: MakeRun, tmp_path: Path) -> None:
     whole, moved = run(*TASKS, strategies=("bitfit", "graft-retrain")), tmp_path / "moved"
     shutil.copytree(whole, moved)
-    config = json.loads((moved / "config.json").read_text())
-    config["run"] |= {"data": "/nowhere", "model": "/nowhere"}
-    (moved / "config.json").write_text(json.dumps(sign(config)))
+    change_config(moved, lambda config: config["run"].update(data="/nowhere", model="/nowhere"))
     assert remove(moved, "qnli", tmp_path / "out") == 0
     for strategy in ("bitfit", "graft-retrain"):
         unit = Path(strategy) / "seed-0"
@@ -361,7 +358,7 @@ def test_what_cannot_be_learned_on_top_is_refused(
     for code, message, words in (
         (1, "has learned 'qnli'. New rows of it are a task of another name", ("qnli",)),
         (2, "Unknown task 'ag_new'. Did you mean 'ag_news'?", ("ag_new",)),
-        (2, "--steps cannot be given with --on: a run goes on with its own options", ("sst2", "--steps", "9")),
+        (2, "steps cannot be given with --on: a run goes on with its own options", ("sst2", "--steps", "9")),
         (2, "--check is of a whole run. Leave it out", ("sst2", "--check")),
         (2, "--without qnli takes a task away, and sst2 would be learned", ("sst2", "--without", "qnli")),
         (2, "there is no such file", ("sst2", "--data", "nowhere.csv", "--data", "nor.csv")),
@@ -374,9 +371,7 @@ def test_what_cannot_be_learned_on_top_is_refused(
     assert cli.main(["run", "--without", "qnli"]) == 2
     assert "Give it by --on RUN" in capsys.readouterr().err
     shutil.copytree(base, tmp_path / "older")
-    config = json.loads((tmp_path / "older" / "config.json").read_text())
-    config["versions"]["torch"] = "1.0"
-    (tmp_path / "older" / "config.json").write_text(json.dumps(sign(config)))
+    change_config(tmp_path / "older", lambda config: config["versions"].update(torch="1.0"))
     assert extend(tmp_path / "older", "sst2", out) == 1
     assert "the version of torch (was 1.0" in capsys.readouterr().err
     assert not out.exists()
@@ -392,8 +387,8 @@ def test_python_has_the_same_words(run: MakeRun, tmp_path: Path) -> None:
     call = json.loads((tmp_path / "more" / "config.json").read_text())["command"]
     assert call.startswith("forgetfree.run(stream='sst2', on=")
     for message, arguments in (
-        ("steps cannot be given with on: a run goes on with its own options", {"on": base, "steps": 9}),
-        ("mask_steps cannot be given with on", {"on": base, "mask_steps": 2}),
+        ("steps cannot be given with on=: a run goes on with its own options", {"on": base, "steps": 9}),
+        ("mask_steps cannot be given with on=", {"on": base, "mask_steps": 2}),
         ("needs the run that learned the task", {"without": "qnli"}),
     ):
         with pytest.raises(UsageError, match=message):

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from edited import write_config
 from tiny import last_of_each
 
 from forgetfree import cli
@@ -40,9 +41,8 @@ from forgetfree.jobs.run import prepared
 from forgetfree.jobs.run import run as perform
 from forgetfree.jobs.unit import Unit
 from forgetfree.jobs.workers import ThisProcess
-from forgetfree.json_file import sign
 from forgetfree.results.report.run_report import write_report
-from forgetfree.results.unit_folder import RECORD
+from forgetfree.results.unit_folder import RECORD, read_record
 from forgetfree.training.monitor import Monitor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -125,7 +125,7 @@ def results_of(out: Path) -> Any:
 def timeless(value: Any) -> Any:
     """Results without what differs from run to run."""
     if isinstance(value, dict):
-        return {key: timeless(each) for key, each in value.items() if key not in ("seconds", "made_of", "checksum")}
+        return {key: timeless(each) for key, each in value.items() if key not in ("seconds", "seconds_per_task")}
     return [timeless(each) for each in value] if isinstance(value, list) else value
 
 
@@ -161,7 +161,7 @@ def test_two_jobs_write_what_one_writes(command: Command, whole: Path, tmp_path:
 
 def test_a_unit_says_how_it_ended_and_what_it_wrote(command: Command, whole: Path) -> None:
     for folder in command.units:
-        record = json.loads((whole / folder / RECORD).read_text())
+        record = read_record(whole / folder)
         assert (record["status"], record["error"]) == ("done", None) and record["seconds"] >= 0
         assert {"torch", "forgetfree"} <= set(record["versions"]) and record["machine"]["device"] == "cpu"
         written = {path.name: path.stat().st_size for path in (whole / folder).iterdir() if path.name != RECORD}
@@ -241,7 +241,7 @@ def test_whatever_a_unit_raises_the_others_go_on(
     (failed,) = command.perform(command.at(tmp_path / "out"))["failed"]
     assert "\n" not in failed["error"]
     assert first_line(error) in failed["error"]
-    assert json.loads((tmp_path / "out" / command.units[1] / RECORD).read_text())["status"] == "done"
+    assert read_record(tmp_path / "out" / command.units[1])["status"] == "done"
 
 
 def test_a_full_disk_stops_all_units(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_a_check_of_what_is_resumed_answers_as_resuming_does(
     for before, more, code, told in cases:
         answers = []
         for check in (["--check"], []):
-            begun.write_text(json.dumps(sign(before)) if before else "{")
+            write_config(out, before) if before else begun.write_text("{")
             capsys.readouterr()
             assert cli.main(command.words(out, "--resume", *more, *check)) == code, told
             answers.append([line for line in capsys.readouterr().err.splitlines() if "error: " in line])

@@ -240,7 +240,7 @@ def digest(out: Path, *, shared: bool = False) -> Json:
     found = {}
     for path in sorted(path for path in out.rglob("*") if path.is_file()):
         name = path.relative_to(out).as_posix()
-        if path.name in ("report.html", "report.md", "seconds-per-task.json", "unit.json", "config.json"):
+        if path.name in ("report.html", "report.md", "outcome.json", "unit.json", "config.json"):
             found[name] = "made of the others"
         elif path.suffix in (".json", ".jsonl"):
             lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
@@ -259,7 +259,7 @@ def digest(out: Path, *, shared: bool = False) -> Json:
 def timeless(value: Any) -> Any:
     """Return a JSON value without seconds, and without checksums over them."""
     if isinstance(value, dict):
-        return {key: timeless(each) for key, each in value.items() if key not in ("seconds", "made_of", "checksum")}
+        return {key: timeless(each) for key, each in value.items() if key not in ("seconds", "seconds_per_task")}
     return [timeless(each) for each in value] if isinstance(value, list) else value
 
 

@@ -18,7 +18,6 @@ import forgetfree
 from forgetfree import cli, registry
 from forgetfree.data.columns import ColumnNames
 from forgetfree.data.sources import load_task
-from forgetfree.jobs.diagnostics import write_floors
 from forgetfree.kinds.classification import Classification
 from forgetfree.kinds.kind import Form, kind_of
 from forgetfree.kinds.tagging import Tagging
@@ -27,7 +26,6 @@ from forgetfree.results.answers import Answers, LabelAnswers, constant_scores
 from forgetfree.results.metrics import Metric
 from forgetfree.results.report import run_figures
 from forgetfree.results.report.run_report import lay_out
-from forgetfree.results.runs import read_floors
 from forgetfree.tasks import TaskDefinition
 from forgetfree.testing import check_stream
 
@@ -191,11 +189,6 @@ def test_a_kind_of_a_kind_scores_in_its_own_way(ratings: Path, monkeypatch: pyte
     given = kind.answers(films, torch.eye(3), torch.tensor([0, 1, 2]), None)
     assert given.score("stars-off") == 0.5
     assert kind.kept_answers(films, given.tensors()).score("stars-off") == 0.5
-
-
-def test_floors_outside_of_0_and_1_are_kept(tmp_path: Path) -> None:
-    write_floors(tmp_path, {"linear_probe": {"films": -0.25, "books": 1.5}})
-    assert read_floors(tmp_path) == {"linear_probe": {"films": -0.25, "books": 1.5}}
 
 
 def test_one_constant_answer_for_all_tasks_has_the_fewest_stars_off(ratings: Path) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from edited import change_outcome
 from handmade import results_of, run_of, together
-from reported import edit, edit_about, make_run
+from reported import edit_about, make_run
 
 from forgetfree import cli
 from forgetfree.benchmarks.coverage import SEEDS, WORLDS, coverage
@@ -340,9 +340,8 @@ def test_the_best_floor_of_each_task_counts(tmp_path: Path, capsys: pytest.Captu
     edit_about(out, floors={"constant": [0.5, 0.4]})
     bags, probes = [{"a": 0.56, "b": 0.2}, {"a": 0.54, "b": 0.4}], [{"b": 0.62}, {"a": 0.9, "b": 0.58}]
     for seed, (bag, probe) in enumerate(zip(bags, probes, strict=True)):
-        floors = out / "fine-tune" / f"seed-{seed}" / "floors.json"
-        floors.write_text(json.dumps({"bag_of_words": bag, "linear_probe": probe}))
-    edit(out, "fine-tune")
+        floors = {"bag_of_words": bag, "linear_probe": probe}
+        change_outcome(out / "fine-tune" / f"seed-{seed}", lambda outcome, its=floors: outcome.update(floors=its))
     merged = load_results(out)
     assert merged.learned_floors["a bag of words"] == pytest.approx((0.55, 0.3))
     assert merged.learned_floors["a linear probe"][0] is None  # one seed lacks it

@@ -195,9 +195,9 @@ def test_a_damaged_directory_is_named(tmp_path: Path) -> None:
         with pytest.raises(ReportError, match=rf"{name} is not the file that its unit made"):
             forgetfree.load_results(out)
         (folder / name).write_bytes(content)
-    record = json.loads((folder / "unit.json").read_text())
-    (folder / "unit.json").write_text(json.dumps(record | {"status": "failed"}))
-    with pytest.raises(ReportError, match=r"unit\.json: checksum must be that of the content"):
+    outcome = json.loads((folder / "outcome.json").read_text())
+    (folder / "outcome.json").write_text(json.dumps(outcome | {"status": "failed"}))
+    with pytest.raises(ReportError, match=r"outcome\.json is not the file that its unit made"):
         forgetfree.load_results(out)
     assert [run.strategy for run in read_run(out, running=True).runs] == ["lora"]  # as a run that goes on has it
     edit(out, "lora", kept_bytes=[1])

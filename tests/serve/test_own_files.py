@@ -78,7 +78,7 @@ def test_the_folder_of_another_seed_answers_nothing(run: Path) -> None:
 def test_a_damaged_record_answers_nothing(run: Path) -> None:
     path = run / "lora" / "seed-0" / "unit.json"
     path.write_text(path.read_text().replace('"bytes": ', '"bytes": 1'))
-    with pytest.raises(RunError, match="checksum must be that of the content"):
+    with pytest.raises(RunError, match="is not the file that its unit made"):
         Predictor.of_run(run, 0, "lora")
 
 

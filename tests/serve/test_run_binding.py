@@ -6,13 +6,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from edited import change_config, change_outcome
 
 from forgetfree import Predictor
 from forgetfree.errors import LedgerError, RunError
-from forgetfree.json_file import sign
 
 MakeRun = Callable[..., Path]
 STRATEGIES = ("grafting-continual", "lora", "continual-ft", "fine-tune")
@@ -25,28 +24,20 @@ def run(finished_run: MakeRun, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "run"))
 
 
-def change(run: Path, changes: Callable[[Any], object]) -> None:
-    """Change config.json, and its checksum: what binds answers is not that alone."""
-    path = run / "config.json"
-    config = json.loads(path.read_text())
-    changes(config)
-    path.write_text(json.dumps(sign(config)))
-
-
 @each
 def test_what_answers_says_itself_what_its_labels_are(run: Path, strategy: str) -> None:
     """A ledger, or the unit.json of another file; config.json is not asked a second time."""
     expected = Predictor.of_run(run, 0, strategy).answer("sst2", ["a film"])
-    change(run, lambda config: config["tasks"][1]["labels"].reverse())
-    change(run, lambda config: config["tasks"].reverse())
-    change(run, lambda config: config.update(scenario="class"))
+    change_config(run, lambda config: config["tasks"][1]["labels"].reverse())
+    change_config(run, lambda config: config["tasks"].reverse())
+    change_config(run, lambda config: config.update(scenario="class"))
     assert Predictor.of_run(run, 0, strategy).answer("sst2", ["a film"]) == expected
 
 
 def test_a_config_that_was_changed_answers_nothing(run: Path) -> None:
     path = run / "config.json"
     path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
-    with pytest.raises(RunError, match=r"config\.json: checksum must be that of the content.* restore it from a copy"):
+    with pytest.raises(RunError, match=r"config\.json is not the one that .* was made under.* restore it from a copy"):
         Predictor.of_run(run, 0, "lora")
 
 
@@ -66,12 +57,7 @@ def test_another_tokenizer_answers_nothing(
 
 
 def test_a_unit_that_does_not_say_it_answers_nothing(run: Path) -> None:
-    from forgetfree.results.unit_folder import read_record
-
-    folder = run / "lora" / "seed-0"
-    record = read_record(folder)
-    del record["details"]["bound"], record["checksum"]
-    (folder / "unit.json").write_text(json.dumps(sign(record)))
+    change_outcome(run / "lora" / "seed-0", lambda outcome: outcome["details"].pop("bound"))
     with pytest.raises(
         RunError, match=r"unit\.json: details\.bound .*missing.* Restore it from a copy, or run the stream"
     ):

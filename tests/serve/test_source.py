@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from edited import change_outcome
 
 from forgetfree.errors import RunError, UsageError
-from forgetfree.json_file import sign
 from forgetfree.serve.source import Source, saved_file
 
 MakeRun = Callable[..., Path]
@@ -48,10 +48,12 @@ def test_a_source_says_what_its_run_says(run: Path, model_directory: Callable[[s
 def test_whether_labels_are_shared_must_be_said(shared: int | None, message: str, run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     folder = tmp_path / "run" / "continual-ft" / "seed-0"
-    record = json.loads((folder / "unit.json").read_text())
-    record["details"]["bound"].pop("shared_labels")
-    record["details"]["bound"] |= {} if shared is None else {"shared_labels": shared}
-    (folder / "unit.json").write_text(json.dumps(sign(record)))
+
+    def change(outcome: dict[str, Any]) -> None:
+        outcome["details"]["bound"].pop("shared_labels")
+        outcome["details"]["bound"] |= {} if shared is None else {"shared_labels": shared}
+
+    change_outcome(folder, change)
     with pytest.raises(RunError, match=rf"details\.bound\.shared_labels {message}"):
         Source.of(tmp_path / "run", strategy="continual-ft")
 

@@ -50,7 +50,6 @@ GRAFTING: dict[str, Any] = {
     "sparsity": 0.05,
     "mask_steps": 3,
     "mask_batch_size": 12,
-    "mask_evaluations": 2,
     "base_fraction": 1.0,
 }
 MakeStream = Callable[..., Any]
@@ -434,8 +433,8 @@ def test_a_first_task_that_takes_everything_leaves_the_others_their_readouts(
 WAYS: list[dict[str, Any]] = [
     *({"region_steps": 0, "region_start": start} for start in ("fine-tuned", "pre-trained")),
     *({"mask_steps": 0, "region_start": start} for start in ("fine-tuned", "pre-trained")),
-    *({"base": base, "region_start": start} for base in ("empty", "random") for start in ("fine-tuned", "pre-trained")),
-    {"region_start": "pre-trained", "region_dropout": False},
+    *({"base_fraction": 0.0, "region_start": start} for start in ("fine-tuned", "pre-trained")),
+    {"region_start": "pre-trained", "dropout": "fine-tuning"},
     {"region_start": "fine-tuned", "localize_at": "union"},
     {"region_start": "pre-trained", "composition": "alone"},
     {"region_from": "gradient"},
@@ -588,8 +587,7 @@ def test_the_rate_is_that_of_the_budget_though_the_region_has_fewer_entries(tiny
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"base": "empty", "mask_steps": 0}, "base=empty with mask_steps=0 leaves no region"),
-        ({"optimizer": "sgd", "region_optimizer": "adamw"}, "needs a region_learning_rate of its own"),
+        ({"base_fraction": 0.0, "mask_steps": 0}, "base_fraction=0 with mask_steps=0 leaves no region"),
         ({"sparsity": 1e-9}, "leaves no entry"),
     ],
 )

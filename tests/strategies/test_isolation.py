@@ -35,7 +35,7 @@ from forgetfree.training.loop import predict
 from forgetfree.training.monitor import Monitor
 
 STEPS = 4
-GRAFTING: dict[str, Any] = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12, "mask_evaluations": 1}
+GRAFTING: dict[str, Any] = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12}
 OWN: dict[str, dict[str, Any]] = {
     "packnet": {"keep": 0.25},
     "wsn": {"capacity": 0.2, "mask_every": 1},
@@ -714,8 +714,8 @@ def test_the_rate_of_adamw_follows_the_size_of_the_region(tiny_stream: MakeStrea
     factor = {"packnet": 1, "wsn": (1 / 0.2) ** 0.5, "bitfit": (n / biases) ** 0.5, "graft-retrain": (1 / 0.05) ** 0.5}
     assert rate.options.learning_rate == pytest.approx(1e-3 * factor[name], rel=0.01)
     assert rate.options.readout_learning_rate == 1e-3
-    learn(make(name, tiny_stream(), plugins=[rate], optimizer="adamw", region_learning_rate=0.5), 1)
-    assert rate.options.learning_rate == 0.5
+    learn(make(name, tiny_stream(), plugins=[rate], optimizer="adamw", learning_rate=1e-3, region_rate_factor=2.0), 1)
+    assert rate.options.learning_rate == pytest.approx(2e-3 * factor[name], rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved, top
 from forgetfree.errors import OptionError
 from forgetfree.training.monitor import Monitor
+from forgetfree.training.single_task import READOUT_STEPS
 
 MakeStream = Callable[..., Any]
 OPTIONS: dict[str, Any] = {
     **{"steps": 3, "batch_size": 4, "optimizer": "sgd", "learning_rate": 0.05, "sparsity": 0.01, "region_steps": 0},
-    **{"mask_steps": 1, "mask_batch_size": 1000, "readout_steps": 0, "dropout": False},
+    **{"mask_steps": 1, "mask_batch_size": 1000, "dropout": False},
 }
 
 
@@ -63,7 +64,7 @@ def test_a_region_is_that_of_a_slow_reference(tiny_stream: MakeStream, source: s
     task, pre = strategy.stream.tasks[0], strategy.pre_trained
     chosen = strategy.ledger.records[0].region
     count = int(0.01 * len(pre.theta))
-    ft = strategy.fine_tuned(task) if source in ("taylor", "midpoint", "movement") else pre
+    ft = strategy.fine_tuned(task)
     at = (pre.theta + ft.theta) / 2 if source == "midpoint" else pre.theta
     g = gradient_at(strategy, at, ft.readouts[task.name])
     move = ft.theta - pre.theta
@@ -85,21 +86,19 @@ def test_a_region_is_that_of_a_slow_reference(tiny_stream: MakeStream, source: s
 @pytest.mark.parametrize("source", ["gradient", "fisher", "random"])
 def test_nothing_is_fine_tuned_where_theta_pre_is_enough(tiny_stream: MakeStream, name: str, source: str) -> None:
     """The readout alone is trained first; the region's values start at θ_pre, whatever region_start says."""
-    how = {"region_from": source, "readout_steps": 2, "region_start": "fine-tuned"}
+    how = {"region_from": source, "region_start": "fine-tuned"}
     strategy = learn(tiny_stream("bert", "linear"), 1, name, **how)
-    assert strategy.phases[:2] == [("fine_tune", 2), ("localize", 1)]
+    assert strategy.phases[:2] == [("fine_tune", READOUT_STEPS), ("localize", 1)]
     (record,), pre = strategy.ledger.records, strategy.pre_trained
     assert torch.equal(record.owned.values, pre.theta[record.region.indices])
     assert not torch.equal(record.readout["weight"], pre.readouts["qnli"]["weight"])
-    untrained = learn(tiny_stream("bert", "linear"), 1, name, **how | {"readout_steps": 0})
-    assert torch.equal(untrained.ledger.records[0].readout["weight"], pre.readouts["qnli"]["weight"])
     moved = learn(tiny_stream("bert", "linear"), 1, name, **how | {"region_steps": 2, "learning_rate": 0.5})
     assert not torch.equal(moved.ledger.records[0].owned.values, pre.theta[record.region.indices])
 
 
 def test_label_words_need_no_readout_first(tiny_stream: MakeStream) -> None:
-    strategy = learn(tiny_stream("roberta-mlm"), region_from="gradient", readout_steps=5)
-    assert ("fine_tune", 5) not in strategy.phases and len(strategy.ledger.records[0].region)
+    strategy = learn(tiny_stream("roberta-mlm"), region_from="gradient")
+    assert ("fine_tune", READOUT_STEPS) not in strategy.phases and len(strategy.ledger.records[0].region)
 
 
 @pytest.mark.parametrize("source", ["gradient", "movement"])
@@ -120,7 +119,7 @@ def test_random_entries_are_those_of_the_seed(tiny_stream: MakeStream) -> None:
 def test_a_base_and_no_mask_steps_are_still_a_way_to_say_movement(tiny_stream: MakeStream) -> None:
     by_base, by_name = (
         learn(tiny_stream(), **how).ledger.records[0].region
-        for how in ({"base": "movement", "mask_steps": 0}, {"region_from": "movement", "base": "empty"})
+        for how in ({"mask_steps": 0}, {"region_from": "movement", "base_fraction": 0.0})
     )
     assert by_base == by_name and isinstance(by_name, Region)
 

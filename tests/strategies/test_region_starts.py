@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from forgetfree.training.training_options import TrainingOptions
 MakeStream = Callable[..., Any]
 OPTIONS: dict[str, Any] = {
     **{"steps": 4, "batch_size": 4, "optimizer": "sgd", "learning_rate": 0.05, "sparsity": 0.05},
-    **{"mask_steps": 2, "mask_batch_size": 12, "mask_evaluations": 1},
+    **{"mask_steps": 2, "mask_batch_size": 12},
 }
 
 
@@ -59,7 +60,6 @@ def test_the_rate_of_a_region_is_multiplied(tiny_stream: MakeStream) -> None:
     adamw = {"optimizer": "adamw", "sparsity": 0.01, "learning_rate": 1e-3}
     assert rate(**adamw, region_rate_factor=3.0) == pytest.approx(3e-2, rel=0.01)
     assert rate(region_rate_factor=0.5) == 0.025
-    assert rate(**adamw, region_rate_factor=3.0, region_learning_rate=0.1) == 0.1
 
 
 def test_alone_each_task_is_a_retrained_graft(tiny_stream: MakeStream) -> None:
@@ -93,13 +93,15 @@ class Modes(SupervisedPlugin):
         self.seen.add(strategy.model.backbone.training)
 
 
-@pytest.mark.sampled("True-False-False")
-@pytest.mark.parametrize(
-    ("dropout", "of_region", "expected"), [(True, None, True), (True, False, False), (False, True, True)]
-)
-def test_a_region_has_a_dropout_of_its_own(
-    tiny_stream: MakeStream, dropout: bool, of_region: bool | None, expected: bool
+@pytest.mark.parametrize(("dropout", "expected"), [(True, True), ("fine-tuning", False)])
+def test_a_region_may_be_trained_without_the_dropout_of_fine_tuning(
+    tiny_stream: MakeStream, dropout: Any, expected: bool
 ) -> None:
     modes = Modes()
-    learn(tiny_stream(), 1, dropout=dropout, region_dropout=of_region, plugins=[modes])
+    strategy = learn(tiny_stream(), 1, dropout=dropout, plugins=[modes])
     assert modes.seen == {expected}
+    with_dropout, of_both = (
+        strategy.bench(strategy.stream.tasks[0]).key(replace(strategy.options, dropout=each))
+        for each in (True, dropout)
+    )
+    assert with_dropout == of_both  # one fine-tuned model serves both
