@@ -423,10 +423,9 @@ WAYS: list[dict[str, Any]] = [
     *({"mask_steps": 0, "region_start": start} for start in ("fine-tuned", "pre-trained")),
     *({"base_fraction": 0.0, "region_start": start} for start in ("fine-tuned", "pre-trained")),
     {"region_start": "pre-trained", "dropout": "fine-tuning"},
-    {"region_start": "fine-tuned", "localize_at": "union"},
     {"region_start": "pre-trained", "composition": "alone"},
     {"region_from": "gradient"},
-    {"region_from": "gallop", "localize_at": "union"},
+    {"region_from": "gallop"},
     {"region_from": "midpoint"},
 ]
 
