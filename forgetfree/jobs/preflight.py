@@ -136,14 +136,14 @@ class _Look:
         if not resume:
             attempt(refuse_used, Path(config.out))
         self._device = attempt(find_device, config.device) or "cpu"
-        attempt(check_precision, [name for each in self._options.values() for name in each.precisions], self._device)
+        attempt(check_precision, [each.precision for each in self._options.values()], self._device)
         self._rows = {rows.task.name: rows for rows in self._read()}
         self._definitions = {name: each.task for name, each in self._rows.items()}
         for name in config.names:
             if name not in self._rows and (task := registry.tasks().get(name)):
                 self._definitions[name] = task
         self._model: _Model = attempt(self._known_model) or _Model("", "", 0, None, False)
-        if any("auto" in each.precisions for each in self._options.values()):
+        if any(each.precision == "auto" for each in self._options.values()):
             self._decide_precision()
         if self._model.loaded is not None:
             self._check_against(self._model.loaded)
@@ -231,9 +231,8 @@ class _Look:
                 set_threads(self._common.threads)
                 precision = faster_precision(loaded.model.to(self._device))
             loaded.model.to("cpu")  # what else is checked is there
-        names = ("precision", "answer_precision")
         self._options = {
-            name: replace(each, **{key: precision for key in names if getattr(each, key) == "auto"})
+            name: replace(each, precision=precision) if each.precision == "auto" else each
             for name, each in self._options.items()
         }
 
