@@ -12,6 +12,7 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub, reach_hub
+from forgetfree.deferred import deferred
 from forgetfree.display import stderr, tell
 from forgetfree.errors import UsageError
 from forgetfree.files import no_empty_directories
@@ -121,7 +122,8 @@ def plan(config: RunConfig, *, resume: bool = False, allow_changed: bool = False
         RunError: it cannot go on in its directory.
     """
     reach_hub(config.model)
-    from forgetfree.jobs.preflight import plan_of
+    with deferred():
+        from forgetfree.jobs.preflight import plan_of
 
     if resume:
         from forgetfree.jobs.run import check_resumption, prepared

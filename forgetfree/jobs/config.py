@@ -425,7 +425,7 @@ class RunConfig:
                 f"{', '.join(self.strategy_names)}. Leave it out, or the others."
             )
         # Steps and batch size say how many rows fine-tuning read, and so how many mask steps are the default.
-        still_read = {"steps", "batch_size", "precision", "answer_precision", "evaluation_batch_size", "deterministic"}
+        still_read = {"steps", "batch_size", "precision", "evaluation_batch_size"}
         for key in (TrainingOptions.__dataclass_fields__.keys() - still_read) & self.settings.keys():
             faults.add(f"--set {key} has no effect with --fine-tuned: nothing is trained. Leave it out.")
         for key, usual in (("cache", None), ("dtype", "float32"), ("scenario", "task")):

@@ -72,8 +72,7 @@ def prepared(config: RunConfig) -> RunConfig:
         UsageError: naming every fault.
     """
     config = with_precision(config).check()
-    precisions = [name for each in config.options.values() for name in each.precisions]
-    check_precision(precisions, find_device(config.device))
+    check_precision([each.precision for each in config.options.values()], find_device(config.device))
     return config
 
 

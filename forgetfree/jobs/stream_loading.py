@@ -51,8 +51,8 @@ class StreamLoader:
         self.fine_tuned: FineTunedModel | None = None
         self._stream: Stream | None = None
         self._fresh: LoadedModel | None = None  # the model that rows were measured by, for the first stream
-        # The answers before training, by the precision and batch size they are computed in.
-        self._first_rows: dict[tuple[str, int], Row] = {}
+        # The answers before training, by the batch size they are computed in.
+        self._first_rows: dict[int, Row] = {}
 
     @property
     def device(self) -> str:
@@ -148,10 +148,9 @@ class StreamLoader:
         """Return the answers before training. Built-in strategies all answer with θ_pre then, so one evaluation serves them."""
         if name not in registry.STRATEGIES:
             return answers.before()
-        answering = self.config.options[name].answering
-        passes = answering["precision"], answering["batch_size"]
-        self._first_rows[passes] = answers.before(self._first_rows.get(passes))
-        return dict(self._first_rows[passes])
+        rows = self.config.options[name].evaluation_batch_size
+        self._first_rows[rows] = answers.before(self._first_rows.get(rows))
+        return dict(self._first_rows[rows])
 
 
 # -- What config.json says -------------------------------------------------------------------------------

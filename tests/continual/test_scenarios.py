@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from withheld import INFERENCE, TASKWISE, a_stream, kind_of, learn, logits, text_stream
 
-from forgetfree import registry
 from forgetfree.continual.streams import benchmark_stream
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import UsageError
@@ -286,18 +285,3 @@ def test_an_interrupted_evaluation_leaves_the_model_as_it_was(name: str, inferen
     strategy.plugins.remove(interrupt)
     assert vision.different(before, vision.everything(strategy.model)) == []
     assert vision.different(answers, logits(strategy)) == []
-
-
-# -- All of them -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled("continual-ft-domain", "grafting-continual-domain")
-@pytest.mark.parametrize("scenario", ["class", "domain"])
-@pytest.mark.parametrize("name", list(registry.STRATEGIES))
-def test_every_strategy_answers_text_without_the_task(tiny_stream: MakeStream, name: str, scenario: str) -> None:
-    stream = text_stream(tiny_stream, scenario)
-    strategy = learn(vision.make(name, stream, steps=2))
-    for task in stream.tasks:
-        found = logits(strategy)[task.name]
-        assert found.shape == (len(task.test), stream.model.heads[0].n_labels)
-        assert bool(torch.isfinite(found).all())
