@@ -22,7 +22,7 @@ from forgetfree.options import typed
 from forgetfree.results.evidence import ALPHA, Evidence, Interval, RowScore, forgetting, interval
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.runs import UNION, read_run
-from forgetfree.results.table import Results, StrategyRuns, scores_at_end
+from forgetfree.results.table import Results, StrategyRuns
 
 CLAIMS = Path(__file__).resolve().with_name("claims.md")
 #: The runs that were published.
@@ -124,7 +124,7 @@ class Runs:
         self.answers: dict[str, dict[int, Mapping[str, Any]]] = {}
         scores: dict[str | None, dict[str, Any]] = {None: {}, "ece": {}}
         for hidden, results in self._results.items():
-            at_end = {metric: scores_at_end(results, metric) for metric in scores}
+            at_end = {metric: results.evidence(metric).scores for metric in scores}
             for entry in results.entries:
                 role = "withheld" if hidden else _role(entry)
                 if role in self.entries:
@@ -133,7 +133,7 @@ class Runs:
                         "out."
                     )
                 self.entries[role] = entry
-                self.answers[role] = {run.seed: run.files.probabilities for run in entry.runs}
+                self.answers[role] = {run.seed: run.probabilities for run in entry.runs}
                 for metric, of_roles in scores.items():
                     of_roles[role] = at_end[metric][entry.label]
         self.evidence, self.calibration = (Evidence(of_roles) for of_roles in scores.values())

@@ -133,7 +133,7 @@ class _ScoreTable:
         monitor: Monitor,
         carried: StreamPrefix | None,
     ) -> None:
-        self._key, self._path, self._tasks, self._monitor = key, path, tasks, monitor
+        self._unit, self._path, self._tasks, self._monitor = (key["strategy"], key["seed"]), path, tasks, monitor
         before = carried.scores if carried else []
         self._scores = [score for score in before if carried and score.after < len(carried.tasks)]
         self._known: dict[int, list[tuple[str, float]]] = {}  # most answers stay the same objects from row to row
@@ -141,7 +141,7 @@ class _ScoreTable:
     def write(self, rows: list[Row]) -> None:
         """Write the scores of the last row beside those of the others."""
         more = [
-            Score(self._key, task.name, len(rows) - 1, metric, value, len(task.test))
+            Score(*self._unit, task.name, len(rows) - 1, metric, value, len(task.test))
             for task in self._tasks
             if task.name in rows[-1]
             for metric, value in self._measured(rows[-1][task.name], task.definition.metric)

@@ -6,7 +6,6 @@ seeds, evaluation in the midst of training, loading, a fresh start on a used str
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,13 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from avalanche.evaluation.metrics import accuracy_metrics, bwt_metrics, forgetting_metrics, loss_metrics
-from avalanche.logging import InteractiveLogger, TextLogger
-from avalanche.training.plugins import AGEMPlugin, EvaluationPlugin
+from avalanche.training.plugins import AGEMPlugin
 from small_strategies import (
     GRAFTING,
     SETTINGS,
@@ -49,7 +45,7 @@ from forgetfree.errors import ConformanceError, LedgerError, OptionError, TaskEr
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
-from forgetfree.results import learning_matrix, metrics
+from forgetfree.results import metrics
 from forgetfree.seeds import derive_seed
 from forgetfree.training.loop import fine_tune, predict
 from forgetfree.training.monitor import Monitor
@@ -606,40 +602,6 @@ def test_plugins_hear_of_every_phase(tiny_stream: MakeStream, name: str) -> None
     assert count.calls["before_eval"] == count.calls["after_eval"] == 1
     assert count.calls["before_eval_exp"] == count.calls["after_eval_exp"] == 3
     assert count.calls["before_eval_iteration"] == count.calls["after_eval_iteration"] == 3 * 2  # 16 rows by 8
-
-
-@pytest.mark.sampled("continual-ft", "grafting-continual")
-@pytest.mark.parametrize("name", registry.DEFAULT_STRATEGIES)
-def test_avalanches_metrics_and_loggers_agree_with_ours(
-    tiny_stream: MakeStream, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = io.StringIO()
-    evaluator = EvaluationPlugin(
-        accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
-        loss_metrics(epoch=True, experience=True),
-        forgetting_metrics(experience=True, stream=True),
-        bwt_metrics(experience=True, stream=True),
-        loggers=[TextLogger(log), InteractiveLogger()],
-    )
-    stream = tiny_stream("bert", "linear")
-    strategy = make(name, stream, evaluator=evaluator, learning_rate=0.2)
-    matrix = [[answer.score("accuracy") for answer in strategy.evaluate().values()]]
-    for experience in stream.benchmark.train_stream:
-        trained = strategy.train(experience)
-        assert "Loss_Epoch/train_phase/train_stream/Task000" in trained
-        matrix.append([answer.score("accuracy") for answer in strategy.evaluate().values()])
-    theirs = evaluator.get_last_metrics()
-    for label in range(3):
-        key = f"Top1_Acc_Exp/eval_phase/test_stream/Task00{label}/Exp00{label}"
-        assert theirs[key] == pytest.approx(matrix[-1][label], abs=1e-12)
-    # All test sets are of one size, so the mean over rows is the mean over tasks.
-    average = learning_matrix.average_accuracy(np.array(matrix))
-    assert theirs["Top1_Acc_Stream/eval_phase/test_stream/Task002"] == pytest.approx(average, abs=1e-12)
-    backward = learning_matrix.backward_transfer(np.array(matrix))
-    assert theirs["StreamBWT/eval_phase/test_stream"] == pytest.approx(backward, abs=1e-12)
-    assert theirs["StreamForgetting/eval_phase/test_stream"] == pytest.approx(-backward, abs=1e-12)
-    assert "Top1_Acc_Exp" in log.getvalue()
-    assert "Top1_Acc_Exp" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
