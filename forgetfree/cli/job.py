@@ -109,13 +109,12 @@ class Job:
             return self.perform(execution)
 
 
-def plan(config: RunConfig, *, resume: bool = False, allow_changed: bool = False) -> Json:
+def plan(config: RunConfig, *, resume: bool = False) -> Json:
     """Return what a run would do, as `forgetfree.jobs.preflight` says; nothing is written.
 
     Args:
         config: of the run.
         resume: whether it goes on in its directory.
-        allow_changed: whether it may go on with other versions or on another device.
 
     Raises:
         UsageError: naming all that is wrong.
@@ -129,7 +128,7 @@ def plan(config: RunConfig, *, resume: bool = False, allow_changed: bool = False
         from forgetfree.jobs.run import check_resumption, prepared
 
         with redirect_stderr(StringIO()):  # the plan has the same notes
-            check_resumption(prepared(config), Execution(resume=True, allow_changed=allow_changed))
+            check_resumption(prepared(config), Execution(resume=True))
     return plan_of(config, resume=resume)
 
 

@@ -482,10 +482,9 @@ class Execution:
 
     Attributes:
         resume: go on in a directory that was begun: what is finished there is kept. Default: the directory must be empty.
-        allow_changed: resume under other versions or on another device, too; config.json says so.
         jobs: how many units run at a time, more than one as worker processes; ``auto``: on a CPU as many as there are cores,
-            with one thread each, so that the bits do not depend on their number. Default: 1, in this process.
-        cluster: runs units as tasks of Ray: ``ray`` or ``ray://HOST:PORT``, see `forgetfree.jobs.cluster`.
+            with one thread each, so that the bits do not depend on their number; ``ray`` or ``ray://HOST:PORT``: as tasks of
+            Ray, see `forgetfree.jobs.cluster`. Default: 1, in this process.
         log: also log losses, rates and scores there, see `forgetfree.jobs.trackers`.
         progress: hears of all units. Default: silence.
         debug: let an unexpected exception of a unit through, instead of going on with the others.
@@ -493,20 +492,12 @@ class Execution:
     """
 
     resume: bool = option(False, "continue in --out; what is finished is kept", group="How to run")
-    allow_changed: bool = option(
-        False, "resume with other versions or on another device, too; config.json says so", group="How to run"
-    )
-    jobs: int | Literal["auto"] | None = option(
+    jobs: int | str | None = option(
         None,
-        "how many units run at a time; auto: as many as there are cores, with one thread each",
+        "how many units run at a time; auto: as many as there are cores, with one thread each; ray (this machine, or "
+        "$RAY_ADDRESS) or ray://HOST:PORT: as tasks of Ray",
         group="How to run",
-        placeholder="N|auto",
-    )
-    cluster: str | None = option(
-        None,
-        "run units as tasks of Ray: ray (this machine, or $RAY_ADDRESS) or ray://HOST:PORT",
-        group="How to run",
-        placeholder="ray|ray://…",
+        placeholder="N|auto|ray",
     )
     log: tuple[str, ...] = option(
         (),
@@ -519,12 +510,17 @@ class Execution:
     executor: Executor | None = None
 
     def __post_init__(self) -> None:
-        if not (self.jobs in (None, "auto") or (isinstance(self.jobs, int) and self.jobs >= 1)):
-            raise UsageError(f"--jobs must be auto or at least 1, got {self.jobs}.")
         if self.cluster is not None:
             from forgetfree.jobs.cluster import check_cluster
 
-            check_cluster(self.cluster, self.at_a_time)
+            check_cluster(self.cluster)
+        elif isinstance(self.jobs, int) and self.jobs < 1:
+            raise UsageError(f"--jobs must be auto, ray or at least 1, got {self.jobs}.")
+
+    @property
+    def cluster(self) -> str | None:
+        """The cluster of Ray, where units run on one."""
+        return self.jobs if isinstance(self.jobs, str) and self.jobs != "auto" else None
 
     @property
     def at_a_time(self) -> int:
@@ -534,10 +530,7 @@ class Execution:
     def check(self, objects: Sequence[str]) -> None:
         """Raise ``UsageError`` where a job cannot be run like this that has such objects in memory, which no file can name."""
         if (self.at_a_time > 1 or self.executor or self.cluster) and objects:
-            raise UsageError(
-                f"Worker processes load all by name, and given are {', '.join(objects)}. Leave jobs at 1"
-                f"{', and cluster out' if self.cluster else ''}."
-            )
+            raise UsageError(f"Worker processes load all by name, and given are {', '.join(objects)}. Leave jobs at 1.")
 
 
 #: From the start, in this process, in silence.

@@ -228,7 +228,7 @@ def _config_before(config: RunConfig, execution: Execution) -> Json:
             "same call in Python, with resume=True."
         )
     now = {"run": as_json(config.section()), "versions": versions_here()}
-    merged_config(out, begun, now, execution.allow_changed)  # before anything is loaded
+    merged_config(out, begun, now)  # before anything is loaded
     return begun
 
 
@@ -249,7 +249,7 @@ def _config_json(loader: StreamLoader, execution: Execution, begun: Json) -> Jso
     out = Path(config.out)
     if not begun:
         return as_json(content)
-    merged = merged_config(out, begun, as_json(content), execution.allow_changed)
+    merged = merged_config(out, begun, as_json(content))
     # Where nothing else is new, it stays as it is.
     circumstances_then = {key: begun[key] for key in (*here, "command") if key in begun}
     return begun if merged | circumstances_then == begun else merged

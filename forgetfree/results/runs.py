@@ -31,7 +31,6 @@ from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
 from forgetfree.results.unit_folder import (
     BEFORE,
     CONFIG,
-    ELSEWHERE,
     HISTORY,
     PREDICTIONS,
     RECORD,
@@ -93,11 +92,6 @@ class LedgerSummary(_Facts):
     composition: str | None = None
     places: list[LedgerPlace] | None = None
 
-    @property
-    def may_overlap(self) -> bool:
-        """Say whether several tasks may own an entry, each with its own value."""
-        return self.composition in ("alone", "auto")
-
 
 class HeldAside(_Facts):
     """The mean loss of a token of texts that no task trains, in nats, see `forgetfree.jobs.learn`."""
@@ -134,11 +128,6 @@ class UnitFacts(_Facts):
         """The time of all phases, with that of fine-tuned models that others made; ``None`` where that is not known."""
         known = [seconds for seconds in self.seconds.values() if seconds is not None]
         return sum(known) if len(known) == len(self.seconds) else None
-
-    @property
-    def seconds_of_fine_tuning(self) -> float:
-        """The time of all fine-tuned models that the unit stands on, whoever made them, as far as it is known."""
-        return sum(self.seconds.get(name) or 0.0 for name in ("fine_tune", ELSEWHERE))
 
 
 class Floors(_Facts):
