@@ -325,13 +325,9 @@ CASES = [
     Case("run --data nowhere.csv", "'nowhere.csv' does not exist"),
     Case("run sst2 --sparsity 0.1 --sparsity 0.2", "--sparsity is given twice, as '0.1' and '0.2'. Give it once."),
     Case("run sst2 --sparsity 0.1 --strategy lora", "--sparsity is given, but none of the strategies has it."),
-    Case(
-        "run sst2 --held-aside sst2", "--held-aside sst2 is a task of the stream, which trains its texts. Give others."
-    ),
-    Case(
-        "run sst2 --held-aside qnli", "--held-aside tells the loss of a causal language model on each next token, and"
-    ),
-    Case("run sst2 --held-aside ''", "--held-aside needs a value, got an empty text."),
+    Case("run sst2 --held-out sst2", "--held-out sst2 is a task of the stream, which trains its texts. Give others."),
+    Case("run sst2 --held-out qnli", "--held-out tells the loss of a causal language model on each next token, and"),
+    Case("run sst2 --held-out ''", "--held-out needs a value, got an empty text."),
     Case("run sst2 --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'? Known: auto, "),
     Case("run sst2 --device cuda:99", "--device cuda:99 is asked for, and torch finds here: cpu"),
     Case("run sst2 --device meta", "--device meta is asked for, and torch finds here: cpu"),
