@@ -181,7 +181,7 @@ _Ready = tuple[Callable[[Execution], Json], str]
 
 def _whole(values: Json, objects: InMemory, into: str) -> _Ready:
     """Return what performs a run of its own, and what is said before, with the words ``into`` which it is written."""
-    from forgetfree.jobs.run import prepared
+    from forgetfree.jobs.config import prepared
     from forgetfree.jobs.run import run as perform
 
     config = build(RunConfig, _without_none(values), "run")
@@ -195,6 +195,7 @@ def _whole(values: Json, objects: InMemory, into: str) -> _Ready:
 def _on(run: Any, without: str | None, values: Json, objects: InMemory) -> _Ready:
     """Return what performs a run on top of a finished one; raise ``UsageError`` for arguments that are that run's own."""
     from forgetfree.jobs.revision import revise
+    from forgetfree.jobs.run import run_on
 
     if run is None:
         raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
@@ -219,7 +220,7 @@ def _on(run: Any, without: str | None, values: Json, objects: InMemory) -> _Read
     shown = {"stream": stream, "on": str(run), "without": without, **asked}
     call = f"forgetfree.run({', '.join(f'{key}={each!r}' for key, each in shown.items() if each)})"
     revision = revise(Path(run), tasks, without, Path(values["out"]), asked, replace(objects, call=call))
-    return revision.write, f"{revision}, into {values['out']}"
+    return partial(run_on, revision), f"{revision}, into {values['out']}"
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def _train(command: str, subjects: Sequence[str], flags: Json, debug: bool) -> i
             check_one(config.stream.rstrip(","), config.data, config.read_options)
         try:
             check_out(out, execution.resume)  # before anything is announced
-            from forgetfree.jobs.run import prepared
+            from forgetfree.jobs.config import prepared
             from forgetfree.jobs.run import run as perform
 
             config = prepared(config)
@@ -182,6 +182,7 @@ def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: 
         (options["data"],) = options["data"]
     quiet_libraries()
     from forgetfree.jobs.revision import revise
+    from forgetfree.jobs.run import run_on
 
     tasks = [name.strip() for subject in subjects for name in subject.split(",") if name.strip()]
     if task is None and not tasks:
@@ -190,7 +191,7 @@ def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: 
     with silence(output.quiet):
         revision = revise(run, tasks, task, out, options)
         tell(f"{revision}, into {out}")
-        code = _perform(revision.write, revision.config, execution, output)
+        code = _perform(partial(run_on, revision), revision.config, execution, output)
     if task is not None:
         print(escaped(f"{run} still holds {task}. Delete that directory to have it gone."))
         if cache := revision.config.settings.get("cache"):

@@ -35,7 +35,8 @@ def _plan(config: RunConfig, execution: Execution) -> dict[str, Any]:
     from forgetfree.jobs.preflight import plan_of
 
     if execution.resume:
-        from forgetfree.jobs.run import check_resumption, prepared
+        from forgetfree.jobs.config import prepared
+        from forgetfree.jobs.run import check_resumption
 
         with silence(True):  # the plan has the same notes
             check_resumption(prepared(config), execution)

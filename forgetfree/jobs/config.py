@@ -287,6 +287,12 @@ class RunConfig:
         return tuple(map(registry.strategy_name, self.strategies))
 
     @property
+    def units(self) -> dict[str, dict[str, Any]]:
+        """Return every strategy with every seed, seed after seed, by the names of their folders."""
+        pairs = ((name, seed) for seed in self.seeds for name in self.strategy_names)
+        return {f"{name}/seed-{seed}": {"strategy": name, "seed": seed} for name, seed in pairs}
+
+    @property
     def read_options(self) -> ReadOptions:
         """Return what is said of how rows are read."""
         return ReadOptions(self.text_columns, self.label_columns, self.skip_bad_rows, self.metrics, self.kinds)
@@ -542,6 +548,21 @@ class Execution:
 
 #: From the start, in this process, in silence.
 USUAL = Execution()
+
+
+def prepared(config: RunConfig) -> RunConfig:
+    """Return a configuration that is checked as a whole, with the precision that ``auto`` means.
+
+    Raises:
+        UsageError: naming every fault.
+    """
+    from forgetfree.device import find_device
+    from forgetfree.jobs.environment import check_precision
+
+    config = with_precision(config).check()
+    precisions = [name for each in config.options.values() for name in each.precisions]
+    check_precision(precisions, find_device(config.device))
+    return config
 
 
 def with_precision(config: RunConfig) -> RunConfig:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,12 +36,12 @@ from forgetfree.files import (
     remove_unfinished,
     sha256,
     write_atomically,
+    write_json,
 )
 from forgetfree.jobs.checkpoints import remove_checkpoint
-from forgetfree.jobs.config import USUAL, Execution, RunConfig, with_precision
+from forgetfree.jobs.config import USUAL, Execution, RunConfig
 from forgetfree.jobs.directory import REMEDY, as_json, holdings, merged_config, units_in
 from forgetfree.jobs.environment import (
-    check_precision,
     circumstances,
     environment,
     set_threads,
@@ -57,24 +59,12 @@ from forgetfree.results.config_file import load_run
 from forgetfree.results.unit_folder import CONFIG
 
 if TYPE_CHECKING:
-    from forgetfree.jobs.revision import StreamPrefix
+    from forgetfree.jobs.revision import Revision, StreamPrefix
     from forgetfree.training.monitor import Monitor
 
 SCHEMA = 1
 #: What a unit, by its key, begins with where a run stands on top of another.
 Prefix = Callable[[StreamLoader, Mapping[str, Any]], "StreamPrefix | None"]
-
-
-def prepared(config: RunConfig) -> RunConfig:
-    """Return a configuration that is checked as a whole, with the precision that ``auto`` means.
-
-    Raises:
-        UsageError: naming every fault.
-    """
-    config = with_precision(config).check()
-    precisions = [name for each in config.options.values() for name in each.precisions]
-    check_precision(precisions, find_device(config.device))
-    return config
 
 
 def run(config: RunConfig, execution: Execution = USUAL, prefix: Prefix | None = None) -> Json:
@@ -122,6 +112,50 @@ def run(config: RunConfig, execution: Execution = USUAL, prefix: Prefix | None =
             return write_report(out, ended=True)
 
 
+def run_on(revision: Revision, execution: Execution = USUAL) -> Json:
+    """Run another stream on top of a finished run, and return the content of results.json.
+
+    Args:
+        revision: of the finished run.
+        execution: how what comes after is trained.
+
+    Raises:
+        UsageError: the directory is not empty; or with ``resume``, it was begun otherwise.
+        RunError: data, model, versions or the machine are not those of the run.
+    """
+    from forgetfree.results.report.run_report import write_report
+
+    config = revision.config
+    out, loader = Path(config.out), StreamLoader(config)
+    if execution.resume:
+        check_begun(out)
+    else:
+        make_directory(out)
+        refuse_used(out, "Give a new directory, or --resume to go on with what was cut short.")
+    prefixes = [prefix for key in config.units.values() if (prefix := revision.carried(loader, key))]
+    begun, content = os.path.lexists(out / CONFIG), revision.config_json()
+    trains = len(prefixes) < len(config.units) or not all(each.is_complete for each in prefixes)
+    if begun:
+        revision.check_begun(content)
+    else:
+        if trains:
+            loader.stream(config.seeds[0])  # before anything is written
+        make_directory(out)
+        write_json(out / CONFIG, content)
+    revision.take_models()
+    for each in prefixes:
+        if each.is_complete and not each.unit_in(out).is_done():
+            each.write(out, content["command"])
+    try:
+        if not trains:
+            return write_report(out, ended=True)
+        return run(config, replace(execution, resume=True), revision.carried)
+    except (RunError, UsageError):  # data, model or versions are not those of the run
+        if not begun and not any(each.unit_in(out).is_begun for each in prefixes if not each.is_complete):
+            shutil.rmtree(out)
+        raise
+
+
 def check_resumption(config: RunConfig, execution: Execution) -> None:
     """Raise what `run` raises where a run cannot go on in its directory; nothing is written."""
     execution.check(config.unnamed)
@@ -129,15 +163,6 @@ def check_resumption(config: RunConfig, execution: Execution) -> None:
     if begun := _config_before(config, execution):
         with threads_as_before():
             _config_json(StreamLoader(config), execution, begun)
-
-
-def units_of(config: RunConfig) -> Json:
-    """Return every strategy with every seed, seed after seed, by the names of their folders."""
-    return {
-        f"{name}/seed-{seed}": {"strategy": name, "seed": seed}
-        for seed in config.seeds
-        for name in config.strategy_names
-    }
 
 
 class UnitWork:
@@ -235,7 +260,7 @@ def _config_before(config: RunConfig, execution: Execution) -> Json:
 
 def _config_json(loader: StreamLoader, execution: Execution, begun: Json) -> Json:
     """Load data and model, and return config.json with all that was asked for in this directory, now and before."""
-    config, units = loader.config, units_of(loader.config)
+    config, units = loader.config, loader.config.units
     set_threads(config.common.threads)
     each = 1 if _is_auto(config, execution) else threads_of_each(min(_at_a_time(config, execution), len(units)))
     description, threads = describe(loader), begun.get("machine", {}).get("threads")
@@ -263,7 +288,7 @@ def _missing(work: UnitWork, content: Json, begun: Json) -> list[Unit]:
     done = [unit for unit in units_in(out, content["units"]) if unit.is_done()]
     for unit in done:  # a kill right after unit.json leaves one
         remove_checkpoint(unit.directory)
-    missing = [unit for unit in units_in(out, units_of(config)) if unit not in done]
+    missing = [unit for unit in units_in(out, config.units) if unit not in done]
     if missing:
         sparsities = {getattr(options, "sparsity", None): None for options in config.options.values()}
         space = loader.stream(config.seeds[0]).model.space()

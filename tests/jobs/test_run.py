@@ -34,10 +34,9 @@ from forgetfree.errors import (
 )
 from forgetfree.files import LOCK, locked
 from forgetfree.jobs import run
-from forgetfree.jobs.config import USUAL, Execution, RunConfig
+from forgetfree.jobs.config import USUAL, Execution, RunConfig, prepared
 from forgetfree.jobs.directory import resumption
 from forgetfree.jobs.progress import Progress
-from forgetfree.jobs.run import prepared
 from forgetfree.jobs.run import run as perform
 from forgetfree.jobs.unit import Unit
 from forgetfree.jobs.workers import ThisProcess
