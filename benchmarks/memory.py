@@ -52,7 +52,7 @@ def peaks_of(bench: SingleTask, options: LocalizationOptions) -> dict[Phase, int
         tuned, peaks["fine_tune"] = peak(lambda: bench.fine_tuned(options))
         there += tuned.theta.nbytes
     else:
-        tuned, peaks["fine_tune"] = peak(lambda: bench.with_readout(options, 2))
+        tuned, peaks["fine_tune"] = peak(lambda: bench.with_readout(options))
     regions, peaks["localize"] = peak(lambda: bench.regions(tuned, options))
 
     def train() -> None:

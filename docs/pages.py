@@ -43,7 +43,7 @@ API = {
     ),
     "core": (
         "Regions, grafts and masks on any `torch.nn.Module` (paper, section 2).",
-        [f"forgetfree.core.{name}" for name in ("parameters", "regions", "graft", "base_regions", "mask", "trained")],
+        [f"forgetfree.core.{name}" for name in ("parameters", "regions", "selection", "mask", "trained")],
     ),
     "ledger": (
         "Which task owns which entry, and its value.",

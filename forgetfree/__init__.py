@@ -13,7 +13,7 @@ from forgetfree.errors import names_arguments
 if TYPE_CHECKING:
     from forgetfree.cli.calls import graft as graft
     from forgetfree.cli.calls import run as run
-    from forgetfree.cli.plan import plan as plan
+    from forgetfree.cli.job import plan as plan
     from forgetfree.continual.streams import Stream as Stream
     from forgetfree.continual.streams import load_stream as load_stream
     from forgetfree.core.mask import MaskOptions as MaskOptions
@@ -57,7 +57,7 @@ _HOME = {
     "load_model": "forgetfree.models.loading",
     "load_results": "forgetfree.results.table",
     "load_stream": "forgetfree.continual.streams",
-    "plan": "forgetfree.cli.plan",
+    "plan": "forgetfree.cli.job",
     "run": "forgetfree.cli.calls",
 }
 #: What commands call, too: errors name their flags, and arguments where these are called from here.

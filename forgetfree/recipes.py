@@ -51,15 +51,14 @@ MODELS: dict[str, ModelEntry] = {
             "region_from": "movement",
             "region_start": "pre-trained",
             "region_rate_factor": 3.0,
-            "region_dropout": False,
+            "dropout": "fine-tuning",
             # Their regions are others, for which the defaults stand.
             **{f"{name}.region_rate_factor": 1.0 for name in ("packnet", "wsn", "bitfit")},
-            **{f"{name}.region_dropout": None for name in ("packnet", "wsn", "bitfit")},
+            **{f"{name}.dropout": True for name in ("packnet", "wsn", "bitfit")},
             # Where the mask is searched for.
-            "base": "empty",
+            "base_fraction": 0.0,
             "mask_steps": 4,
             "mask_batch_size": 256,
-            "mask_evaluations": 2,
             "validation_rows": 128,
             # See docs/results/precision.md. In fp32, an exported model answers as the run did.
             "precision": "auto",
@@ -85,7 +84,6 @@ MODELS: dict[str, ModelEntry] = {
             "mask_learning_rate": 1e8,
             "mask_steps": 32,
             "mask_batch_size": 64,
-            "mask_evaluations": 2,
         },
         on_hub=False,
     ),
@@ -104,10 +102,9 @@ MODELS: dict[str, ModelEntry] = {
             **{f"{name}.region_rate_factor": 1.0 for name in ("packnet", "wsn", "bitfit")},
             "grafting-continual.composition": "alone",
             # Where the mask is searched for, as in docs/results/smollm2.md.
-            "base": "empty",
+            "base_fraction": 0.0,
             "mask_steps": 1,
             "mask_batch_size": 256,
-            "mask_evaluations": 1,
             "validation_rows": 128,
         },
         on_hub=False,
@@ -168,9 +165,12 @@ def _has_other_region(recipe: Mapping[str, Any], settings: Mapping[str, Any], st
     """Say whether settings for all, or for one strategy, choose the region in another way than the recipe."""
     named = {key.removeprefix(f"{strategy}."): value for key, value in settings.items()}
     named = {key: value for key, value in named.items() if "." not in key}
-    searched = "mask" if any(key == "base" or key.startswith("mask_") for key in named) else recipe.get("region_from")
+    searched = (
+        "mask" if any(key == "base_fraction" or key.startswith("mask_") for key in named) else recipe.get("region_from")
+    )
     return bool(named.get("region_from", searched) != recipe.get("region_from"))
 
 
 def _is_of_region(key: str) -> bool:
-    return key.rpartition(".")[2].startswith("region_")
+    name = key.rpartition(".")[2]
+    return name == "dropout" or name.startswith("region_")

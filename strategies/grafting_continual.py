@@ -21,9 +21,6 @@ class GraftingOptions(SkillOptions):
         "overlap and no task depends on the order; or auto: for each task what has the lower loss on its validation rows, "
         "for which its region is trained twice",
     )
-    choice_rows: int = option(
-        512, "validation rows, at most, by whose loss is chosen what composition=auto records", at_least=1
-    )
     localize_at: Literal["pretrained", "union"] = option(
         "pretrained", "where γ is searched for: on θ_pre, as in the paper; or on the union so far, among what is free"
     )
@@ -74,7 +71,7 @@ class GraftingContinual(RegionStrategy):
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
         if self.options.composition == "auto" and self.ledger.last_of_union:  # beyond C.3
             region_alone = self.localize(task, tuned) if on_union else region
-            return self.better_training(task, tuned, region, region_alone, self.options.choice_rows)
+            return self.better_training(task, tuned, region, region_alone)
         return self.region_training(task, region, start=tuned)
 
     def commit(self, task: EncodedTask, training: Training) -> None:

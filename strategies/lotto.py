@@ -23,8 +23,10 @@ class LoTTOOptions(TrainingOptions):
         0.1, "share of the graftable entries a task's mask may have; the paper: 0.1", above=0, at_most=1
     )
     region_steps: int | None = option(None, "updates of the mask's entries; none: as many as calibration", at_least=0)
-    region_learning_rate: float | None = option(
-        None, "of the mask's entries; none: that of calibration, with AdamW times √(N/s) for s of N entries", above=0
+    region_rate_factor: float = option(
+        1.0,
+        "the rate of the mask's entries is that of calibration times this, with AdamW also times √(N/s) for s of N entries",
+        above=0,
     )
 
 
@@ -63,7 +65,7 @@ class LoTTO(ContinualStrategy):
             steps if len(mask) else 0,  # earlier tasks may have taken every entry
             replace(
                 options,
-                learning_rate=options.region_learning_rate or region_rate(options, len(self.space), len(mask)),
+                learning_rate=options.region_rate_factor * region_rate(options, len(self.space), len(mask)),
                 readout_learning_rate=options.readout_learning_rate or options.learning_rate,
                 l1=0.0,  # a mask is as sparse as it gets
             ),

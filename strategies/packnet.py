@@ -22,7 +22,6 @@ class PackNetOptions(RegionOptions):
     region_steps: int | None = option(
         None, "updates of retraining; none: half as many as before, as the authors' 10 epochs after 20", at_least=0
     )
-    region_learning_rate: float | None = option(None, "of retraining; none: that of fine-tuning", above=0)
 
 
 class PackNet(RegionStrategy):

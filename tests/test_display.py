@@ -16,7 +16,7 @@ import pytest
 
 from forgetfree import display, options, registry
 from forgetfree.cli import predict
-from forgetfree.cli.words import fail, silence
+from forgetfree.cli.usage import fail, silence
 from forgetfree.display import escaped, json_text, stderr, tell, tell_note
 from forgetfree.jobs.progress import Ended, make_progress
 

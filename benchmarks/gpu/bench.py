@@ -138,7 +138,7 @@ class Bench:
             "steps": 10,
             "schedule": "constant",
         }
-        search = {"sparsity": 1e-3, "mask_steps": 2, "mask_batch_size": 32, "mask_evaluations": 1}
+        search = {"sparsity": 1e-3, "mask_steps": 2, "mask_batch_size": 32}
         return LocalizationOptions(**usual | search | changes)
 
     # -- Memory and waits ------------------------------------------------------------------------------------

@@ -46,13 +46,13 @@ def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]
     for precision in ("fp32", "bf16"):
         yield Measurement(f"{small}, {precision}", 25, partial(steps, bench, load, length, precision))
     yield Measurement(f"{small}, waits", 10, partial(waits, bench))
-    yield Measurement(f"{small}, a search", 20, partial(search, bench, load, length, 1024, (64, 256, 1024)))
+    yield Measurement(f"{small}, a search", 20, partial(search, bench, load, length, 1024))
     dtypes: tuple[ModelDtype, ...] = ("float32", "bfloat16")
     for dtype in dtypes:
         yield Measurement(f"texts, {dtype}", 40, partial(texts, bench, dtype))
     for (size, (load, length)), seconds in zip(large, (40.0, 90.0), strict=True):
         yield Measurement(f"{size}, bfloat16", seconds, partial(steps, bench, load, length, "fp32"))
-        yield Measurement(f"{size}, bfloat16, a search", seconds, partial(search, bench, load, length, 16, (8,)))
+        yield Measurement(f"{size}, bfloat16, a search", seconds, partial(search, bench, load, length, 16))
 
 
 def ratio(seconds: Mapping[str, np.ndarray], ours: str, other: str, expected: str = "") -> Value:
@@ -116,11 +116,9 @@ def steps(bench: Bench, load: Callable[[], LoadedModel], length: int, precision:
     yield from milliseconds(seconds, len(batches))
 
 
-def search(
-    bench: Bench, load: Callable[[], LoadedModel], length: int, count: int, passes: tuple[int, ...]
-) -> Iterator[Value]:
-    """Two steps of the search for a mask, by how many rows a pass reads, beside two steps of 8 rows of a region."""
-    count, passes = (16, (8, 16)) if bench.tiny else (count, passes)
+def search(bench: Bench, load: Callable[[], LoadedModel], length: int, count: int) -> Iterator[Value]:
+    """Two steps of the search for a mask beside two steps of 8 rows of a region."""
+    count = 16 if bench.tiny else count
     loaded = load()
     if missing := left_out(bench, "a search", len(loaded.model.space()), SEARCHED):
         yield from missing
@@ -130,16 +128,14 @@ def search(
         dropout=False, mask_batch_size=count, validation_rows=8, gradient_checkpointing=length > 100
     )
     tuned = replace(single.pre, theta=single.pre.theta + 1e-3)
-    step, mask_step = "region step", f"mask step of {count:,} rows, {{}} a pass"
+    step, mask_step = "region step", f"mask step of {count:,} rows"
     trained = RegionParameters(single.model.backbone, single.space, random_region(len(single.space), 1e-4))
     contenders: dict[str, Callable[[], object]] = {
-        mask_step.format(size): partial(single.regions, tuned, replace(options, mask_micro_batch_size=size))
-        for size in passes
+        mask_step: partial(single.regions, tuned, options),
+        step: partial(fine_tune, single.model, single.task.train, options, steps=2, seed=0, trained=trained),
     }
-    contenders[step] = partial(fine_tune, single.model, single.task.train, options, steps=2, seed=0, trained=trained)
     seconds = alternate(contenders, turns=1 if bench.tiny else 2)
-    for size in passes:
-        yield ratio(seconds, mask_step.format(size), step)
+    yield ratio(seconds, mask_step, step)
     yield from milliseconds(seconds, 2)
 
 

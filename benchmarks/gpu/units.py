@@ -15,7 +15,7 @@ from forgetfree.results.report.run_report import render
 #: What a rehearsal changes: two steps on few rows of the embedded data.
 TINY = {"data": "demo", "shots": 4, "steps": 2, "test_limit": 4, "max_length": 512, "floors": "constant"}
 TINY_TRAINING = {"optimizer": "adamw", "learning_rate": 1e-4}
-TINY_SEARCH = {"mask_steps": 1, "mask_evaluations": 1}
+TINY_SEARCH = {"mask_steps": 1}
 
 #: What is compared: by name, a strategy and its options beside the recipe.
 Ways = Mapping[str, tuple[str, Mapping[str, Any]]]

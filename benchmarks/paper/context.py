@@ -11,7 +11,7 @@ from typing import Any
 from forgetfree.benchmarks.paper.rows import Row, Unit
 from forgetfree.benchmarks.paper.setting import Setting
 from forgetfree.core.regions import Region, biases
-from forgetfree.core.selection import BaseKind, budget
+from forgetfree.core.selection import Saliency
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, NoDataError, UnknownNameError
@@ -161,9 +161,10 @@ class TunedTask:
         """Return γ by eqs. 3 and 4, or as ``region_from`` says, one for each sparsity."""
         return self.bench.regions(self.fine_tuned, self.options, sparsities)
 
-    def base(self, kind: BaseKind, sparsity: float) -> Region:
+    def salient(self, kind: Saliency, sparsity: float) -> Region:
         """Return a region that is not learned."""
-        return self.bench.base(kind, self.fine_tuned, budget(len(self.bench.space), sparsity), self.options.fisher_rows)
+        (region,) = self.bench.regions(self.fine_tuned, replace(self.options, region_from=kind), [sparsity])
+        return region
 
     def biases(self) -> list[Region]:
         """Return all biases as one region, in a list; an empty list where the model has none."""

@@ -42,7 +42,7 @@ class Fish(Experiment):
         tuned, sparsities = context.tuned(unit), context.setting.sparsities
         rows = [tuned.row(tuned.fine_tuned, region="fine-tuned", sparsity=1.0)]
         for sparsity, learned in zip(sparsities, tuned.learned(*sparsities), strict=True):
-            regions = {"learned": learned, **{kind: tuned.base(kind, sparsity) for kind in ("fisher", "random")}}
+            regions = {"learned": learned, **{kind: tuned.salient(kind, sparsity) for kind in ("fisher", "random")}}
             for kind, region in regions.items():
                 shared = len(region & learned) / len(region | learned)
                 rows.append(tuned.row(tuned.graft(region), region=kind, sparsity=sparsity) | {"overlap": shared})

@@ -63,7 +63,7 @@ class MultiTask(Experiment):
         tasks=("snli", "mnli", "sst2", "cr", "ag_news"),
         seeds=(0,),
         sparsities=(1e-3,),
-        options={**SMALL.options, "base": "empty", "steps": 200, "mask_steps": 8},
+        options={**SMALL.options, "base_fraction": 0.0, "steps": 200, "mask_steps": 8},
         test_limit=200,
     )
 
@@ -271,7 +271,7 @@ def train_together(benches: Sequence[SingleTask], options: TrainingOptions) -> M
         first.monitor.log_rate(scheduled_rate(options, steps))
         step = TrainingStep(model, trained, readouts, options, steps)
         torch.manual_seed(derive_seed(seed, "dropout"))
-        training_mode(model, options.dropout)
+        training_mode(model, bool(options.dropout))
         for bench in turns:
             x, y, t = (part.to(first.device) for part in bench.task.train.batch(next(plans[bench.task.name])))
             step.zero_grad()
@@ -302,8 +302,7 @@ def purified(
     def batches() -> Iterator[list[Batch]]:
         seeds = (derive_seed(bench.seed, "purify", bench.task.name) for bench in benches)
         each = [
-            mask_batches(bench.task.train, mask, seed, options, first.device)
-            for bench, seed in zip(benches, seeds, strict=True)
+            mask_batches(bench.task.train, mask, seed, first.device) for bench, seed in zip(benches, seeds, strict=True)
         ]
         for of_tasks in zip(*each, strict=True):
             yield [batch for of_task in of_tasks for batch in of_task]

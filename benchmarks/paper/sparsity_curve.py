@@ -46,8 +46,8 @@ class SparsityCurve(Experiment):
         for sparsity, learned in zip(sparsities, tuned.learned(*sparsities), strict=True):
             rows += [
                 tuned.row(tuned.graft(learned), region="learned", sparsity=sparsity),
-                tuned.row(tuned.graft(tuned.base("movement", sparsity)), region="movement", sparsity=sparsity),
-                tuned.row(tuned.graft(tuned.base("random", sparsity)), region="random", sparsity=sparsity),
+                tuned.row(tuned.graft(tuned.salient("movement", sparsity)), region="movement", sparsity=sparsity),
+                tuned.row(tuned.graft(tuned.salient("random", sparsity)), region="random", sparsity=sparsity),
             ]
         return rows
 

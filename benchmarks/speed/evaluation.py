@@ -46,7 +46,7 @@ def stream_of(count: int) -> Stream:
 def evaluate_stream() -> dict[str, np.ndarray]:
     """Learn a stream in a few steps, and return the seconds that evaluating took after each task, in three ways."""
     cls = registry.strategy("grafting-continual")
-    how = {"steps": 1, "sparsity": 1e-3, "base": "random", "mask_steps": 0}
+    how = {"steps": 1, "sparsity": 1e-3, "region_from": "random"}
     strategy = cls(stream=stream_of(TASKS), options=build(cls.Options, how, "the script"))
     lower, upper = StreamAnswers(strategy, upper_triangle=False), StreamAnswers(strategy)
     upper.before()

@@ -11,8 +11,7 @@ from itertools import pairwise
 from cyclopts import App, CycloptsError, Parameter
 
 from forgetfree import __version__
-from forgetfree.cli.usage import lacks, refuse
-from forgetfree.cli.words import fail
+from forgetfree.cli.usage import fail, lacks, refuse
 from forgetfree.display import each_note_once, is_text, open_closed_streams
 from forgetfree.errors import ForgetfreeError, UsageError, first_line, out_of_memory
 from forgetfree.files import is_full
@@ -69,7 +68,7 @@ _COMMANDS = {
 }
 #: Files with several commands, which are found there by their names; each other command has a file of its own.
 _SHARED = {
-    **dict.fromkeys(("run", "graft"), "jobs"),
+    **dict.fromkeys(("run", "graft"), "run"),
     **dict.fromkeys(("export", "apply"), "export"),
     "fetch": "hub",
 }

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
 from forgetfree import recipes, registry
-from forgetfree.cli.hub import reach_hub
-from forgetfree.cli.words import recipe_of
+from forgetfree.cli.job import Job
 from forgetfree.data.columns import named_metrics
 from forgetfree.data.sources import check_form, default_data, no_stream, tasks_of_files
-from forgetfree.display import each_note_once, stderr, tell
+from forgetfree.display import each_note_once, tell
 from forgetfree.errors import RunError, UsageError, names_arguments
-from forgetfree.files import no_empty_directories
-from forgetfree.jobs.config import BESIDE_ON, Execution, InMemory, RunConfig, key_of, strategies_of, stream_of
-from forgetfree.jobs.directory import failures, resumption
+from forgetfree.jobs.config import Execution, InMemory, RunConfig, key_of, strategies_of, stream_of
+from forgetfree.jobs.directory import failures
 from forgetfree.jobs.environment import caller_untouched, quiet_libraries
-from forgetfree.jobs.progress import make_progress
 from forgetfree.options import build, by_name, name_of_function
 from forgetfree.results.table import Results, load_results
 from forgetfree.training.training_options import check_optimizer
@@ -104,53 +101,42 @@ def run(
         ForgetfreeError: data or model cannot be loaded.
     """
     execution = Execution(resume=resume, allow_changed=allow_changed, jobs=jobs, cluster=cluster, debug=debug)
-    if stream is None and isinstance(data, Mapping):
-        stream = stream_of(data)
-    elif stream is None and _is_place(data):
-        stream = stream_of(tasks_of_files(_place(data)))
+    if out is None and execution.resume:
+        raise UsageError("resume=True needs out. Give the directory to continue.")
+    check_form(default_data() if data is None else data)
+    rows = data if isinstance(data, Mapping) else None
+    places = [_text(each) for each in data] if isinstance(data, list | tuple) else _text(data)
+    if stream is None and data is not None:
+        tasks = list(rows) if rows is not None else tasks_of_files(places)
+        stream = stream_of(tasks) if rows is not None or tasks else None
     names, classes = _named_strategies(strategies)
-    strategy_settings = {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
-    objects = InMemory(
-        strategies=classes,
-        data=None if data is None or _is_place(data) else data,
-        model=None if _is_name(model) else model,
-        tokenizer=tokenizer,
-    )
-    places = default_data() if data is None else data
-    check_form(places)
+    network = None if isinstance(model, str | os.PathLike) else model
+    objects = InMemory(strategies=classes, data=rows, model=network, tokenizer=tokenizer)
     values: Json = {
-        "stream": _joined(stream, data),
+        "stream": _joined(stream, rows),
         "strategies": list(strategies_of(names)),
         "shots": shots,
         "sparsity": sparsity,
-        "held_aside": None if held_aside is None else str(held_aside),
-        "fine_tuned": None if fine_tuned is None else str(fine_tuned),
-        "model": _named(model, f"a {type(model).__name__}{recipes.IN_MEMORY}"),
-        "data": _place(places) if _is_place(places) else "in memory",
+        "held_aside": _text(held_aside),
+        "fine_tuned": _text(fine_tuned),
+        "model": _text(model) if network is None else f"a {type(model).__name__}{recipes.IN_MEMORY}",
+        "data": places if rows is None else "in memory",
         "metrics": named_metrics(metric),
         "readout": readout,
         "steps": steps,
         "seeds": _listed(seeds),
         "device": str(device),
     }
+    strategy_settings = {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
     values |= _settings(values, settings | strategy_settings)
-    if out is None and execution.resume:
-        raise UsageError("resume=True needs out. Give the directory to continue.")
-    cache = values["settings"].get("cache")
-    with warnings.catch_warnings(), caller_untouched(), each_note_once(), _directory(out, cache) as directory:
+    with warnings.catch_warnings(), caller_untouched(), each_note_once(), _directory(out) as directory:
         quiet_libraries()
         values["out"] = str(directory)
         if on is not None or without is not None:
-            perform, told = _on(on, without, values if data is not None else values | {"data": None}, objects)
+            job = _job_on(on, without, values, objects)
         else:
-            perform, told = _whole(values, objects, "" if out is None else f" into {directory}")
-        reach_hub("minilm" if objects.model is not None else values["model"], values["data"])
-        if progress:
-            for line in told.splitlines():
-                tell(line)
-            execution = replace(execution, progress=make_progress(stderr()))
-            tell(resumption(directory) if execution.resume else "")
-        failed = failures(perform(execution))
+            job = _job(values, objects, "" if out is None else f" into {directory}")
+        failed = failures(job.carry_out(execution, watched=progress))
         results = load_results(directory)
         if failed and results.scores.empty:
             raise RunError(f"Nothing was finished. {failed[0]}")
@@ -175,30 +161,24 @@ def graft(task: str, **arguments: Any) -> Results:
     return run([task], strategies=recipes.GRAFT, **arguments)
 
 
-#: Performs a run, and what is said before.
-_Ready = tuple[Callable[[Execution], Json], str]
-
-
-def _whole(values: Json, objects: InMemory, into: str) -> _Ready:
-    """Return what performs a run of its own, and what is said before, with the words ``into`` which it is written."""
-    from forgetfree.jobs.config import prepared
-    from forgetfree.jobs.run import run as perform
-
-    config = build(RunConfig, _without_none(values), "run")
+def _job(values: Json, objects: InMemory, into: str) -> Job:
+    """Return a run of its own, with the words ``into`` which it is written."""
+    given = {key: value for key, value in values.items() if value is not None}
+    given.setdefault("data", default_data())
+    config, usual = build(RunConfig, given, "run"), RunConfig()
     if not config.stream:
         raise no_stream(objects.data_or(config.data))
-    config = prepared(replace(config, objects=replace(objects, call=_call(config, values))))
-    recipe = recipe_of(config)
-    return partial(perform, config), f"Running {config.stream}{into}" + (f"\n{recipe}" if recipe else "")
+    changed = {
+        "metric" if key == "metrics" else key: each
+        for key, each in given.items()
+        if key not in ("settings", "out") and getattr(config, key) != getattr(usual, key)
+    }
+    config = replace(config, objects=replace(objects, call=_call(changed | dict(config.settings))))
+    return Job.of_config(config, f"Running {config.stream}{into}")
 
 
-def _on(run: Any, without: str | None, values: Json, objects: InMemory) -> _Ready:
-    """Return what performs a run on top of a finished one; raise ``UsageError`` for arguments that are that run's own."""
-    from forgetfree.jobs.revision import revise
-    from forgetfree.jobs.run import run_on
-
-    if run is None:
-        raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
+def _job_on(run: Any, without: str | None, values: Json, objects: InMemory) -> Job:
+    """Return a run on top of a finished one, of the arguments that are not their defaults."""
     if given := objects.listed({}):
         raise UsageError(
             f"A run on top of another reads files, and given are {', '.join(given)}. Give a file or directory."
@@ -209,29 +189,28 @@ def _on(run: Any, without: str | None, values: Json, objects: InMemory) -> _Read
         for field in fields(RunConfig)
         if values.get(field.name) and field.name not in ("out", "stream", "device", "settings")
         if field.name == "data" or values[field.name] not in (one := getattr(usual, field.name), _listed(one))
-    }
-    if wrong := [*(key for key in asked if key not in BESIDE_ON), *values["settings"]]:
-        raise UsageError(
-            f"{wrong[0]} cannot be given with on: a run goes on with its own options, so that it equals one that had all tasks "
-            "from the start. Leave it out, or run the whole stream."
-        )
-    stream = "" if without and not asked.get("data") else values["stream"]
-    tasks = [name.strip() for name in stream.split(",") if name.strip()]
-    shown = {"stream": stream, "on": str(run), "without": without, **asked}
-    call = f"forgetfree.run({', '.join(f'{key}={each!r}' for key, each in shown.items() if each)})"
-    revision = revise(Path(run), tasks, without, Path(values["out"]), asked, replace(objects, call=call))
-    return partial(run_on, revision), f"{revision}, into {values['out']}"
+    } | values["settings"]
+    stream = "" if without and not values["data"] else values["stream"]
+    call = _call(
+        {key: each for key, each in {"stream": stream, "on": run, "without": without, **asked}.items() if each}
+    )
+    return Job.on_run(run and Path(run), without, stream, Path(values["out"]), asked, replace(objects, call=call))
+
+
+def _call(arguments: Json) -> str:
+    """Return the call as config.json says it."""
+    shown = {key: name_of_function(each) if callable(each) else repr(_text(each)) for key, each in arguments.items()}
+    return f"forgetfree.run({', '.join(f'{key}={each}' for key, each in shown.items())})"
 
 
 @contextmanager
-def _directory(out: Any, cache: Any) -> Iterator[Path]:
+def _directory(out: Any) -> Iterator[Path]:
     """Give the directory that is asked for, or a temporary one."""
-    if out is None:
-        with tempfile.TemporaryDirectory(prefix="forgetfree-") as temporary:
-            yield Path(temporary)
-    else:
-        with no_empty_directories(out, cache):
-            yield Path(out)
+    if out is not None:
+        yield Path(out)
+        return
+    with tempfile.TemporaryDirectory(prefix="forgetfree-") as temporary:
+        yield Path(temporary)
 
 
 def _settings(values: Json, arguments: Json) -> Json:
@@ -249,21 +228,6 @@ def _settings(values: Json, arguments: Json) -> Json:
         if key in flags
     }
     return own | {"settings": {key: by_name(value) for key, value in arguments.items() if key not in flags}}
-
-
-def _call(config: RunConfig, values: Json) -> str:
-    """Return the call as config.json says it: what is not the default."""
-    usual = RunConfig()
-    arguments = {
-        "metric" if key == "metrics" else key: each
-        for key, each in values.items()
-        if key not in ("settings", "out") and getattr(config, key) != getattr(usual, key)
-    }
-    shown = [f"{key}={each!r}" for key, each in arguments.items()]
-    shown += [
-        f"{key}={name_of_function(each) if callable(each) else repr(each)}" for key, each in config.settings.items()
-    ]
-    return f"forgetfree.run({', '.join(shown)})"
 
 
 def _named_strategies(
@@ -294,34 +258,18 @@ def _named_strategies(
     return names, classes
 
 
-def _joined(stream: Any, data: Any) -> str:
+def _joined(stream: Any, rows: Mapping[str, Any] | None) -> str:
     """Return a stream as one text. A list of one name of rows in memory means these, not a registered stream of that name."""
     if isinstance(stream, str):
         return stream
     names = [str(each) for each in stream or ()]
-    return stream_of(names) if isinstance(data, Mapping) and {*names} <= {*data} else ",".join(names)
+    return stream_of(names) if rows is not None and {*names} <= {*rows} else ",".join(names)
 
 
 def _listed(values: Any) -> list[Any]:
     return list(values) if isinstance(values, Sequence) and not isinstance(values, str) else [values]
 
 
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str | Path)
-
-
-def _is_place(data: Any) -> bool:
-    """Return whether data are named, by one name or the paths of several files."""
-    return _is_name(data) or isinstance(data, list | tuple)
-
-
-def _place(data: Any) -> str | list[str]:
-    return str(data) if _is_name(data) else [str(each) for each in data]
-
-
-def _named(value: Any, otherwise: str) -> str:
-    return str(value) if _is_name(value) else otherwise
-
-
-def _without_none(values: Json) -> Json:
-    return {key: value for key, value in values.items() if value is not None}
+def _text(value: Any) -> Any:
+    """Return a path as a text; anything else as it is."""
+    return str(value) if isinstance(value, os.PathLike) else value

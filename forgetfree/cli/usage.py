@@ -1,11 +1,12 @@
-"""What is wrong with a command line, in forgetfree's form of message."""
+"""What a command says of errors, and what is wrong with a command line, in forgetfree's form of message."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from itertools import pairwise
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TextIO
 
 from cyclopts import (
     App,
@@ -21,7 +22,7 @@ from cyclopts import (
 )
 from rich.console import Console
 
-from forgetfree.display import brief, tell
+from forgetfree.display import brief, escaped_lines, stderr, tell
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.options import type_name
 
@@ -90,3 +91,37 @@ def _refusal(error: CycloptsError, command: str, words: Sequence[str]) -> UsageE
 def lacks(command: str, names: Sequence[str]) -> UsageError:
     """Return the error that a command lacks arguments."""
     return UsageError(f"The following arguments are required: {', '.join(names)}. See '{command} --help'.")
+
+
+# -- Said on stderr --------------------------------------------------------------------------------------
+
+
+#: The longest message, in characters.
+_LONGEST = 4000
+#: Where errors are told while nothing else is.
+_errors: TextIO | None = None
+
+
+def fail(message: str, code: int) -> int:
+    """Say what went wrong, in one paragraph or a list of them, with a table where there is one, and return the exit code."""
+    text = "\n- ".join(map(escaped_lines, message.split("\n- ")))  # the lines of `SeveralFaultsError`
+    most = 2 * _LONGEST if "\n  " in text else _LONGEST  # with a table
+    if len(text) > most:
+        text = f"{text[: most // 2]} … {text[-most // 2 :]}"
+    print(f"forgetfree: error: {text}", file=_errors or stderr())
+    return code
+
+
+@contextmanager
+def silence(quiet: bool) -> Iterator[None]:
+    """Let nothing through to stderr inside but errors, if ``quiet``."""
+    global _errors
+    if not quiet:
+        yield
+        return
+    before, _errors = _errors, _errors or stderr()
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        _errors = before

@@ -19,13 +19,15 @@ from forgetfree.core.selection import budget
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import RegionParameters, TrainedParameters
 from forgetfree.data.sampling import representative
-from forgetfree.errors import OptionError
 from forgetfree.ledger import Composition, Ledger
 from forgetfree.models.state import ModelState
-from forgetfree.options import Function, name_of_function, option
+from forgetfree.options import option
 from forgetfree.training.localization import LocalizationOptions
 from forgetfree.training.loop import loss_of
-from forgetfree.training.training_options import TrainingOptions, region_rate, sets_rates
+from forgetfree.training.training_options import TrainingOptions, region_rate
+
+#: Validation rows, at most, by whose loss a task's composition is chosen.
+CHOICE_ROWS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,30 +35,12 @@ class RegionOptions(TaskwiseOptions):
     """How a region is trained."""
 
     region_steps: int | None = option(None, "updates of the region; none: as many as fine-tuning", at_least=0)
-    region_optimizer: Literal["sgd", "adamw"] | Function | None = option(None, "none: that of fine-tuning")
-    region_learning_rate: float | None = option(
-        None,
-        "none: that of fine-tuning; with AdamW times √(N/s) for s of N entries, so that an update is as long as there",
-        above=0,
-    )
     region_rate_factor: float = option(
         1.0,
-        "what the rate of a region is multiplied by where region_learning_rate is none: 3 lets each of few entries go further "
-        "than in fine-tuning",
+        "the rate of a region is that of fine-tuning times this, with AdamW also times √(N/s) for s of N entries, so that an "
+        "update is as long as there; 3 lets each of few entries go further",
         above=0,
     )
-    region_dropout: bool | None = option(
-        None, "the backbone's own dropout while a region is trained; none: as `dropout`"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        own, other = self.region_optimizer, self.optimizer
-        if own not in (None, other) and not sets_rates(own) and self.region_learning_rate is None:
-            shown = [name_of_function(each) if callable(each) else each for each in (own, other)]
-            raise OptionError(
-                f"region_optimizer={shown[0]} beside optimizer={shown[1]} needs a region_learning_rate of its own. Set it."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +49,6 @@ class SkillOptions(RegionOptions, LocalizationOptions):
 
     region_start: Literal["fine-tuned", "pre-trained"] = option(
         "fine-tuned", "values the region is trained from; always θ_pre where region_from needs no θ_ft"
-    )
-    readout_steps: int = option(
-        100, "updates of a linear readout alone before γ is chosen, where region_from needs no θ_ft", at_least=0
     )
 
 
@@ -103,7 +84,7 @@ class RegionStrategy(ContinualStrategy):
         options = self.options
         with self.ledger_model.base(union=False):
             if isinstance(options, SkillOptions) and not options.needs_fine_tuned:
-                return self.bench(task).with_readout(options, options.readout_steps)
+                return self.bench(task).with_readout(options)
             return self.bench(task).fine_tuned(options)
 
     @final
@@ -176,9 +157,7 @@ class RegionStrategy(ContinualStrategy):
         return Training(task, what, readouts, steps, options, skill=skill)
 
     @final
-    def better_training(
-        self, task: EncodedTask, tuned: ModelState, region: Region, region_alone: Region, rows: int
-    ) -> Training:
+    def better_training(self, task: EncodedTask, tuned: ModelState, region: Region, region_alone: Region) -> Training:
         """Return the training on the union; at its end it gives way to what was trained alone, if that has the lower loss.
 
         The region is trained on θ_pre alone first, by the plain loop; on the union, Avalanche's plugins meet the training.
@@ -188,9 +167,8 @@ class RegionStrategy(ContinualStrategy):
             tuned: θ_ft, with the readout that is trained further.
             region: γ, to be trained on the union.
             region_alone: γ, to be trained on θ_pre.
-            rows: validation rows, at most, by whose loss is chosen.
         """
-        chosen = task.validation.subset(representative(task.validation.targets, rows))
+        chosen = task.validation.subset(representative(task.validation.targets, CHOICE_ROWS))
 
         def loss() -> float:
             return loss_of(self.model, task, chosen, self.options)
@@ -250,15 +228,13 @@ def region_training_options(options: RegionOptions, space_size: int, allowed: in
         space_size: the N entries of the space.
         allowed: the s entries that the region may have.
     """
-    own = replace(
+    return replace(
         options,
-        optimizer=options.region_optimizer or options.optimizer,
         readout_learning_rate=options.readout_learning_rate or options.learning_rate,
         l1=0.0,  # a region is as sparse as it gets
-        dropout=options.dropout if options.region_dropout is None else options.region_dropout,
+        learning_rate=options.region_rate_factor * region_rate(options, space_size, allowed),
+        dropout=options.dropout is True,
     )
-    rate = options.region_learning_rate or options.region_rate_factor * region_rate(own, space_size, allowed)
-    return replace(own, learning_rate=rate)
 
 
 __all__ = [

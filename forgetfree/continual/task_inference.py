@@ -38,6 +38,8 @@ from forgetfree.training.training_options import TrainingOptions
 
 #: Bytes of features that a strategy keeps, of test rows mostly: about 87,000 rows of 384 numbers.
 _ROOM = 2**28
+#: Training rows of a task that lda learns from, at most.
+LDA_ROWS = 400
 #: How the task of a row is found out; ``last``: it is not, and the last task's model answers.
 Inference = Literal["last", "router", "lda"]
 
@@ -49,15 +51,9 @@ class TaskwiseOptions(TrainingOptions):
     task_inference: Inference = option(
         "last",
         "where the stream withholds the task: the model of the last task (for unions, the one with all tasks); for each row "
-        "that of the task whose answer has the least entropy; or, by lda, that of the task whose rows are most like it in a "
-        "hidden layer of θ_pre",
+        "that of the task whose answer has the least entropy; or, by lda, that of the task whose rows are most like it in the "
+        "middle layer of θ_pre",
     )
-    lda_layer: int | None = option(
-        None,
-        "the hidden layer of θ_pre whose mean over tokens lda reads, 0 for the embeddings; none: the middle",
-        at_least=0,
-    )
-    lda_rows: int = option(400, "training rows of a task that lda learns from, at most", at_least=1)
 
 
 def inference_of(options: TrainingOptions, stream: Stream) -> Inference:
@@ -83,14 +79,14 @@ def features_for(strategy: Learner) -> TaskFeatures | None:
     options, stream = strategy.options, strategy.stream
     if inference_of(options, stream) != "lda":
         return None
-    return TaskFeatures(strategy.model, options.lda_layer, stream.loaded.fingerprint, room=_ROOM)
+    return TaskFeatures(strategy.model, stream.loaded.fingerprint, room=_ROOM)
 
 
 def learn_features(strategy: Learner, task: EncodedTask) -> None:
     """Let a task that is going to be learned be told from the others."""
     if strategy.task_features is not None:
-        options, rows = strategy.options, representative(task.train.targets, strategy.options.lda_rows)
-        strategy.task_features.learn(task.name, task.train.subset(rows), options.rows_at_once)
+        rows = representative(task.train.targets, LDA_ROWS)
+        strategy.task_features.learn(task.name, task.train.subset(rows), strategy.options.rows_at_once)
 
 
 def among_own_labels(strategy: Learner, task: EncodedTask) -> AbstractContextManager[object]:

@@ -206,7 +206,7 @@ class StrategyTemplate(SupervisedTemplate):
     def training_steps(self) -> Iterator[None]:
         """Set up all steps of one task: the mode, the draws of dropout, where it stands, and what the monitor logs."""
         training = training_of(self.training)
-        training_mode(self.model, training.options.dropout)
+        training_mode(self.model, bool(training.options.dropout))
         seed = self.phase_seed(training.phase, training.task)
         torch.manual_seed(derive_seed(seed, "dropout"))
         with self.monitor.phase(training.task.name, training.phase, self._updates) as self._on_step:
@@ -220,7 +220,7 @@ class StrategyTemplate(SupervisedTemplate):
     def _before_training_iteration(self, **kwargs: Any) -> None:
         super()._before_training_iteration(**kwargs)
         # Avalanche's RWalk leaves evaluation mode on, A-GEM training mode; without dropout, the model's flag tells neither.
-        dropout = training_of(self.training).options.dropout
+        dropout = bool(training_of(self.training).options.dropout)
         if not (dropout and self.model.training):
             training_mode(self.model, dropout)
 

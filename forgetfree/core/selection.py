@@ -22,8 +22,6 @@ from forgetfree.core.trained import trainable
 from forgetfree.display import counted
 from forgetfree.errors import OptionError, TrainingError
 
-#: How γ_base is chosen; `forgetfree.training.localization.choose_base` knows ``fisher`` and ``bias``, too.
-BaseKind = Literal["movement", "empty", "random", "fisher", "bias"]
 #: By what an entry is scored, see `saliency`.
 Saliency = Literal["movement", "taylor", "gradient", "snip", "gallop", "fisher", "random"]
 #: How γ is chosen: by learning the mask, from γ_base or from S = 0, or by a saliency.

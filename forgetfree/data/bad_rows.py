@@ -58,11 +58,13 @@ class BadRows:
         counts: how many rows have each fault; a row may have several.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Iterable[BadRow] = ()) -> None:
         self.faults = list[BadRow]()
         self.numbers = set[int]()
         self.counts = Counter[str]()
         self._cells = set[tuple[int, str]]()
+        for fault in faults:
+            self.add(fault)
 
     def __len__(self) -> int:
         return len(self.numbers)

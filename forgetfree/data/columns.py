@@ -143,7 +143,6 @@ def names_for(named: Iterable[str], tasks: Collection[str]) -> list[str]:
 
 
 def _of_task(named: Sequence[str], task: str) -> list[str]:
-    """Return what is named for a task: for it alone, or else for all."""
     by_owner = [[name for owner, name in map(_split, named) if owner == own] for own in (task, "")]
     return by_owner[0] or by_owner[1]
 
@@ -281,7 +280,6 @@ def _own_texts(header: Sequence[str], kind: str | None) -> tuple[str, ...]:
 
 
 def _only(where: str, what: str, options: Sequence[tuple[str, ...]], flag: str) -> list[tuple[str, ...]]:
-    """Return the only option, or none where there is none."""
     if len(options) > 1:
         ways = [" ".join(f"{flag} {name!r}" for name in names) for names in options]
         raise DataError(

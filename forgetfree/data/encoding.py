@@ -176,7 +176,6 @@ class Encoder:
         return {}
 
     def _part(self, piece: str | Slot, *, inside: bool) -> list[int] | Slot:
-        """Return the ids of a piece of the prompt, or the slot of a text."""
         if isinstance(piece, str):
             return token_ids(self.tokenizer, [piece], inside=inside)[0]
         if piece.name != "mask":
@@ -242,9 +241,8 @@ def fitting(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> TaskRows:
         left = [i for i in range(len(part)) if i not in found]
         good.update(part.places[i][0] if part.places else "" for i in left)
         if found:
-            bad[split], splits[split] = BadRows(), part.take(left)
+            bad[split], splits[split] = BadRows(found.values()), part.take(left)
         for fault in found.values():
-            bad[split].add(fault)
             of_files.setdefault(fault.file, BadRows()).add(fault)
     if not bad:
         return rows
@@ -341,7 +339,6 @@ def _word_faults(tokenizer: Any, words: Sequence[str], task: str) -> list[str]:
 
 
 def _after_space(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
-    """Return the ids of each word as it stands after a space."""
     return token_ids(tokenizer, [f" {word}" for word in words], inside=True)
 
 

@@ -33,7 +33,7 @@ from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.encoding import fitting
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly
-from forgetfree.data.sources import check_task, read_tasks
+from forgetfree.data.sources import check_stream, read_tasks
 from forgetfree.device import find_device, kind_of_device
 from forgetfree.errors import (
     Faults,
@@ -166,7 +166,7 @@ class _Look:
             return []
         if data == "hub":
             for name in config.names:
-                attempt(check_task, name, data, registry.streams() if len(config.names) == 1 else ())
+                attempt(check_stream, [name], data)
             self._notes.append(
                 "The rows are read from the hub when the job starts: they are not checked, nor counted, here."
             )
@@ -328,8 +328,8 @@ class _Look:
         if self._first_task is None:
             return None
         options, times = self._options[name], _StepTimes()
-        few: dict[str, Any] = {"steps": _TAKEN, "mask_steps": _TAKEN, "mask_evaluations": 1}
-        few |= {key: _TAKEN for key in ("region_steps", "readout_steps") if getattr(options, key, None)}
+        few: dict[str, Any] = {"steps": _TAKEN, "mask_steps": _TAKEN}
+        few |= {"region_steps": _TAKEN} if getattr(options, "region_steps", None) else {}
         if getattr(options, "mask_steps", None) == 0:
             del few["mask_steps"]
         known = type(options).__dataclass_fields__
@@ -405,10 +405,9 @@ class _PhaseTime:
         if self.phase == "localize":
             searches = isinstance(options, LocalizationOptions) and options.region_from in ("mask", "midpoint")
             return mask_options(options, rows, updates).steps if searches else max(1, self.taken)  # type: ignore[arg-type]
-        if self.phase == "train":
-            own = getattr(options, "region_steps", None)
-        else:
-            own = None if getattr(options, "needs_fine_tuned", True) else getattr(options, "readout_steps", None)
+        if self.phase == "fine_tune" and not getattr(options, "needs_fine_tuned", True):
+            return self.taken  # of a readout alone, which are always as many
+        own = getattr(options, "region_steps", None) if self.phase == "train" else None
         return math.ceil((updates if own is None else own) * self.taken / _TAKEN)
 
 

@@ -119,7 +119,7 @@ class Predictor:
             loaded.model.to(find_device(device))
             features = None
             if source.task_inference == "lda":  # the model holds θ_pre now
-                features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
+                features = TaskFeatures(loaded.model, loaded.fingerprint)
                 features.load(source.file.parent)
             weights = weights_of(source, loaded) if ledger is None else LedgerWeights(loaded, ledger)
             return cls(

@@ -45,7 +45,6 @@ class Source:
         deterministic: whether the run answered each row in a pass of its own.
         stores: directories in which models may lie that the file names.
         task_inference: how the run found out the task of a row; ``last``: it did not.
-        lda_layer: the layer that it read for that, see `TaskFeatures`.
         tasks: of a file that is no ledger, the definitions of the run's tasks, in the order of the stream.
         binding, fingerprint: likewise, what its answers depend on in the model.
         shared_labels: likewise, whether all tasks' labels have one readout (``scenario=class``).
@@ -60,7 +59,6 @@ class Source:
     deterministic: bool = False
     stores: Sequence[Path] = ()
     task_inference: str = "last"
-    lda_layer: int | None = None
     tasks: Sequence[TaskDefinition] = ()
     binding: Binding | None = None
     fingerprint: str = ""
@@ -110,7 +108,6 @@ class Source:
             deterministic=options.get("deterministic") is True,
             stores=[file.parent, Path(settings.get("cache") or place / "fine-tuned")],
             task_inference=task_inference,
-            lda_layer=options.get("lda_layer"),
             **({} if file.name == LEDGER else _read_bound(file.parent)),
         )
 

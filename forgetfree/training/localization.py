@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -18,23 +17,20 @@ from forgetfree.core.mask import MaskOptions
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import decided
 from forgetfree.core.readout_model import Precision, ReadoutModel
-from forgetfree.core.regions import Region, biases
-from forgetfree.core.selection import (
-    BaseKind,
-    RegionSource,
-    Saliency,
-    budget,
-    diagonal_fisher,
-    mean_gradient,
-    most_moved,
-    saliency,
-    top,
-)
+from forgetfree.core.regions import Region
+from forgetfree.core.selection import RegionSource, Saliency, budget, diagonal_fisher, mean_gradient, saliency
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError
 from forgetfree.options import option
 from forgetfree.training.training_options import TrainingOptions
+
+#: Hard masks that are tried on validation rows while S is learned.
+MASK_EVALUATIONS = 4
+#: Rows and tokens, at most, of a pass with gradients of the whole model, on a CPU: few tokens take little memory.
+_ON_CPU = {"size": 64, "tokens": 240}
+#: Elsewhere: a pass of 64 rows of 30 tokens leaves a GPU idle, and a step takes three times as long (docs/scaling.md).
+_ELSEWHERE = {"size": 256, "tokens": 2**14}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +46,17 @@ class LocalizationOptions(TrainingOptions):
         "The others take what scores highest, with Δ = θ_ft − θ_pre and g the mean gradient at θ_pre: movement |Δ|, taylor "
         "|g·Δ|, gradient |g|, snip |g·θ|, gallop |g|/(|θ| + 0.001), fisher (FISH masks), random. The last five need no θ_ft",
     )
-    gradient_rows: int = option(256, "training rows whose mean gradient region_from reads, at most", at_least=1)
-    base: BaseKind = option(
-        "movement",
-        "γ_base of region_from=mask: the most moved entries (§2), none (§5.1), random ones, those of largest Fisher "
-        "information at θ_pre (FISH masks, Sung et al., 2021), or the most moved of the biases",
+    gradient_rows: int = option(
+        256, "training rows whose mean gradient region_from reads, at most; fisher reads them one by one", at_least=1
     )
     base_fraction: float = option(
         0.1,
-        "size of γ_base as a share of the entries that the region may have, the rest is left to S; the paper: 0.1 (§3.1). "
-        "With mask_steps=0, γ_base is the whole region",
-        above=0,
+        "size of γ_base of region_from=mask, the most moved entries (§2), as a share of those that the region may have; the "
+        "rest is left to S. The paper: 0.1 (§3.1), and none of several tasks (§5.1). With mask_steps=0, γ_base is the whole "
+        "region",
+        at_least=0,
         at_most=1,
     )
-    fisher_rows: int = option(256, "training rows that fisher reads, at most, one by one", at_least=1)
     mask_steps: int | None = option(
         None,
         "SGD steps on the mask scores S, 0 to keep γ_base; none: as many as read the rows fine-tuning read, at "
@@ -71,15 +64,12 @@ class LocalizationOptions(TrainingOptions):
         at_least=0,
     )
     mask_batch_size: int = option(1024, "rows per step on S", at_least=1)
-    mask_micro_batch_size: int | None = option(
-        None,
-        "rows per forward pass of such a step; none: about 240 tokens on a CPU, which takes little memory; 64 rows elsewhere",
+    mask_learning_rate: float = option(1e7, "of SGD on S", above=0)
+    validation_rows: int = option(
+        512,
+        "validation rows, at most, that the hard masks are scored on which are tried while S is learned",
         at_least=1,
     )
-    mask_score_init: float = option(-10.0, "every S at first: σ(−10) ≈ 4.5e-5")
-    mask_learning_rate: float = option(1e7, "of SGD on S", above=0)
-    mask_evaluations: int = option(4, "hard masks tried on validation rows while S is learned", at_least=1)
-    validation_rows: int = option(512, "validation rows those are scored on, at most", at_least=1)
 
     @property
     def needs_fine_tuned(self) -> bool:
@@ -92,9 +82,9 @@ def check_localization(options: LocalizationOptions, space: ParameterSpace) -> N
     budget(len(space), options.sparsity)
     if options.mask_steps == 0 and options.region_from == "midpoint":
         raise OptionError("region_from=midpoint with mask_steps=0 leaves no region. Set mask_steps above 0.")
-    if options.mask_steps == 0 and options.region_from == "mask" and options.base == "empty":
+    if options.mask_steps == 0 and options.region_from == "mask" and not options.base_fraction:
         raise OptionError(
-            "base=empty with mask_steps=0 leaves no region. Set mask_steps above 0, or region_from=movement."
+            "base_fraction=0 with mask_steps=0 leaves no region. Set mask_steps above 0, or region_from=movement."
         )
 
 
@@ -107,50 +97,18 @@ def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int
     return MaskOptions(
         steps=steps,
         batch_size=size,
-        score_init=0.0 if options.region_from == "midpoint" else options.mask_score_init,  # σ(0) = 1/2
+        score_init=0.0 if options.region_from == "midpoint" else MaskOptions.score_init,  # σ(0) = 1/2
         learning_rate=options.mask_learning_rate,
-        evaluate_every=max(1, -(-steps // options.mask_evaluations)),
+        evaluate_every=max(1, -(-steps // MASK_EVALUATIONS)),
         precision=cast(Precision, options.precision),  # decided by now
     )
 
 
-def choose_base(
-    kind: BaseKind,
-    model: ReadoutModel,
-    rows: Examples,
-    theta_pre: Tensor,
-    theta_ft: Tensor,
-    count: int,
-    *,
-    seed: int,
-    fisher_rows: int,
-) -> Region:
-    """Choose γ_base of any kind, with at most ``count`` entries.
-
-    Args:
-        kind: the kind of γ_base.
-        model: holds θ_pre and the task's fine-tuned readout.
-        rows: the task's training rows.
-        theta_pre: θ_pre ``(N,)``.
-        theta_ft: θ_ft ``(N,)``.
-        count: the number of entries.
-        seed: for random entries.
-        fisher_rows: the most rows that are read for the Fisher information, spread evenly.
-    """
-    if kind == "bias":
-        return most_moved(theta_pre, theta_ft, count, among=biases(model.space()))
-    if kind == "fisher":
-        read = [rows.batch([row]) for row in representative(rows.targets, fisher_rows)]
-        return top(diagonal_fisher(model, model.space(), read).masked_fill_(theta_ft == theta_pre, -math.inf), count)
-    if kind == "random":
-        generator = torch.Generator().manual_seed(seed)
-        return Region.of(torch.randperm(len(theta_pre), generator=generator, device="cpu")[:count])
-    return Region.empty() if kind == "empty" else most_moved(theta_pre, theta_ft, count)
-
-
 def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> int:
     """Return the size of γ_base for a region of at most ``count`` entries: all of them if no S is learned."""
-    return count if mask.steps == 0 else max(1, int(options.base_fraction * count + 1e-6))
+    if mask.steps == 0 or not options.base_fraction:
+        return 0 if mask.steps else count
+    return max(1, int(options.base_fraction * count + 1e-6))
 
 
 def search_count(
@@ -159,13 +117,13 @@ def search_count(
     """Return how many searches for S the sparsities need: one, or one for each γ_base of its own size.
 
     Args:
-        options: name the kind of base, if no base is given.
+        options: say whether there is a γ_base, if none is given.
         sparsities: those of the regions.
         base: γ_base, if it is given; one that is too large is cut to its most moved entries.
         space_size: the number of entries of the parameter space.
     """
     smallest = budget(space_size, min(sparsities))
-    sized = options.base != "empty" if base is None else len(base) > smallest
+    sized = options.base_fraction > 0 if base is None else len(base) > smallest
     return len(sparsities) if sized else 1
 
 
@@ -175,20 +133,16 @@ def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> BatchLoss:
     return CrossEntropy(model, device, decided(options.precision, model))
 
 
-def mask_batches(
-    rows: Examples, mask: MaskOptions, seed: int, options: LocalizationOptions, device: torch.device
-) -> Iterator[list[Batch]]:
+def mask_batches(rows: Examples, mask: MaskOptions, seed: int, device: torch.device) -> Iterator[list[Batch]]:
     """Yield the mini-batches of each step on S, of as many rows and tokens as a forward pass takes."""
     # Each step changes every score, so it must not depend on rows of one length alone.
     for batch in plan_batches(rows.lengths, mask.batch_size, mask.steps, seed, group_by_length=False):
-        yield in_pieces(rows, batch, options, device)
+        yield in_pieces(rows, batch, device)
 
 
-def in_pieces(rows: Examples, batch: Sequence[int], options: LocalizationOptions, device: torch.device) -> list[Batch]:
+def in_pieces(rows: Examples, batch: Sequence[int], device: torch.device) -> list[Batch]:
     """Return rows, by their numbers, in mini-batches of as many rows and tokens as a pass with whole gradients takes."""
-    piece = {"size": options.mask_micro_batch_size or 64}
-    if options.mask_micro_batch_size is None and device.type == "cpu":
-        piece["tokens"] = 240
+    piece = _ON_CPU if device.type == "cpu" else _ELSEWHERE
     return [rows.batch(part) for part in micro_batches(batch, rows.lengths, **piece)]
 
 
@@ -219,10 +173,10 @@ def score_entries(
         gradient = torch.rand(len(space), generator=generator, dtype=torch.float64, device="cpu").to(theta_pre.device)
     elif kind == "fisher":
         gradient = diagonal_fisher(
-            model, space, [rows.batch([row]) for row in representative(rows.targets, options.fisher_rows)]
+            model, space, [rows.batch([row]) for row in representative(rows.targets, options.gradient_rows)]
         )
     elif kind != "movement":
         read = representative(rows.targets, options.gradient_rows)
-        batches = in_pieces(rows, read, options, theta_pre.device)
+        batches = in_pieces(rows, read, theta_pre.device)
         gradient, _ = mean_gradient(model.backbone, space, batches, mask_loss(model, options))
     return saliency(kind, gradient, theta_pre, theta_ft)

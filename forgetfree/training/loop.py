@@ -74,7 +74,7 @@ def fine_tune(
     with in_training(model, trained, readout), layer_checkpoints(model, options.gradient_checkpointing):
         step = TrainingStep(model, trained, readout, options, steps)
         torch.manual_seed(derive_seed(seed, "dropout"))
-        training_mode(model, options.dropout)
+        training_mode(model, bool(options.dropout))
         done = step.begin(checkpoint, seed, recorded(options), rows.labels, *about)
         for batch in plan(rows.lengths, options, steps, seed)[done:]:
             step.zero_grad()
@@ -110,7 +110,7 @@ def fine_tuned_key(
     model = loaded.model
     options = for_model(options, model, task.train)
     fields = TrainingOptions.__dataclass_fields__.keys() - {"deterministic", "answer_precision"}  # of evaluation
-    training = {field: getattr(options, field) for field in fields}
+    training = {field: getattr(options, field) for field in fields} | {"dropout": bool(options.dropout)}
     if not options.gradient_checkpointing:  # older keys have no word of it
         del training["gradient_checkpointing"]
     content = {

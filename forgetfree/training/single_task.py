@@ -18,7 +18,7 @@ from forgetfree.core.batch_loss import OnStep
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
 from forgetfree.core.regions import Region, graft_theta
-from forgetfree.core.selection import BaseKind, budget, is_saliency, most_moved, most_salient
+from forgetfree.core.selection import budget, is_saliency, most_moved, most_salient
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import RegionParameters, TrainedParameters, write_
 from forgetfree.data.examples import EncodedRows, Examples
@@ -39,7 +39,6 @@ from forgetfree.training.localization import (
     LocalizationOptions,
     base_size,
     check_localization,
-    choose_base,
     mask_batches,
     mask_loss,
     mask_options,
@@ -49,6 +48,9 @@ from forgetfree.training.localization import (
 from forgetfree.training.loop import answers_of, fine_tune, fine_tuned_key, quality_of
 from forgetfree.training.monitor import Monitor, Phase
 from forgetfree.training.training_options import TrainingOptions, for_model, region_rate, scheduled_rate
+
+#: Updates of a linear readout alone before γ is chosen, where `region_from` needs no θ_ft.
+READOUT_STEPS = 100
 
 
 class SingleTask:
@@ -146,20 +148,15 @@ class SingleTask:
         """Return the key of θ_ft in the store."""
         return fine_tuned_key(self.loaded, self.task, self.pre, options, self.seed, self.device)
 
-    def with_readout(self, options: TrainingOptions, steps: int) -> ModelState:
-        """Return θ_pre with a readout that is trained alone: one drawn by the seed would say nothing of the rows' gradients.
-
-        Args:
-            options: how it is trained.
-            steps: updates.
-        """
+    def with_readout(self, options: TrainingOptions) -> ModelState:
+        """Return θ_pre with a readout that is trained alone: one drawn by the seed would say nothing of the rows' gradients."""
         readout = self.model.readout_module(self.task.label)
-        if not steps or not any(parameter.numel() for parameter in readout.parameters()):
+        if not any(parameter.numel() for parameter in readout.parameters()):
             return self.pre
         nothing = RegionParameters(self.model.backbone, self.space, Region.empty())
         options = replace(options, l1=0.0)
         with self.holding(self.pre):
-            self.train_(options, "fine_tune", nothing, steps, about=("readout",))
+            self.train_(options, "fine_tune", nothing, READOUT_STEPS, about=("readout",))
             return replace(self.pre, readouts={self.task.name: tensors_of(readout)})
 
     def regions(
@@ -207,7 +204,7 @@ class SingleTask:
             fine_tuned: θ_ft.
             options: how to localize.
             sparsities: the shares that the regions may have; default: that of the options.
-            base: γ_base, cut to its most moved entries if too large. Default: of the kind that the options name.
+            base: γ_base, cut to its most moved entries if too large. Default: of the size that the options say.
         """
         options = for_model(options, self.model, self.task.train)
         if options.region_from == "midpoint":
@@ -253,7 +250,7 @@ class SingleTask:
             return quality_of(self.model, self.task, validation, options)[0]
 
         if base is None:
-            base = self.base(options.base, fine_tuned, base_size(options, mask, count), options.fisher_rows)
+            base = most_moved(theta_pre, theta_ft, base_size(options, mask, count))
         elif len(base) > count:
             base = most_moved(theta_pre, theta_ft, count, among=base)
         with self._reading_as(fine_tuned), layer_checkpoints(self.model, options.gradient_checkpointing):
@@ -262,7 +259,7 @@ class SingleTask:
                 self.space,
                 theta_pre,
                 theta_ft,
-                mask_batches(self.task.train, mask, derive_seed(seed, "batches"), options, self.device),
+                mask_batches(self.task.train, mask, derive_seed(seed, "batches"), self.device),
                 mask_loss(self.model, options),
                 sparsities=sparsities,
                 base=base,
@@ -271,22 +268,6 @@ class SingleTask:
                 on_step=on_step,
                 checkpoint=self.monitor.checkpoint(),
                 about=(seed, recorded(options), self.task.train.labels, sorted(readout.items())),
-            )
-
-    def base(self, kind: BaseKind, fine_tuned: ModelState, count: int, fisher_rows: int = 256) -> Region:
-        """Choose a region that is not learned, of at most ``count`` entries: see `choose_base`."""
-        seed = derive_seed(self.seed_of("localize"), "base")
-        theta_pre, theta_ft = self.pre.theta.to(self.device), fine_tuned.theta.to(self.device)
-        with self._reading_as(fine_tuned):
-            return choose_base(
-                kind,
-                self.model,
-                self.task.train,
-                theta_pre,
-                theta_ft,
-                count,
-                seed=seed,
-                fisher_rows=fisher_rows,
             )
 
     def grafted(self, fine_tuned: ModelState, region: Region) -> ModelState:

@@ -22,7 +22,7 @@ from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.tensors import digest_of, not_finite
 from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length
-from forgetfree.errors import OptionError, RunError
+from forgetfree.errors import RunError
 from forgetfree.files import write_atomically
 from forgetfree.json_file import parse_json
 from forgetfree.results.unit_folder import FEATURES
@@ -38,22 +38,15 @@ class TaskFeatures:
 
     Args:
         model: holds θ_pre; it is copied, which takes the model's memory once more.
-        layer: the hidden layer that is read, 0 for the embeddings; default: the middle one.
         fingerprint: that of θ_pre.
         room: how many bytes it may keep of features it computed, for batches that are asked for again after every task.
 
     Attributes:
         means: μ_t of each task ``(H,)``, in the order in which they were learned.
-
-    Raises:
-        OptionError: the model has no such layer.
     """
 
-    def __init__(self, model: ReadoutModel, layer: int | None = None, fingerprint: str = "", *, room: int = 0) -> None:
-        deepest = getattr(getattr(model.backbone, "config", None), "num_hidden_layers", None)
-        if layer is not None and deepest is not None and layer > deepest:
-            raise OptionError(f"lda_layer must be at most {deepest}, the number of the model's layers, got {layer}.")
-        self._model, self._layer, self._fingerprint = copy.deepcopy(model).eval(), layer, fingerprint
+    def __init__(self, model: ReadoutModel, fingerprint: str = "", *, room: int = 0) -> None:
+        self._model, self._fingerprint = copy.deepcopy(model).eval(), fingerprint
         self.means: dict[str, Tensor] = {}
         self._scatter = torch.empty(0, device="cpu")  # Σ of all tasks, not yet divided: (H, H)
         self._rows = 0
@@ -106,12 +99,12 @@ class TaskFeatures:
 
     def _features(self, x: Tensor) -> Tensor:
         device = next(self._model.parameters()).device
-        return self._model.pooled(x.to(device), self._layer).cpu().double()
+        return self._model.pooled(x.to(device)).cpu().double()
 
     # -- Keeping ---------------------------------------------------------------------------------------------
 
     def _bytes(self) -> bytes:
-        about = {"tasks": list(self.means), "layer": self._layer, "rows": self._rows, "model": self._fingerprint}
+        about = {"tasks": list(self.means), "rows": self._rows, "model": self._fingerprint}
         tensors = {"means": torch.stack(list(self.means.values())), "scatter": self._scatter}
         return _FILE.content(tensors, {"about": json.dumps(about)})
 
@@ -128,7 +121,7 @@ class TaskFeatures:
         """Read the file of a directory.
 
         Raises:
-            RunError: it is missing or damaged, or of another model or layer; nothing is changed.
+            RunError: it is missing or damaged, or of another model; nothing is changed.
         """
         self.means, self._scatter, self._rows = self.read(directory)
 
@@ -145,10 +138,10 @@ class TaskFeatures:
                 raise ValueError("its tensors do not fit together")
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{path} cannot be read as features of tasks: {error}. {_FILE.remedy}") from error
-        if (expected := (self._layer, self._fingerprint)) != (about.get("layer"), about.get("model")):
+        if (got := about.get("model")) != self._fingerprint:
             raise RunError(
-                f"{path} was made with another model or layer: expected layer {expected[0]} of {expected[1][:12]}, got layer "
-                f"{about.get('layer')} of {str(about.get('model'))[:12]}. Load it with its run's model and options."
+                f"{path} was made with another model: expected {self._fingerprint[:12]}, got {str(got)[:12]}. Load it with its "
+                "run's model."
             )
         return dict(zip(tasks, means, strict=True)), scatter, rows
 

@@ -65,7 +65,9 @@ class TrainingOptions(Options):
         at_least=1,
     )
     max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
-    dropout: bool = option(True, "the backbone's own dropout while training")
+    dropout: bool | Literal["fine-tuning"] = option(
+        True, "the backbone's own dropout while training; fine-tuning: then, and not while a region is trained"
+    )
     gradient_checkpointing: bool = option(
         False,
         "keep of each layer only what enters it, and compute the rest again in the backward pass: much less memory for long "

@@ -335,7 +335,7 @@ def test_options_set_by_hand_reach_the_stream(measured: Callable[[str], Path]) -
 
 
 def test_a_graft_of_everything_is_the_fine_tuned_model(run: Run, tmp_path: Path) -> None:
-    more = ["--sparsity", "1.0", "--set", "base=movement", "--set", "mask_steps=0"]
+    more = ["--sparsity", "1.0", "--set", "mask_steps=0"]
     assert run("localization", tmp_path / "out", *more, seeds=(0,)) == 0
     (row,) = [row for row in rows_of(tmp_path / "out") if row["model"] == "grafted" and row["sparsity"] == 1.0]
     assert row["agreement"] == 1.0

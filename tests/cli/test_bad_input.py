@@ -293,9 +293,7 @@ CASES = [
         "region_from must be mask or midpoint or movement or taylor",
     ),
     Case("run sst2 --set gradient_rows=0", "gradient_rows must be at least 1"),
-    Case("run sst2 --set choice_rows=0", "choice_rows must be at least 1"),
     Case("run sst2 --set region_rate_factor=0", "region_rate_factor must be above 0"),
-    Case("run sst2 --set readout_steps=-1", "readout_steps must be at least 0"),
     Case(
         "run sst2 --set region_from=midpoint --set mask_steps=0",
         "region_from=midpoint with mask_steps=0 leaves no region",

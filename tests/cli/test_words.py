@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from forgetfree import cli
-from forgetfree.cli.words import recipe_of
+from forgetfree.cli.job import recipe_of
 from forgetfree.display import tell
 from forgetfree.jobs.config import RunConfig
 

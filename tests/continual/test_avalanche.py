@@ -515,9 +515,3 @@ def test_a_ledger_of_another_scenario_is_refused_and_nothing_changed(tmp_path: P
     ):
         other.load(tmp_path)
     assert (other.ledger.tasks, other.learned) == ([], [])
-
-
-@pytest.mark.parametrize("name", ["bitfit", "packnet", "wsn"])
-def test_a_rate_is_for_one_optimizer(name: str) -> None:
-    with pytest.raises(OptionError, match="region_optimizer=adamw beside optimizer=sgd needs a region_learning_rate"):
-        vision.make(name, vision.stream("task", "mlp"), region_optimizer="adamw")

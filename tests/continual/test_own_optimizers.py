@@ -55,23 +55,6 @@ def test_a_function_does_what_the_named_one_does_to_the_bit(name: str, own: Any,
     assert any((mine[task] != other[task]).any() for task in mine)
 
 
-def test_a_region_may_have_one_of_its_own(tiny_stream: Any) -> None:
-    """As AdamW by name, whose rate grows by √(N/s), here by hand."""
-    stream = tiny_stream()
-    space, own = len(stream.model.space()), dict(GRAFTING, optimizer="sgd", learning_rate=0.1)
-    size = int(0.05 * space)
-    named = answers("grafting-continual", stream, **own, region_optimizer="adamw", region_learning_rate=0.02)
-    fused = {"weight_decay": 1e-4, "fused": True}
-
-    def adamw(groups: Any) -> torch.optim.Optimizer:
-        body, readout = groups
-        assert body["params"][0].numel() <= size
-        return torch.optim.AdamW([body | {"lr": 0.02}, readout | {"lr": 0.1}], **fused)
-
-    mine = answers("grafting-continual", tiny_stream(), **own, region_optimizer=adamw)
-    assert all((named[task] == mine[task]).all() for task in named)
-
-
 def test_a_warm_up_multiplies_a_schedule_of_ones_own() -> None:
     options = TrainingOptions(schedule=lambda done: 0.5**done, warmup=0.5)
     assert [rate_at(done, 4, options) for done in range(4)] == [0.5, 0.5, 0.25, 0.125]

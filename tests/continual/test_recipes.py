@@ -9,7 +9,7 @@ import torch
 
 from forgetfree import recipes, registry
 from forgetfree.benchmarks.paper.overview import EXPERIMENTS
-from forgetfree.cli.words import recipe_of as recipe_said
+from forgetfree.cli.job import recipe_of as recipe_said
 from forgetfree.continual.construction import _say_once
 from forgetfree.errors import OptionError, UnknownNameError
 from forgetfree.jobs.config import RunConfig
@@ -129,13 +129,13 @@ def test_the_options_of_a_region_belong_together() -> None:
 
     def of_region(**settings: Any) -> set[str]:
         its = recipes.recipe_of("minilm", settings, strategies, "grafting-continual")
-        return {key for key in its if key.startswith("region_")}
+        return {key for key in its if key == "dropout" or key.startswith("region_")}
 
-    whole = {"region_from", "region_start", "region_rate_factor", "region_dropout"}
+    whole = {"region_from", "region_start", "region_rate_factor", "dropout"}
     assert of_region() == of_region(learning_rate=1e-5) == whole
     assert of_region(region_rate_factor=1.0) == whole - {"region_rate_factor"}
     assert of_region(region_from="movement") == whole - {"region_from"}
-    for others in ({"region_from": "gradient"}, {"mask_steps": 1}, {"grafting-continual.base": "movement"}):
+    for others in ({"region_from": "gradient"}, {"mask_steps": 1}, {"grafting-continual.base_fraction": 0.1}):
         assert of_region(**others) == set()
     assert of_region(**{"packnet.mask_steps": 1}) == whole  # it is another's
     both = recipes.recipe_of("minilm", {"grafting-continual.mask_steps": 1}, strategies)
@@ -155,7 +155,6 @@ def test_a_strategy_that_searches_for_its_mask_takes_no_region_from_the_others()
         "grafting-continual.region_from": "movement",
         "grafting-continual.region_start": "pre-trained",
         "grafting-continual.region_rate_factor": 3.0,
-        "grafting-continual.region_dropout": False,
     }
     options = config.check().options
     assert options["grafting-continual"].region_from == "movement"

@@ -114,7 +114,7 @@ def row(answers: TextAnswers, i: int) -> tuple[Any, Any]:
 )
 def test_the_prompt_alone_tells_whose_model_answers(name: str, scenario: str) -> None:
     """Beside a slow reference: each row alone, by the model of the task that its prompt is most like."""
-    strategy = learned(name, withheld(scenario), task_inference="lda", lda_layer=0)
+    strategy = learned(name, withheld(scenario), task_inference="lda")
     tasks, found, right = strategy.stream.tasks, strategy.evaluate(), 0
     for task in tasks:
         for i in range(len(task.test)):

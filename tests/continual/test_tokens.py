@@ -141,7 +141,7 @@ def test_the_router_chooses_one_task_for_all_words_of_a_sentence() -> None:
 
 
 def test_features_choose_one_task_for_all_words_of_a_sentence() -> None:
-    strategy, rows = learned("fine-tune", domains(), task_inference="lda", lda_layer=0)
+    strategy, rows = learned("fine-tune", domains(), task_inference="lda")
     first, second = strategy.stream.tasks
     chosen = []
     for task in (first, second):

@@ -162,7 +162,7 @@ def test_the_absolute_places_of_older_files_are_still_read(project: Path, tmp_pa
 
 JOBS = {
     "run": ["sst2", *QUICK],
-    "graft": ["sst2", "--shots", "4", "--steps", "1", "--sparsity", "0.01", "--set", "base=empty"],
+    "graft": ["sst2", "--shots", "4", "--steps", "1", "--sparsity", "0.01", "--set", "base_fraction=0"],
 }
 
 

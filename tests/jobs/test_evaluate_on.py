@@ -179,7 +179,6 @@ def test_the_rows_that_are_scored_choose_no_mask(data_directory: Path, model_dir
         learning_rate=0.01,
         sparsity=0.2,
         mask_steps=8,
-        mask_evaluations=8,
         mask_learning_rate=1e9,
     )
 

@@ -29,7 +29,7 @@ def test_each_logged_step_has_its_rate(name: str, tmp_path: Path) -> None:
     how = {
         "steps": 7,
         "learning_rate": 0.3,
-        "region_learning_rate": 0.2,
+        "region_rate_factor": 0.5,
         "warmup": 0.3,
         "schedule": "linear",
         "sparsity": 0.05,
@@ -41,7 +41,7 @@ def test_each_logged_step_has_its_rate(name: str, tmp_path: Path) -> None:
     made.train(stream.benchmark.train_stream[0])
     made.evaluate()
     region = getattr(options, "region_steps", None) is not None
-    for phase, steps, rate in (("fine_tune", 7, 0.3), ("train", 5 if region else 7, 0.2 if region else 0.3)):
+    for phase, steps, rate in (("fine_tune", 7, 0.3), ("train", 5 if region else 7, 0.15 if region else 0.3)):
         found = [(line["step"], line["rate"]) for line in lines(tmp_path) if line["phase"] == phase]
         expected = [(step, pytest.approx(rate * rate_at(step - 1, steps, options))) for step in range(1, steps + 1)]
         assert found == expected or (phase == "fine_tune" and not region and not found)

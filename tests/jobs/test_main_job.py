@@ -67,7 +67,7 @@ def test_on_real_data_every_earlier_logit_stays(tmp_path: Path) -> None:
 
     stream = load_stream("qnli-agnews-sst2", data=str(real_data.DIRECTORY), shots=32, seed=0, test_limit=64)
     options = GraftingOptions(
-        steps=8, optimizer="adamw", learning_rate=1e-4, region_learning_rate=1e-2, base="empty", mask_batch_size=32,
+        steps=8, optimizer="adamw", learning_rate=1e-4, base_fraction=0.0, mask_batch_size=32,
         validation_rows=32, weight_decay=0.1, sparsity=1e-3,
     )  # fmt: skip
     strategy = GraftingContinual(stream=stream, options=options, seed=0)

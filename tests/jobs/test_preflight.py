@@ -55,7 +55,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     [
         ("fine-tune", []),
         ("grafting-continual", ["sparsity=0.01", "mask_steps=2", "region_steps=5"]),
-        ("grafting-continual", ["sparsity=0.01", "region_from=gradient", "readout_steps=7"]),
+        ("grafting-continual", ["sparsity=0.01", "region_from=gradient"]),
         ("packnet", ["keep=0.1"]),
         ("wsn", ["capacity=0.02"]),
         ("bitfit", ["region_steps=9"]),

@@ -358,7 +358,7 @@ def test_what_cannot_be_learned_on_top_is_refused(
     for code, message, words in (
         (1, "has learned 'qnli'. New rows of it are a task of another name", ("qnli",)),
         (2, "Unknown task 'ag_new'. Did you mean 'ag_news'?", ("ag_new",)),
-        (2, "--steps cannot be given with --on: a run goes on with its own options", ("sst2", "--steps", "9")),
+        (2, "steps cannot be given with --on: a run goes on with its own options", ("sst2", "--steps", "9")),
         (2, "--check is of a whole run. Leave it out", ("sst2", "--check")),
         (2, "--without qnli takes a task away, and sst2 would be learned", ("sst2", "--without", "qnli")),
         (2, "there is no such file", ("sst2", "--data", "nowhere.csv", "--data", "nor.csv")),
@@ -387,8 +387,8 @@ def test_python_has_the_same_words(run: MakeRun, tmp_path: Path) -> None:
     call = json.loads((tmp_path / "more" / "config.json").read_text())["command"]
     assert call.startswith("forgetfree.run(stream='sst2', on=")
     for message, arguments in (
-        ("steps cannot be given with on: a run goes on with its own options", {"on": base, "steps": 9}),
-        ("mask_steps cannot be given with on", {"on": base, "mask_steps": 2}),
+        ("steps cannot be given with on=: a run goes on with its own options", {"on": base, "steps": 9}),
+        ("mask_steps cannot be given with on=", {"on": base, "mask_steps": 2}),
         ("needs the run that learned the task", {"without": "qnli"}),
     ):
         with pytest.raises(UsageError, match=message):

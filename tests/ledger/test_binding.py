@@ -213,23 +213,6 @@ def test_a_tokenizer_is_known_by_what_it_does_not_by_its_files(model: Path, tmp_
     assert tokenizer_digest(AutoTokenizer.from_pretrained(tmp_path)) == digest
 
 
-def test_the_order_of_merges_matters() -> None:
-    """Two byte-level tokenizers with one vocabulary split only rare words differently."""
-    one, other = (tiny.byte_level(causal=True) for _ in range(2))
-    assert tokenizer_digest(one) == tokenizer_digest(other)
-    content = json.loads(other.backend_tokenizer.to_str())
-    content["model"]["merges"].reverse()
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
-
-    end = "<|endoftext|>"
-    changed = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(content)), bos_token=end, eos_token=end, unk_token=end
-    )
-    assert changed.get_vocab() == one.get_vocab()
-    assert tokenizer_digest(changed) != tokenizer_digest(one)
-
-
 def fast(content: dict[str, Any]) -> Any:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast

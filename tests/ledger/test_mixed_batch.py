@@ -70,6 +70,12 @@ def rows_of(loaded: LoadedModel, tasks: list[str]) -> list[Tensor]:
     return [torch.tensor(words)[each] for each in drawn]
 
 
+@pytest.fixture(autouse=True)
+def corrected_at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The regions of tiny models are a large share of their spaces."""
+    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+
+
 @pytest.fixture
 def loaded(model_directory: Any) -> LoadedModel:
     found = load_model(str(model_directory("bert")), "linear")
@@ -101,9 +107,8 @@ def test_groups_have_the_bits_of_the_switched_model(loaded: LoadedModel, composi
 @pytest.mark.sampled("ac-alone")
 @pytest.mark.parametrize("composition", ["union", "selection", "alone", "auto"])
 @pytest.mark.parametrize("tasks", ["eadbc", "aebbe", "ddabcccccd", "ac"])
-def test_small_groups_have_its_logits(loaded: LoadedModel, composition: str, tasks: str, monkeypatch: Any) -> None:
+def test_small_groups_have_its_logits(loaded: LoadedModel, composition: str, tasks: str) -> None:
     """Before and after the task whose union all of them share; beside a large group."""
-    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
     ledger = ledger_of(loaded.model, composition)
     rows = rows_of(loaded, list(tasks))
     mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
@@ -119,9 +124,8 @@ def test_small_groups_have_its_logits(loaded: LoadedModel, composition: str, tas
 
 @pytest.mark.sampled("ModernBert", "OPT")
 @pytest.mark.parametrize("name", families.FAMILIES)
-def test_every_family_is_corrected_or_answered_exactly(tmp_path: Path, name: str, monkeypatch: Any) -> None:
+def test_every_family_is_corrected_or_answered_exactly(tmp_path: Path, name: str) -> None:
     """Whatever a family has: shared layers, norms of other kinds, tensors of no layer, rows in the second dimension."""
-    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
     loaded = load_model(str(families.write(name, tmp_path)), "linear")
     loaded.model.eval()
     ledger = ledger_of(loaded.model, size=200)
@@ -134,8 +138,7 @@ def test_every_family_is_corrected_or_answered_exactly(tmp_path: Path, name: str
     assert {task for task, _ in mixed._proven} == (set() if name in EXACT else set("abde"))  # c is at the shared stage
 
 
-def test_prompts_are_read_too(model_directory: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+def test_prompts_are_read_too(model_directory: Any) -> None:
     loaded = load_model(str(model_directory("bert-mlm")), "prompt")
     model = loaded.model.eval()
     ledger = ledger_of(model)  # type: ignore[arg-type]
@@ -147,15 +150,17 @@ def test_prompts_are_read_too(model_directory: Any, monkeypatch: Any) -> None:
 # -- What stays exact ------------------------------------------------------------------------------------
 
 
-def test_large_changes_stay_exact(loaded: LoadedModel) -> None:
+def test_large_changes_stay_exact(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     ledger = ledger_of(loaded.model, size=len(loaded.model.space()) // 100)
     rows = rows_of(loaded, list("abcde"))
     answers = mixed_of(loaded.model, ledger, pad=loaded.pad).answer(rows, list("abcde"))
     assert same(answers, expected(loaded.model, ledger, rows, list("abcde"), loaded.pad))
 
 
-def test_all_is_exact_where_that_is_asked_for_or_in_half_precision(loaded: LoadedModel, monkeypatch: Any) -> None:
-    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+def test_all_is_exact_where_that_is_asked_for_or_in_half_precision(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger = ledger_of(loaded.model)
     rows = rows_of(loaded, list("abcde"))
     exact = expected(loaded.model, ledger, rows, list("abcde"), loaded.pad)
@@ -188,9 +193,8 @@ class Vision(ReadoutModel):
 
 
 @pytest.mark.parametrize("called", [True, False])
-def test_a_module_that_is_not_called_is_noticed(called: bool, monkeypatch: Any) -> None:
+def test_a_module_that_is_not_called_is_noticed(called: bool) -> None:
     """Rows without a length: vectors, in a batch of them."""
-    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
     model = Vision(called=called).eval()
     ledger = ledger_of(model)
     rows = list(torch.randn(5, 6, generator=torch.Generator().manual_seed(0)))
@@ -200,8 +204,7 @@ def test_a_module_that_is_not_called_is_noticed(called: bool, monkeypatch: Any) 
     assert mixed._exact_only == (not called)
 
 
-def test_a_task_with_its_own_buffers_is_answered_with_them(monkeypatch: Any) -> None:
-    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+def test_a_task_with_its_own_buffers_is_answered_with_them() -> None:
     model = Vision().eval()
     ledger = ledger_of(model, c={"buffers": {"norm.running_mean": torch.full((6,), 3.0)}})
     rows = list(torch.randn(5, 6, generator=torch.Generator().manual_seed(0)))
@@ -210,9 +213,8 @@ def test_a_task_with_its_own_buffers_is_answered_with_them(monkeypatch: Any) -> 
     )
 
 
-def test_what_corrections_get_wrong_is_noticed(loaded: LoadedModel, monkeypatch: Any) -> None:
+def test_what_corrections_get_wrong_is_noticed(loaded: LoadedModel) -> None:
     """A layer may not do what its class says: its answers are compared before they are trusted."""
-    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
     ledger = ledger_of(loaded.model, size=500)
     layer: Any = loaded.model.backbone.get_submodule("encoder.layer.0.intermediate.dense")
     layer.forward = lambda x: 2 * nn.functional.linear(x, layer.weight, layer.bias)
@@ -224,9 +226,8 @@ def test_what_corrections_get_wrong_is_noticed(loaded: LoadedModel, monkeypatch:
 
 @pytest.mark.sampled("alone")
 @pytest.mark.parametrize("composition", ["union", "selection", "alone", "auto"])
-def test_tiny_changes_do_not_vouch_for_large_ones(loaded: LoadedModel, composition: str, monkeypatch: Any) -> None:
+def test_tiny_changes_do_not_vouch_for_large_ones(loaded: LoadedModel, composition: str) -> None:
     """What corrections get wrong does not show where they hardly move the logits."""
-    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
     ledger = ledger_of(loaded.model, composition, size=500, small="abc")
     layer: Any = loaded.model.backbone.get_submodule("encoder.layer.0.intermediate.dense")
     layer.forward = lambda x: 2 * nn.functional.linear(x, layer.weight, layer.bias)
@@ -240,8 +241,7 @@ def test_tiny_changes_do_not_vouch_for_large_ones(loaded: LoadedModel, compositi
 # -- What it leaves behind -------------------------------------------------------------------------------
 
 
-def test_the_model_is_left_as_it_was(loaded: LoadedModel, monkeypatch: Any) -> None:
-    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+def test_the_model_is_left_as_it_was(loaded: LoadedModel) -> None:
     ledger = ledger_of(loaded.model)
     loaded.model.train()
     loaded.model.backbone.get_submodule("encoder.layer.0").eval()
@@ -259,8 +259,7 @@ def test_the_model_is_left_as_it_was(loaded: LoadedModel, monkeypatch: Any) -> N
     assert not any(module._forward_hooks for module in loaded.model.modules())
 
 
-def test_the_ledger_may_grow_meanwhile(loaded: LoadedModel, monkeypatch: Any) -> None:
-    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+def test_the_ledger_may_grow_meanwhile(loaded: LoadedModel) -> None:
     ledger = ledger_of(loaded.model)
     mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
     mixed.answer(rows_of(loaded, list("ab")), list("ab"))
@@ -281,7 +280,7 @@ def test_nothing_is_answered_for_nothing(loaded: LoadedModel) -> None:
         mixed.answer([torch.tensor([1])], ["z"])
 
 
-def test_rows_are_checked_once_for_marked_words(loaded: LoadedModel, monkeypatch: Any) -> None:
+def test_rows_are_checked_once_for_marked_words(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them in one padded batch: a check for every row would take longer than the pass."""
     ledger = ledger_of(loaded.model)
     rows, seen = rows_of(loaded, list("abcab")), list[tuple[int, ...]]()

@@ -1,25 +1,38 @@
-"""By what a region is chosen: the same as by a slow reference, and without θ_ft where none is needed."""
+"""By what a region is chosen, what it stands on, and from which values it is trained."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import small_strategies
 import torch
+from avalanche.core import SupervisedPlugin
 from torch.nn import functional as F
 
 from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved, top
-from forgetfree.errors import OptionError
+from forgetfree.errors import UsageError
+from forgetfree.results.answers import LabelAnswers
+from forgetfree.training.loop import loss_of, quality_of
 from forgetfree.training.monitor import Monitor
+from forgetfree.training.single_task import READOUT_STEPS
+from forgetfree.training.training_options import TrainingOptions
 
 MakeStream = Callable[..., Any]
 OPTIONS: dict[str, Any] = {
     **{"steps": 3, "batch_size": 4, "optimizer": "sgd", "learning_rate": 0.05, "sparsity": 0.01, "region_steps": 0},
-    **{"mask_steps": 1, "mask_batch_size": 1000, "readout_steps": 0, "dropout": False},
+    **{"mask_steps": 1, "mask_batch_size": 1000, "dropout": False},
+}
+
+#: Regions that are trained, by dropout too.
+TRAINED: dict[str, Any] = {"steps": 4, "sparsity": 0.05, "region_steps": None, "dropout": True} | {
+    "mask_steps": 2,
+    "mask_batch_size": 12,
 }
 
 
@@ -35,13 +48,12 @@ class Phases(Monitor):
         yield lambda step, loss: None
 
 
-def learn(stream: Any, count: int = 1, name: str = "grafting-continual", seed: int = 0, **changes: Any) -> Any:
+def learn(stream: Any, count: int = 1, name: str = "grafting-continual", plugins: Any = None, **changes: Any) -> Any:
     cls, phases = registry.strategy(name), Phases()
-    strategy = cls(stream=stream, options=cls.Options(**OPTIONS | changes), device="cpu", monitor=phases, seed=seed)
-    for experience in list(stream.benchmark.train_stream)[:count]:
-        strategy.train(experience)
+    options = cls.Options(**OPTIONS | changes)
+    strategy = cls(stream=stream, options=options, device="cpu", monitor=phases, plugins=plugins)
     strategy.phases = phases.steps
-    return strategy
+    return small_strategies.learn(strategy, count)
 
 
 def gradient_at(strategy: Any, theta: torch.Tensor, readout: Any) -> torch.Tensor:
@@ -63,7 +75,7 @@ def test_a_region_is_that_of_a_slow_reference(tiny_stream: MakeStream, source: s
     task, pre = strategy.stream.tasks[0], strategy.pre_trained
     chosen = strategy.ledger.records[0].region
     count = int(0.01 * len(pre.theta))
-    ft = strategy.fine_tuned(task) if source in ("taylor", "midpoint", "movement") else pre
+    ft = strategy.fine_tuned(task)
     at = (pre.theta + ft.theta) / 2 if source == "midpoint" else pre.theta
     g = gradient_at(strategy, at, ft.readouts[task.name])
     move = ft.theta - pre.theta
@@ -85,21 +97,19 @@ def test_a_region_is_that_of_a_slow_reference(tiny_stream: MakeStream, source: s
 @pytest.mark.parametrize("source", ["gradient", "fisher", "random"])
 def test_nothing_is_fine_tuned_where_theta_pre_is_enough(tiny_stream: MakeStream, name: str, source: str) -> None:
     """The readout alone is trained first; the region's values start at θ_pre, whatever region_start says."""
-    how = {"region_from": source, "readout_steps": 2, "region_start": "fine-tuned"}
+    how = {"region_from": source, "region_start": "fine-tuned"}
     strategy = learn(tiny_stream("bert", "linear"), 1, name, **how)
-    assert strategy.phases[:2] == [("fine_tune", 2), ("localize", 1)]
+    assert strategy.phases[:2] == [("fine_tune", READOUT_STEPS), ("localize", 1)]
     (record,), pre = strategy.ledger.records, strategy.pre_trained
     assert torch.equal(record.owned.values, pre.theta[record.region.indices])
     assert not torch.equal(record.readout["weight"], pre.readouts["qnli"]["weight"])
-    untrained = learn(tiny_stream("bert", "linear"), 1, name, **how | {"readout_steps": 0})
-    assert torch.equal(untrained.ledger.records[0].readout["weight"], pre.readouts["qnli"]["weight"])
     moved = learn(tiny_stream("bert", "linear"), 1, name, **how | {"region_steps": 2, "learning_rate": 0.5})
     assert not torch.equal(moved.ledger.records[0].owned.values, pre.theta[record.region.indices])
 
 
 def test_label_words_need_no_readout_first(tiny_stream: MakeStream) -> None:
-    strategy = learn(tiny_stream("roberta-mlm"), region_from="gradient", readout_steps=5)
-    assert ("fine_tune", 5) not in strategy.phases and len(strategy.ledger.records[0].region)
+    strategy = learn(tiny_stream("roberta-mlm"), region_from="gradient")
+    assert ("fine_tune", READOUT_STEPS) not in strategy.phases and len(strategy.ledger.records[0].region)
 
 
 @pytest.mark.parametrize("source", ["gradient", "movement"])
@@ -107,24 +117,79 @@ def test_on_the_union_only_free_entries_are_chosen(tiny_stream: MakeStream, sour
     strategy = learn(tiny_stream("bert", "linear"), 2, region_from=source, localize_at="union")
     first, second = (record.region for record in strategy.ledger.records)
     assert first.isdisjoint(second) and len(first) == len(second)
-
-
-def test_random_entries_are_those_of_the_seed(tiny_stream: MakeStream) -> None:
-    regions = [
-        learn(tiny_stream("bert", "linear"), seed=seed, region_from="random").ledger.records[0].region
-        for seed in (0, 0, 1)
-    ]
-    assert regions[0] == regions[1] and len(regions[0] & regions[2]) < 0.1 * len(regions[0])
+    on_pre = learn(tiny_stream("bert", "linear"), 1, region_from=source).ledger.records[0].region
+    assert first == on_pre  # nothing was owned yet
 
 
 def test_a_base_and_no_mask_steps_are_still_a_way_to_say_movement(tiny_stream: MakeStream) -> None:
     by_base, by_name = (
         learn(tiny_stream(), **how).ledger.records[0].region
-        for how in ({"base": "movement", "mask_steps": 0}, {"region_from": "movement", "base": "empty"})
+        for how in ({"mask_steps": 0}, {"region_from": "movement", "base_fraction": 0.0})
     )
     assert by_base == by_name and isinstance(by_name, Region)
 
 
-def test_midpoint_without_a_step_is_refused(tiny_stream: MakeStream) -> None:
-    with pytest.raises(OptionError, match="region_from=midpoint with mask_steps=0 leaves no region"):
-        learn(tiny_stream(), region_from="midpoint", mask_steps=0)
+def owned(strategy: Any) -> list[Any]:
+    return [record.owned for record in strategy.ledger.records]
+
+
+def test_the_loss_needs_no_metric(tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = tiny_stream("bert", "linear", stream="sst2")
+    (task,), model = stream.tasks, stream.model
+    score, minus = quality_of(model, task, task.validation, TrainingOptions())
+    x, y, t = task.validation.batch(range(len(task.validation)))
+    with torch.no_grad():
+        logits = model.eval()(x, t)
+    assert score == pytest.approx(float((logits.argmax(-1) == y).float().mean()))
+    assert -minus == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
+    monkeypatch.delattr(LabelAnswers, "score")
+    assert loss_of(model, task, task.validation, TrainingOptions()) == -minus
+
+
+def test_the_rate_of_a_region_is_multiplied(tiny_stream: MakeStream) -> None:
+    def rate(**changes: Any) -> float:
+        strategy = registry.strategy("grafting-continual")
+        made = strategy(stream=tiny_stream(), options=strategy.Options(**OPTIONS | TRAINED | changes), device="cpu")
+        trained: float = made.begin(made.stream.tasks[0]).options.learning_rate
+        return trained
+
+    adamw = {"optimizer": "adamw", "sparsity": 0.01, "learning_rate": 1e-3}
+    assert rate(**adamw, region_rate_factor=3.0) == pytest.approx(3e-2, rel=0.01)
+    assert rate(region_rate_factor=0.5) == 0.025
+
+
+def test_alone_each_task_is_a_retrained_graft(tiny_stream: MakeStream) -> None:
+    """The same bits as graft-retrain's from the fine-tuned values, whatever was learned before."""
+    one = learn(tiny_stream(), 2, **TRAINED, composition="alone")
+    other = learn(tiny_stream(), 2, "graft-retrain", **TRAINED, region_start="fine-tuned")
+    union = learn(tiny_stream(), 2, **TRAINED)
+    for mine, theirs in zip(owned(one), owned(other), strict=True):
+        assert torch.equal(mine.region.indices, theirs.region.indices) and torch.equal(mine.values, theirs.values)
+    assert not torch.equal(owned(union)[1].values, owned(one)[1].values)
+    with pytest.raises(UsageError, match="composition=alone stands each task on θ_pre"):
+        learn(tiny_stream(), composition="alone", localize_at="union")
+
+
+class Modes(SupervisedPlugin):
+    """Whether the model dropped anything while regions were trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[bool] = set()
+
+    def after_forward(self, strategy: Any, **_: Any) -> None:
+        self.seen.add(strategy.model.backbone.training)
+
+
+@pytest.mark.parametrize(("dropout", "expected"), [(True, True), ("fine-tuning", False)])
+def test_a_region_may_be_trained_without_the_dropout_of_fine_tuning(
+    tiny_stream: MakeStream, dropout: Any, expected: bool
+) -> None:
+    modes = Modes()
+    strategy = learn(tiny_stream(), plugins=[modes], **TRAINED | {"dropout": dropout})
+    assert modes.seen == {expected}
+    with_dropout, of_both = (
+        strategy.bench(strategy.stream.tasks[0]).key(replace(strategy.options, dropout=each))
+        for each in (True, dropout)
+    )
+    assert with_dropout == of_both  # one fine-tuned model serves both

@@ -30,7 +30,7 @@ from forgetfree.training.loop import fine_tune
 from forgetfree.training.training_options import TrainingOptions
 
 #: What suits 24 rows and a model of width 16, for strategies that have such options.
-TINY = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12, "mask_evaluations": 2, "delta_t": 1}
+TINY = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12, "delta_t": 1}
 
 
 def tiny_options(cls: Any) -> dict[str, Any]:

@@ -22,13 +22,13 @@ from forgetfree.training.monitor import Monitor
 from forgetfree.training.single_task import SingleTask
 
 OPTIONS = LocalizationOptions(
-    steps=4, batch_size=4, learning_rate=0.1, sparsity=0.02, base="empty", mask_steps=2, mask_batch_size=8
+    steps=4, batch_size=4, learning_rate=0.1, sparsity=0.02, base_fraction=0.0, mask_steps=2, mask_batch_size=8
 )
 #: What else is asked for after `OPTIONS`: options, and whether all labels are another task's.
 OTHERS: dict[str, tuple[dict[str, Any], bool]] = {
     "batch size": ({"batch_size": 2, "mask_batch_size": 4}, False),
     "penalty": ({"l1": 0.1, "mask_learning_rate": 1e6}, False),
-    "dropout": ({"dropout": False, "mask_score_init": -9.0}, False),
+    "dropout": ({"dropout": False, "mask_steps": 3}, False),
     "labels": ({}, True),
 }
 

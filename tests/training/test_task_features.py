@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from forgetfree import registry
-from forgetfree.errors import ForgetfreeError, OptionError, RunError
-from forgetfree.models.loading import load_model
+from forgetfree.errors import ForgetfreeError, RunError
 from forgetfree.results.unit_folder import FEATURES
 from forgetfree.training.task_features import SHRINKAGE, TaskFeatures
 
@@ -27,24 +26,21 @@ def learned(stream: Any, count: int = 3, **changes: Any) -> TaskFeatures:
     return features
 
 
-def hidden(stream: Any, rows: Any, layer: int) -> np.ndarray[Any, Any]:
-    """Row by row, the mean over its tokens of a hidden layer."""
+def hidden(stream: Any, rows: Any) -> np.ndarray[Any, Any]:
+    """Row by row, the mean over its tokens of the middle layer: the tiny model has two."""
     found = []
     for row in range(len(rows)):
         inputs = stream.model.inputs(rows.batch([row])[0])
         with torch.no_grad():
             states = stream.model.eval().backbone(**inputs, output_hidden_states=True).hidden_states
-        found.append(states[layer][0].double().mean(0).numpy())
+        found.append(states[1][0].double().mean(0).numpy())
     return np.stack(found)
 
 
-@pytest.mark.sampled("None")
-@pytest.mark.parametrize("layer", [None, 0, 2])
-def test_rows_go_where_a_slow_discriminant_sends_them(tiny_stream: MakeStream, layer: int | None) -> None:
+def test_rows_go_where_a_slow_discriminant_sends_them(tiny_stream: MakeStream) -> None:
     stream = tiny_stream("bert", "linear")
-    features = learned(stream, layer=layer)
-    read = 1 if layer is None else layer  # the tiny model has two layers
-    training = [hidden(stream, task.train, read) for task in stream.tasks]
+    features = learned(stream)
+    training = [hidden(stream, task.train) for task in stream.tasks]
     means = [rows.mean(0) for rows in training]
     inside = np.concatenate([rows - mean for rows, mean in zip(training, means, strict=True)])
     covariance = inside.T @ inside / (len(inside) - len(means))
@@ -54,7 +50,7 @@ def test_rows_go_where_a_slow_discriminant_sends_them(tiny_stream: MakeStream, l
     for task in stream.tasks:
         x = task.test.batch(range(len(task.test)))[0]
         got = features.nearest(x, TASKS).tolist()
-        for row, h in enumerate(hidden(stream, task.test, read)):
+        for row, h in enumerate(hidden(stream, task.test)):
             distances = [float((h - mean) @ inverse @ (h - mean)) for mean in means]  # Mahalanobis, 1936
             assert got[row] == distances.index(min(distances))
         chosen |= set(got)
@@ -111,20 +107,15 @@ def test_it_is_written_and_read_bit_for_bit_and_goes_on(tiny_stream: MakeStream,
     assert (tmp_path / FEATURES).read_bytes() == held
 
 
-def test_what_does_not_fit_is_refused(
-    tiny_stream: MakeStream, model_directory: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_refused(tiny_stream: MakeStream, tmp_path: Path) -> None:
     stream = tiny_stream("bert", "linear")
-    with pytest.raises(OptionError, match="lda_layer must be at most 2, the number of the model's layers, got 3"):
-        TaskFeatures(load_model(str(model_directory("bert")), "linear").model, 3)
     features = TaskFeatures(stream.model, fingerprint="f" * 64)
     assert features.bytes_kept() == 0
     with pytest.raises(RunError, match="cannot be read"):
         features.load(tmp_path)
     learned(stream, 2, fingerprint="f" * 64).save(tmp_path)
-    for other in (TaskFeatures(stream.model, 0, "f" * 64), TaskFeatures(stream.model, None, "e" * 64)):
-        with pytest.raises(RunError, match="made with another model or layer"):
-            other.load(tmp_path)
+    with pytest.raises(RunError, match="made with another model"):
+        TaskFeatures(stream.model, "e" * 64).load(tmp_path)
     data = bytearray((tmp_path / FEATURES).read_bytes())
     data[-1] ^= 1
     (tmp_path / FEATURES).write_bytes(data)

@@ -1,0 +1,210 @@
+"""``forgetfree run`` and ``graft``: how a run begins, and what is printed when it has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from inspect import Parameter as Argument
+from inspect import Signature
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from forgetfree.cli.flags import CommandFlags, arguments_of, execution_of, of_class, read_flags
+from forgetfree.cli.job import Job, plan, recipe_of
+from forgetfree.cli.usage import fail, silence
+from forgetfree.data.sources import check_one, check_stream, tasks_of_files
+from forgetfree.display import counted, escaped
+from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
+from forgetfree.files import check_alone, check_out, free_directory
+from forgetfree.jobs.config import Execution, RunConfig
+from forgetfree.jobs.environment import quiet_libraries
+
+Json = dict[str, Any]
+On = Annotated[
+    Path | None,
+    Parameter(
+        name="--on",
+        metavar="RUN",
+        group="What to learn",
+        help="a finished run: learn further tasks on top of it",
+    ),
+]
+Without = Annotated[
+    str | None,
+    Parameter(
+        name="--without",
+        metavar="TASK",
+        group="What to learn",
+        help="with --on: write RUN as it would be, had the task never been learned",
+    ),
+]
+#: The most units of a plan that are printed.
+_SHOWN = 12
+
+
+def run(*subjects: str, on: Path | None = None, without: str | None = None, debug: bool = False, **flags: Any) -> int:
+    """Train strategies on a stream of tasks."""
+    if on is not None or without is not None:
+        return _run_on(on, without, subjects, flags, debug)
+    return _train("run", subjects, flags, debug)
+
+
+def graft(*subjects: str, debug: bool = False, **flags: Any) -> int:
+    """Run the two strategies of a graft on one task."""
+    return _train("graft", subjects, flags, debug)
+
+
+def _train(command: str, subjects: Sequence[str], flags: Json, debug: bool) -> int:
+    """Check what is asked for, say what will be done, and do it; or print the plan."""
+    config, execution, output = read_flags(command, subjects, flags)
+    quiet_libraries()
+    out = Path(config.out)
+    check_alone(out)  # while another run works there, nothing else need be told
+    if output.check:
+        with silence(output.quiet or output.json):
+            _show_plan(config, execution, output.json)
+        return 0
+    used = os.path.lexists(out / "config.json")
+    with silence(output.quiet):
+        try:
+            if command == "graft":
+                check_one(config.stream.rstrip(","), config.data, config.read_options)
+            else:
+                check_stream(config.stream, config.data, config.read_options)
+            check_out(out, execution.resume)  # before anything is announced
+            doing = "Grafting" if command == "graft" else "Running"
+            job = Job.of_config(config, f"{doing} {config.stream} into {config.out}")
+            return _carry_out(job, replace(execution, debug=debug), output)
+        except ForgetfreeError as error:
+            if debug or execution.resume or os.path.lexists(out / "config.json") != used:  # or it has begun
+                raise
+            from forgetfree.jobs.preflight import with_all_faults
+
+            raise with_all_faults(error, config) from error
+
+
+def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: Json, debug: bool) -> int:
+    """Learn further tasks on top of a finished run, or write it without one of its tasks."""
+    output = CommandFlags(**of_class(CommandFlags, flags))
+    if output.check or output.json:
+        raise UsageError(
+            "--check is of a whole run. Leave it out: beside --on all is checked before anything is written."
+        )
+    execution = replace(execution_of(flags), debug=debug)
+    how = {"out", *(field.name for field in (*fields(Execution), *fields(CommandFlags)))} - {"config"}
+    options = {name: value for name, value in flags.items() if name not in how}
+    if len(options.get("data", ())) == 1:
+        (options["data"],) = options["data"]
+    quiet_libraries()
+    stream = ",".join(subjects)
+    if task is None and not stream:
+        stream = ",".join(tasks_of_files(options.get("data", ())))
+    out = Path(flags.get("out") or free_directory(run.resolve().name if run else ""))
+    with silence(output.quiet):
+        job = Job.on_run(run, task, stream, out, options)
+        code = _carry_out(job, execution, output)
+    if task is not None:
+        print(escaped(f"{run} still holds {task}. Delete that directory to have it gone."))
+        if cache := job.config.settings.get("cache"):
+            print(escaped(f"The shared cache {cache} may hold its fine-tuned models. Delete them, too."))
+    return code
+
+
+def _carry_out(job: Job, execution: Execution, output: CommandFlags) -> int:
+    """Perform a run, show what it made, tell what failed and what is left of one that is cut short.
+
+    Returns:
+        The exit code.
+    """
+    from forgetfree.jobs.directory import failures, holdings
+
+    out = Path(job.config.out)
+    try:
+        results = job.carry_out(execution, watched=not output.quiet)
+    except KeyboardInterrupt:
+        return fail(f"Interrupted. {holdings(out)}".strip(), 1)
+    except (UsageError, RunError, ReportError):  # of what cannot be begun or resumed: they say themselves what to do
+        raise
+    except (ForgetfreeError, OSError) as error:
+        if execution.debug or not (remains := holdings(out)):
+            raise
+        raise RunError(f"{error} {remains}") from error
+    _show(results, out, output.verbose)
+    messages = failures(results)
+    for message in messages[:-1]:
+        fail(message, 1)
+    return fail(f"{messages[-1]} {holdings(out)}", 1) if messages else 0
+
+
+def _show(results: Json, out: Path, verbose: bool) -> None:
+    """Print the headline and the first table of a run, or all, and where the report and the grafts are."""
+    if not results["runs"]:
+        return
+    from forgetfree.results.report.page import brief_page, render_page
+    from forgetfree.results.report.run_report import lay_out
+    from forgetfree.results.table import load_results
+
+    page = lay_out(load_results(out))
+    print(render_page(page if verbose else brief_page(page), "rich"))
+    print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (all tables)"))
+    for path in sorted(out.glob("bare-graft/seed-*/graft.safetensors")):
+        print(escaped(f"Graft: {path} ({path.stat().st_size:,} bytes)"))
+
+
+def _show_plan(config: RunConfig, execution: Execution, as_json: bool) -> None:
+    """Print the plan of a run."""
+    found = plan(config, resume=execution.resume, allow_changed=execution.allow_changed)
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    model, total = found["model"], found["total"]
+    print(
+        escaped(
+            f"Model: {model['name']}, {model['parameters']:,} parameters, {model['graftable']:,} graftable, readout "
+            f"{model['readout']}, on {found['device']}"
+        )
+    )
+    for task in found["tasks"]:
+        rows = f"{task['train']:,} training, {task['validation']:,} validation, {task['test']:,} test rows"
+        labels = f", labels {', '.join(task['labels'])}" if task["labels"] else ""
+        print(escaped(f"Task: {task['task']}, {rows}{labels}"))
+    for unit in found["units"][:_SHOWN]:
+        known = [each for each in unit["updates"].values() if each is not None]
+        updates = f"{sum(known):,} updates" if len(known) == len(unit["updates"]) else "an unknown number of updates"
+        print(escaped(f"Unit: {unit['unit']}, {updates}" + _about(unit["seconds"], ", ")))
+    if len(found["units"]) > _SHOWN:
+        print(f"… and {counted(len(found['units']) - _SHOWN, 'more unit')}")
+    training = _about(total["seconds"]) or "for an unknown time"
+    print(f"Training: {training}, one unit at a time, by a few steps of each; answers come on top")
+    if total["memory_bytes"] is not None:
+        from forgetfree.results.report.page import size
+
+        print(f"Memory: {size(total['memory_bytes'])} at most in these steps")
+    if recipe := recipe_of(config):
+        print(escaped(recipe))
+    for note in found["notes"]:
+        print(escaped(f"Note: {note}"))
+    print("Nothing was written or downloaded.")
+
+
+def _about(seconds: float | None, before: str = "") -> str:
+    """Return how long something takes, if that is known."""
+    if seconds is None:
+        return ""
+    if seconds < 100:
+        return f"{before}about {seconds:.1f} s"
+    return f"{before}about {seconds / 60:.0f} min" if seconds < 6000 else f"{before}about {seconds / 3600:.1f} h"
+
+
+# What the parser of the command line reads.
+_FLAGS_OF_RUN = (
+    Argument("on", Argument.KEYWORD_ONLY, default=None, annotation=On),
+    Argument("without", Argument.KEYWORD_ONLY, default=None, annotation=Without),
+)
+for _command, _more in ((run, _FLAGS_OF_RUN), (graft, ())):
+    _command.__signature__ = Signature([*arguments_of(_command.__name__), *_more])  # type: ignore[attr-defined]
+    _command.__annotations__ = {}
