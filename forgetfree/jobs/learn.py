@@ -24,7 +24,6 @@ from forgetfree.options import recorded
 from forgetfree.results.answers import Answers, array_of, label_answers, pack_rows, tensors_by_task
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.results.unit_folder import BEFORE, MODELS, PREDICTIONS, size_and_sha256
-from forgetfree.serve.source import bound_of
 from forgetfree.training.monitor import Monitor, seconds_by_phase
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def learn(
     if texts:
         with _pre_trained(stream, loader.device) as model:
             loss_before = texts.loss(model, config.options[name])
-    bound, checkpoint = _bound(stream, config.options[name]), monitor.checkpoint()
+    checkpoint = monitor.checkpoint()
     strategy = loader.strategy(name, seed, monitor)
     unlearned = loader.answers_unlearned(strategy.model)
     answers = StreamAnswers(strategy, upper_triangle=unlearned)
@@ -109,7 +108,7 @@ def learn(
         "kept_bytes": learned.kept_bytes,
         "by_task": {"updates": updates, **_right_rows(stream.tasks, last)},
         **({"held_aside": aside} if aside else {}),
-        "bound": bound,
+        "bound": _bound(stream, config.options[name]),
         **_models_of(directory, loader.store),
         "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
         "seconds": seconds_by_phase(strategy.seconds),
@@ -128,7 +127,7 @@ class _ScoreTable:
         monitor: Monitor,
         carried: StreamPrefix | None,
     ) -> None:
-        self._key, self._path, self._tasks, self._monitor = key, path, tasks, monitor
+        self._unit, self._path, self._tasks, self._monitor = (key["strategy"], key["seed"]), path, tasks, monitor
         before = carried.scores if carried else []
         self._scores = [score for score in before if carried and score.after < len(carried.tasks)]
         self._known: dict[int, list[tuple[str, float]]] = {}  # most answers stay the same objects from row to row
@@ -136,7 +135,7 @@ class _ScoreTable:
     def write(self, rows: list[Row]) -> None:
         """Write the scores of the last row beside those of the others."""
         more = [
-            Score(self._key, task.name, len(rows) - 1, metric, value, len(task.test))
+            Score(*self._unit, task.name, len(rows) - 1, metric, value, len(task.test))
             for task in self._tasks
             if task.name in rows[-1]
             for metric, value in self._measured(rows[-1][task.name], task.definition.metric)
@@ -160,7 +159,9 @@ def _save_predictions(directory: Path, answers: Row, before: Mapping[str, Sequen
 
 def _bound(stream: Stream, options: Any) -> Json:
     """Return what the answers of a unit depend on besides what its strategy keeps."""
-    binding = stream.loaded.binding(options.answering["precision"])
+    from forgetfree.serve.source import bound_of
+
+    binding = stream.loaded.binding("fp32")
     definitions = (task.definition for task in stream.tasks)
     return bound_of(definitions, binding, stream.loaded.fingerprint, stream.scenario == "class")
 

@@ -249,7 +249,7 @@ class Revision:
         """Raise ``UsageError`` unless the directory was begun so, from a run of the same rows and model."""
         out = Path(self.config.out)
         before = load_run(out, REMEDY)
-        merged_config(out, before, {"run": content["run"]}, allow_changed=True)
+        merged_config(out, before, {"run": content["run"]})
         rows_before = {task: before["data"].get(task) for task in content["data"]}
         if rows_before != content["data"] or before["model"]["fingerprint"] != content["model"]["fingerprint"]:
             raise UsageError(f"{out} was begun from another run. Give that run, or another directory.")

@@ -5,18 +5,33 @@ column k belongs to the k-th task. Counting from zero as Python does, task k is 
 values may be missing: None or NaN.
 
 All results are fractions, never percent, unless a metric has other bounds. All arithmetic is in float64.
+
+`LearningMatrix` collects the scores that a trainer of one's own measures.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from forgetfree import registry
-from forgetfree.errors import MetricError
+from forgetfree.display import brief
+from forgetfree.errors import MetricError, UsageError
+from forgetfree.files import StrPath, write_atomically
 from forgetfree.results.metrics import Floats, floats_of, fractions_of, mean_of, sign
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from forgetfree.results.table import Results
+
+
+# ---- its numbers ----------------------------------------------------------------------------------------
 
 
 def average_accuracy(matrix: npt.ArrayLike) -> float:
@@ -56,10 +71,17 @@ def forgetting_per_task(matrix: npt.ArrayLike, metrics: Sequence[str] | None = N
     Returns:
         T fractions in [-1, 1]. The last is 0.0: nothing came after the last task.
     """
+    return [float(lost) for lost in forgetting_by_stage(matrix, metrics)[-1]]
+
+
+def forgetting_by_stage(matrix: npt.ArrayLike, metrics: Sequence[str] | None = None) -> Floats:
+    """Return `forgetting_per_task` as it was after each task of the stream, shape (T+1, T), NaN before a task is learned."""
     scores, signs = _scores_and_signs(matrix, metrics)
-    gains = signs * scores
-    best = [gains[task + 1 : -1, task].max() for task in range(gains.shape[1] - 1)]
-    return [float(top - last) for top, last in zip(best, gains[-1], strict=False)] + [0.0]
+    lost = np.full(scores.shape, np.nan)
+    for task, gains in enumerate((signs * scores).T):
+        since = gains[task + 1 :]
+        lost[task + 1 :, task] = [0.0, *(np.maximum.accumulate(since)[:-1] - since[1:])]
+    return lost
 
 
 def backward_transfer(matrix: npt.ArrayLike) -> float:
@@ -113,7 +135,7 @@ def summarize(
         intransigence = mean_of(signs * expected - learned)
     return {
         "average": mean_of(scores[-1]),
-        "forgetting": mean_of(forgetting_per_task(matrix, metrics)[:-1]),
+        "forgetting": mean_of(forgetting_by_stage(matrix, metrics)[-1, :-1]),
         "bwt": mean_of((gains[-1] - learned)[:-1]),
         "fwt": None if np.isnan(forward) else forward,
         "intransigence": intransigence,
@@ -159,3 +181,127 @@ def matrix_of(values: npt.ArrayLike, name: str = "matrix", within: tuple[float, 
             f"got shape {matrix.shape}."
         )
     return matrix
+
+
+# ---- scores of a trainer of one's own ---------------------------------------------------------------------
+
+
+class LearningMatrix:
+    """Scores of tasks after each task that was learned, in the order of learning.
+
+    Add a score whenever there is one: ``matrix.add(after="a", task="b", value=trainer.evaluate()["eval_accuracy"])``.
+    The numbers need, of each task that was learned, a score after each task from its own on.
+
+    Args:
+        metric: the registered metric that the values are of, which says whether more is better and what its bounds are.
+
+    Raises:
+        UnknownNameError: there is no such metric.
+    """
+
+    def __init__(self, metric: str = "accuracy") -> None:
+        registry.metric(metric)
+        self.metric = metric
+        self._scores: dict[tuple[str, str], float] = {}
+        self._learned: list[str] = []
+
+    def add(self, after: str | None, task: str, value: float) -> None:
+        """Add a score.
+
+        Args:
+            after: the task that was learned last; none: before any.
+            task: the task that was scored.
+            value: the score.
+
+        Raises:
+            MetricError: it is no finite number.
+            UsageError: there is such a score already.
+        """
+        number = float(value) if isinstance(value, int | float | np.number) else math.nan
+        if not math.isfinite(number):
+            raise MetricError(
+                f"The score of task {task!r} after {after!r} must be a finite number, got {brief(value)}."
+            )
+        row = after or ""
+        if (row, task) in self._scores:
+            raise UsageError(
+                f"There is a score of task {task!r} after {after or 'nothing'!r} already: {self._scores[row, task]:g}. Make a "
+                "new LearningMatrix for another run."
+            )
+        self._scores[row, task] = number
+        if after and after not in self._learned:
+            self._learned.append(after)
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks that were learned, in order."""
+        return list(self._learned)
+
+    @property
+    def values(self) -> Floats:
+        """The learning matrix ``(T + 1, T)``: row 0 is before any training; NaN where nothing was measured."""
+        rows = ["", *self._learned]
+        return np.array(
+            [[self._scores.get((row, task), math.nan) for task in self._learned] for row in rows], dtype=float
+        )
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The learning matrix with names: a row for what was learned last, a column a task."""
+        import pandas as pd
+
+        return pd.DataFrame(self.values, pd.Index(["before", *self._learned], name="after"), self._learned)
+
+    def summary(self) -> dict[str, float | None]:
+        """Return ``average``, ``forgetting``, ``bwt`` and ``fwt``; ``None`` where scores before learning are missing.
+
+        They are those of runs: Chaudhry et al. (2018) and Lopez-Paz & Ranzato (2017), see docs/results-format.md.
+
+        Raises:
+            MetricError: a score that they need is missing, or out of the bounds of the metric.
+        """
+        values = self.values
+        for i, after in enumerate(self._learned, 1):
+            for task, value in zip(self._learned[:i], values[i], strict=False):
+                if math.isnan(value):
+                    raise MetricError(
+                        f"There is no score of task {task!r} after {after!r}. Add it: "
+                        f"matrix.add(after={after!r}, task={task!r}, value=…)."
+                    )
+        if not self._learned:
+            raise MetricError("There are no scores after a task. Add them: matrix.add(after=…, task=…, value=…).")
+        known = summarize(values, None, metrics=[self.metric] * len(self._learned))
+        return {name: known[name] for name in ("average", "forgetting", "bwt", "fwt")}
+
+    @property
+    def results(self) -> Results:
+        """The scores as those of a run: its tables, figures and report; errors as those of `summary`."""
+        from forgetfree.results.runs import of_scores
+        from forgetfree.results.scores import Score
+        from forgetfree.results.table import Results
+
+        self.summary()
+        stages = ["", *self._learned]
+        scores = [
+            Score("trainer", 0, task, stages.index(after), self.metric, value, 0)
+            for task in self._learned
+            for (after, scored), value in self._scores.items()
+            if scored == task
+        ]
+        return Results([of_scores(scores)])
+
+    def save(self, path: StrPath) -> None:
+        """Write the report with tables and figures as one HTML file, which needs no other and no network."""
+        from forgetfree.results.report.run_report import render
+
+        write_atomically(Path(path), render(self.results, "html").encode())
+
+    def __repr__(self) -> str:
+        if not self._learned:
+            return f"LearningMatrix({self.metric}; no scores)"
+        from forgetfree.results.report.run_report import render
+
+        return render(self.results, "rich").rstrip()
+
+    def _repr_html_(self) -> str:
+        return self.results._repr_html_()

@@ -32,7 +32,7 @@ class Metric:
         higher_is_better: else lower.
         bounds: the lowest and the highest score there can be; ``None``: there is none.
         constant: returns the best score that one and the same answer to all rows can have; none: every label is tried.
-        rows: returns the value of each row ``(n,)``, where the score is their mean; none: it is no mean, or that of labels.
+        rows: returns the value of each row ``(n,)``, where the score is their mean; none: it is no mean of rows.
         scale: how scores are shown; default: as percentages where the bounds lie in [0, 1], else as plain numbers.
         title: what tables call it; default: its name, in capitals.
     """
@@ -191,7 +191,11 @@ def _constant_f1(answers: Any) -> float:
     return float(2 * positive / (positive + len(answers.labels)))
 
 
-ACCURACY = Metric(lambda answers: accuracy(answers.logits, answers.labels), constant=_constant_accuracy)
+ACCURACY = Metric(
+    lambda answers: accuracy(answers.logits, answers.labels),
+    constant=_constant_accuracy,
+    rows=lambda answers: answers.logits.argmax(axis=1) == answers.labels,
+)
 F1 = Metric(lambda answers: f1(answers.logits, answers.labels), constant=_constant_f1)
 MACRO_F1 = Metric(lambda answers: macro_f1(answers.logits, answers.labels), title="macro F1")
 

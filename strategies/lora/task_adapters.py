@@ -268,7 +268,7 @@ class TaskAdapters:
     def _base(self) -> dict[str, Any]:
         """Return what the adapters belong to."""
         loaded = self._strategy.stream.loaded
-        binding = loaded.binding(self._strategy.options.answering["precision"])
+        binding = loaded.binding("fp32")
         return {"fingerprint": loaded.fingerprint, "binding": binding}
 
     def bytes_kept(self) -> int:

@@ -31,9 +31,10 @@ UNITS = ["fine-tune seed 0", "grafting-continual seed 0"]
 
 def scores(after: int, *values: float) -> list[Score]:
     """Accuracies and calibration errors after a number of tasks, on tasks named a, b, c."""
-    of = {"strategy": "fine-tune", "seed": 0}
     pairs = [(task, value) for task, value in zip("abc", values, strict=False)]
-    return [Score(of, t, after, m, v, 8) for t, value in pairs for m, v in (("accuracy", value), ("ece", 0.5))]
+    return [
+        Score("fine-tune", 0, t, after, m, v, 8) for t, value in pairs for m, v in (("accuracy", value), ("ece", 0.5))
+    ]
 
 
 class Terminal:

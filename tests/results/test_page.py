@@ -20,9 +20,12 @@ from forgetfree.results.evidence import interval
 from forgetfree.results.report.figures import COLOURS, SHADES, _on
 from forgetfree.results.report.page import Page, Table, notebook_html, render_page, transposed, with_best
 from forgetfree.results.report.run_report import lay_out, render
-from forgetfree.results.report.words import headline
 from forgetfree.results.runs import read_run
 from forgetfree.results.table import Results, load_results
+
+
+def headline(results: Results) -> str:
+    return lay_out(results).headline
 
 
 def compared(*runs: Any, **more: Any) -> Results:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forgetfree.errors import MetricError, UnknownNameError, UsageError
-from forgetfree.results.scored_matrix import LearningMatrix
+from forgetfree.results.learning_matrix import LearningMatrix
 
 
 def measured() -> LearningMatrix:

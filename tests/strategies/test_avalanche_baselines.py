@@ -109,7 +109,6 @@ def test_joint_takes_as_many_times_the_steps_of_all_tasks_as_told(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"accumulation": 2}, "expected accumulation=1, got 2. Leave it at 1"),
         ({"precision": "fp16"}, "Set precision=bf16 or fp32"),
     ],
 )
@@ -429,15 +428,6 @@ def test_gem_says_what_to_install(tiny_stream: MakeStream, monkeypatch: pytest.M
 
 
 # -- Regularisation --------------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled(share=0.4)
-def test_si_holds_weights_on_a_cpu(tiny_stream: MakeStream) -> None:
-    """Avalanche's own takes the same path whatever its strength: see test_differential.py."""
-    weak, strong = (
-        weights(learn(make("si", tiny_stream("bert", "linear"), si_lambda=strength))) for strength in (0.0, 1e3)
-    )
-    assert not torch.equal(weak, strong)
 
 
 def test_si_drives_no_weight_away(tiny_stream: MakeStream) -> None:

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved, top
-from forgetfree.errors import UsageError
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.training.loop import loss_of, quality_of
 from forgetfree.training.monitor import Monitor
@@ -112,15 +111,6 @@ def test_label_words_need_no_readout_first(tiny_stream: MakeStream) -> None:
     assert ("fine_tune", READOUT_STEPS) not in strategy.phases and len(strategy.ledger.records[0].region)
 
 
-@pytest.mark.parametrize("source", ["gradient", "movement"])
-def test_on_the_union_only_free_entries_are_chosen(tiny_stream: MakeStream, source: str) -> None:
-    strategy = learn(tiny_stream("bert", "linear"), 2, region_from=source, localize_at="union")
-    first, second = (record.region for record in strategy.ledger.records)
-    assert first.isdisjoint(second) and len(first) == len(second)
-    on_pre = learn(tiny_stream("bert", "linear"), 1, region_from=source).ledger.records[0].region
-    assert first == on_pre  # nothing was owned yet
-
-
 def test_a_base_and_no_mask_steps_are_still_a_way_to_say_movement(tiny_stream: MakeStream) -> None:
     by_base, by_name = (
         learn(tiny_stream(), **how).ledger.records[0].region
@@ -166,8 +156,6 @@ def test_alone_each_task_is_a_retrained_graft(tiny_stream: MakeStream) -> None:
     for mine, theirs in zip(owned(one), owned(other), strict=True):
         assert torch.equal(mine.region.indices, theirs.region.indices) and torch.equal(mine.values, theirs.values)
     assert not torch.equal(owned(union)[1].values, owned(one)[1].values)
-    with pytest.raises(UsageError, match="composition=alone stands each task on θ_pre"):
-        learn(tiny_stream(), composition="alone", localize_at="union")
 
 
 class Modes(SupervisedPlugin):
