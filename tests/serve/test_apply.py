@@ -21,6 +21,7 @@ from torch import Tensor
 from forgetfree import cli
 from forgetfree.core.body import body_fingerprint, body_of, body_space
 from forgetfree.core.regions import Region
+from forgetfree.core.selection import most_moved
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
@@ -63,7 +64,7 @@ class Made:
         self.root, self.model = root, model
         self.single = SingleTask.of(load_model(str(model), readout), load_tasks(task, str(data))[0])
         self.fine_tuned = self.single.fine_tuned(TrainingOptions(steps=2, learning_rate=0.5))
-        region = self.single.base("movement", self.fine_tuned, 60)
+        region = most_moved(self.single.pre.theta, self.fine_tuned.theta, 60)
         self.single.graft(self.fine_tuned, region, 0.02).save(root / "graft.safetensors")
         self.graft = Graft.load(root / "graft.safetensors")
 
@@ -398,7 +399,7 @@ def test_a_graft_on_minilm(task: str, tmp_path: Path) -> None:
     fine_tuned = single.fine_tuned(
         TrainingOptions(steps=60, learning_rate=3e-2, readout_learning_rate=3e-2, momentum=0.9, max_gradient_norm=1.0)
     )
-    region = single.base("movement", fine_tuned, 20_000)
+    region = most_moved(single.pre.theta, fine_tuned.theta, 20_000)
     graft = single.graft(fine_tuned, region, 1e-3)
     written = apply_graft(graft, "minilm", tmp_path / "out")
     assert (written.architecture, written.usual) == ("BertForSequenceClassification", True)
