@@ -29,7 +29,6 @@ from forgetfree.tasks import OF_ALL_LABELS, EvaluatedOn, Scenario
 
 if TYPE_CHECKING:
     from forgetfree.jobs.progress import Progress
-    from forgetfree.jobs.workers import Executor
 
 Seed = Annotated[int, Bounds(ge=0, lt=2**63)]
 Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
@@ -287,6 +286,12 @@ class RunConfig:
         return tuple(map(registry.strategy_name, self.strategies))
 
     @property
+    def units(self) -> dict[str, dict[str, Any]]:
+        """Return every strategy with every seed, seed after seed, by the names of their folders."""
+        pairs = ((name, seed) for seed in self.seeds for name in self.strategy_names)
+        return {f"{name}/seed-{seed}": {"strategy": name, "seed": seed} for name, seed in pairs}
+
+    @property
     def read_options(self) -> ReadOptions:
         """Return what is said of how rows are read."""
         return ReadOptions(self.text_columns, self.label_columns, self.skip_bad_rows, self.metrics, self.kinds)
@@ -488,7 +493,6 @@ class Execution:
         log: also log losses, rates and scores there, see `forgetfree.jobs.trackers`.
         progress: hears of all units. Default: silence.
         debug: let an unexpected exception of a unit through, instead of going on with the others.
-        executor: runs the units in place of this process or workers of its own.
     """
 
     resume: bool = option(False, "continue in --out; what is finished is kept", group="How to run")
@@ -507,7 +511,6 @@ class Execution:
     )
     progress: Progress | None = None
     debug: bool = False
-    executor: Executor | None = None
 
     def __post_init__(self) -> None:
         if self.cluster is not None:
@@ -529,12 +532,26 @@ class Execution:
 
     def check(self, objects: Sequence[str]) -> None:
         """Raise ``UsageError`` where a job cannot be run like this that has such objects in memory, which no file can name."""
-        if (self.at_a_time > 1 or self.executor or self.cluster) and objects:
+        if (self.at_a_time > 1 or self.cluster) and objects:
             raise UsageError(f"Worker processes load all by name, and given are {', '.join(objects)}. Leave jobs at 1.")
 
 
 #: From the start, in this process, in silence.
 USUAL = Execution()
+
+
+def prepared(config: RunConfig) -> RunConfig:
+    """Return a configuration that is checked as a whole, with the precision that ``auto`` means.
+
+    Raises:
+        UsageError: naming every fault.
+    """
+    from forgetfree.device import find_device
+    from forgetfree.jobs.environment import check_precision
+
+    config = with_precision(config).check()
+    check_precision([each.precision for each in config.options.values()], find_device(config.device))
+    return config
 
 
 def with_precision(config: RunConfig) -> RunConfig:

@@ -113,11 +113,11 @@ class StreamLoader:
 
     def held_out_texts(self, seed: int) -> HeldOutTexts | None:
         """Return the texts that no task trains, encoded for the stream of a seed; ``None`` where none are named."""
-        from forgetfree.training.held_out_loss import HeldOutTexts
-
         config = self.config
         if config.held_out is None:
             return None
+        from forgetfree.training.held_out_loss import HeldOutTexts
+
         data, loaded = config.objects.data_or(config.data), self.stream(seed).loaded
         return HeldOutTexts.of(config.held_out, data, loaded, config.common.test_limit, config.read_options)
 
