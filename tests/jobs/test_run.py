@@ -34,13 +34,11 @@ from forgetfree.errors import (
 )
 from forgetfree.files import LOCK, locked
 from forgetfree.jobs import run
-from forgetfree.jobs.config import USUAL, Execution, RunConfig
+from forgetfree.jobs.config import USUAL, Execution, RunConfig, prepared
 from forgetfree.jobs.directory import resumption
 from forgetfree.jobs.progress import Progress
-from forgetfree.jobs.run import prepared
 from forgetfree.jobs.run import run as perform
 from forgetfree.jobs.unit import Unit
-from forgetfree.jobs.workers import ThisProcess
 from forgetfree.results.report.run_report import write_report
 from forgetfree.results.unit_folder import RECORD, read_record
 from forgetfree.training.monitor import Monitor
@@ -287,7 +285,7 @@ def test_where_memory_is_short_all_units_stop_and_the_remedies_are_told(
     assert cli.main(command.words(out)) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("forgetfree: error: There is not enough memory: ") and told in said
-    assert "a smaller batch_size; a smaller max_length" in said and f"--resume --out {out} goes on." in said
+    assert "a smaller batch_size, or accumulation" in said and f"--resume --out {out} goes on." in said
     assert not any((out / unit / RECORD).exists() for unit in command.units)
 
 
@@ -372,19 +370,6 @@ def test_more_seeds_are_more_units(command: Command, tmp_path: Path) -> None:
     command.perform(command.at(out, seeds=(0,)))
     assert timeless(command.perform(command.at(out, seeds=(0, 1)), Execution(resume=True))) == timeless(results)
     assert bytes_of(out) == bytes_of(whole)
-
-
-def test_an_executor_may_take_the_place_of_processes(command: Command, tmp_path: Path) -> None:
-    """It has one method: the seam for other machines."""
-    ran: list[str] = []
-
-    class Recorded(ThisProcess):
-        def run(self, work: Any, units: Any) -> Any:
-            ran.extend(unit.directory.name for unit in units)
-            return super().run(work, units)
-
-    results = command.perform(command.at(tmp_path / "out"), Execution(executor=Recorded(Progress())))
-    assert len(ran) == 2 and results["failed"] == []
 
 
 def test_jobs_must_be_at_least_one(command: Command, tmp_path: Path) -> None:

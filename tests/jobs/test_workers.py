@@ -25,8 +25,7 @@ from forgetfree import cli, device, errors
 from forgetfree.device import spread
 from forgetfree.errors import RunError, UnknownNameError
 from forgetfree.files import write_json
-from forgetfree.jobs.config import Execution, RunConfig
-from forgetfree.jobs.run import prepared
+from forgetfree.jobs.config import Execution, RunConfig, prepared
 from forgetfree.jobs.run import run as perform
 from forgetfree.jobs.unit import Unit
 from forgetfree.jobs.workers import WorkerProcesses, devices_of_workers

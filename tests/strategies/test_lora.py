@@ -299,7 +299,10 @@ def test_what_is_kept_is_adapters_and_readouts(tiny_stream: MakeStream, tmp_path
     strategy.save(tmp_path)
     tasks = json.loads(OpenFile(tmp_path / "adapters.safetensors").metadata["tasks"])
     config = tasks[0]["fields"]
-    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 16)
+    layers = "|".join(
+        f"encoder\\.layer\\.{i}\\.attention\\.self\\.{part}" for i in range(2) for part in ("query", "value")
+    )
+    assert config == {"r": 4, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": layers}
     assert [task["task"] for task in tasks] == ["qnli", "ag_news", "sst2"]
 
 
@@ -320,7 +323,10 @@ def saved(tiny_stream: MakeStream, tmp_path_factory: pytest.TempPathFactory) -> 
             "of task 'qnli' do not match their checksum",
         ),
         (lambda path: rewrite(path, sealed(told(0, r=5))), "'qnli'.r must be the rank of .*, got 5"),
-        (lambda path: rewrite(path, sealed(told(0, use_dora=True))), "'qnli'.use_dora must be False, as forgetfree"),
+        (
+            lambda path: rewrite(path, sealed(told(0, use_dora=True))),
+            "must be r, lora_alpha, lora_dropout, target_modules alone",
+        ),
         (lambda path: rewrite(path, sealed(note("together", "3"))), "together must be true or false, got 3"),
         (lambda path: rewrite(path, sealed(note("binding", "{}"))), "its binding cannot be read"),
         (
