@@ -22,7 +22,8 @@ from forgetfree.options import typed
 from forgetfree.results.evidence import ALPHA, Evidence, Interval, RowScore, forgetting, interval
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.runs import UNION, read_run
-from forgetfree.results.table import Results, StrategyRuns, scores_at_end
+from forgetfree.results.table import Results, StrategyRuns
+from forgetfree.results.unit_folder import ELSEWHERE
 
 CLAIMS = Path(__file__).resolve().with_name("claims.md")
 #: The runs that were published.
@@ -124,7 +125,7 @@ class Runs:
         self.answers: dict[str, dict[int, Mapping[str, Any]]] = {}
         scores: dict[str | None, dict[str, Any]] = {None: {}, "ece": {}}
         for hidden, results in self._results.items():
-            at_end = {metric: scores_at_end(results, metric) for metric in scores}
+            at_end = {metric: results.evidence(metric).scores for metric in scores}
             for entry in results.entries:
                 role = "withheld" if hidden else _role(entry)
                 if role in self.entries:
@@ -133,7 +134,7 @@ class Runs:
                         "out."
                     )
                 self.entries[role] = entry
-                self.answers[role] = {run.seed: run.files.probabilities for run in entry.runs}
+                self.answers[role] = {run.seed: run.probabilities for run in entry.runs}
                 for metric, of_roles in scores.items():
                     of_roles[role] = at_end[metric][entry.label]
         self.evidence, self.calibration = (Evidence(of_roles) for of_roles in scores.values())
@@ -229,7 +230,8 @@ def cost(*phases: str, role: str = "union") -> Callable[[Runs], Interval | None]
         fine_tuning: dict[int, float] = {}
         for entry in runs.entries.values():
             for run in entry.runs:
-                fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), run.facts.seconds_of_fine_tuning)
+                made = sum(run.facts.seconds.get(name) or 0.0 for name in ("fine_tune", ELSEWHERE))
+                fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), made)
         own = [(sum(run.facts.seconds[phase] or 0.0 for phase in phases), run.seed) for run in runs.entries[role].runs]
         if not all(fine_tuning[seed] for _, seed in own):
             return None

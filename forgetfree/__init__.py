@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forgetfree.ledger import MixedBatchModel as MixedBatchModel
     from forgetfree.ledger.graft import Graft as Graft
     from forgetfree.models.loading import load_model as load_model
-    from forgetfree.results.scored_matrix import LearningMatrix as LearningMatrix
+    from forgetfree.results.learning_matrix import LearningMatrix as LearningMatrix
     from forgetfree.results.table import Results as Results
     from forgetfree.results.table import load_results as load_results
     from forgetfree.serve.inference import Predictor as Predictor
@@ -38,7 +38,7 @@ __version__ = "0.3.0.dev0"
 
 _HOME = {
     "Graft": "forgetfree.ledger.graft",
-    "LearningMatrix": "forgetfree.results.scored_matrix",
+    "LearningMatrix": "forgetfree.results.learning_matrix",
     "Ledger": "forgetfree.ledger",
     "LedgerSwitch": "forgetfree.ledger",
     "MaskOptions": "forgetfree.core.mask",

@@ -1,7 +1,8 @@
-"""Modules that a library imports and hardly uses are imported when one of their functions is first called."""
+"""Modules that a library imports and hardly uses are imported when one of their names is first used."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,24 @@ from types import ModuleType
 from typing import Any
 
 
+class _Name(type):
+    """What ``from MODULE import NAME`` takes: its calls, attributes and instances are those of the real one."""
+
+    def __call__(cls, *args: Any, **keywords: Any) -> Any:
+        return cls._real()(*args, **keywords)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls._real(), name)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls._real())
+
+    def _real(cls) -> Any:
+        return getattr(importlib.import_module(cls.__module__), cls.__name__)
+
+
 class _Deferred(ModuleType):
-    """Stands for a module until one of its functions is called."""
+    """Stands for a module until one of its names is used."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -23,16 +40,24 @@ class _Deferred(ModuleType):
             return getattr(importlib.import_module(self.__name__), name)
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return lambda *args, **keywords: getattr(self, name)(*args, **keywords)  # as `from MODULE import NAME` takes it
+        within = sys.modules.get(f"{self.__name__}.{name}")
+        return within or _Name(name, (), {"__module__": self.__name__})
 
 
 @contextmanager
 def deferred(*names: str) -> Iterator[None]:
-    """Within the block, importing one of these modules costs nothing; afterwards it is imported as ever."""
+    """Within the block, importing one of these modules costs nothing; afterwards it is imported as ever.
+
+    What is imported stays, so no garbage is looked for meanwhile.
+    """
     stands_for = {name: _Deferred(name) for name in names if name not in sys.modules}
     sys.modules.update(stands_for)
+    collects = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
         for name in stands_for:
             del sys.modules[name]
+        if collects:
+            gc.enable()

@@ -21,9 +21,6 @@ class GraftingOptions(SkillOptions):
         "overlap and no task depends on the order; or auto: for each task what has the lower loss on its validation rows, "
         "for which its region is trained twice",
     )
-    localize_at: Literal["pretrained", "union"] = option(
-        "pretrained", "where γ is searched for: on θ_pre, as in the paper; or on the union so far, among what is free"
-    )
     final_union: bool = option(False, "evaluate the one final union on all tasks too")
 
 
@@ -32,7 +29,7 @@ class GraftingContinual(RegionStrategy):
 
     Each task is inferred with θ_pre under the union of the regions up to its own, so what later tasks do cannot reach it.
     With ``composition=alone`` each task has its own region on θ_pre instead. With ``auto``, each task after the first is
-    trained both ways, from one θ_ft (and one γ, unless ``localize_at=union``), and what has the lower loss on validation rows
+    trained both ways, from one θ_ft and one γ, and what has the lower loss on validation rows
     is recorded; of equal ones, the union. A task that stands alone leaves the union as it was. Plugins
     meet the training on the union only.
 
@@ -43,14 +40,11 @@ class GraftingContinual(RegionStrategy):
 
     Options = GraftingOptions
     resumable = True
+    localizes_alone = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse compositions that contradict other options."""
-        if (options.composition, options.localize_at) == ("alone", "union"):
-            raise OptionError(
-                "composition=alone stands each task on θ_pre, and localize_at=union searches on a union. Leave one of them out."
-            )
         if options.composition == "alone" and options.final_union:
             raise OptionError(
                 "composition=alone makes no union, and final_union answers with one. Leave one of them out."
@@ -65,13 +59,12 @@ class GraftingContinual(RegionStrategy):
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
         #     Beyond C.3, region_from names other ways to choose γ_n, some of which need no θ_ft.
-        tuned, on_union = self.fine_tuned(task), self.options.localize_at == "union"
-        region = self.localize(task, tuned, on_union=on_union)
+        tuned = self.fine_tuned(task)
+        region = self.localize(task, tuned)
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
         if self.options.composition == "auto" and self.ledger.last_of_union:  # beyond C.3
-            region_alone = self.localize(task, tuned) if on_union else region
-            return self.better_training(task, tuned, region, region_alone)
+            return self.better_training(task, tuned, region)
         return self.region_training(task, region, start=tuned)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
@@ -81,11 +74,6 @@ class GraftingContinual(RegionStrategy):
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k."""
         return self.ledger_model.of(task)
-
-    @property
-    def localizes_alone(self) -> bool:
-        """Whether γ_n is sought on θ_pre: what other tasks own has no part in it."""
-        return bool(self.options.localize_at == "pretrained")
 
     def extra_results(self) -> dict[str, Any]:
         """Return the scores of the one final union on all tasks: what the union per task buys."""

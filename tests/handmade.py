@@ -47,17 +47,17 @@ def results_of(*runs: Json, **more: Any) -> Json:
 
 def scores_of(run: Json, tasks: Sequence[str], rows: Json) -> Iterator[Score]:
     """The scores of a run, from its matrices and what stands by task beside them."""
-    of = {"strategy": run["strategy"], "seed": run["seed"]}
+    unit = run["strategy"], run["seed"]
     matrices = {"": run["matrix"], "ece": run["ece"], **run.get("more_scores", {})}
     for name, matrix in matrices.items():
         for after, row in enumerate(matrix):
             for i, task in enumerate(tasks):
                 if row[i] is not None:
-                    yield Score(of, task, after, name or run["metric"][i], row[i], rows.get(task, 0))
+                    yield Score(*unit, task, after, name or run["metric"][i], row[i], rows.get(task, 0))
     for name in BY_TASK:
         for task, value in zip(tasks, run.get(name) or [], strict=False):
             if value is not None:
-                yield Score(of, task, len(tasks), name, value, rows.get(task, 0))
+                yield Score(*unit, task, len(tasks), name, value, rows.get(task, 0))
 
 
 def record_of(results: Json) -> RunRecord:

@@ -1,8 +1,7 @@
-"""A hub on this machine: the calls that `huggingface_hub`, `transformers` and `datasets` make of the real one."""
+"""A hub on this machine, by the calls that `huggingface_hub`, `transformers` and `datasets` make to read the real one."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import http.server
 import json
@@ -11,12 +10,13 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
 import huggingface_hub.hf_api
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import HfApi, constants
 
 TOKEN = "hf_of_the_test"
 _NAME = r"([\w.-]+/[\w.-]+)"
@@ -29,11 +29,21 @@ class Hub(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.private, self.asked = set[str](), list[str]()
-        self.large: dict[str, bytes] = {}  # files of LFS by their SHA-256
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def create(self, api: Any, repo_id: str, private: bool | None = None, **_: Any) -> Any:
+        """What `HfApi.create_repo` does there."""
+        if private:
+            self.private.add(f"models/{repo_id}")
+        return SimpleNamespace(repo_id=repo_id)
+
+    def upload(self, api: Any, repo_id: str, folder_path: Path, **_: Any) -> str:
+        """What `HfApi.upload_folder` does there."""
+        self.put(f"models/{repo_id}", Path(folder_path))
+        return f"{self.endpoint}/{repo_id}/commit/{commit_of(self.repositories[f'models/{repo_id}'])}"
 
     def put(self, repository: str, directory: Path) -> None:
         """Put the files of a directory into a repository."""
@@ -102,11 +112,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.answer(200, files[file], X_Repo_Commit=commit_of(files), ETag=f'"{etag}"')
         return self.answer(404)
 
-    def do_PUT(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.large[hashlib.sha256(body).hexdigest()] = body
-        self.answer(200)
-
     def do_POST(self) -> None:
         path, body = unquote(self.path.partition("?")[0]), self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.asked.append(f"POST {path}")
@@ -118,38 +123,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 json.loads(body)["paths"] if body[:1] == b"{" else re.findall(r"paths=([^&]*)", unquote(body.decode()))
             )
             return self.answer(200, [described(each, files) for each in asked if each in (*folders(files), *files)])
-        if not self.is_known:
-            return self.answer(401, {"error": "Invalid username or password."})
-        if path == "/api/repos/create":
-            asked = json.loads(body)
-            if asked["organization"] != "me":
-                return self.answer(403, {"error": "You don't have the rights"})
-            name = f"me/{asked['name']}"
-            if asked.get("private") or asked.get("visibility") == "private":
-                self.server.private.add(f"models/{name}")
-            self.server.repositories.setdefault(f"models/{name}", {})
-            return self.answer(200, {"url": f"{self.server.endpoint}/{name}", "name": name})
-        if path == "/api/validate-yaml":
-            return self.answer(200, {"warnings": [], "errors": []})
-        if re.fullmatch(rf"/api/models/{_NAME}/preupload/main", path):
-            names = [each["path"] for each in json.loads(body)["files"]]
-            modes = {name: "lfs" if name.endswith(".safetensors") else "regular" for name in names}
-            files = [{"path": name, "uploadMode": modes[name], "shouldIgnore": False} for name in names]
-            return self.answer(200, {"files": files})
-        if re.fullmatch(rf"/{_NAME}\.git/info/lfs/objects/batch", path):
-            where = f"{self.server.endpoint}/upload"
-            objects = [{**each, "actions": {"upload": {"href": where}}} for each in json.loads(body)["objects"]]
-            return self.answer(200, {"transfer": "basic", "objects": objects})
-        if match := re.fullmatch(rf"/api/models/{_NAME}/commit/main", path):
-            (name,) = match.groups()
-            files = self.server.repositories[f"models/{name}"]
-            for line in map(json.loads, body.splitlines()):
-                if line["key"] == "file":
-                    files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-                elif line["key"] == "lfsFile":
-                    files[line["value"]["path"]] = self.server.large[line["value"]["oid"]]
-            url = f"{self.server.endpoint}/{name}/commit/{commit_of(files)}"
-            return self.answer(200, {"success": True, "commitOid": commit_of(files), "commitUrl": url})
         return self.answer(404)
 
 
@@ -187,6 +160,8 @@ def hub_server(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setenv("HF_HUB_OFFLINE", "")  # so that it is put back, whatever a command sets
         monkeypatch.delenv("HF_HUB_OFFLINE")
+        monkeypatch.setattr(HfApi, "create_repo", lambda api, **how: server.create(api, **how))
+        monkeypatch.setattr(HfApi, "upload_folder", lambda api, **how: server.upload(api, **how))
         for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
             monkeypatch.delenv(name, raising=False)
         yield server

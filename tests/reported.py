@@ -126,9 +126,9 @@ def make_run(
 
 def save(folder: Path, matrix: Any, ece: Any, found: dict[str, LabelAnswers], rows: int = ROWS) -> None:
     """Write scores and answers of a unit, and into its record what they are, if it has one."""
-    of = {"strategy": folder.parent.name, "seed": int(folder.name.removeprefix("seed-"))}
+    strategy, seed = folder.parent.name, int(folder.name.removeprefix("seed-"))
     scores = [
-        Score(of, task, after, metric, float(values[after][i]), rows)
+        Score(strategy, seed, task, after, metric, float(values[after][i]), rows)
         for after in range(len(matrix))
         for i, task in enumerate(found)
         for metric, values in (("accuracy", matrix), ("ece", ece))
@@ -138,7 +138,7 @@ def save(folder: Path, matrix: Any, ece: Any, found: dict[str, LabelAnswers], ro
     write_answers(folder / PREDICTIONS, arrays | {f"{task}/labels": each.labels for task, each in found.items()})
     if (folder / RECORD).exists():
         outcome = json.loads((folder / OUTCOME).read_text())
-        Unit(of, folder).end({}, outcome["details"], floors=outcome["floors"])
+        Unit({"strategy": strategy, "seed": seed}, folder).end({}, outcome["details"], floors=outcome["floors"])
 
 
 def edit(out: Path, strategy: str | None = None, **details: Any) -> None:

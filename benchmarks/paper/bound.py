@@ -35,6 +35,7 @@ from torch import Tensor
 
 from forgetfree.benchmarks.paper.context import Context, TunedTask
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
+from forgetfree.benchmarks.paper.plots import look
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, select, sparsities_of, verdict
 from forgetfree.benchmarks.paper.setting import SMALL
 from forgetfree.core.regions import Region
@@ -43,9 +44,10 @@ from forgetfree.data.sampling import representative
 from forgetfree.models.state import ModelState
 from forgetfree.recipes import recipe_of
 from forgetfree.results.answers import Answers, label_answers
-from forgetfree.results.report.figures import legend, look, panels
+from forgetfree.results.report.figures import legend, panels
 from forgetfree.results.report.page import Table, percent
 from forgetfree.results.runs import CONSTANT
+from forgetfree.training.localization import VALIDATION_ROWS
 
 #: The probability that a bound fails, for each task and seed.
 DELTA = 0.05
@@ -59,7 +61,7 @@ SCALE_NATS = 16 * math.log(2)
 _RECIPE = {
     key: value
     for key, value in recipe_of("minilm", {"region_from": "mask"}).items()
-    if key not in {"sparsity", "precision", "answer_precision"}
+    if key not in {"sparsity", "precision"}
 }
 
 
@@ -111,7 +113,7 @@ class Bound(Experiment):
     def _certified(tuned: TunedTask, state: ModelState, region: Region, sparsity: float, choices: float) -> list[Row]:
         """The certificate of the rounding that promises most on validation rows; none if it would be 1/2 at best."""
         train, validation = tuned.bench.task.train, tuned.bench.task.validation
-        validation = validation.subset(representative(validation.targets, tuned.options.validation_rows))
+        validation = validation.subset(representative(validation.targets, VALIDATION_ROWS))
         best = 0.5, 0, 0
         for levels in LEVELS:
             for readout_levels in LEVELS:

@@ -136,7 +136,7 @@ def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> int:
         setting = setting_of(experiment, asked)
         context = Context(setting, asked.data, find_device(asked.device), out, asked.cache or out.parent / "fine-tuned")
         options = context.options(**setting.optimizer)
-        check_precision(options.precisions, context.device)
+        check_precision([options.precision], context.device)
         set_threads(asked.threads)
         page = measure(experiment, context)
     except ForgetfreeError as error:
@@ -201,7 +201,7 @@ def measure(experiment: Experiment, context: Context) -> Page:
         DataError: there are no data.
         RunError: the directory was begun with another setting, model or data.
     """
-    from forgetfree.results.report.figures import save_figure
+    from forgetfree.benchmarks.paper.plots import save_figure
 
     setting, out = context.setting, context.out
     needed = experiment.tasks(setting)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from forgetfree.results.report.figures import curves, legend, look
+from forgetfree.benchmarks.paper.plots import curves, look
+from forgetfree.results.report.figures import legend
 from forgetfree.results.report.page import Table, cell, percent
 from forgetfree.results.runs import CONSTANT
-from forgetfree.results.scores import typed
 
 #: What ``score`` is called.
 SCORE = "Accuracy, or F1 where the task is measured by it"
@@ -158,12 +158,24 @@ def _columns(key: str, value: Any) -> list[tuple[str, Any]]:
     return [(f"{key}[{i}]", each) for i, each in enumerate(value)] if isinstance(value, list) else [(key, value)]
 
 
+def _typed(cells: Sequence[str]) -> list[Any]:
+    """Return a column of texts as whole numbers where all of them are, else as numbers, else as texts; empty is ``None``."""
+    for kind in (int, float):
+        try:
+            column = [kind(cell) if cell else None for cell in cells]
+        except ValueError:
+            continue
+        if all(math.isfinite(number) for number in column if number is not None):
+            return column
+    return [cell or None for cell in cells]
+
+
 def rows_of_csv(text: str) -> tuple[dict[str, Any], list[Row]]:
     """Return the header and the rows of what `rows_to_csv` wrote; a row lacks the columns in which it has nothing."""
     line, _, text = text.removeprefix("# ").partition("\n")
     table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     rows = list(table)
-    columns = {name: typed([row[name] for row in rows]) for name in table.fieldnames or []}
+    columns = {name: _typed([row[name] for row in rows]) for name in table.fieldnames or []}
     filled: list[Row] = [{} for _ in rows]
     for name, cells in columns.items():
         key, _, place = name.partition("[")

@@ -74,7 +74,6 @@ SMALL = Setting(
         **{key: value for key, value in _RECIPE.items() if key not in SGD and key != "sparsity"},
         "steps": 400,
         "precision": "bf16",
-        "validation_rows": 256,
     },
     optimizer=SGD,
     test_limit=400,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from forgetfree.results.report.page import size
-from forgetfree.results.table import StrategyRuns, evidence_of, load_results
+from forgetfree.results.table import StrategyRuns, load_results
 
 HERE = Path(__file__).parent
 RUNS = HERE.parent.parent / "benchmarks" / "results"
@@ -44,7 +44,7 @@ def picture(files: Sequence[str] = FILES) -> str:
     drawing = runpy.run_path(str(HERE / "concepts.py"))
     colours, text = drawing["COLOURS"], drawing["_text"]
     results = load_results(*(RUNS / f"{name}.csv" for name in files))
-    evidence, tasks = evidence_of(results), len(results.tasks)
+    evidence, tasks = results.evidence(), len(results.tasks)
     entries = [entry for entry in results.entries if all(run.facts.memory for run in entry.runs)]
     entries.sort(key=_bytes)
     averages = [evidence.average(entry.label) for entry in entries]

@@ -12,6 +12,7 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub, reach_hub
+from forgetfree.deferred import deferred
 from forgetfree.display import stderr, tell
 from forgetfree.errors import UsageError
 from forgetfree.files import no_empty_directories
@@ -42,7 +43,7 @@ class Job:
         Raises:
             UsageError: naming every fault.
         """
-        from forgetfree.jobs.run import prepared
+        from forgetfree.jobs.config import prepared
         from forgetfree.jobs.run import run as perform
 
         config = prepared(config)
@@ -74,6 +75,7 @@ class Job:
             UsageError: there is no run, an option is that run's own, or what is asked for cannot be done.
         """
         from forgetfree.jobs.revision import revise
+        from forgetfree.jobs.run import run_on
 
         if run is None:
             raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
@@ -84,7 +86,7 @@ class Job:
             )
         tasks = [name.strip() for name in stream.split(",") if name.strip()]
         revision = revise(run, tasks, without, out, options, objects)
-        return cls(revision.config, revision.write, (f"{revision}, into {out}",))
+        return cls(revision.config, partial(run_on, revision), (f"{revision}, into {out}",))
 
     def carry_out(self, execution: Execution, *, watched: bool) -> Json:
         """Perform the run, and return the content of results.json; if it is watched, say so and show how far it is."""
@@ -108,26 +110,27 @@ class Job:
             return self.perform(execution)
 
 
-def plan(config: RunConfig, *, resume: bool = False, allow_changed: bool = False) -> Json:
+def plan(config: RunConfig, *, resume: bool = False) -> Json:
     """Return what a run would do, as `forgetfree.jobs.preflight` says; nothing is written.
 
     Args:
         config: of the run.
         resume: whether it goes on in its directory.
-        allow_changed: whether it may go on with other versions or on another device.
 
     Raises:
         UsageError: naming all that is wrong.
         RunError: it cannot go on in its directory.
     """
     reach_hub(config.model)
-    from forgetfree.jobs.preflight import plan_of
+    with deferred():
+        from forgetfree.jobs.preflight import plan_of
 
     if resume:
-        from forgetfree.jobs.run import check_resumption, prepared
+        from forgetfree.jobs.config import prepared
+        from forgetfree.jobs.run import check_resumption
 
         with redirect_stderr(StringIO()):  # the plan has the same notes
-            check_resumption(prepared(config), Execution(resume=True, allow_changed=allow_changed))
+            check_resumption(prepared(config), Execution(resume=True))
     return plan_of(config, resume=resume)
 
 

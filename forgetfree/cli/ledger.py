@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shlex
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console
-from rich.table import Table
 
 from forgetfree.cli.hub import local_path, reach_hub
 from forgetfree.cli.usage import AsJson, Debug
-from forgetfree.display import Screen, counted, escaped, json_text
+from forgetfree.display import counted, escaped, json_text
 from forgetfree.errors import LedgerError
 from forgetfree.files import StrPath
 
@@ -135,6 +130,7 @@ def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
             "region": len(record.region),
             "owned": len(record.owned.region),
             "alone": ledger.stands_alone(record.task),
+            "readout": sum(tensor.numel() for tensor in record.readout.values()),
         }
         for record in ledger.records
     ]
@@ -144,6 +140,7 @@ def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
         "fingerprint": ledger.fingerprint,
         "composition": ledger.composition,
         "graftable": len(ledger.space),
+        "tensors": len(ledger.space.tensors),
         "owned": len(ledger.owned()),
         "tasks": tasks,
         "overlap": ledger.overlap(),
@@ -154,47 +151,37 @@ def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
 
 def render_ledger(ledger: Ledger, path: StrPath) -> str:
     """Return the tables as text."""
-    from forgetfree.core.regions import distribution
-    from forgetfree.results.parameter_kinds import layer_of, parameter_kind
+    from forgetfree.results.report.page import Page, Table, render_page
 
-    width = shutil.get_terminal_size().columns if Screen(sys.stdout).isatty() else 120
-    console = Console(file=io.StringIO(), width=width, markup=False, emoji=False)  # names are shown as they are
-    tasks = [escaped(task) for task in ledger.tasks]
-    total, size = len(ledger.space), Path(path).stat().st_size
-    console.print(f"{escaped(str(path))}: {counted(len(ledger.records), 'task')}, {size:,} bytes")
-    console.print(
-        f"base model {escaped(ledger.fingerprint[:12])}, {total:,} graftable entries in {len(ledger.space.tensors)} tensors"
-    )
-
-    console.print(f"composition {ledger.composition}: a task is inferred with {_COMPOSITIONS[ledger.composition]}")
-
-    owners = Table("task", "region", "owned", "shared", "share of model", "readout values", title="Who owns what")
-    for task, record in zip(tasks, ledger.records, strict=True):
-        region, owned = len(record.region), len(record.owned.region)
-        readout = sum(tensor.numel() for tensor in record.readout.values())
-        owners.add_row(
-            f"{task} (alone)" if record.alone else task,
-            f"{region:,}",
-            f"{owned:,}",
-            f"{region - owned:,}",
-            f"{region / total:.4%}",
-            f"{readout:,}",
+    told, is_auto = describe_ledger(ledger, path), ledger.composition == "auto"
+    tasks, total = told["tasks"], told["graftable"]
+    owners = [
+        (
+            f"{task['task']} (alone)" if is_auto and task["alone"] else task["task"],
+            f"{task['region']:,}",
+            f"{task['owned']:,}",
+            f"{task['region'] - task['owned']:,}",
+            f"{task['region'] / total:.4%}",
+            f"{task['readout']:,}",
         )
-    union = len(ledger.owned())
-    union_name = "the union" if ledger.composition == "auto" else "all"
-    owners.add_row(union_name, "", f"{union:,}", "", f"{union / total:.4%}", "", end_section=True)
-    console.print(owners)
-
-    overlaps = Table("overlap with", *tasks, title="Share of the column's region that lies in the row's")
-    for task, row in zip(tasks, ledger.overlap(), strict=True):
-        overlaps.add_row(task, *(f"{share:.3f}" for share in row))
-    console.print(overlaps)
-
-    for title, by in (("Regions by layer", layer_of), ("Regions by kind of parameter", parameter_kind)):
-        counts = [distribution(record.region, ledger.space, by) for record in ledger.records]
-        table = Table("", *tasks, title=title)
-        for group in distribution(ledger.owned(), ledger.space, by):
-            table.add_row(group, *(f"{count[group]:,}" for count in counts))
-        console.print(table)
-    text = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
-    return text.rstrip()
+        for task in tasks
+    ]
+    union = ("the union" if is_auto else "all", "", f"{told['owned']:,}", "", f"{told['owned'] / total:.4%}", "")
+    columns = ("task", "region", "owned", "shared", "share of model", "readout values")
+    overlaps = [
+        (task["task"], *(f"{share:.3f}" for share in row)) for task, row in zip(tasks, told["overlap"], strict=True)
+    ]
+    tables = [
+        Table("Who owns what", columns, (*owners, union)),
+        Table("Share of the column's region that lies in the row's", ("overlap with", *ledger.tasks), tuple(overlaps)),
+    ]
+    for title, counts in (("Regions by layer", told["layers"]), ("Regions by kind of parameter", told["kinds"])):
+        groups = counts[0] if counts else ()
+        rows = tuple((str(group), *(f"{count[group]:,}" for count in counts)) for group in groups)
+        tables.append(Table(title, ("", *ledger.tasks), rows))
+    title = f"{path}: {counted(len(tasks), 'task')}, {told['bytes']:,} bytes"
+    notes = (
+        f"base model {ledger.fingerprint[:12]}, {total:,} graftable entries in {told['tensors']} tensors",
+        f"composition {ledger.composition}: a task is inferred with {_COMPOSITIONS[ledger.composition]}",
+    )
+    return render_page(Page(title, notes, tuple(tables)), "rich").rstrip()

@@ -10,7 +10,10 @@ from unittest.mock import patch
 from forgetfree.deferred import deferred
 
 #: What Avalanche 0.6 imports at its top level and calls in functions only: a third of the time that its import takes.
-UNUSED = ("gdown", "qpsolvers", "torchmetrics", "torchmetrics.functional", "wandb")
+UNUSED = (
+    *("gdown", "qpsolvers", "torchmetrics", "torchmetrics.functional", "torch.utils.tensorboard", "wandb"),
+    *("matplotlib", "matplotlib.axes", "matplotlib.figure", "matplotlib.pyplot"),
+)
 #: What Avalanche reads when it is imported, and writes where it is missing, as not every user has a home that can be written.
 CONFIG = "~/.avalanche/config.json"
 

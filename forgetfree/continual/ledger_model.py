@@ -43,7 +43,7 @@ class LedgerModel:
 
     def __init__(self, strategy: ContinualStrategy, composition: Composition) -> None:
         loaded = strategy.stream.loaded
-        self._binding = loaded.binding(strategy.options.answering["precision"])
+        self._binding = loaded.binding("fp32")
         self._strategy = strategy
         self._united: str | None = None  # the task by whose union all are answered
         #: Takes what is being trained out of the model; none between tasks.

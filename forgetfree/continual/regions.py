@@ -22,12 +22,9 @@ from forgetfree.data.sampling import representative
 from forgetfree.ledger import Composition, Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.training.localization import LocalizationOptions
+from forgetfree.training.localization import VALIDATION_ROWS, LocalizationOptions
 from forgetfree.training.loop import loss_of
 from forgetfree.training.training_options import TrainingOptions, region_rate
-
-#: Validation rows, at most, by whose loss a task's composition is chosen.
-CHOICE_ROWS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +57,8 @@ class RegionStrategy(ContinualStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = RegionOptions
     forget_free: ClassVar[bool] = True
+    #: Whether γ is sought on θ_pre and depends on no other task, so that a run of another stream may take it over.
+    localizes_alone: ClassVar[bool] = False
     #: Who owns what, with the values.
     ledger: Ledger
     #: The model as the ledger says: ``ledger_model.of(task)`` is what `answering` returns.
@@ -88,22 +87,17 @@ class RegionStrategy(ContinualStrategy):
             return self.bench(task).fine_tuned(options)
 
     @final
-    def localize(self, task: EncodedTask, tuned: ModelState, *, on_union: bool = False) -> Region:
+    def localize(self, task: EncodedTask, tuned: ModelState) -> Region:
         """Return γ of ``task`` as its `LocalizationOptions` say: by ``region_from=mask``, eqs. 3 and 4; the model is as before.
 
         Args:
             task: the task.
             tuned: what `fine_tuned` returned.
-            on_union: seek it on the union of all regions so far, among what is free, and not on θ_pre.
         """
-        if not on_union and (known := self.known_regions.get(task.name)) is not None:
+        if (known := self.known_regions.get(task.name)) is not None:
             return known
-        with self.ledger_model.base(union=on_union):
-            bench = self.bench(task)
-            if on_union:
-                taken = self.ledger.owned() if self.ledger.last_of_union else None
-                bench = self.bench(task, ModelState.of(self.model, [task.name]), taken=taken)
-            (region,) = bench.regions(tuned, self.options)
+        with self.ledger_model.base(union=False):
+            (region,) = self.bench(task).regions(tuned, self.options)
         return region
 
     @final
@@ -157,7 +151,7 @@ class RegionStrategy(ContinualStrategy):
         return Training(task, what, readouts, steps, options, skill=skill)
 
     @final
-    def better_training(self, task: EncodedTask, tuned: ModelState, region: Region, region_alone: Region) -> Training:
+    def better_training(self, task: EncodedTask, tuned: ModelState, region: Region) -> Training:
         """Return the training on the union; at its end it gives way to what was trained alone, if that has the lower loss.
 
         The region is trained on θ_pre alone first, by the plain loop; on the union, Avalanche's plugins meet the training.
@@ -165,16 +159,15 @@ class RegionStrategy(ContinualStrategy):
         Args:
             task: the task; the ledger is of composition ``auto``, and has a union.
             tuned: θ_ft, with the readout that is trained further.
-            region: γ, to be trained on the union.
-            region_alone: γ, to be trained on θ_pre.
+            region: γ.
         """
-        chosen = task.validation.subset(representative(task.validation.targets, CHOICE_ROWS))
+        chosen = task.validation.subset(representative(task.validation.targets, VALIDATION_ROWS))
 
         def loss() -> float:
             return loss_of(self.model, task, chosen, self.options)
 
         with self.ledger_model.base(union=False):
-            alone = self.region_training(task, region_alone, start=tuned, alone=True)
+            alone = self.region_training(task, region, start=tuned, alone=True)
             try:
                 self.bench(task).train_(
                     alone.options,
@@ -206,11 +199,6 @@ class RegionStrategy(ContinualStrategy):
             region: γ, where it is known only after training.
         """
         self.ledger_model.commit(self.ledger_model.record(training, region))
-
-    @property
-    def localizes_alone(self) -> bool:
-        """Whether γ is sought on θ_pre and depends on no other task, so that a run of another stream may take it over."""
-        return False
 
     def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return the learned tasks where each stands alone: θ_pre answers for what is not learned yet. Else return all."""

@@ -142,22 +142,15 @@ class ContinualStrategy(StrategyTemplate):
         self.readouts[task.name] = readout
 
     @final
-    def bench(self, task: EncodedTask, pre: ModelState | None = None, taken: Region | None = None) -> SingleTask:
-        """Return the bench of ``task``, where θ_ft and γ are made of it alone, without plugins.
-
-        Args:
-            task: the task.
-            pre: what the model holds, before and after each of its methods; default: θ_pre.
-            taken: entries that γ is not to have.
-        """
+    def bench(self, task: EncodedTask) -> SingleTask:
+        """Return the bench of ``task``, where θ_ft and γ are made of it alone, without plugins."""
         return SingleTask(
             self.stream.loaded,
             task,
-            pre=pre or self.pre_trained,
-            taken=taken,
+            pre=self.pre_trained,
             seed=self.seed,
             device=self.device,
-            store=self.store if self.shares_store and pre is None else None,
+            store=self.store if self.shares_store else None,
             monitor=self.monitor,
         )
 
@@ -286,7 +279,7 @@ class ContinualStrategy(StrategyTemplate):
             optimizer=torch.optim.SGD(stream.model.parameters(), lr=1.0),  # replaced for every task
             criterion=nn.CrossEntropyLoss(),
             train_mb_size=self.options.batch_size,
-            eval_mb_size=self.options.rows_at_once,
+            eval_mb_size=self.options.evaluation_batch_size,
             device=device,
             plugins=list(plugins or []),
             evaluator=evaluator or construction.silent_evaluator(),

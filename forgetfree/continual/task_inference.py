@@ -86,7 +86,7 @@ def learn_features(strategy: Learner, task: EncodedTask) -> None:
     """Let a task that is going to be learned be told from the others."""
     if strategy.task_features is not None:
         rows = representative(task.train.targets, LDA_ROWS)
-        strategy.task_features.learn(task.name, task.train.subset(rows), strategy.options.rows_at_once)
+        strategy.task_features.learn(task.name, task.train.subset(rows), strategy.options.evaluation_batch_size)
 
 
 def among_own_labels(strategy: Learner, task: EncodedTask) -> AbstractContextManager[object]:

@@ -257,7 +257,7 @@ class StrategyTemplate(SupervisedTemplate):
         self.model.to(self.device)  # once: to look through all modules for every task takes longer with every readout
         self._grows = any(isinstance(module, DynamicModule) for module in self.model.modules())
         try:
-            with _at_work(self, self.options.answering["precision"]):
+            with _at_work(self, "fp32"):
                 return super().eval(experiences, **kwargs)
         finally:
             self.model.current_task = current
@@ -296,10 +296,8 @@ class StrategyTemplate(SupervisedTemplate):
             order = torch.argsort(torch.tensor(self._order, device="cpu").repeat_interleave(counts), stable=True)
             answers = kind.answers(self.task.definition, logits[order], labels[order], rows)
             if rows is not None:
-                arguments = (
-                    self.options.answering | writer_of(self._answer, self.monitor) | {"batch_size": self.eval_mb_size}
-                )
-                answers = kind.with_texts(answers, self.task.definition, self.model, rows, **arguments)
+                passes = {"batch_size": self.eval_mb_size, "precision": "fp32"} | writer_of(self._answer, self.monitor)
+                answers = kind.with_texts(answers, self.task.definition, self.model, rows, **passes)
         self.predictions[self.task.name] = answers
 
     def _after_eval_iteration(self, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Rows that cannot be used: all are found and told in one table, or left out and counted."""
+"""Bad rows, which cannot be used: all are found and told in one table, or left out and counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PRINTED, _REMEDIES, _NAME = 20, 3, 40
 
 @dataclass(frozen=True)
 class BadRow:
-    """What is wrong with one row.
+    """Fault of one row.
 
     Attributes:
         file: the table that has the row, as messages call it.
@@ -58,11 +58,13 @@ class BadRows:
         counts: how many rows have each fault; a row may have several.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Iterable[BadRow] = ()) -> None:
         self.faults = list[BadRow]()
         self.numbers = set[int]()
         self.counts = Counter[str]()
         self._cells = set[tuple[int, str]]()
+        for fault in faults:
+            self.add(fault)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -97,12 +99,12 @@ class BadRows:
 
 
 def refusal(fault: BadRow) -> BadDataError:
-    """Return the error of a single bad row."""
+    """Error of a single bad row."""
     return BadDataError([escaped(fault.message)], [fault], counts={fault.what: 1}, count=1)
 
 
 class DataFaults:
-    """All that is wrong with data, told together: bad rows, and faults of whole tables.
+    """Faults of data, told together: bad rows, and faults of whole tables.
 
     Attributes:
         rest: the tasks that can be read in spite of it, without what is wrong.
@@ -140,13 +142,7 @@ class DataFaults:
             self._others[str(error)] = None
 
     def add(self, bad: BadRows, good: int, skip_bad_rows: bool = False) -> None:
-        """Add the bad rows of a table, unless they are left out and there are others; a fault of all rows is the table's.
-
-        Args:
-            bad: the rows.
-            good: how many others the table has.
-            skip_bad_rows: whether they are left out.
-        """
+        """Add the bad rows of a table with so many good ones, unless they are left out; a fault of all rows is the table's."""
         if not bad or (skip_bad_rows and good):
             return
         if not good and len({(fault.what, fault.column) for fault in bad.faults}) == 1:
@@ -181,7 +177,7 @@ class DataFaults:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Return how many rows have which fault.
+    """Faults, and how many rows have each.
 
     >>> counts_text({"no label": 2, "unknown label": 1000})
     'unknown label (1,000), no label (2)'
@@ -215,7 +211,7 @@ def _tail(name: str) -> str:
 
 
 def left_out(bad: Iterable[tuple[str, BadRows]]) -> str:
-    """Return what to say of bad rows that were left out, by split."""
+    """Note on bad rows that were left out, by split."""
     return "; ".join(
         f"{counted(len(each), f'bad {split} row')} left out: {counts_text(each.counts)}" for split, each in bad if each
     )

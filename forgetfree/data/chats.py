@@ -1,12 +1,15 @@
-"""Chats: turns, and the tools that may be called in them, as data, requests and chat templates have them."""
+"""Chats: turns and tools, as data and requests have them, and as a chat template makes texts and token ids of them."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forgetfree.data.bad_rows import RowError
+from forgetfree.data.encoding import LEAD
 from forgetfree.data.tables import is_missing, plain
 from forgetfree.display import brief, is_text
 from forgetfree.json_file import parse_json
@@ -44,11 +47,7 @@ class Chat:
         Raises:
             ValueError: it is none; the message is a phrase for what was expected.
         """
-        try:
-            value = parse_json(value) if isinstance(value, str) else plain(value)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(_TURNS) from error
-        tools: Any = None
+        value, tools = of_json(value, _TURNS), None
         if isinstance(value, Mapping):
             if unknown := [key for key in value if key not in ("messages", "tools")]:
                 raise ValueError(f"messages and tools alone beside one another, without {brief(unknown[0])}")
@@ -64,13 +63,18 @@ class Chat:
         return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def tools_of(value: Any) -> list[Any]:
-    """Return tools from a list or its JSON; none where there is nothing. Raise ``ValueError`` with what was expected."""
-    expected = "a list of tools, each an object"
+def of_json(value: Any, expected: str) -> Any:
+    """Value of a text that is JSON, or of anything else; raise ``ValueError`` with what was expected where it is no JSON."""
     try:
-        value = parse_json(value) if isinstance(value, str) and value.strip() else plain(value)
-    except (ValueError, RecursionError) as error:
+        return parse_json(value) if isinstance(value, str) else plain(value)
+    except ValueError as error:
         raise ValueError(expected) from error
+
+
+def tools_of(value: Any) -> list[Any]:
+    """Tools of a list or its JSON; none where there is nothing. Raise ``ValueError`` with what was expected."""
+    expected = "a list of tools, each an object"
+    value = of_json(value, expected) if not isinstance(value, str) or value.strip() else None
     if not value:
         return []
     if not isinstance(value, list | tuple) or not all(isinstance(tool, Mapping) for tool in value):
@@ -114,10 +118,7 @@ def _text_of(content: Any) -> Any:
 def _calls(text: Any) -> list[dict[str, Any]]:
     """Return the tool calls of a turn that is the JSON of one or several."""
     expected = "a function_call that is the JSON of an object with name and arguments, or of a list of them"
-    try:
-        calls = parse_json(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError) as error:
-        raise ValueError(expected) from error
+    calls = of_json(text, expected)
     calls = calls if isinstance(calls, list) else [calls]
     if not calls or not all(isinstance(call, Mapping) and "name" in call for call in calls):
         raise ValueError(expected)
@@ -161,3 +162,276 @@ def answer_turn(text: str) -> Turn:
     """Return the turn that `answer_text` wrote."""
     turn: Turn = json.loads(text) if text.startswith(_ANSWER) else {"role": "assistant", "content": text}
     return turn
+
+
+# -- Chat templates ----------------------------------------------------------------------------------------
+
+#: What `strftime_now` tells chat templates of the date: of 26 July 2024 on every day, as Llama 3's does where it knows no date.
+#: Else a row would have other tokens tomorrow than in training.
+_DATE = {
+    **{"%d": "26", "%-d": "26", "%e": "26", "%m": "07", "%-m": "7", "%y": "24", "%Y": "2024", "%j": "208"},
+    **{"%a": "Fri", "%A": "Friday", "%b": "Jul", "%B": "July", "%F": "2024-07-26", "%D": "07/26/24", "%x": "07/26/24"},
+    **{"%H": "00", "%I": "12", "%M": "00", "%S": "00", "%p": "AM", "%T": "00:00:00", "%X": "00:00:00"},
+}
+#: Puts a chat together where the tokenizer has no template for it.
+PLAIN_CHAT = (
+    "{% for turn in messages %}{{ turn['role'] + ': ' + (turn['content'] or '') + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+#: Stands inside a special token that a text spells, so that it is not read as that token. It is no character of any text.
+_BREAK = "\ufdd0"
+#: Two answers by which it is found out what ends one.
+_PROBES = ("1", "2")
+#: Without these a chat asks, or answers, something else: they are refused where the template leaves them out.
+_NEEDED = ("tools", "tool_calls", "function_call")
+#: The same of an answer.
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+
+
+class ChatTemplate:
+    """Puts chats together by a template, and makes token ids of them.
+
+    Texts have a mark inside each special token that they spell, see `shown`.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        source: the template, in Jinja.
+
+    Attributes:
+        source: the same.
+        ending: what follows an answer, from the token that ends it if there is one.
+        end: the id of that token.
+    """
+
+    def __init__(self, tokenizer: Any, source: str) -> None:
+        self.source = source
+        self._tokenizer = tokenizer
+        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        longest_first = sorted({*special, *tokenizer.all_special_tokens}, key=lambda token: (-len(token), token))
+        self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self.ending, self.end = self._found_ending()
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> ChatTemplate:
+        """Return the tokenizer's own template, which is told the same date every day."""
+        source = str(tokenizer.get_chat_template())
+        if isinstance(tokenizer.chat_template, Mapping) and "tool_use" in tokenizer.chat_template:
+            of_tools = tokenizer.chat_template["tool_use"]
+            source = f"{{% if tools %}}{of_tools}{{% else %}}{source}{{% endif %}}"
+        if "strftime_now" in source:
+            date = "".join(f" | replace({json.dumps(each)}, {json.dumps(value)})" for each, value in _DATE.items())
+            source = f"{{% macro strftime_now(format) %}}{{{{ format{date} }}}}{{% endmacro %}}\n{source}"
+        return cls(tokenizer, source)
+
+    def _found_ending(self) -> tuple[str, int | None]:
+        turns = [{"role": role, "content": "a"} for role in ("system", "user")]
+        for before in (turns[1:], turns):
+            answers = ({"role": "assistant", "content": probe} for probe in _PROBES)
+            try:
+                one, other = (self._rendered(Chat([*before, answer]), answered=True) for answer in answers)
+            except RowError:  # the template may want other turns
+                continue
+            after = one[len(one) - _shared(one[::-1], other[::-1]) :]
+            known = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
+            for token in self._tokenizer(after, add_special_tokens=False)["input_ids"] if after else ():
+                text = str(self._tokenizer.convert_ids_to_tokens(token))
+                if token in known and text in after:
+                    return after[after.index(text) :], int(token)
+            return after, None
+        return "", None
+
+    # -- Texts -----------------------------------------------------------------------------------------------
+
+    def put_together(self, chat: Chat, *, answered: bool = False) -> str:
+        """Return a chat, up to where the assistant begins unless it is answered.
+
+        Raises:
+            RowError: the template refuses it.
+        """
+        whole = self._rendered(chat, answered=answered)
+        if not (token := self._special.search(chat.text)):
+            return whole
+        marked = self._rendered(Chat(self._broken(chat.turns), self._broken(chat.tools)), answered=answered)
+        if shown(marked) != whole:
+            raise RowError(
+                "special token in a text",
+                f"expected texts without {token[0]!r}, which is a special token, since the model's chat template changes texts "
+                "that have it. Remove it from the text, or remove the row.",
+            )
+        return marked
+
+    def unread(self, chat: Chat, prompt: str) -> list[str]:
+        """Return the keys of turns that change nothing in what stands before the answer.
+
+        Args:
+            chat: the turns before the answer.
+            prompt: what `put_together` returned.
+
+        Raises:
+            RowError: what the answer may depend on is among them.
+        """
+        keys = dict.fromkeys(key for turn in chat.turns for key in turn if key not in ("role", "content") and turn[key])
+        unread = [key for key in keys if self._leaves_out(chat.turns, [key], chat.tools, prompt)]
+        if chat.tools and self._leaves_out(chat.turns, [], [], prompt):
+            unread.append("tools")
+        if needed := next((key for key in unread if key in _NEEDED), None):
+            raise _left_out(needed, "chat")
+        return unread
+
+    def _leaves_out(self, turns: Sequence[Turn], keys: Sequence[str], tools: list[Any], whole: str) -> bool:
+        """Return whether a chat is put together alike without some keys of its turns."""
+        bare = [{name: value for name, value in turn.items() if name not in keys} for turn in turns]
+        bare = [{"content": "", **less} if less != turn else turn for less, turn in zip(bare, turns, strict=True)]
+        answered = turns[-1]["role"] == "assistant"
+        try:
+            return self._rendered(Chat(bare, tools), answered=answered) == shown(whole)
+        except RowError:
+            return False
+
+    def answer(self, chat: Chat, turn: Turn, prompt: str) -> str:
+        """Return what a turn adds to a chat, up to where it ends.
+
+        Args:
+            chat: the turns before.
+            turn: the answer.
+            prompt: what `put_together` returned of them.
+
+        Raises:
+            RowError: the template refuses it, or leaves out a part of it, or it cannot follow the prompt.
+        """
+        whole = self.put_together(Chat([*chat.turns, turn], chat.tools), answered=True)
+        for keys in (*((key,) for key in _NEEDED), _THOUGHTS):
+            present = [key for key in keys if turn.get(key)]
+            if present and self._leaves_out([*chat.turns, turn], present, chat.tools, whole):
+                raise _left_out(present[0], "answer")
+        before = shown(prompt)
+        if shown(whole).startswith(before):
+            text = self._ended(_behind(whole, len(before)))
+        else:
+            text = self._literal(chat, turn, before, shown(whole))
+        if not text.strip():
+            raise _left_out("content", "answer")
+        return text
+
+    def _literal(self, chat: Chat, turn: Turn, before: str, whole: str) -> str:
+        """Return the content of an answer where the chat with it does not begin with what the model is asked by.
+
+        So it is where a template writes another name before the answer, or opens a thought, which the content opens, too.
+        """
+        content = turn.get("content", "")
+        other = self._rendered(Chat([*chat.turns, {**turn, "content": _BREAK}], chat.tools), answered=True)
+        common = _shared(before, other)  # of the answer itself nothing, which may begin alike
+        left, rest = before[common:], whole[common:].removesuffix(self.ending).strip()
+        opened = next((n for n in range(min(len(content), len(before)), 0, -1) if before.endswith(content[:n])), 0)
+        if more := [key for key in turn if key not in ("role", "content")]:
+            raise _left_out(more[0], "answer")
+        if len(left) <= opened:
+            return _behind(self._broken(content), opened)
+        if "think" in left.lower() or (rest and content.strip().endswith(rest)):
+            raise RowError(
+                "answer does not begin as the template's prompt ends",
+                f"expected an answer that begins with {brief(left)}, since the model's chat template ends the prompt with "
+                f"that, got {brief(content)}. Write it at the beginning, or remove the row.",
+                f"Begin answers with {brief(left)}.",
+            )
+        return str(self._broken(content))
+
+    def _ended(self, added: str) -> str:
+        if self.ending and added.endswith(self.ending):
+            return added[: -len(self.ending)]
+        end = self._tokenizer.eos_token if self.end is None else self._tokenizer.convert_ids_to_tokens(self.end)
+        text, found, rest = added.rpartition(end or _BREAK)
+        if found and not rest.strip():
+            return text
+        if self.end is None:
+            return added
+        raise RowError(
+            "answer ends otherwise",
+            f"expected an answer that the model's chat template ends as it ends others, with {brief(self.ending)}, got "
+            f"{brief(added[-60:])}. Change or remove the row.",
+        )
+
+    def _broken(self, value: Any) -> Any:
+        """Return a value with a mark inside each special token that its texts spell."""
+        if isinstance(value, str):
+            return self._special.sub(lambda found: found[0][:1] + _BREAK + found[0][1:], value)
+        if isinstance(value, Mapping):
+            return {key: self._broken(each) for key, each in value.items()}
+        return [self._broken(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def _rendered(self, chat: Chat, *, answered: bool = False) -> str:
+        how = {"chat_template": self.source, "add_generation_prompt": not answered, "tokenize": False}
+        try:
+            return str(self._tokenizer.apply_chat_template(chat.turns, tools=chat.tools or None, **how))
+        except Exception as error:  # a template may raise anything
+            roles = ", ".join(turn["role"] for turn in chat.turns)
+            raise RowError(
+                "chat that the template refuses",
+                "expected a chat that the model's chat template can put together, got turns of "
+                f"{roles}: {brief(str(error), 200)}. Change or remove the row, or take a model whose template takes it.",
+                f"The model's chat template says {brief(str(error), 200)}.",
+            ) from error
+
+    # -- Token ids -------------------------------------------------------------------------------------------
+
+    def has_special(self, text: str) -> bool:
+        """Return whether a text with marks has special tokens of the template."""
+        return bool(self._special.search(text))
+
+    def without_beginning(self, text: str, count: int) -> str:
+        """Return a text without its first ``count`` tokens; of a tokenizer in Python, without as many characters."""
+        if not self._tokenizer.is_fast:
+            return text[count:]
+        how = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        places = self._tokenizer(text, return_offsets_mapping=True, **how)["offset_mapping"]
+        return text[max(1, places[count][0]) :] if count < len(places) else ""
+
+    def ids(self, text: str, *, inside: bool = False) -> list[int]:
+        """Return the ids of a text with marks: special tokens are those of the template alone.
+
+        Args:
+            text: what `put_together` or `answer` returned.
+            inside: whether it stands after another.
+        """
+        first, *others = text.split(_BREAK)
+        return [
+            *self._piece(first, inside=inside),
+            *(token for each in others for token in self._piece(each, inside=True)),
+        ]
+
+    def _piece(self, text: str, *, inside: bool) -> list[int]:
+        def ids(piece: str) -> list[int]:
+            found: Sequence[int] = self._tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
+            return list(found)
+
+        if not inside or not text:
+            return ids(text) if text else []
+        lead, whole = ids(LEAD), ids(LEAD + text)
+        return whole[len(lead) :] if whole[: len(lead)] == lead else ids(text)
+
+
+def _left_out(key: str, what: str) -> RowError:
+    return RowError(
+        f"{key} that the template leaves out",
+        f"expected nothing in the {what} that the model's chat template leaves out, got {key!r}. Take a model whose template "
+        "shows it, write it into a content, or remove it.",
+    )
+
+
+def shown(text: str) -> str:
+    """Return a text without the marks inside the special tokens that it spells."""
+    return text.replace(_BREAK, "")
+
+
+def _shared(one: str, other: str) -> int:
+    """Return how many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _behind(text: str, count: int) -> str:
+    """Return a text with marks without its first ``count`` characters, of which marks are none."""
+    if _BREAK not in text:
+        return text[count:]
+    places = [place for place, character in enumerate(text) if character != _BREAK]
+    return text[places[count] :] if count < len(places) else ""

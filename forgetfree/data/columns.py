@@ -44,7 +44,7 @@ class ColumnNames:
 
     @classmethod
     def of(cls, texts: str | Sequence[str] | None, label: str | None) -> ColumnNames:
-        """Make them of what a user gives.
+        """Names of what a user gives.
 
         Raises:
             UsageError: these are not one or two different names of texts, and another of a label.
@@ -99,21 +99,20 @@ class ReadOptions:
         metrics: str | Mapping[str, str] | None = None,
         kinds: str | Sequence[str] | None = None,
     ) -> ReadOptions:
-        """Make them of what a call gives."""
-        return cls(
-            _listed_names(texts), _listed_names(labels), skip_bad_rows, named_metrics(metrics), _listed_names(kinds)
-        )
+        """Options of what a call gives."""
+        named = _listed_names(texts), _listed_names(labels)
+        return cls(*named, skip_bad_rows, named_metrics(metrics), _listed_names(kinds))
 
     def kind(self, task: str) -> str | None:
-        """Return the kind that is named for a task: for it alone, or else for all."""
+        """Kind that is named for a task: for it alone, or else for all."""
         return _one("--kind", self.kinds, task)
 
     def metric(self, task: str) -> str | None:
-        """Return the metric that is named for a task: for it alone, or else for all."""
+        """Metric that is named for a task: for it alone, or else for all."""
         return _one("--metric", self.metrics, task)
 
     def columns(self, task: str) -> ColumnNames:
-        """Return the columns that are named for a task: for it alone, or else for all.
+        """Columns that are named for a task: for it alone, or else for all.
 
         Raises:
             UsageError: these are not one or two different names of texts, and one of a label.
@@ -143,7 +142,6 @@ def names_for(named: Iterable[str], tasks: Collection[str]) -> list[str]:
 
 
 def _of_task(named: Sequence[str], task: str) -> list[str]:
-    """Return what is named for a task: for it alone, or else for all."""
     by_owner = [[name for owner, name in map(_split, named) if owner == own] for own in (task, "")]
     return by_owner[0] or by_owner[1]
 
@@ -174,13 +172,9 @@ READ_DEFAULTS = ReadOptions()
 
 
 def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | None) -> tuple[ColumnNames, str]:
-    """Return a table's columns of texts and label, and what to say of them; nothing where they were named or are ours.
+    """Columns of texts and label of a table, and a note on them, empty where they were named or are ours.
 
-    Args:
-        where: the table, for messages.
-        names: of all its columns.
-        columns: those that were named.
-        kind: of the task, where it is known.
+    Arguments are those of `choose_texts`.
 
     Raises:
         DataError: a column is missing, or several may be meant.
@@ -191,7 +185,7 @@ def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | N
     label = columns.label or ("label" if "label" in header else None)
     if texts and label is None:
         known = _known(header)
-        options = [(known[bare_name(name)],) for name in _LABELS if bare_name(name) in known]
+        options = [(known[name],) for name in map(bare_name, _LABELS) if name in known]
         label = next((name for (name,) in _only(where, "the labels", options, "--label-column")), None)
         notes.append(f"labels from {label!r}")
     if not texts or label is None:
@@ -210,7 +204,7 @@ def choose(where: str, names: Iterable[str], columns: ColumnNames, kind: str | N
 
 
 def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: str | None) -> tuple[str, ...]:
-    """Return a table's columns of texts; none where no name is recognised. The table may be without labels.
+    """Columns of texts of a table, which may be without labels; none where no name is recognised.
 
     Args:
         where: the table, for messages.
@@ -238,9 +232,8 @@ def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: s
         )
     if own := columns.texts or _own_texts(header, kind):
         return own
-    pairs = [
-        (known[bare_name(a)], known[bare_name(b)]) for a, b in _PAIRS if {bare_name(a), bare_name(b)} <= known.keys()
-    ]
+    bare_pairs = ((bare_name(one), bare_name(other)) for one, other in _PAIRS)
+    pairs = [(known[one], known[other]) for one, other in bare_pairs if {one, other} <= known.keys()]
     paired = {name for pair in pairs for name in pair}
     singles = [(known[name],) for name in _SINGLES if name in known and (kind or known[name] not in paired)]
     options = [*(pairs if kind in ("pair", None) else []), *(singles if kind != "pair" else [])]
@@ -249,21 +242,16 @@ def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: s
 
 
 def are_labelled_texts(names: Iterable[str], *, beside: Iterable[str] = ()) -> bool:
-    """Return whether columns of common names hold texts and a label.
-
-    Args:
-        names: of all columns.
-        beside: columns that are no label, whatever they are called.
-    """
-    plain = {bare_name(name) for name in names}
-    labels = plain & {bare_name(name) for name in _LABELS} - {bare_name(name) for name in beside}
-    paired = any({bare_name(one), bare_name(other)} <= plain for one, other in _PAIRS)
-    return bool(labels) and (paired or bool(plain & set(_SINGLES)))
+    """Whether columns of common names hold texts and a label, which is none of ``beside``."""
+    plain = _known(names)
+    labels = filter(is_label, plain.keys() - _known(beside).keys())
+    paired = any({bare_name(one), bare_name(other)} <= plain.keys() for one, other in _PAIRS)
+    return any(labels) and (paired or bool(plain.keys() & set(_SINGLES)))
 
 
 def is_label(name: str) -> bool:
-    """Return whether a column has a common name of labels."""
-    return bare_name(name) in {bare_name(each) for each in _LABELS}
+    """Whether a column has a common name of labels."""
+    return bare_name(name) in map(bare_name, _LABELS)
 
 
 def _known(names: Iterable[str]) -> dict[str, str]:
@@ -281,7 +269,6 @@ def _own_texts(header: Sequence[str], kind: str | None) -> tuple[str, ...]:
 
 
 def _only(where: str, what: str, options: Sequence[tuple[str, ...]], flag: str) -> list[tuple[str, ...]]:
-    """Return the only option, or none where there is none."""
     if len(options) > 1:
         ways = [" ".join(f"{flag} {name!r}" for name in names) for names in options]
         raise DataError(

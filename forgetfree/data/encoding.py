@@ -19,21 +19,22 @@ _SLOT = re.compile(r"(\s*)\{(text|text_a|text_b|mask)(?::(bare|lower))?\}")
 
 
 @dataclass(frozen=True)
-class Slot:
-    """A place in a prompt: ``text``, ``text_a``, ``text_b`` or ``mask``, with its style and the space before it."""
+class _Slot:
+    """A place in a row: ``text``, ``text_a``, ``text_b`` or ``mask``, with its style and the space before it."""
 
     name: str
     prefix: str
     style: str | None
     inside: bool
 
-    @property
-    def column(self) -> int:
-        """The number of the text that belongs here."""
-        return 1 if self.name == "text_b" else 0
+    def column_of(self, rows: Rows) -> Sequence[str]:
+        """Texts that stand here."""
+        return rows.second if self.name == "text_b" else rows.first
 
     def of(self, text: str) -> str:
-        """Return a text as it stands here."""
+        """Text as it stands here."""
+        if self.style == "whole":
+            return self.prefix + text
         text = text.strip()
         if self.style == "bare" and text and text[-1] in string.punctuation:
             text = text[:-1]
@@ -42,14 +43,14 @@ class Slot:
         return self.prefix + text if text else ""
 
 
-def split_prompt(template: str) -> list[str | Slot]:
-    """Split a prompt into its literal texts and its slots, in order."""
-    pieces: list[str | Slot] = []
+def _pieces_of(template: str) -> list[str | _Slot]:
+    """Return the literal texts and the slots of a prompt, in order."""
+    pieces: list[str | _Slot] = []
     end = 0
     for match in _SLOT.finditer(template):
         space, name, style = match.groups()
         # A space belongs to the word after it, as byte-level tokenizers see it.
-        slot = Slot(name, " " if space else "", style, match.start() > 0)
+        slot = _Slot(name, " " if space else "", style, match.start() > 0)
         pieces += [template[end : match.start()], slot]
         end = match.end()
     return [piece for piece in (*pieces, template[end:]) if piece]
@@ -83,11 +84,10 @@ class Encoder:
         if not closed:
             self.closing = []
         self.blank = next(i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if i is not None)
-        #: The prompt's literal texts and slots; ``None`` without a prompt.
-        self.pieces = None if template is None else split_prompt(template)
-        self._parts = None
-        if self.pieces is not None:
-            self._parts = [self._part(piece, inside=i > 0) for i, piece in enumerate(self.pieces)]
+        #: The ids of the prompt's literal texts, and its slots; ``None`` without a prompt.
+        self._prompt = None
+        if template is not None:
+            self._prompt = [self._part(piece, inside=i > 0) for i, piece in enumerate(_pieces_of(template))]
         self._max_length = max_length
         #: How many tokens each row lost, of all rows so far.
         self.cut: list[int] = []
@@ -99,40 +99,32 @@ class Encoder:
 
     def __call__(self, rows: Rows) -> list[list[int]]:
         """Return the token ids of every row."""
-        texts: list[Sequence[str]] = [rows.first, rows.second] if rows.second else [rows.first]
-        if self._parts is None:
-            if not self.middle:  # without separator tokens (GPT-2), a space keeps the two texts' words apart
-                texts[1:] = [[f" {text}" for text in column] for column in texts[1:]]
-            ids = [
-                token_ids(self.tokenizer, column, inside=bool(i and not self.middle)) for i, column in enumerate(texts)
-            ]
-            return [self._plain([column[i] for column in ids]) for i in range(len(rows))]
-        slots = [part for part in self._parts if isinstance(part, Slot)]
+        parts = self._parts(2 if rows.second else 1)
         columns = [
-            token_ids(self.tokenizer, [slot.of(text) for text in texts[slot.column]], inside=slot.inside)
-            for slot in slots
+            token_ids(self.tokenizer, [slot.of(text) for text in slot.column_of(rows)], inside=slot.inside)
+            for slot in parts
+            if isinstance(slot, _Slot)
         ]
-        return [self._prompted([column[i] for column in columns]) for i in range(len(rows))]
+        encoded = []
+        for i in range(len(rows)):
+            texts = [column[i] for column in columns]
+            room = self.room(len(texts))
+            self.count(sum(map(len, texts)) - room)
+            left = iter(truncate(texts, room))
+            body = [token for part in parts for token in (next(left) if isinstance(part, _Slot) else part)]
+            # An empty text of a tokenizer without special tokens (GPT-2) still needs a token to be read at.
+            encoded.append([*self.opening, *body, *self.closing] or [self.blank])
+        return encoded
 
-    def _plain(self, texts: list[list[int]]) -> list[int]:
-        texts = self._truncated(texts)
-        body = texts[0] if len(texts) == 1 else texts[0] + self.middle + texts[1]
-        # An empty text of a tokenizer without special tokens (GPT-2) still needs a token to be read at.
-        ids: list[int] = self.opening + body + self.closing
-        return ids or [self.blank]
-
-    def _prompted(self, texts: list[list[int]]) -> list[int]:
-        assert self._parts is not None
-        filled = iter(self._truncated(texts))
-        body = [token for part in self._parts for token in (next(filled) if isinstance(part, Slot) else part)]
-        ids: list[int] = self.opening + body + self.closing
-        return ids
-
-    def _truncated(self, texts: list[list[int]]) -> list[list[int]]:
-        """Return the texts of a row within the room that there is."""
-        room = self.room(len(texts))
-        self.count(sum(map(len, texts)) - room)
-        return truncate(texts, room)
+    def _parts(self, texts: int) -> list[list[int] | _Slot]:
+        """Return the ids and the slots that make a row of one text or two."""
+        if self._prompt is not None:
+            return self._prompt
+        if texts == 1:
+            return [_Slot("text", "", "whole", False)]
+        # Without separator tokens (GPT-2), a space keeps the two texts' words apart.
+        second = _Slot("text_b", "" if self.middle else " ", "whole", not self.middle)
+        return [_Slot("text_a", "", "whole", False), self.middle, second]
 
     def count(self, over: int) -> None:
         """Count a row that has ``over`` more tokens than there is room for; it loses none where that is below 0."""
@@ -164,19 +156,15 @@ class Encoder:
         )
 
     def room(self, texts: int) -> int:
-        """Return the number of tokens left for the texts."""
-        if self._parts is None:
-            fixed = len(self.middle) if texts == 2 else 0
-        else:
-            fixed = sum(len(part) for part in self._parts if not isinstance(part, Slot))
+        """Number of tokens left for one text or two."""
+        fixed = sum(len(part) for part in self._parts(texts) if not isinstance(part, _Slot))
         return self._max_length - len(self.opening) - len(self.closing) - fixed
 
     def bad_rows(self, rows: Rows) -> dict[int, BadRow]:
         """Return what is wrong with the rows that this model cannot learn from, by their numbers; here nothing."""
         return {}
 
-    def _part(self, piece: str | Slot, *, inside: bool) -> list[int] | Slot:
-        """Return the ids of a piece of the prompt, or the slot of a text."""
+    def _part(self, piece: str | _Slot, *, inside: bool) -> list[int] | _Slot:
         if isinstance(piece, str):
             return token_ids(self.tokenizer, [piece], inside=inside)[0]
         if piece.name != "mask":
@@ -213,14 +201,10 @@ class WordEncoder(Encoder):
         encoded = []
         for words in sentences:
             each = [begin[words[0]], *(after[word] for word in words[1:])]
-            marked = [piece for ids in each for piece in _marked(ids or self._wordless)]
+            marked = [piece for ids in (ids or self._wordless for ids in each) for piece in (~ids[0], *ids[1:])]
             self.count(len(marked) - self.room(1))
             encoded.append([*self.opening, *marked[: self.room(1)], *self.closing])
         return encoded
-
-
-def _marked(ids: list[int]) -> list[int]:
-    return [~ids[0], *ids[1:]]
 
 
 def fitting(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> TaskRows:
@@ -242,9 +226,8 @@ def fitting(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> TaskRows:
         left = [i for i in range(len(part)) if i not in found]
         good.update(part.places[i][0] if part.places else "" for i in left)
         if found:
-            bad[split], splits[split] = BadRows(), part.take(left)
+            bad[split], splits[split] = BadRows(found.values()), part.take(left)
         for fault in found.values():
-            bad[split].add(fault)
             of_files.setdefault(fault.file, BadRows()).add(fault)
     if not bad:
         return rows
@@ -293,7 +276,7 @@ def truncate(texts: list[list[int]], room: int) -> list[list[int]]:
 
 
 def label_word_ids(tokenizer: Any, words: Sequence[str], task: str) -> list[int]:
-    """Return the vocabulary ids of the label words, each read as it stands after a space.
+    """Vocabulary ids of the label words, each read as it stands after a space.
 
     Raises:
         ModelError: a word is more than one token (the message suggests others), or two words are one token.
@@ -309,41 +292,39 @@ def check_label_words(tokenizer: Any, tasks: Mapping[str, Sequence[str]]) -> Non
 
 
 def words_without_token(tokenizer: Any, words: Sequence[str]) -> list[str]:
-    """Return the label words that are not a single token, and those that are the token of an earlier word."""
-    by_token: dict[int, str] = {}
-    for word, ids in zip(words, _after_space(tokenizer, words), strict=True):
-        if _is_single(tokenizer, ids):
-            by_token.setdefault(ids[0], word)
+    """Label words that are not a single token, and those that are the token of an earlier word."""
+    by_token = dict[int, str]()
+    for word, token in _single_tokens(tokenizer, words).items():
+        by_token.setdefault(token, word)
     return [word for word in words if word not in by_token.values()]
 
 
 def _word_faults(tokenizer: Any, words: Sequence[str], task: str) -> list[str]:
     """Return a sentence for each label word that is not a single token, and for words that are one token."""
-    faults, single = [], []
+    faults, single = [], _single_tokens(tokenizer, words)
     for word, ids in zip(words, _after_space(tokenizer, words), strict=True):
-        if _is_single(tokenizer, ids):
-            single.append(ids[0])
+        if word in single:
             continue
         others = (word.lower(), word.capitalize(), *re.split(r"[\W_]+", word))
-        candidates = [other for other in dict.fromkeys(others) if other and other not in words]
-        pieces = _after_space(tokenizer, candidates)
-        near = [other for other, each in zip(candidates, pieces, strict=True) if _is_single(tokenizer, each)]
+        near = _single_tokens(tokenizer, [other for other in dict.fromkeys(others) if other and other not in words])
         suggestion = f" Single-token alternatives: {', '.join(near)}." if near else ""
         faults.append(
             f"Label word {word!r} of task {task!r} is {len(ids)} tokens in this model's vocabulary "
             f"({' '.join(tokenizer.convert_ids_to_tokens(ids))}), and a label word must be one.{suggestion}"
         )
-    if len(set(single)) < len(single):
+    tokens = [single[word] for word in words if word in single]
+    if len({*tokens}) < len(tokens):
         faults.append(
             f"The label words of task {task!r} ({', '.join(words)}) are not distinct tokens in this model's vocabulary."
         )
     return faults
 
 
+def _single_tokens(tokenizer: Any, words: Sequence[str]) -> dict[str, int]:
+    """Return the token of each word that is a single one, and known."""
+    pieces = zip(words, _after_space(tokenizer, words), strict=True)
+    return {word: ids[0] for word, ids in pieces if len(ids) == 1 and ids[0] != tokenizer.unk_token_id}
+
+
 def _after_space(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
-    """Return the ids of each word as it stands after a space."""
     return token_ids(tokenizer, [f" {word}" for word in words], inside=True)
-
-
-def _is_single(tokenizer: Any, ids: Sequence[int]) -> bool:
-    return len(ids) == 1 and ids[0] != tokenizer.unk_token_id

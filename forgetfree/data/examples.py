@@ -85,21 +85,14 @@ class EncodedRows:
         cls, rows: Sequence[Sequence[int]], labels: Sequence[Any], task: int, pad: int, kind: str = "single"
     ) -> Self:
         """Pack rows of ids of any length; ``labels`` has one for each, or a sequence with one for each of its words."""
-        lengths = torch.tensor([0, *map(len, rows)], device="cpu")
         tokens = torch.tensor([token for row in rows for token in row], dtype=torch.int32, device="cpu")
         words = None
         if labels and isinstance(labels[0], Sequence):
             words = torch.tensor([0, *map(len, labels)], device="cpu").cumsum(0)
             labels = [label for row in labels for label in row]
-        return cls(
-            tokens,
-            lengths.cumsum(0),
-            torch.tensor(list(labels), dtype=torch.int64, device="cpu"),
-            task,
-            pad,
-            words,
-            kind,
-        )
+        numbers = torch.tensor(list(labels), dtype=torch.int64, device="cpu")
+        offsets = torch.tensor([0, *map(len, rows)], device="cpu").cumsum(0)
+        return cls(tokens, offsets, numbers, task, pad, words, kind)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -136,10 +129,11 @@ class EncodedRows:
         groups: list[int] = registry.kind(self.kind).groups([self._labels(i) for i in range(len(self))])
         return groups
 
-    def _labels(self, i: int) -> list[int]:
-        assert self.words is not None
-        labels: list[int] = self.labels[self.words[i] : self.words[i + 1]].tolist()
-        return labels
+    def _labels(self, i: int) -> Any:
+        """Return the label of a row, or the list of those of its words."""
+        if self.words is None:
+            return int(self.labels[i])
+        return self.labels[self.words[i] : self.words[i + 1]].tolist()
 
     def __getitem__(self, i: int) -> tuple[Tensor, Any]:
         x = self.tokens[self.offsets[i] : self.offsets[i + 1]].long()
@@ -175,8 +169,7 @@ class EncodedRows:
     def subset(self, indices: Sequence[int]) -> EncodedRows:
         """Return the rows at ``indices``, in that order."""
         rows = [self.tokens[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
-        labels = [int(self.labels[i]) if self.words is None else self._labels(i) for i in indices]
-        return EncodedRows.of(rows, labels, self.task, self.pad, self.kind)
+        return EncodedRows.of(rows, [self._labels(i) for i in indices], self.task, self.pad, self.kind)
 
 
 class OneLength:
@@ -211,24 +204,11 @@ class DatasetExamples:
         self.task = task
         self.labels = torch.tensor([int(labels[row]) for row in self._rows], dtype=torch.int64, device="cpu")
 
+        self.targets: list[int] = self.labels.tolist()
+        self.lengths, self.counts = [0] * len(self._rows), [1] * len(self._rows)
+
     def __len__(self) -> int:
         return len(self._rows)
-
-    @property
-    def lengths(self) -> list[int]:
-        """0 for each row."""
-        return [0] * len(self)
-
-    @property
-    def targets(self) -> list[int]:
-        """The label of each row."""
-        labels: list[int] = self.labels.tolist()
-        return labels
-
-    @property
-    def counts(self) -> list[int]:
-        """1 for each row."""
-        return [1] * len(self)
 
     @cached_property
     def digest(self) -> str:

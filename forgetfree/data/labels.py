@@ -56,7 +56,6 @@ def written(column: Sequence[Any], typed: bool = True, names: Sequence[str] = ()
 
 
 def _of_value(value: Any, names: Sequence[str]) -> int | str | ValueError:
-    """Return a cell that is no text."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -219,7 +218,6 @@ def check_alike(
 
 
 def _groups(names: Iterable[str]) -> list[list[str]]:
-    """Return names in groups that look alike, all sorted."""
     groups = dict[str, list[str]]()
     for name in sorted(names):
         groups.setdefault(compared(name), []).append(name)

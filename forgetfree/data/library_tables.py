@@ -69,7 +69,6 @@ def splits_of(where: str, names: Iterable[str]) -> tuple[dict[str, str], list[st
 
 
 def _table(where: str, rows: Any) -> Table:
-    """Return the table of one split."""
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")  # who has such rows has imported them
     if datasets is not None and isinstance(rows, datasets.Dataset):
         return _of_dataset(where, rows)

@@ -7,43 +7,29 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from forgetfree.data.bad_rows import refusal
-from forgetfree.data.chats import Chat, Turn, answer_of, answer_text, tools_of
+from forgetfree.data.chats import Chat, Turn, answer_of, answer_text, of_json, tools_of
 from forgetfree.data.columns import are_labelled_texts
 from forgetfree.data.rows import Rows
 from forgetfree.data.tables import Table, TaskTables, is_missing, plain
 from forgetfree.display import brief, is_text
 from forgetfree.errors import BadDataError, DataError
-from forgetfree.json_file import parse_json
 
-#: Columns of prompts and of the texts that answer them, by preference; several of a prompt stand one after another.
-_COLUMNS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("prompt",), "target"),
-    (("prompt",), "completion"),
-    (("prompt",), "response"),
-    (("prompt",), "answer"),
-    (("prompt",), "answers"),
-    (("prompt",), "output"),
-    (("instruction", "input"), "output"),
-    (("instruction", "input"), "response"),
-    (("instruction", "context"), "output"),
-    (("instruction", "context"), "response"),
-    (("instruction",), "output"),
-    (("instruction",), "response"),
-    (("context", "question"), "answers"),
-    (("context", "question"), "answer"),
-    (("passage", "question"), "answer"),
-    (("question",), "answer"),
-    (("question",), "answers"),
-    (("input",), "output"),
-    (("input",), "target"),
-    (("document",), "summary"),
-    (("article",), "highlights"),
-    (("article",), "summary"),
-    (("dialogue",), "summary"),
-    (("text",), "summary"),
-    (("source",), "translation"),
-    (("source",), "target"),
-)
+#: Columns of prompts, of which several stand one after another, and those of the texts that answer them; all by preference.
+_COLUMNS = {
+    ("prompt",): ("target", "completion", "response", "answer", "answers", "output"),
+    ("instruction", "input"): ("output", "response"),
+    ("instruction", "context"): ("output", "response"),
+    ("instruction",): ("output", "response"),
+    ("context", "question"): ("answers", "answer"),
+    ("passage", "question"): ("answer",),
+    ("question",): ("answer", "answers"),
+    ("input",): ("output", "target"),
+    ("document",): ("summary",),
+    ("article",): ("highlights", "summary"),
+    ("dialogue",): ("summary",),
+    ("text",): ("summary",),
+    ("source",): ("translation", "target"),
+}
 #: Columns of chats.
 _CHATS = ("messages", "conversations", "conversation")
 #: Columns beside chats, or prompts, that belong to what is asked: the text of the system, tools, and earlier turns.
@@ -60,7 +46,8 @@ def _chat_of(names: Collection[str]) -> str | None:
 
 
 def _pair_of(names: set[str]) -> tuple[tuple[str, ...], str] | None:
-    return next((pair for pair in _COLUMNS if names >= {*pair[0], pair[1]}), None)
+    pairs = ((prompts, answer) for prompts, answers in _COLUMNS.items() for answer in answers)
+    return next((pair for pair in pairs if names >= {*pair[0], pair[1]}), None)
 
 
 def are_prompts(task: TaskTables) -> bool:
@@ -77,15 +64,15 @@ def are_prompts(task: TaskTables) -> bool:
 
 def are_prompts_and_answers(columns: Sequence[str]) -> bool:
     """Return whether columns have common names of prompts, and the last that of their answers."""
-    return (tuple(columns[:-1]), columns[-1]) in _COLUMNS
+    return columns[-1] in _COLUMNS.get(tuple(columns[:-1]), ())
 
 
 def prompt_columns(names: Collection[str], form: str) -> tuple[str, ...]:
     """Return the columns that prompts, or chats, are read from, where answers may be missing; none where no name is known."""
     if form == "messages" and (chat := _chat_of(names)):
         return (chat,)
-    pair = _pair_of(set(names)) or next((pair for pair in _COLUMNS if set(names) >= set(pair[0])), None)
-    return pair[0] if pair else ()
+    pair = _pair_of(set(names))
+    return pair[0] if pair else next((prompts for prompts in _COLUMNS if set(names) >= set(prompts)), ())
 
 
 def closed_answers(task: TaskTables) -> tuple[str, ...]:
@@ -114,41 +101,6 @@ def filled(cells: Mapping[str, Any], read: Collection[str] = ()) -> list[str]:
     return [name for name in names if name in cells and name not in read and not is_empty(cells[name])]
 
 
-def whole_chat(chat: Chat, cells: Mapping[str, Any]) -> Chat:
-    """Return a chat with what the columns beside it say.
-
-    Raises:
-        CellError: a cell says something else than was expected.
-    """
-    turns, tools = list(chat.turns), list(chat.tools)
-    for name in filled(cells):
-        cell = plain(cells[name])
-        if name in _UNREADABLE:
-            raise CellError(name, "nothing, since texts alone are read here: remove the column or the row", cell)
-        if name in _HISTORY:
-            first = turns[:1] if turns[0]["role"] in ("system", "developer") else []
-            turns = [*first, *(turn for pair in _pairs(name, cell) for turn in pair), *turns[len(first) :]]
-        if name in _TOOLS:
-            if tools:
-                raise CellError(name, "tools in one place", cell)
-            try:
-                tools = tools_of(cell)
-            except ValueError as error:
-                raise CellError(name, str(error), cell) from error
-            if name == "functions":
-                tools = [{"type": "function", "function": tool} for tool in tools]
-    for name in (name for name in filled(cells) if name in _SYSTEM):
-        text = cells[name]
-        if not is_text(text):
-            raise CellError(name, "a text", text)
-        if turns[0]["role"] in ("system", "developer"):
-            if turns[0].get("content") != text:
-                raise CellError(name, "the same text as that of the chat's first turn, which is the system's", text)
-        else:
-            turns = [{"role": "system", "content": text}, *turns]
-    return Chat(turns, tools)
-
-
 class CellError(ValueError):
     """A cell says something else than was expected."""
 
@@ -157,17 +109,50 @@ class CellError(ValueError):
         super().__init__(f"column {column!r}: expected {expected}, got {brief(got)}")
 
 
-def _pairs(name: str, cell: Any) -> list[tuple[Turn, Turn]]:
-    """Return the earlier turns of a history, which is a list of pairs of texts, as LLaMA-Factory's."""
+def whole_chat(chat: Chat, cells: Mapping[str, Any]) -> Chat:
+    """Chat with what the columns beside it say; raise `CellError` for a cell that says something else than was expected."""
+    for name in filled(cells):
+        cell = plain(cells[name])
+        try:
+            chat = _with_cell(chat, name, cell)
+        except ValueError as error:
+            raise CellError(name, str(error), cell) from error
+    return chat
+
+
+def _with_cell(chat: Chat, name: str, cell: Any) -> Chat:
+    """Return a chat with what one column says; raise ``ValueError`` with what was expected."""
+    if name in _UNREADABLE:
+        raise ValueError("nothing, since texts alone are read here: remove the column or the row")
+    system = chat.turns[:1] if chat.turns[0]["role"] in ("system", "developer") else []
+    if name in _HISTORY:
+        return Chat([*system, *_earlier_turns(cell), *chat.turns[len(system) :]], chat.tools)
+    if name in _TOOLS:
+        if chat.tools:
+            raise ValueError("tools in one place")
+        tools = tools_of(cell)
+        if name == "functions":
+            tools = [{"type": "function", "function": tool} for tool in tools]
+        return Chat(chat.turns, tools)
+    if not is_text(cell):
+        raise ValueError("a text")
+    if system and system[0].get("content") != cell:
+        raise ValueError("the same text as that of the chat's first turn, which is the system's")
+    return chat if system else Chat([{"role": "system", "content": cell}, *chat.turns], chat.tools)
+
+
+def _earlier_turns(cell: Any) -> list[Turn]:
+    """Return the turns of a history, which is a list of pairs of texts, as LLaMA-Factory's."""
     expected = "a list of pairs of texts, of the user and of the assistant"
-    try:
-        cell = parse_json(cell) if isinstance(cell, str) else cell
-    except (ValueError, RecursionError) as error:
-        raise CellError(name, expected, cell) from error
+    cell = of_json(cell, expected)
     pairs: list[Any] = [plain(pair) for pair in cell] if isinstance(cell, list | tuple) else [None]
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 and all(map(is_text, pair)) for pair in pairs):
-        raise CellError(name, expected, cell)
-    return [({"role": "user", "content": asked}, {"role": "assistant", "content": said}) for asked, said in pairs]
+        raise ValueError(expected)
+    return [
+        {"role": role, "content": text}
+        for pair in pairs
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
 
 
 # -- Rows ------------------------------------------------------------------------------------------------
@@ -256,7 +241,6 @@ class PromptReader:
         return chat.text, (answer,)
 
     def _whole(self, chat: Chat, i: int) -> Chat:
-        """Return a chat with what the columns beside it say."""
         try:
             return whole_chat(chat, {name: self._cell(name, i) for name in self._beside})
         except CellError as error:
@@ -268,12 +252,10 @@ class PromptReader:
         return plain(self._table.columns[column][i])
 
     def _refusal(self, column: str, i: int, what: str, expected: str, got: Any) -> BadDataError:
-        """Return the error of a cell."""
         return refusal(self._table.fault(i, column, what, expected, brief(got)))
 
 
 def _is_filled(table: Table, name: str) -> bool:
-    """Return whether a column is there, and some cell of it is not empty."""
     return not all(map(is_empty, table.columns.get(name, ())))
 
 

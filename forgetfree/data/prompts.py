@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.data.bad_rows import BadRow, BadRows, DataFaults, RowError
-from forgetfree.data.chat_template import PLAIN_CHAT, ChatTemplate, shown
-from forgetfree.data.chats import Chat, Turn, answer_turn
+from forgetfree.data.chats import PLAIN_CHAT, Chat, ChatTemplate, Turn, answer_turn, shown
 from forgetfree.data.encoding import Encoder, token_ids
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
@@ -136,16 +135,16 @@ class _Framed:
     @property
     def ids(self) -> list[int]:
         """All ids."""
-        return [*self.before, *self.text, *self.after]
+        return self.within(self.least + len(self.text))
 
     @property
     def least(self) -> int:
-        """How many tokens are never cut."""
+        """Number of tokens that are never cut."""
         return len(self.before) + len(self.after)
 
     def within(self, room: int) -> list[int]:
-        """Return the ids within ``room`` tokens, of which there are at least `least`."""
-        over = max(0, len(self.ids) - room)
+        """Ids within ``room`` tokens, of which there are at least `least`."""
+        over = max(0, self.least + len(self.text) - room)
         return [*self.before, *self.text[over:], *self.after]
 
 
@@ -175,17 +174,22 @@ class _Rendered:
 
     @cached_property
     def least(self) -> int:
-        """How many tokens are never cut."""
-        return len(self._without(self._shortened))
+        """Number of tokens that are never cut."""
+        return len(self._with(dict.fromkeys(self._shortened, "")))
 
     def within(self, room: int) -> list[int]:
-        """Return the ids within ``room`` tokens, of which there are at least `least`."""
+        """Ids within ``room`` tokens, of which there are at least `least`."""
         if len(self.ids) <= room:
             return self.ids
         turns = self._shortened
+
+        def is_enough(count: int) -> bool:
+            return len(self._with(dict.fromkeys(turns[:count], ""))) <= room
+
         # How many turns lose their whole text: they are found in a few steps, since each reads the chat again.
-        lost = bisect_left(range(1, len(turns)), True, key=lambda n: len(self._without(turns[:n])) <= room)
-        ids, texts = self._without(turns[:lost]), dict.fromkeys(turns[:lost], "")
+        lost = bisect_left(range(1, len(turns)), True, key=is_enough)
+        texts = dict.fromkeys(turns[:lost], "")
+        ids = self._with(texts)
         for i in turns[lost:]:
             texts[i] = self.chat.turns[i]["content"][self.lead :]
             while len(ids) > room and texts[i]:
@@ -201,12 +205,7 @@ class _Rendered:
             i for i, turn in enumerate(turns) if "content" in turn and (len(turns) == 1 or turn["role"] not in _FIXED)
         ]
 
-    def _without(self, turns: Sequence[int]) -> list[int]:
-        """Return the ids of the chat with no text in some turns."""
-        return self._with(dict.fromkeys(turns, ""))
-
     def _with(self, texts: Mapping[int, str]) -> list[int]:
-        """Return the ids of the chat with other texts in some turns."""
         turns = list(self.chat.turns)
         for i, text in texts.items():
             turns[i] = {**turns[i], "content": turns[i]["content"][: self.lead] + text}
@@ -222,7 +221,7 @@ class EncodedPrompt:
 
     Attributes:
         before: the ids before the answer.
-        answer: the ids of the answer.
+        labels: the ids of the answer, and that which ends it.
         right: the texts that are right, as the model writes them.
         lost: how many tokens of the prompt are cut off.
         longer: the ids before the answer where it is not known how long that is; empty where they are the same.
@@ -231,12 +230,22 @@ class EncodedPrompt:
     """
 
     before: list[int]
-    answer: list[int]
+    labels: list[int]
     right: tuple[str, ...]
     lost: int
     longer: list[int]
     unread: Sequence[str]
     is_changed: bool
+
+    @property
+    def ids(self) -> list[int]:
+        """The row, marked where its answer is learned."""
+        return [*self.before[:-1], *(~token for token in (self.before[-1], *self.labels[:-1]))]
+
+
+def longer_of(read: Sequence[EncodedPrompt]) -> dict[int, list[int]]:
+    """Ids of the prompts that lose less where their answer is not known, by the number of the row."""
+    return {i: row.longer for i, row in enumerate(read) if row.longer}
 
 
 class PromptEncoder(Encoder):
@@ -310,13 +319,8 @@ class PromptEncoder(Encoder):
         Raises:
             DataError: rows cannot be learned, as an answer does not fit, or the chat template refuses one; it names them.
         """
-        return self.marked(self.read(rows))
-
-    def marked(self, read: Sequence[EncodedPrompt]) -> tuple[list[list[int]], list[list[int]], dict[int, list[int]]]:
-        """Return the same of rows that `read` returned."""
-        whole = [[*row.before[:-1], *(~token for token in (row.before[-1], *row.answer))] for row in read]
-        labels = [[*row.answer, self.end] for row in read]
-        return whole, labels, {i: row.longer for i, row in enumerate(read) if row.longer}
+        read = self.read(rows)
+        return [row.ids for row in read], [row.labels for row in read], longer_of(read)
 
     def read(self, rows: Rows) -> list[EncodedPrompt]:
         """Return rows as token ids, and count what `cut_note` tells of them; errors as `learned`."""
@@ -324,17 +328,15 @@ class PromptEncoder(Encoder):
         if bad and not rows.places:
             raise DataError(next(iter(bad.values())).message)
         if bad:
-            faults, found = DataFaults(), BadRows()
-            for fault in bad.values():
-                found.add(fault)
-            faults.add(found, len(read))
+            faults = DataFaults()
+            faults.add(BadRows(bad.values()), len(read))
             faults.report()
         for row in read:
             self.count(row.lost)
             self._unread.update(row.unread)
             self._changed += row.is_changed
-            if len(row.answer) > self._most:
-                self._unwritable.append(len(row.answer))
+            if len(row.labels) > self._most + 1:
+                self._unwritable.append(len(row.labels) - 1)
         return read
 
     def bad_rows(self, rows: Rows) -> dict[int, BadRow]:
@@ -364,7 +366,6 @@ class PromptEncoder(Encoder):
         return read, dict(sorted(bad.items()))
 
     def _asked(self, prompt: str) -> _Asked:
-        """Return what stands before an answer."""
         chat = self._chat(prompt)
         if self._template is None:
             return _Asked(self._framed(prompt), chat, "", ())
@@ -383,7 +384,6 @@ class PromptEncoder(Encoder):
         return _Framed(self._before, text, self._after)
 
     def _chat(self, prompt: str) -> Chat:
-        """Return a row as a chat."""
         if self._task.form != "messages":
             return Chat([{"role": "user", "content": self._lead + prompt}])
         chat = Chat.of(prompt)
@@ -392,7 +392,6 @@ class PromptEncoder(Encoder):
         return chat
 
     def _turn(self, right: str) -> Turn:
-        """Return an answer as a turn."""
         return answer_turn(right) if self._task.form == "messages" else {"role": "assistant", "content": right}
 
     def _answer(self, asked: _Asked, right: str) -> str:
@@ -446,16 +445,15 @@ class PromptEncoder(Encoder):
         whole = shown(asked.text)[-len(content) :] + written
         is_changed = self._template is not None and content.strip() not in whole
         lost = len(prompt.ids) - len(before)
-        return EncodedPrompt(before or [self.blank], answer, right, lost, longer, asked.unread, is_changed)
+        labels = [*answer, self.end]
+        return EncodedPrompt(before or [self.blank], labels, right, lost, longer, asked.unread, is_changed)
 
     def _as_written(self, asked: _Asked, right: str) -> str:
-        """Return an answer as the text that its tokens are."""
         (ids,) = self._answer_ids([self._answer(asked, right)])
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text.strip()
 
     def _bad(self, rows: Rows, i: int, error: RowError) -> BadRow:
-        """Return what is wrong with a row, and where that stands."""
         file, number = rows.places[i] if rows.places else ("", i + 1)
         where = f"{file}, row {number}" if file else f"Prompt {number}"
         text = brief(rows.first[i])
@@ -492,13 +490,6 @@ class PromptEncoder(Encoder):
             return ""
         before, place, after = self._frame
         return f"{before}{place.space}{{prompt}}{after}"
-
-    @property
-    def around(self) -> tuple[list[int], Place, list[int]]:
-        """The ids before the text of a prompt, its place, and the ids after it; nothing for chats."""
-        if self._task.form == "messages":
-            return [], Place("", False, False), []
-        return self._before, self._place, self._after
 
     @property
     def chat_template(self) -> str:
@@ -569,7 +560,6 @@ class PromptEncoder(Encoder):
         return piece[-1:].isspace() and self._ids(piece) == self._ids(piece.rstrip())
 
     def _ids(self, piece: str) -> list[int]:
-        """Return the ids of a piece of the template, in which special tokens are meant as such."""
         ids: list[int] = self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"] if piece else []
         return ids
 

@@ -221,7 +221,6 @@ def _of_its_own_columns(task: TaskTables) -> TaskTables:
 
 
 def _has_columns(task: TaskTables) -> bool:
-    """Return whether tables have the columns of a task."""
     try:
         _kind(task).check_header(task)
     except DataError:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, get_args
@@ -58,6 +58,10 @@ class Rows:
             tuple(self.places[i] for i in indices) if self.places else (),
         )
 
+    def without(self, numbers: Collection[int]) -> tuple[Rows, Rows]:
+        """Other rows than these, and these."""
+        return self.take([i for i in range(len(self)) if i not in numbers]), self.take(sorted(numbers))
+
 
 def _plain(text: str) -> str:
     """Return the words of a text in one case; a text without words as it is."""
@@ -98,11 +102,7 @@ class TaskRows:
         }
 
     def shared_note(self, scored: EvaluatedOn = "test") -> str:
-        """Return what a user should know about `shared`; empty where no row is shared.
-
-        Args:
-            scored: the split that the test rows come from, see `evaluated_on`.
-        """
+        """Note on rows that are `shared`, if any; ``scored`` is the split that the test rows come from, see `evaluated_on`."""
         names = {"train": "training", "validation": "validation" if scored == "test" else "other validation"}
         phrases = [
             f"1 is also one of the {names[split]} rows" if count == 1 else f"{count:,} are also {names[split]} rows"
@@ -187,10 +187,9 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
 
 def _validation_of(rows: Rows, kind: Any, seed: int) -> tuple[Rows, Rows]:
     """Cut off a share of training rows: equal texts together, unless that takes more than twice as many, or a label's last."""
-    order, texts, rows_of_text = list(range(len(rows))), rows.texts, dict[tuple[str, ...], list[int]]()
+    order, texts = list(range(len(rows))), rows.texts
     random.Random(seed).shuffle(order)
-    for i in order:
-        rows_of_text.setdefault(texts[i], []).append(i)
+    rows_of_text = _rows_by_text(rows, order)
     count = min(_HELD_OUT_ROWS, max(1, round(len(rows) * HELD_OUT_SHARE)))
     alone, out, groups = set(order[:count]), set[int](), kind.groups(rows.labels)
     for i in order:
@@ -198,7 +197,15 @@ def _validation_of(rows: Rows, kind: Any, seed: int) -> tuple[Rows, Rows]:
             out.update(same)
     if not out or {groups[i] for i in order if i not in out} != {groups[i] for i in order if i not in alone}:
         out = alone
-    return rows.take([i for i in range(len(rows)) if i not in out]), rows.take(sorted(out))
+    return rows.without(out)
+
+
+def _rows_by_text(rows: Rows, order: Iterable[int]) -> dict[tuple[str, ...], list[int]]:
+    """Return the numbers of the rows with equal texts, in an order."""
+    texts, found = rows.texts, dict[tuple[str, ...], list[int]]()
+    for i in order:
+        found.setdefault(texts[i], []).append(i)
+    return found
 
 
 def read_rows(
@@ -215,9 +222,9 @@ def read_rows(
         read: the tables that the rows are from.
         task: its definition.
         rows: the good rows, by split.
-        phrases: phrases for the note on the whole task.
+        phrases: for the note on the whole task.
         notes: further notes.
-        faults: what is wrong with the tables; the good rows are looked at all the same, for what else there is.
+        faults: of the tables; the good rows are looked at all the same, for what else there is.
 
     Raises:
         DataError: as `complete`; or with the faults, and with the good rows as its ``rest``.
@@ -259,11 +266,8 @@ def _in_three(rows: Rows, task: TaskDefinition, kind: Any) -> dict[str, Rows]:
 def _held_out(rows: Rows, kind: Any, share: float, most: int, seed: int) -> tuple[Rows, Rows]:
     """Cut off a share of every label's rows, equal texts together; a label with two texts or more keeps one and gives one."""
     groups = kind.groups(rows.labels)
-    rows_of_text: dict[tuple[str, ...], list[int]] = {}
-    for i, texts in enumerate(rows.texts):
-        rows_of_text.setdefault(texts, []).append(i)
     by_label: dict[int, list[list[int]]] = {}
-    for same in rows_of_text.values():
+    for same in _rows_by_text(rows, range(len(rows))).values():
         by_label.setdefault(groups[same[0]], []).append(same)
     share, draw, out = min(share, most / max(1, len(rows))), random.Random(seed), set[int]()
     for _, own in sorted(by_label.items()):
@@ -272,16 +276,11 @@ def _held_out(rows: Rows, kind: Any, share: float, most: int, seed: int) -> tupl
         while len(own) > 1 and wanted > 0:
             wanted -= len(same := own.pop())
             out.update(same)
-    return rows.take([i for i in range(len(rows)) if i not in out]), rows.take(sorted(out))
+    return rows.without(out)
 
 
 def notes_of_rows(rows: Rows, numbers: Sequence[int]) -> list[str]:
-    """Return what to say of training rows: repeated rows, and texts with several labels.
-
-    Args:
-        rows: the training rows.
-        numbers: of the rows, for a user.
-    """
+    """Notes on training rows, with their ``numbers`` for a user: repeated rows, and texts with several labels."""
     first, same = dict[tuple[str, ...], int](), dict[tuple[Any, ...], int]()
     repeated, differing = list[tuple[int, int]](), dict[int, int]()
     for i, (texts, label) in enumerate(zip(rows.texts, rows.labels, strict=True)):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +102,6 @@ def load_task(
 
 
 def _rows_of_task(name: str, source: _Source, evaluate_on: EvaluatedOn, options: ReadOptions) -> TaskRows:
-    """Return a task with its rows, and the metric that a user names, if any."""
     rows, metric = source.read(name), options.metric(name)
     if metric is not None:
         task = replace(rows.task, metric=metric)
@@ -118,17 +116,9 @@ def _rows_of_task(name: str, source: _Source, evaluate_on: EvaluatedOn, options:
 # -- Names of tasks ----------------------------------------------------------------------------------------
 
 
-def check_stream(stream: str, data: Data, options: ReadOptions) -> None:
-    """Raise as `load_tasks` does where a stream names what ``data`` do not hold; no rows are read."""
+def check_stream(stream: str | Sequence[str], data: Data, options: ReadOptions = READ_DEFAULTS) -> None:
+    """Raise as `load_tasks` does where a stream names what ``data`` do not hold; no rows are read, nothing is downloaded."""
     _names(stream, data, _open(data, options))
-
-
-def check_task(name: str, data: Data, streams: Collection[str] = ()) -> None:
-    """Raise `UnknownNameError` unless the registry, or ``data``, knows a task of this name; nothing is downloaded.
-
-    ``streams`` are names to suggest, too.
-    """
-    _check_known(name, _open(data, READ_DEFAULTS), streams)
 
 
 def check_one(name: str, data: Data, options: ReadOptions) -> None:
@@ -137,20 +127,18 @@ def check_one(name: str, data: Data, options: ReadOptions) -> None:
 
 
 def no_stream(data: Data) -> UsageError:
-    """Return the error that no stream is given, with what there is in a directory, or else with the registered streams."""
+    """Error that no stream is given, with what there is in a directory, or else with the registered streams."""
     source = _open(data, READ_DEFAULTS)
-    if source.path is not None and not source.names:
+    if source.path is None:
+        return UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
+    if not source.names:
         return UsageError(f"No stream is given. {source.hint} Give it one.")
-    if source.path is not None and source.names:
-        return UsageError(
-            f"No stream is given. {data} holds {', '.join(source.names)}. Give task names with commas, or a registered "
-            "stream."
-        )
-    return UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
+    return UsageError(
+        f"No stream is given. {data} holds {', '.join(source.names)}. Give task names with commas, or a registered stream."
+    )
 
 
 def _names(stream: str | Sequence[str] | None, data: Any, source: _Source) -> tuple[str, ...]:
-    """Return the tasks of a stream, all of which the source or the registry knows."""
     streams = registry.streams()
     if stream is None:
         names = tuple(data) if isinstance(data, Mapping) else tasks_of_files(data)
@@ -213,25 +201,15 @@ def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> N
 
 @dataclass(frozen=True)
 class _Source:
-    """Place of tasks.
-
-    Attributes:
-        names: of its tasks.
-        hint: a sentence on how to get another, or what there is.
-        read: returns the rows of a task by its name.
-        holds: whether it has something of a name, whatever may be wrong with it.
-        path: of a directory, or of what holds one task.
-        is_nameless: whether it is one task, which may have any name.
-        is_closed: whether no registered task can be added to it.
-    """
+    """Place of tasks."""
 
     names: Sequence[str]
-    hint: str
+    hint: str  # a sentence on how to get another task, or what there is
     read: Callable[[str], TaskRows]
-    holds: Callable[[str], bool]
-    path: Path | None = None
-    is_nameless: bool = False
-    is_closed: bool = False
+    holds: Callable[[str], bool]  # whether there is something of a name, whatever may be wrong with it
+    path: Path | None = None  # of a directory, or of what holds one task
+    is_nameless: bool = False  # whether it is one task, which may have any name
+    is_closed: bool = False  # whether no registered task can be added to it
 
     @property
     def usual_name(self) -> str:
@@ -240,23 +218,20 @@ class _Source:
 
 
 def _open(data: Any, options: ReadOptions) -> _Source:
-    """Return the source that data are."""
     check_form(data)
-    name = os.fspath(data) if _is_path(data) else ""
-    if name == "hub" or name in registry.SOURCES:
-        if options.texts or options.labels or options.kinds:
-            raise UsageError(
-                f"The columns of the tasks of {name!r} are known. Leave --text-column, --label-column and --kind out."
-            )
-        return _hub(options) if name == "hub" else _embedded(name)
     if isinstance(data, Mapping):
         return _by_name(data, options)
     if isinstance(data, list | tuple):
         places = [os.fspath(path) for path in data]
         return _by_name(_files_by_name(places), options) if tasks_of_files(places) else _several(places, options)
-    path = Path(data)
-    names = _tasks_at(path)
-    if names is not None:
+    name, path = os.fspath(data), Path(data)
+    if _is_known(name):
+        if options.texts or options.labels or options.kinds:
+            raise UsageError(
+                f"The columns of the tasks of {name!r} are known. Leave --text-column, --label-column and --kind out."
+            )
+        return _hub(options) if name == "hub" else _embedded(name)
+    if (names := _tasks_at(path)) is not None:
         return _one_task(path, names, options)
     if path.is_dir():
         return _directory(path, options)
@@ -264,6 +239,10 @@ def _open(data: Any, options: ReadOptions) -> _Source:
     raise UsageError(
         f"The data directory {name!r} {fault}. Give an existing one, 'hub' or 'demo' to --data, or a file of rows."
     )
+
+
+def _is_known(place: str) -> bool:
+    return place == "hub" or place in registry.SOURCES
 
 
 def check_form(data: object) -> None:
@@ -277,12 +256,10 @@ def check_form(data: object) -> None:
 
 
 def _is_path(value: Any) -> bool:
-    """Return whether rows are given by the path of what holds them."""
     return isinstance(value, str | os.PathLike)
 
 
 def _directory(root: Path, options: ReadOptions) -> _Source:
-    """Return the source ``--data DIR``: a folder for each task."""
     folders = [path.name for path in root.iterdir() if path.is_dir()]
     names = sorted(name for name in folders if _holds_a_task(root / name))
 
@@ -306,25 +283,15 @@ def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
 
     def read(name: str) -> TaskRows:
         if path.is_dir():
-            rows = read_folder(name, path, options)
-        else:
-            tables = {"train": read_table(path)}
-            rows = read_task(task_of(name, tables, options, folder=path.parent, note=part_note(path)))
-        near = get_close_matches(name, registry.streams(), 1, cutoff=0.8)
-        if not near or name in (source.usual_name, *names):
-            return rows
-        note = (
-            f"Task {name!r} ({path}): these rows are one task of this name. If the registered stream {near[0]!r} is "
-            "meant, give a directory with its tasks."
-        )
-        return replace(rows, notes=(*rows.notes, note))
+            return read_folder(name, path, options)
+        tables = {"train": read_table(path)}
+        return read_task(task_of(name, tables, options, folder=path.parent, note=part_note(path)))
 
     def holds(name: str) -> bool:
         return name in names if names else bool(name) and name not in (".", "..") and not set(name) & set("/,")
 
     tasks = ", ".join(names) or "one task, which may have any name without a comma or a slash"
-    source = _Source(names, f"{path} holds {tasks}.", read, holds, path, is_nameless=not names, is_closed=True)
-    return source
+    return _Source(names, f"{path} holds {tasks}.", read, holds, path, is_nameless=not names, is_closed=True)
 
 
 def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
@@ -348,8 +315,7 @@ def _several(places: Sequence[str], options: ReadOptions) -> _Source:
         if tasks_of_files(place):
             sources.append(_by_name(_files_by_name([place]), options))
         else:
-            known = place == "hub" or place in registry.SOURCES  # whose columns are
-            sources.append(_open(place, READ_DEFAULTS if known else options))
+            sources.append(_open(place, READ_DEFAULTS if _is_known(place) else options))
     names = list(dict.fromkeys(name for source in sources for name in source.names))
 
     def read(name: str) -> TaskRows:
@@ -362,7 +328,6 @@ def _several(places: Sequence[str], options: ReadOptions) -> _Source:
 
 
 def _hub(options: ReadOptions) -> _Source:
-    """Return the source ``--data hub``, through the ``datasets`` library."""
     names = [name for name, task in registry.tasks().items() if task.hub]
     hint = "For data of your own, give --data DIR; the embedded tasks need --data demo."
 
@@ -376,7 +341,6 @@ def _hub(options: ReadOptions) -> _Source:
 
 
 def _embedded(source: str) -> _Source:
-    """Return a source that the registry lists, such as ``--data demo``."""
     names = [
         *("qnli", "ag_news", "sst2", "who_did_it", "was_it_kind", "ner_people_places", "ner_products"),
         *("when_is_it", "who_and_where", "in_one_line"),
@@ -408,11 +372,7 @@ def tasks_of_files(data: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _files_by_name(paths: Sequence[str]) -> dict[str, str]:
-    """Return files of rows by the names of their tasks.
-
-    Raises:
-        UsageError: one of several is missing or no file of rows, or two have one name.
-    """
+    """Return files of rows by the names of their tasks; raise ``UsageError`` for what is none, or has the name of another."""
     if missing := [path for path in paths if not os.path.exists(path)]:
         raise UsageError(
             f"--data names {' and '.join(map(repr, missing))}, and there {'is' if len(missing) == 1 else 'are'} no such "

@@ -329,7 +329,6 @@ def _long_fields() -> Iterator[None]:
 
 
 def _of_other_length(path: Path, number: int, names: Sequence[str], record: Sequence[str], sign: str) -> BadRow:
-    """Return the fault of a row that has not a cell for each column."""
     column = repr(names[len(record)]) if len(record) < len(names) else len(names) + 1
     of = "the one column" if len(names) == 1 else f"each of the {len(names)} columns"
     fault = f"expected a cell for {of} ({', '.join(names)}), got {len(record)}"

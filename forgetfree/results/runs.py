@@ -1,4 +1,4 @@
-"""Runs as they are read: all scores as one frame, and beside it what is known of each unit and of the whole.
+"""Runs as they are read: the frame of scores, and beside it what is known of each unit and of the whole.
 
 A directory of units is read, or one CSV file: lines ``# {…}`` of JSON, the first of the whole, then one a unit, and below them
 the frame with a column for each metric.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,20 +21,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from forgetfree import registry
 from forgetfree.display import brief
-from forgetfree.errors import ForgetfreeError, MetricError, ReportError, UsageError, first_line
-from forgetfree.json_file import check, check_fields, checked, parse_json, read_bounded, read_json
+from forgetfree.errors import ForgetfreeError, ReportError, UsageError, first_line
+from forgetfree.json_file import check, checked, parse_json, read_bounded
 from forgetfree.results.answers import Answers, TextAnswers, json_of
+from forgetfree.results.config_file import load_run
 from forgetfree.results.learning_matrix import forgetting_per_task, summarize
-from forgetfree.results.metrics import Floats, limits_of
+from forgetfree.results.metrics import Floats, limits_of, mean_of
 from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
 from forgetfree.results.unit_folder import (
     BEFORE,
     CONFIG,
-    ELSEWHERE,
     HISTORY,
     PREDICTIONS,
     RECORD,
-    check_config,
     check_own,
     read_record,
 )
@@ -93,13 +92,8 @@ class LedgerSummary(_Facts):
     composition: str | None = None
     places: list[LedgerPlace] | None = None
 
-    @property
-    def may_overlap(self) -> bool:
-        """Say whether several tasks may own an entry, each with its own value."""
-        return self.composition in ("alone", "auto")
 
-
-class HeldAside(_Facts):
+class HeldOut(_Facts):
     """The mean loss of a token of texts that no task trains, in nats, see `forgetfree.jobs.learn`."""
 
     texts: Annotated[int, Field(ge=1)]
@@ -120,7 +114,7 @@ class UnitFacts(_Facts):
     kept_bytes: list[Count] | None = None
     ledger: LedgerSummary | None = None
     right_rows: dict[str, str] = Field(default_factory=dict)
-    held_aside: HeldAside | None = None
+    held_out: HeldOut | None = None
     broken_claims: list[str] = Field(default_factory=list)
     made: Json = Field(default_factory=dict)
 
@@ -134,11 +128,6 @@ class UnitFacts(_Facts):
         """The time of all phases, with that of fine-tuned models that others made; ``None`` where that is not known."""
         known = [seconds for seconds in self.seconds.values() if seconds is not None]
         return sum(known) if len(known) == len(self.seconds) else None
-
-    @property
-    def seconds_of_fine_tuning(self) -> float:
-        """The time of all fine-tuned models that the unit stands on, whoever made them, as far as it is known."""
-        return sum(self.seconds.get(name) or 0.0 for name in ("fine_tune", ELSEWHERE))
 
 
 class Floors(_Facts):
@@ -170,34 +159,6 @@ class About(_Facts):
 # ---- a unit ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class UnitFiles:
-    """What of a unit is shown beside its scores.
-
-    Attributes:
-        answers: the last ones on every task, where they are kept: labels or texts.
-        before: by task, the texts before training of the rows that a report shows.
-        losses: the logged steps (``task``, ``phase``, ``step``, ``loss``).
-        labels: by task, the names of the labels that its answers choose among, by their numbers; none where words are
-            labelled.
-    """
-
-    answers: Mapping[str, Answers] = field(default_factory=dict)
-    before: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    losses: Sequence[Json] = ()
-    labels: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-
-    @property
-    def probabilities(self) -> dict[str, Any]:
-        """The answers with logits and labels: of labels, and of texts that are closed."""
-        return {task: each for task, each in self.answers.items() if each.choices and each.ece is not None}
-
-    @property
-    def texts(self) -> dict[str, TextAnswers]:
-        """The answers that are texts."""
-        return {task: cast(TextAnswers, each) for task, each in self.answers.items() if each.shown_texts()}
-
-
 @dataclass(frozen=True, eq=False)
 class Run:
     """A strategy with one seed: its rows of the frame, and what is known beside them.
@@ -205,19 +166,24 @@ class Run:
     Attributes:
         facts: what its unit says.
         scores: its rows.
-        tasks: in the order of learning.
-        metric: of each task.
+        about: the whole run.
         source: where it was read.
-        files: what its folder shows.
+        answers: the last ones on every task, where they are kept: labels or texts.
+        before: by task, the texts before training of the rows that a report shows.
+        losses: the logged steps (``task``, ``phase``, ``step``, ``loss``).
+        labels: by task, the names of the labels that its answers choose among, by their numbers; none where words are
+            labelled.
         reference: the fine-tuned models that intransigence is measured against; none: it is not known.
     """
 
     facts: UnitFacts
     scores: pd.DataFrame
-    tasks: Sequence[str]
-    metric: Sequence[str]
+    about: About
     source: str = ""
-    files: UnitFiles = UnitFiles()
+    answers: Mapping[str, Answers] = field(default_factory=dict)
+    before: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    losses: Sequence[Json] = ()
+    labels: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     reference: Run | None = None
 
     @property
@@ -230,17 +196,39 @@ class Run:
         """That of its unit."""
         return self.facts.seed
 
-    @cached_property
-    def _values(self) -> dict[tuple[str, int, str], float]:
-        columns = (self.scores[name] for name in ("metric", "after", "task", "value"))
-        return {(metric, after, task): value for metric, after, task, value in zip(*columns, strict=True)}
+    @property
+    def tasks(self) -> list[str]:
+        """Those of the stream, in the order of learning."""
+        return self.about.tasks
 
-    def values(self, metric: str | Sequence[str]) -> Floats:
-        """Return the values of a metric, or of one for each task: shape (T+1, T), NaN where it was not measured."""
-        of_tasks = [metric] * len(self.tasks) if isinstance(metric, str) else metric
-        pairs, stages = list(zip(of_tasks, self.tasks, strict=True)), range(len(self.tasks) + 1)
-        rows = [[self._values.get((name, after, task), math.nan) for name, task in pairs] for after in stages]
-        return np.array(rows, dtype=np.float64)
+    @property
+    def metric(self) -> list[str]:
+        """The metric of each task."""
+        return [self.about.metric[task] for task in self.about.tasks]
+
+    @property
+    def probabilities(self) -> dict[str, Any]:
+        """The answers with logits and labels: of labels, and of texts that are closed."""
+        return {task: each for task, each in self.answers.items() if each.choices and each.ece is not None}
+
+    @property
+    def texts(self) -> dict[str, TextAnswers]:
+        """The answers that are texts."""
+        return {task: cast(TextAnswers, each) for task, each in self.answers.items() if each.shown_texts()}
+
+    @cached_property
+    def _matrices(self) -> Mapping[str, Floats]:
+        """The values of each metric, shape (T+1, T), NaN where it was not measured."""
+        places = {task: place for place, task in enumerate(self.about.tasks)}
+        matrices: dict[str, Floats] = defaultdict(lambda: np.full((len(places) + 1, len(places)), np.nan))
+        columns = (self.scores[name] for name in ("metric", "after", "task", "value"))
+        for metric, after, task, value in zip(*columns, strict=True):
+            matrices[metric][after, places[task]] = value
+        return matrices
+
+    def values(self, metric: str) -> Floats:
+        """Return the values of a metric, shape (T+1, T), NaN where it was not measured."""
+        return self._matrices[metric]
 
     def end(self, metric: str) -> Floats:
         """Return the values of a metric after the last task, shape (T,)."""
@@ -254,9 +242,9 @@ class Run:
     @cached_property
     def learning_matrix(self) -> Floats:
         """The scores, shape (T+1, T), NaN where a task was not evaluated before it was learned."""
-        return self.values(self.metric)
+        return np.stack([self.values(metric)[:, place] for place, metric in enumerate(self.metric)], axis=1)
 
-    @cached_property
+    @property
     def ece(self) -> Floats:
         """The calibration errors, the same shape, NaN where answers have no probabilities."""
         return self.values("ece")
@@ -274,7 +262,7 @@ class Run:
     @property
     def forgetting(self) -> float:
         """The mean of `forgotten` over all tasks but the last."""
-        return float(np.mean(self.forgotten[:-1])) if len(self.metric) > 1 else 0.0
+        return mean_of(self.forgotten[:-1])
 
     @cached_property
     def summary(self) -> dict[str, float | None]:
@@ -286,10 +274,8 @@ class Run:
     def outcome(self) -> Json:
         """What is the same whenever the same command runs on the same machine."""
         facts = self.facts.model_dump(exclude={"seconds", "seconds_per_task", "made", "summary"})
-        return {**facts, "scores": self._values}
-
-
-# ---- reading --------------------------------------------------------------------------------------------
+        numbers = self.scores[["task", "after", "metric", "value"]]
+        return {**facts, "scores": frozenset(numbers.itertuples(index=False, name=None))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,17 +298,13 @@ class RunRecord:
     def test_rows(self) -> dict[str, int]:
         """How many rows each task is scored on, as far as it is known."""
         counts = {**self.about.data.get("test_rows", {})}
-        for run in self.runs[:1] if not counts else ():
-            counts = {
-                task: int(rows) for task, rows in zip(run.scores["task"], run.scores["rows"], strict=True) if rows
-            }
+        if not counts and self.runs:
+            scores = self.runs[0].scores
+            counts = {task: int(rows) for task, rows in zip(scores["task"], scores["rows"], strict=True) if rows}
         return counts
 
 
-def frame_of(scores: Sequence[Score]) -> pd.DataFrame:
-    """Return scores as a frame: strategy, seed, and the columns of a score."""
-    rows = [(*(each.of.get(name) for name in UNIT), *(getattr(each, name) for name in COLUMNS)) for each in scores]
-    return pd.DataFrame(rows, columns=[*UNIT, *COLUMNS])
+# ---- reading --------------------------------------------------------------------------------------------
 
 
 def read_run(path: Path, *, running: bool = False) -> RunRecord:
@@ -339,11 +321,13 @@ def read_run(path: Path, *, running: bool = False) -> RunRecord:
         return _of_directory(path, running)
     if not path.exists():
         raise ReportError(f"{path} does not exist. {_DIRECTORY}")
+    if path.name == SCORES_FILE:
+        check_own(path, ReportError)
+        return of_scores(read_scores(path), str(path))
     try:
         if path.suffix != ".csv":
             raise ValueError("it is no CSV file")
-        if path.name != SCORES_FILE:
-            return of_csv(read_bounded(path), str(path))
+        return of_csv(read_bounded(path), str(path))
     except ForgetfreeError as error:
         raise ReportError(f"{path}: {error}") from error
     except OSError as error:
@@ -351,40 +335,41 @@ def read_run(path: Path, *, running: bool = False) -> RunRecord:
     except (ValueError, KeyError, TypeError) as error:
         missing = f"a row or a setting lacks {error}" if isinstance(error, KeyError) else first_line(error)
         raise ReportError(f"{path}: {missing}. {_DIRECTORY}") from error
-    scores = read_scores(path)
-    check_own(path, ReportError)
-    return of_scores(scores, str(path))
 
 
 def of_scores(scores: Sequence[Score], source: str = "") -> RunRecord:
-    """Return what is known of scores alone, such as those of one scores.csv.
+    """Return what is known of scores alone: a task's metric is the first registered one.
 
     Raises:
-        ReportError: they do not say strategy and seed, or scores of a learned task are missing.
+        ReportError: there are none, or scores of a learned task are missing.
     """
-    if not all(each.of.keys() >= set(UNIT) for each in scores):
-        raise ReportError(f"{source or 'A table of scores'} lacks the columns strategy and seed. Give scores of runs.")
-    frame = frame_of(scores)
-    tasks = list(dict.fromkeys(frame["task"]))
-    about = {"stream": ",".join(tasks), "tasks": tasks, "metric": metrics_of(frame)} if tasks else None
-    if about is None:
-        raise ReportError(f"{source or 'A table of scores'} holds no scores. Give scores of runs.")
-    units = [{"strategy": strategy, "seed": int(seed)} for strategy, seed in frame[UNIT].drop_duplicates().values]
-    return whole_run(about, frame, units, source)
+    if not scores:
+        raise ReportError(f"{source} holds no scores. Give scores of runs.")
+    tasks = list(dict.fromkeys(each.task for each in scores))
+    places = {metric: place for place, metric in enumerate(registry.metrics())}
+    known = sorted((each for each in scores if each.metric in places), key=lambda each: -places[each.metric])
+    about = {"stream": ",".join(tasks), "tasks": tasks, "metric": {each.task: each.metric for each in known}}
+    units = dict.fromkeys((each.strategy, each.seed) for each in scores)
+    return whole_run(about, frame_of(scores), [{"strategy": name, "seed": seed} for name, seed in units], source)
 
 
-def metrics_of(frame: pd.DataFrame) -> dict[str, str]:
-    """Return what each task of a frame is scored by: the first registered metric of its scores."""
-    known = {metric: place for place, metric in enumerate(registry.metrics())}
-    scored = frame[frame["metric"].isin(known)].drop_duplicates(["task", "metric"])
-    pairs = sorted(zip(scored["task"], scored["metric"], strict=True), key=lambda pair: -known[pair[1]])
-    return dict(pairs)
+def frame_of(scores: Sequence[Score]) -> pd.DataFrame:
+    """Return scores as a frame, with a column for each field of a score."""
+    return pd.DataFrame(scores, columns=COLUMNS)
 
 
 def whole_run(
-    about: Json, frame: pd.DataFrame, units: Sequence[Json], source: str, files: Sequence[UnitFiles] = (), **more: Any
+    about: Json, frame: pd.DataFrame, units: Sequence[Json], source: str, files: Sequence[Json] = (), **more: Any
 ) -> RunRecord:
     """Return a run whose parts are checked, and fit one another.
+
+    Args:
+        about: the whole, see `About`.
+        frame: its scores.
+        units: what each unit says, see `UnitFacts`.
+        source: where it was read.
+        files: what `Run` has of the files of each unit.
+        more: what else `RunRecord` has.
 
     Raises:
         ReportError: they do not.
@@ -396,25 +381,20 @@ def whole_run(
         _check_frame(frame, known)
     except (ValueError, UsageError) as error:
         raise ReportError(f"{place}{first_line(error)}. {_REMEDY}") from error
-    metric = [known.metric[task] for task in known.tasks]
     groups = {key: rows for key, rows in frame.groupby(UNIT, sort=False)}
     runs = []
-    for each, shown in zip(facts, files or [UnitFiles()] * len(facts), strict=True):
-        rows = groups.get((each.strategy, each.seed), frame.iloc[:0])
-        run = Run(each, rows, tuple(known.tasks), metric, source, shown)
-        for name, values in (("scores", run.learning_matrix), ("ece", run.ece)):
-            lacking = np.tril(np.isnan(values), -1).any(axis=0)
-            if name == "ece":  # answers may have no probabilities
-                lacking &= ~np.isnan(values).all(axis=0)
-            if lacking.any():
-                raise ReportError(
-                    f"{place}{name} of {known.tasks[int(np.argmax(lacking))]} by {each.strategy} with seed {each.seed} are "
-                    f"missing after a task. {_REMEDY}"
-                )
+    for each, shown in zip(facts, files or [{}] * len(facts), strict=True):
+        run = Run(each, groups.get((each.strategy, each.seed), frame.iloc[:0]), known, source, **shown)
         try:
-            _ = run.summary
+            for name, values in (("scores", run.learning_matrix), ("ece", run.ece)):
+                lacking = np.tril(np.isnan(values), -1).any(axis=0)
+                if name == "ece":  # answers may have no probabilities
+                    lacking &= ~np.isnan(values).all(axis=0)
+                if lacking.any():
+                    task = known.tasks[int(np.argmax(lacking))]
+                    raise ValueError(f"{name} of {task} are missing after a task")
             _check_facts(each, known)
-        except (MetricError, ValueError) as error:
+        except ValueError as error:
             raise ReportError(
                 f"{place}{each.strategy} with seed {each.seed}: {first_line(error)}. {_REMEDY}"
             ) from error
@@ -426,8 +406,9 @@ def _check_frame(frame: pd.DataFrame, about: About) -> None:
     """Raise ``ValueError`` where a score cannot be: of no task, after none, beyond the bounds of its metric, or twice."""
     if lacking := [task for task in about.tasks if task not in about.metric]:
         raise ValueError(f"{lacking[0]} has no score by a registered metric")
-    check("tasks", about.tasks, len({*about.tasks}) == len(about.tasks), "different names")
-    foreign = frame[~frame["task"].isin(about.tasks) | ~frame["after"].between(0, len(about.tasks))]
+    count = len(about.tasks)
+    check("tasks", about.tasks, len({*about.tasks}) == count, "different names")
+    foreign = frame[~frame["task"].isin(about.tasks) | ~frame["after"].between(0, count)]
     if len(foreign):
         raise ValueError(f"a score is of no task of the stream, or after none: {brief(list(foreign.iloc[0]))}")
     for (metric, task), those in frame.groupby(["metric", "task"], sort=False):
@@ -438,16 +419,13 @@ def _check_frame(frame: pd.DataFrame, about: About) -> None:
     twice = frame.duplicated([*UNIT, "task", "after", "metric"])
     if twice.any():
         raise ValueError(f"a score stands twice: {brief(list(frame[twice].iloc[0]))}")
-    count = len(about.tasks)
     for name, of_seeds in about.floors or ():
-        lists = [of_seeds] if name == "constant" else list(of_seeds.values())
-        for scores in lists:
+        for scores in [of_seeds] if name == "constant" else of_seeds.values():
             check(f"floors.{name}", scores, len(scores) == count, f"{count} numbers")
             for score, task in zip(scores, about.tasks, strict=True):
                 low, high = limits_of(about.metric[task])
-                check(
-                    f"floors.{name} of {task}", score, score is None or low <= score <= high, f"in [{low:g}, {high:g}]"
-                )
+                right = score is None or low <= score <= high
+                check(f"floors.{name} of {task}", score, right, f"in [{low:g}, {high:g}]")
 
 
 def _check_facts(facts: UnitFacts, about: About) -> None:
@@ -467,52 +445,33 @@ def _check_facts(facts: UnitFacts, about: About) -> None:
 def _of_directory(out: Path, running: bool) -> RunRecord:
     if not (out / CONFIG).exists():
         raise ReportError(_without_results(out))
-    config = read_json(out / CONFIG, ReportError, _REMEDY, _check_config)
-    check_config(out, ReportError)
+    config = load_run(out, _REMEDY, ReportError)
     here = {path.parent.relative_to(out).as_posix() for path in out.glob(f"*/seed-*/{RECORD}")}
     if foreign := sorted(here - config["units"].keys()):
         raise ReportError(
             f"{out / CONFIG} is that of another run: it does not name {foreign[0]}, which is here. {_REMEDY}"
         )
-    definitions = [TaskDefinition.of_fields(each) for each in config["tasks"]]
-    for task in definitions:
-        if unknown := registry.unknown_names(task):
-            raise ReportError(f"{out / CONFIG}: {'; '.join(unknown)}. Install the package that has it.")
-    metric = {task.name: task.metric for task in definitions}
+    tasks = [TaskDefinition.of_fields(each) for each in config["tasks"]]
+    metric = {task.name: task.metric for task in tasks}
     about: Json = {**config["about"], "metric": metric, "unfinished": [], "failed": []}
-    rows, labels = about["data"].get("test_rows", {}), _labels(definitions, about.get("scenario", "task"))
+    labels = _labels(tasks, about.get("scenario", "task"))
     floors: Json = {**about.get("floors", {})}
-    scores, units, files = list[Score](), list[Json](), list[UnitFiles]()
+    scores, units, files = list[Score](), list[Json](), list[Json]()
     for place, key in config["units"].items():
         folder = out / place
         record = _record(folder, key, running)
         if record and record["status"] == "done":
-            own, facts = _of_unit(folder, record, definitions, rows)
+            own, facts = _of_unit(folder, record, tasks, about["data"].get("test_rows", {}))
             scores += own
             units.append(facts)
-            files.append(
-                UnitFiles()
-                if running
-                else UnitFiles(*read_answers(folder, definitions), _losses(folder / HISTORY), labels)
-            )
-        elif record or (folder / HISTORY).is_file():
-            cut = {**key, "after": _last_row(folder, definitions)}
-            (about["failed"] if record else about["unfinished"]).append(
-                {**cut, "error": record["error"]} if record else cut
-            )
+            files.append({} if running else {"labels": labels, **_shown(folder, tasks)})
+        elif record:
+            about["failed"].append({**key, "after": _last_row(folder), "error": record["error"]})
+        elif (folder / HISTORY).is_file():
+            about["unfinished"].append({**key, "after": _last_row(folder)})
         for name, of_tasks in record["floors"].items() if record else ():
-            floors.setdefault(name, {})[str(key["seed"])] = [of_tasks.get(task.name) for task in definitions]
-    frame = frame_of(scores)
-    return whole_run({**about, "floors": floors or None}, frame, units, str(out), files, config=config)
-
-
-def _check_config(config: Any) -> None:
-    check_fields("", config, {"about": dict, "tasks": list, "units": dict})
-    check_fields("about", config["about"], {"data": dict})
-    for each in config["tasks"]:
-        TaskDefinition.of_fields(each)
-    for place, key in config["units"].items():
-        check_fields(f"units.{place}", key, {"strategy": str, "seed": int})
+            floors.setdefault(name, {})[str(key["seed"])] = [of_tasks.get(task.name) for task in tasks]
+    return whole_run({**about, "floors": floors or None}, frame_of(scores), units, str(out), files, config=config)
 
 
 def _without_results(path: Path) -> str:
@@ -529,14 +488,12 @@ def _record(folder: Path, key: Json, running: bool) -> Json | None:
         return None
     try:
         record = read_record(folder, ReportError, _REMEDY)
-        if record["unit"] != key:
-            raise ReportError(f"{folder / RECORD} is that of another unit, {brief(record['unit'])}. {_REMEDY}")
-    except ValueError as error:
-        raise ReportError(f"{folder / RECORD}: {first_line(error)}. {_REMEDY}") from error
     except ReportError:
         if running:
             return None
         raise
+    if record["unit"] != key:
+        raise ReportError(f"{folder / RECORD} is that of another unit, {brief(record['unit'])}. {_REMEDY}")
     return record
 
 
@@ -548,29 +505,24 @@ def _of_unit(
     check_own(path, ReportError)
     scores, details = read_scores(path), record["details"]
     by_task, extra = dict(details.get("by_task", {})), dict(details.get("extra", {}))
-    right = by_task.pop("right_rows", {})
-    names = [task.name for task in tasks]
+    right, names = by_task.pop("right_rows", {}), [task.name for task in tasks]
     by_task |= {f"{UNION}{name}": dict(zip(names, its, strict=True)) for name, its in extra.pop("union", {}).items()}
-    key = record["unit"]
+    unit = record["unit"]
     scores += [
-        Score(key, task, len(tasks), metric, value, rows.get(task, 0))
+        Score(unit["strategy"], unit["seed"], task, len(tasks), metric, value, rows.get(task, 0))
         for metric, of_tasks in by_task.items()
         for task, value in of_tasks.items()
         if value is not None
     ]
-    known = {
-        name: details[name]
-        for name in ("options", "ledger", "kept_bytes", "held_aside", "seconds", "seconds_per_task")
-        if name in details
-    }
+    said = ("options", "ledger", "kept_bytes", "held_out", "seconds", "seconds_per_task")
+    known = {name: details[name] for name in said if name in details}
     made: Json = {name: record[name] for name in ("versions", "code", "command") if name in record}
-    made["machine"] = {
-        name: its for name, its in record.get("machine", {}).items() if name != "system"
-    }  # it tells no bit
-    return scores, {**key, **known, "right_rows": right, **extra, "made": made}
+    # The name of the system tells no bit.
+    made["machine"] = {name: its for name, its in record.get("machine", {}).items() if name != "system"}
+    return scores, {**unit, **known, "right_rows": right, **extra, "made": made}
 
 
-def _last_row(folder: Path, tasks: Sequence[TaskDefinition]) -> int:
+def _last_row(folder: Path) -> int:
     """Return after how many tasks a unit that did not end well was scored last."""
     try:
         return max((score.after for score in read_scores(folder / SCORES_FILE)), default=0)
@@ -587,6 +539,17 @@ def _labels(tasks: Sequence[TaskDefinition], scenario: str) -> dict[str, dict[in
             named[task.name] = dict(enumerate(names, first))
         first += len(names) if scenario == "class" else 0  # of all tasks, each has its own numbers
     return named
+
+
+def _shown(folder: Path, tasks: Sequence[TaskDefinition]) -> Json:
+    """Return the answers and the losses of a unit, see `Run`."""
+    answers, before = read_answers(folder, tasks)
+    path, steps = folder / HISTORY, list[Json]()
+    if path.exists():
+        check_own(path, ReportError)
+        steps = list(map(parse_json, read_bounded(path).splitlines()))
+    losses = [step for step in steps if step.keys() >= {"task", "phase", "step", "loss"}]
+    return {"answers": answers, "before": before, "losses": losses}
 
 
 def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> tuple[dict[str, Answers], dict[str, Sequence[str]]]:
@@ -622,14 +585,6 @@ def read_answers(folder: Path, tasks: Sequence[TaskDefinition]) -> tuple[dict[st
     return answers, before
 
 
-def _losses(path: Path) -> list[Json]:
-    if not path.exists():
-        return []
-    check_own(path, ReportError)
-    steps = map(parse_json, read_bounded(path).splitlines())
-    return [step for step in steps if step.keys() >= {"task", "phase", "step", "loss"}]
-
-
 # ---- one CSV file ---------------------------------------------------------------------------------------
 
 
@@ -661,4 +616,4 @@ def of_csv(text: str, source: str = "") -> RunRecord:
     wide = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
     frame = wide.melt(index, var_name="metric")
     frame = frame[frame["value"] != ""].astype({"seed": int, "after": int, "rows": int, "value": float})
-    return whole_run(about, frame[[*UNIT, *COLUMNS]], units, source)
+    return whole_run(about, frame[[*COLUMNS]], units, source)

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -18,16 +18,25 @@ import numpy as np
 import pandas as pd
 
 from forgetfree import registry
-from forgetfree.display import NULL, PERCENT, PLAIN, Scale, brief
+from forgetfree.display import NULL, PERCENT, PLAIN, brief
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.options import typed
-from forgetfree.results.answers import same_rows
+from forgetfree.results.answers import LabelScores, same_rows, unpack_rows
 from forgetfree.results.evidence import Evidence, RowScore
-from forgetfree.results.label_scores import LabelScores
+from forgetfree.results.learning_matrix import forgetting_by_stage
 from forgetfree.results.metrics import Floats, limits_of, scale_of, sign
-from forgetfree.results.runs import CONSTANT, LEARNED_FLOORS, REFERENCE, UNTRAINED, Run, RunRecord, read_run
-from forgetfree.results.scores import COLUMNS
+from forgetfree.results.runs import (
+    CONSTANT,
+    LEARNED_FLOORS,
+    REFERENCE,
+    UNTRAINED,
+    Run,
+    RunRecord,
+    frame_of,
+    read_run,
+)
+from forgetfree.results.scores import Score
 from forgetfree.results.unit_folder import check_own
 
 if TYPE_CHECKING:
@@ -47,6 +56,8 @@ BEFORE = "before training"
 USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
 #: What of the set-up may differ between runs that stand side by side; their rows say it.
 _MAY_DIFFER = ("model", "readout", "shots", "steps", "max_length", "graftable")
+#: What a unit may keep in a file of that name.
+_KEPT = ("ledger", "graft")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +72,7 @@ class StrategyRuns:
 
     label: str
     runs: tuple[Run, ...]
-    options: Json = field(default_factory=dict)
+    options: Json
 
     @property
     def strategy(self) -> str:
@@ -103,6 +114,10 @@ class Results:
         stream: its name.
         tasks: in the order of learning.
         metric: what each task is scored by.
+        signs: of each task, 1 where higher scores are better, else -1.
+        sign: that of averages over tasks; 0 where tasks differ in it.
+        scales: how the scores of each task are shown.
+        scale: how averages over tasks are shown.
         settings: what all runs say alike of the set-up, for display.
         constant: per task, the best score of a constant answer; None where it is not known.
         learned_floors: by their names in tables, what is scored without fine-tuning, per task, as means over seeds.
@@ -123,33 +138,24 @@ class Results:
         self.records, about = tuple(records), records[0].about
         self.stream, self.tasks = about.stream, list(about.tasks)
         self.metric = [about.metric[task] for task in about.tasks]
+        self.signs, self.sign = [sign(metric) for metric in self.metric], sign(*self.metric)
+        self.scales, self.scale = [scale_of(metric) for metric in self.metric], scale_of(*self.metric)
         self.test_rows: Mapping[str, int] = records[0].test_rows
-        setups = [_set_up(each) for each in records]
         self.settings = _shared_settings(records)
-        telling = _telling(setups)
-        self.entries = tuple(_entries(records, setups, telling))
+        setups, telling = _set_ups(records)
         floors = next((each.about.floors for each in records if each.about.floors), None)
         self.constant: tuple[float, ...] | None = tuple(floors.constant) if floors else None
         self.learned_floors: Mapping[str, tuple[float | None, ...]] = {}
         if not telling:
             self.learned_floors = _means(floors_by_seed(records)) | _untrained(records)
         self._held: dict[tuple[str, str, int], Any] = {}
-        parts = [run.scores.assign(strategy=each.label) for each in self.entries for run in each.runs]
-        agreed = [self._agreement(entry, run) for entry in self.entries for run in entry.runs]
-        columns = ["strategy", "seed", *COLUMNS]
-        known = [each for each in (*parts, *agreed) if len(each)]
-        self.scores = pd.concat(known, ignore_index=True)[columns] if known else pd.DataFrame(columns=columns)
-        own = {key: rows for key, rows in self.scores.groupby(["strategy", "seed"], sort=False)}
-
-        def whole(entry: StrategyRuns, run: Run) -> Run:
-            reference = self._reference(entry, run)
-            return replace(
-                run, scores=own.get((entry.label, run.seed), run.scores), reference=reference and reference[1]
-            )
-
+        self.entries = tuple(_entries(records, setups, telling))
         self.entries = tuple(
-            replace(entry, runs=tuple(whole(entry, run) for run in entry.runs)) for entry in self.entries
+            replace(entry, runs=tuple(self._beside_reference(entry, run) for run in entry.runs))
+            for entry in self.entries
         )
+        tables = [run.scores for run in self.runs if len(run.scores)]
+        self.scores = pd.concat(tables, ignore_index=True) if tables else frame_of([])
 
     # ---- what a report reads ------------------------------------------------------------------------------
 
@@ -169,26 +175,6 @@ class Results:
         return {entry.strategy: entry for entry in reversed(self.entries)}
 
     @property
-    def signs(self) -> list[int]:
-        """Of each task, 1 where higher scores are better, else -1."""
-        return [sign(metric) for metric in self.metric]
-
-    @property
-    def sign(self) -> int:
-        """That of averages over tasks; 0 where tasks differ in it."""
-        return sign(*self.metric)
-
-    @property
-    def scales(self) -> list[Scale]:
-        """How the scores of each task are shown."""
-        return [scale_of(metric) for metric in self.metric]
-
-    @property
-    def scale(self) -> Scale:
-        """How averages over tasks are shown."""
-        return scale_of(*self.metric)
-
-    @property
     def best_floors(self) -> list[tuple[str, float]]:
         """Of each task the name of its best floor, and its score; nothing where they are not known."""
         if self.constant is None:
@@ -200,34 +186,66 @@ class Results:
             floors.append((max if better == 1 else min)(known, key=itemgetter(1)))
         return floors
 
-    def _reference(self, entry: StrategyRuns, run: Run) -> tuple[StrategyRuns, Run] | None:
-        """Return the fine-tuned models with the seed of a run: those of its own directory, or of another with equal options."""
-        those = [(each, its) for each in self.entries for its in each.runs if each.strategy == REFERENCE]
-        those = [(each, its) for each, its in those if its.seed == run.seed]
-        own = next((pair for pair in those if pair[1].source == run.source), None)
-        return own or next((pair for pair in those if _agree(entry.options, pair[0].options)), None)
+    def _beside_reference(self, entry: StrategyRuns, run: Run) -> Run:
+        """Return a run with its label, and with what the fine-tuned models of its seed say of it.
 
-    def _agreement(self, entry: StrategyRuns, run: Run) -> pd.DataFrame:
-        """Return on how many test rows of each task the answer is that of the fine-tuned model, where both are kept."""
-        found = None if run.knows("agreement") else self._reference(entry, run)
-        pairs = {task: (run.files.answers.get(task), found and found[1].files.answers.get(task)) for task in self.tasks}
-        own = found is not None and found[1].source == run.source
-        if not all(one and other and (own or same_rows(one, other)) for one, other in pairs.values()):
-            return run.scores.iloc[:0]
-        rows = [
-            (
-                entry.label,
-                run.seed,
-                task,
-                len(self.tasks),
-                "agreement",
-                one.agreement(other),
-                self.test_rows.get(task, 0),
-            )
-            for task, (one, other) in pairs.items()
-            if one and other
+        They are those of its own directory, or of another with equal options. Agreement is the share of test rows of each task
+        whose answer is theirs, where both are kept.
+        """
+        those = [
+            (each, its)
+            for each in self.entries
+            for its in each.runs
+            if each.strategy == REFERENCE and its.seed == run.seed
         ]
-        return pd.DataFrame(rows, columns=["strategy", "seed", *COLUMNS])
+        own = next((its for _, its in those if its.source == run.source), None)
+        reference = own or next((its for each, its in those if _agree(entry.options, each.options)), None)
+        scores = run.scores.assign(strategy=entry.label)
+        if reference and not run.knows("agreement"):
+            pairs = [(run.answers.get(task), reference.answers.get(task)) for task in self.tasks]
+            agreed = [
+                Score(entry.label, run.seed, task, len(self.tasks), "agreement", one.agreement(other), rows)
+                for task, (one, other) in zip(self.tasks, pairs, strict=True)
+                for rows in [self.test_rows.get(task, 0)]
+                if one and other and (own or same_rows(one, other))
+            ]
+            if len(agreed) == len(self.tasks):
+                scores = pd.concat([scores, frame_of(agreed)], ignore_index=True)
+        return replace(run, scores=scores, reference=reference)
+
+    def evidence(self, metric: str | None = None, chosen: Mapping[str, Sequence[int]] | None = None) -> Evidence:
+        """Return the scores at the end of the stream with how each depends on its rows, as far as the answers are kept.
+
+        Args:
+            metric: ``ece``, or what else was measured; default: that of each task.
+            chosen: the seeds of some strategies; default: all of all.
+        """
+        runs = {
+            entry.label: [run for run in entry.runs if chosen is None or run.seed in chosen[entry.label]]
+            for entry in self.entries
+            if chosen is None or entry.label in chosen
+        }
+        kept = [run.answers for of_seeds in runs.values() for run in of_seeds if run.answers]
+        alike = all(
+            each.keys() == kept[0].keys() and all(same_rows(kept[0][task], its) for task, its in each.items())
+            for each in kept[1:]
+        )
+
+        def scores(run: Run) -> Iterator[tuple[str, RowScore]]:
+            """Yield each task that has such a score, with it."""
+            for number, (task, own) in enumerate(zip(self.tasks, self.metric, strict=True)):
+                its, rows = metric or own, self.test_rows.get(task, 0)
+                value, accuracy = float(run.end(its)[number]), float(run.end("accuracy")[number])
+                if np.isnan(value):
+                    continue
+                if alike and task in run.answers and (found := RowScore.of_answers(run.answers[task], its)):
+                    yield task, found
+                elif its == "accuracy" and task in run.facts.right_rows and rows:
+                    yield task, RowScore.of_rows(unpack_rows(run.facts.right_rows[task], rows), "accuracy")
+                else:
+                    yield task, RowScore.of_value(value, its, rows, accuracy if own == "accuracy" else None)
+
+        return Evidence({label: {run.seed: dict(scores(run)) for run in of_seeds} for label, of_seeds in runs.items()})
 
     # ---- for users ----------------------------------------------------------------------------------------
 
@@ -290,9 +308,18 @@ class Results:
         if not seeds:
             raise ReportError(f"{a} and {b} have no seed in common. Run both with the same seeds.")
         self._values(self._entry(a).runs[0], metric)
-        evidence = Evidence(scores_at_end(self, None if metric == SCORE else metric, {a: seeds, b: seeds}))
-        rows = [_compared(evidence, a, b, task) for task in (*self.tasks, None)]
-        return pd.DataFrame(rows, index=pd.Index([*self.tasks, "all tasks"], name="task"))
+        evidence = self.evidence(None if metric == SCORE else metric, {a: seeds, b: seeds})
+        rows = []
+        for task in (*self.tasks, None):
+            if task is None or all(task in scores for scores in evidence.scores[a].values()):
+                gap = evidence.difference(a, b, task)
+                assert gap is not None  # they share their seeds
+                means = (evidence.average(each, task).value for each in (a, b))
+                rows.append((*means, gap.value, gap.low, gap.high, len(seeds), gap.verdict))
+            else:
+                rows.append((*[np.nan] * 5, len(seeds), "undecided"))
+        index = pd.Index([*self.tasks, "all tasks"], name="task")
+        return pd.DataFrame(rows, index, ["a", "b", "difference", "low", "high", "pairs", "verdict"])
 
     def label_scores(self, strategy: str, task: str, seed: int = 0) -> pd.DataFrame:
         """Return how each label of a task is answered at the end of the stream.
@@ -341,25 +368,24 @@ class Results:
             ReportError: there are no scores.
             UsageError: forgetting is asked for, and there is none of a single task.
         """
-        from forgetfree.results.report.figures import legend, panels, styles
+        from forgetfree.results.report.figures import course, legend, panels, styles
 
         if self.scores.empty:
             raise ReportError("There are no scores to draw. Load results of a run that finished at least one unit.")
-        tasks, scale = self.tasks, self._scale(metric)
+        tasks, scale = self.tasks, self.scale
         if metric == FORGETTING:
             tasks = tasks[:-1]
             if not tasks:
                 raise UsageError("The stream has one task, so nothing can be forgotten. Draw its scores: plot().")
+        elif metric != SCORE:
+            shares = PERCENT if limits_of(metric) == (0, 1) else PLAIN
+            scale = scale_of(metric) if metric in registry.metrics() else shares
         figure, (axes,) = panels(tasks)
-        for place, ax in enumerate(axes):
-            for entry, style in zip(self.entries, styles(len(self.entries)), strict=True):
-                values = [self._lost(run) if metric == FORGETTING else self._values(run, metric) for run in entry.runs]
-                of_task = scale.factor * np.array(values)[:, :, place]
-                known = np.flatnonzero(~np.isnan(of_task).any(axis=0))
-                spread = of_task[:, known]
-                if len(known):
-                    ax.fill_between(known, spread.min(0), spread.max(0), color=style["color"], alpha=0.15, linewidth=0)
-                ax.plot(known, spread.mean(0), label=entry.label, **style)
+        for entry, style in zip(self.entries, styles(len(self.entries)), strict=True):
+            values = scale.factor * np.array([self._course(run, metric) for run in entry.runs])
+            for place, ax in enumerate(axes):
+                course(ax, values[:, :, place], style | {"label": entry.label})
+        for ax in axes:
             ax.set(xlabel="tasks learned", xticks=range(len(self.tasks) + 1))
         points = metric == FORGETTING and scale == PERCENT
         axes[0].set_ylabel(f"{metric} (points)" if points else scale.titled(metric))
@@ -446,102 +472,26 @@ class Results:
             raise UnknownNameError("metric", metric, {*known, SCORE})
         return run.values(metric)
 
-    def _lost(self, run: Run) -> Floats:
-        """Return how far each task is below its best from where it was learned on, shape (T+1, T), NaN before."""
-        lost = np.full(run.learning_matrix.shape, np.nan)
-        for place, scores in enumerate((np.array(self.signs) * run.learning_matrix).T[:-1]):
-            since = scores[place + 1 :]
-            lost[place + 1 :, place] = [0.0, *(np.maximum.accumulate(since)[:-1] - since[1:])]
-        return lost
-
-    def _scale(self, metric: str) -> Scale:
-        if metric in (SCORE, FORGETTING):
-            return self.scale
-        return scale_of(metric) if metric in registry.metrics() else PERCENT if limits_of(metric) == (0, 1) else PLAIN
+    def _course(self, run: Run, metric: str) -> Floats:
+        return (
+            forgetting_by_stage(run.learning_matrix, self.metric) if metric == FORGETTING else self._values(run, metric)
+        )
 
     def _label_scores(self, strategy: str, task: str, seed: int) -> LabelScores:
         run = self._run(strategy, seed)
         if task not in self.tasks:
             raise UnknownNameError("task in these results:", task, self.tasks)
-        files = run.files
-        if not files.answers:
+        if not run.answers:
             raise ReportError("There are no answers beside these scores. Load the directory of a run.")
-        if task not in files.probabilities or task not in files.labels:
+        if task not in run.probabilities or task not in run.labels:
             raise ReportError(
                 f"Task {task!r} is not answered by one label a row. Take another, or read its scores by matrix()."
             )
-        return LabelScores.of(files.probabilities[task], files.labels[task])
-
-
-#: What a unit may keep in a file of that name.
-_KEPT = ("ledger", "graft")
+        return LabelScores.of(run.probabilities[task], run.labels[task])
 
 
 def _file(run: Run, kind: str) -> Path:
     return Path(run.source) / run.strategy / f"seed-{run.seed}" / f"{kind}.safetensors"
-
-
-def _compared(evidence: Evidence, a: str, b: str, task: str | None) -> Json:
-    """Compare two strategies on a task, or on all, see `Results.compare`; NaN where the task has no such scores."""
-    pairs = len(evidence.scores[a])
-    if task is not None and any(task not in scores for scores in evidence.scores[a].values()):
-        return {
-            **dict.fromkeys(("a", "b", "difference", "low", "high"), np.nan),
-            "pairs": pairs,
-            "verdict": "undecided",
-        }
-    gap = evidence.difference(a, b, task)
-    assert gap is not None  # they share their seeds
-    means = {"a": evidence.average(a, task).value, "b": evidence.average(b, task).value}
-    return {**means, "difference": gap.value, "low": gap.low, "high": gap.high, "pairs": pairs, "verdict": gap.verdict}
-
-
-def evidence_of(results: Results, metric: str | None = None) -> Evidence:
-    """Return how sure the scores at the end of a stream are, see `scores_at_end`."""
-    return Evidence(scores_at_end(results, metric))
-
-
-def scores_at_end(
-    results: Results, metric: str | None = None, chosen: Mapping[str, Sequence[int]] | None = None
-) -> dict[str, dict[int, dict[str, RowScore]]]:
-    """Return the scores at the end of a stream, and how each depends on its rows, as far as the answers to them are kept.
-
-    Args:
-        results: of which runs.
-        metric: ``ece``, or what else was measured; default: that of each task.
-        chosen: the seeds of some strategies; default: all of all.
-    """
-    runs = {
-        entry.label: [run for run in entry.runs if chosen is None or run.seed in chosen.get(entry.label, ())]
-        for entry in results.entries
-        if chosen is None or entry.label in chosen
-    }
-    kept = [run.files.answers for of_seeds in runs.values() for run in of_seeds if run.files.answers]
-    alike = all(
-        each.keys() == kept[0].keys() and all(same_rows(kept[0][task], its) for task, its in each.items())
-        for each in kept[1:]
-    )
-
-    def score(run: Run, number: int, task: str) -> RowScore:
-        its, rows = metric or run.metric[number], results.test_rows.get(task, 0)
-        value, own = float(run.end(its)[number]), float(run.learning_matrix[-1][number])
-        if alike and task in run.files.answers and (found := RowScore.of_answers(run.files.answers[task], its)):
-            return found
-        if its == "accuracy" and task in run.facts.right_rows and rows:
-            return RowScore.of_packed(run.facts.right_rows[task], rows)
-        return RowScore.of_value(value, its, rows, own if run.metric[number] == "accuracy" else None)
-
-    return {
-        label: {
-            run.seed: {
-                task: score(run, number, task)
-                for number, task in enumerate(results.tasks)
-                if not np.isnan(run.end(metric or run.metric[number])[number])
-            }
-            for run in of_seeds
-        }
-        for label, of_seeds in runs.items()
-    }
 
 
 # ---- which runs stand side by side ----------------------------------------------------------------------
@@ -557,8 +507,7 @@ def _entries(records: Sequence[RunRecord], setups: Sequence[Json], telling: Sequ
     found: dict[str, dict[str, dict[int, Run]]] = {}
     for record, setup in zip(records, setups, strict=True):
         for run in record.runs:
-            own = {key: setup.get(key) for key in telling} | run.facts.options
-            options = json.dumps(own, sort_keys=True)
+            options = json.dumps({key: setup[key] for key in telling} | run.facts.options, sort_keys=True)
             earlier = found.setdefault(run.strategy, {}).setdefault(options, {}).setdefault(run.seed, run)
             if run is not earlier and run.outcome != earlier.outcome:
                 raise ReportError(
@@ -567,28 +516,22 @@ def _entries(records: Sequence[RunRecord], setups: Sequence[Json], telling: Sequ
                 )
     for strategy, variants in found.items():
         options_of_each = [json.loads(variant) for variant in variants]
-        labels = labels_of(strategy, options_of_each, telling)
+        labels = _labels_of(strategy, options_of_each, telling)
         for label, its, seeds in zip(labels, options_of_each, variants.values(), strict=True):
             yield StrategyRuns(label, tuple(seeds[seed] for seed in sorted(seeds)), its)
 
 
-def labels_of(strategy: str, variants: Sequence[Json], always: Sequence[str] = ()) -> list[str]:
-    """Return for each configuration the strategy's name, with the options that are not the same in all, or always told.
+def _labels_of(strategy: str, variants: Sequence[Json], always: Sequence[str]) -> Iterator[str]:
+    """Yield for each configuration the strategy's name, with the options that are not the same in all, or always told.
 
     An option that is set to nothing goes without saying, unless that is all there is to tell.
-
-    Args:
-        strategy: its name.
-        variants: its options in each configuration.
-        always: options that are told wherever they stand.
     """
-    labels, keys = [], dict.fromkeys(key for variant in variants for key in variant)
+    keys = dict.fromkeys(key for variant in variants for key in variant)
     for options in variants:
         telling = [k for k in keys if k in always or any(other.get(k) != options.get(k) for other in variants)]
         telling = [k for k in telling if k not in options or options[k] is not None] or telling
         told = ", ".join(f"{key}={typed(options[key]) if key in options else NULL}" for key in telling)
-        labels.append(f"{strategy} ({told})" if told else strategy)
-    return labels
+        yield f"{strategy} ({told})" if told else strategy
 
 
 def _agree(ours: Json, theirs: Json) -> bool:
@@ -620,35 +563,33 @@ def _differences(ours: RunRecord, theirs: RunRecord) -> Iterator[str]:
 def _stated(record: RunRecord, key: str) -> Any:
     """Return what a run says of its set-up, wherever it says it."""
     about = record.about
+    if key == "model":
+        return about.model.get("name")
     places = (dict(about), about.data, about.model, about.set)
     return next((place[key] for place in places if place.get(key) is not None), None)
 
 
-def _set_up(record: RunRecord) -> Json:
-    """Return what of the set-up of a run may differ from others beside it."""
-    model = record.about.model
-    return {key: _stated(record, key) for key in _MAY_DIFFER} | {
-        "model": model.get("name"),
-        "fingerprint": model.get("fingerprint"),
-    }
+def _set_ups(records: Sequence[RunRecord]) -> tuple[list[Json], list[str]]:
+    """Return what of the set-up of each run may differ, and what of that does.
 
-
-def _telling(setups: Sequence[Json]) -> list[str]:
-    """Return what differs between set-ups; models of one name by their fingerprints, of which the first eight digits tell."""
+    Models of one name are told apart by their fingerprints, of which the first eight digits tell.
+    """
+    setups = [{key: _stated(record, key) for key in _MAY_DIFFER} for record in records]
     differ = [key for key in _MAY_DIFFER if any(each[key] != setups[0][key] for each in setups)]
-    if "model" not in differ and any(each["fingerprint"] != setups[0]["fingerprint"] for each in setups):
-        for each in setups:
-            each["model"] = f"{each['model']} {str(each['fingerprint'])[:8]}"
+    prints = [record.about.model.get("fingerprint") for record in records]
+    if "model" not in differ and len(set(prints)) > 1:
+        for each, fingerprint in zip(setups, prints, strict=True):
+            each["model"] = f"{each['model']} {str(fingerprint)[:8]}"
         differ = ["model", *differ]
-    return [key for key in differ if key != "graftable" or "model" not in differ]
+    return setups, [key for key in differ if key != "graftable" or "model" not in differ]
 
 
 def _shared_settings(records: Sequence[RunRecord]) -> Json:
     """Return what all runs say alike of the set-up, as far as it is no default."""
     settings = []
     for record in records:
-        keys = ("scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", *record.about.set)
-        its = {"model": record.about.model.get("name"), **{key: _stated(record, key) for key in keys}}
+        keys = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", *record.about.set)
+        its = {key: _stated(record, key) for key in keys}
         settings.append({k: v for k, v in its.items() if isinstance(v, str | int | float) and v != USUAL.get(k)})
     return {key: value for key, value in settings[0].items() if all(other.get(key) == value for other in settings)}
 
@@ -665,13 +606,15 @@ def floors_by_seed(records: Sequence[RunRecord]) -> dict[str, dict[str, list[flo
 
 def _means(floors: Mapping[str, Mapping[str, Sequence[float | None]]]) -> dict[str, tuple[float | None, ...]]:
     """Return the means of floors over seeds, by their names in tables; nothing of those that no task has."""
-    means = {LEARNED_FLOORS[name]: tuple(map(_mean, zip(*each.values(), strict=True))) for name, each in floors.items()}
+    means = {
+        LEARNED_FLOORS[name]: tuple(map(mean_of_known, zip(*its.values(), strict=True))) for name, its in floors.items()
+    }
     return {name: scores for name, scores in means.items() if any(score is not None for score in scores)}
 
 
-def _mean(scores: Iterable[float | None]) -> float | None:
-    known = list(scores)
-    return None if None in known else fmean(score for score in known if score is not None)
+def mean_of_known(scores: Sequence[float | None]) -> float | None:
+    """Return the mean; ``None`` where one is missing."""
+    return None if None in scores else fmean(score for score in scores if score is not None)
 
 
 def _untrained(records: Sequence[RunRecord]) -> dict[str, tuple[float | None, ...]]:

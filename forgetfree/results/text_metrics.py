@@ -19,7 +19,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
@@ -200,37 +200,24 @@ def _f1(words: Sequence[str], right: Sequence[str]) -> float:
     return 2 * shared / (len(words) + len(right))
 
 
-class _Tokenizer:
-    """A tokenizer of ``rouge-score``, which remembers texts: a right text meets many."""
-
-    def __init__(self, words: Callable[[str], list[str]]) -> None:
-        self.tokenize = lru_cache(maxsize=2**14)(words)
-
-
-@lru_cache(maxsize=1)
-def _tokenizers() -> tuple[_Tokenizer, _Tokenizer]:
-    """Return the tokenizer of Latin letters, and that of any script."""
+@lru_cache(maxsize=8)
+def _rouge_scorer(variant: str, any_script: bool) -> Callable[[str, str], float]:
+    """Return the function that compares a right text with another, by words of Latin letters or of any script."""
+    from rouge_score.rouge_scorer import RougeScorer
+    from rouge_score.scoring import fmeasure
     from rouge_score.tokenize import tokenize
     from rouge_score.tokenizers import porter
 
-    # The same words come again and again.
+    # The same words come again and again, and a right text meets many.
     stemmer = SimpleNamespace(stem=lru_cache(maxsize=2**16)(porter.PorterStemmer().stem))
-    return _Tokenizer(lambda text: tokenize(text, stemmer)), _Tokenizer(words_of_any_script)
-
-
-@lru_cache(maxsize=8)
-def _scorer(variant: str, tokenizer: _Tokenizer) -> Callable[[str, str], float]:
-    """Return the function that compares a right text with another."""
-    from rouge_score.rouge_scorer import RougeScorer
-    from rouge_score.scoring import fmeasure
-
+    words_of = lru_cache(maxsize=2**14)(words_of_any_script if any_script else partial(tokenize, stemmer=stemmer))
     if variant != "rougeL":
-        scorer = RougeScorer([variant], tokenizer=tokenizer)
+        scorer = RougeScorer([variant], tokenizer=SimpleNamespace(tokenize=words_of))
         return lambda target, text: float(scorer.score(target, text)[variant].fmeasure)
     from rapidfuzz.distance import LCSseq  # that of rouge-score takes a second for a few long texts
 
     def longest(target: str, text: str) -> float:
-        right, words = tokenizer.tokenize(target), tokenizer.tokenize(text)
+        right, words = words_of(target), words_of(text)
         length = LCSseq.similarity(right, words)
         return float(fmeasure(length / max(len(words), 1), length / max(len(right), 1)))
 
@@ -238,12 +225,10 @@ def _scorer(variant: str, tokenizer: _Tokenizer) -> Callable[[str, str], float]:
 
 
 def _rouge(variant: str, texts: Texts, targets: Targets) -> Floats:
-    latin, any_script = _tokenizers()
-
     def value(text: str, target: str) -> float:
         if not target.strip():
             return float(not text.strip())
-        return _scorer(variant, any_script if _needs_any_script(target) else latin)(target, text)
+        return _rouge_scorer(variant, _needs_any_script(target))(target, text)
 
     return _best(texts, targets, value)
 

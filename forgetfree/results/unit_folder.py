@@ -127,7 +127,7 @@ def _expected(path: Path, error: type[ForgetfreeError], unit: Path | None) -> tu
         raise error(f"{file} is another unit's: {differ}. {_REMEDY}")
     if unit is None:
         return file, record["files"].get(path.name)
-    models = record.get("details", {}).get(MODELS, {})
+    models = record["details"].get(MODELS, {})
     return (file, models[path.name]) if path.name in models else (None, None)
 
 

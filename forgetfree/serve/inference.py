@@ -89,7 +89,7 @@ class Predictor:
             strategy: the strategy; default: ``grafting-continual``, or else the first with a ledger, or else the first.
             model: the run's model, if it has moved; its weights must be the same.
             device: where to answer; ``auto``: on a GPU, if there is one.
-            deterministic: see `Predictor`; a run with ``deterministic=true`` is always answered so.
+            deterministic: see `Predictor`; a run with ``evaluation_batch_size=1`` is always answered so.
 
         Raises:
             RunError: it is no run directory, or holds nothing to answer from.

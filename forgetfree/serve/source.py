@@ -105,7 +105,7 @@ class Source:
             strategy=file.parts[-3],
             graftable=settings.get("graftable"),
             dtype="bfloat16" if settings.get("dtype") == "bfloat16" else "float32",
-            deterministic=options.get("deterministic") is True,
+            deterministic=options.get("evaluation_batch_size") == 1,
             stores=[file.parent, Path(settings.get("cache") or place / "fine-tuned")],
             task_inference=task_inference,
             **({} if file.name == LEDGER else _read_bound(file.parent)),

@@ -14,8 +14,7 @@ from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.display import listed
 from forgetfree.models.state import StateStore
-from forgetfree.testing.faults import Faults, differing
-from forgetfree.testing.runs import Look, Run, Untrained, look
+from forgetfree.testing.runs import Faults, Look, Run, Untrained, differing, look
 
 _COUNT_IT = "Count in storage.bytes_kept() what storage.save() writes and what the next task needs."
 

@@ -20,7 +20,6 @@ from forgetfree.errors import OptionError, UsageError
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
 from forgetfree.tasks import SPLITS
-from forgetfree.testing.faults import Faults, tensors
 from forgetfree.testing.outcomes import (
     check_answers,
     check_bytes,
@@ -31,7 +30,7 @@ from forgetfree.testing.outcomes import (
     check_restored,
     check_stale,
 )
-from forgetfree.testing.runs import Observer, Recorder, Run, Watch, learn, own_randomness
+from forgetfree.testing.runs import Faults, Observer, Recorder, Run, Watch, learn, own_randomness, tensors
 from forgetfree.testing.tiny import copies, other_rows, tiny_model, tiny_stream, tiny_task
 from forgetfree.training.training_options import TrainingOptions
 

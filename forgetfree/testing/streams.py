@@ -18,7 +18,7 @@ from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import default_data, load_tasks
 from forgetfree.display import listed
 from forgetfree.tasks import SPLITS
-from forgetfree.testing.faults import Faults, differing
+from forgetfree.testing.runs import Faults, differing
 from forgetfree.testing.tiny import tiny_model
 
 #: Above this share of a task's test rows in its training rows, a score says little; of MPQA's short phrases it is 0.1.

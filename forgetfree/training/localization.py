@@ -27,6 +27,8 @@ from forgetfree.training.training_options import TrainingOptions
 
 #: Hard masks that are tried on validation rows while S is learned.
 MASK_EVALUATIONS = 4
+#: Validation rows, at most, by which a mask or a composition is chosen.
+VALIDATION_ROWS = 512
 #: Rows and tokens, at most, of a pass with gradients of the whole model, on a CPU: few tokens take little memory.
 _ON_CPU = {"size": 64, "tokens": 240}
 #: Elsewhere: a pass of 64 rows of 30 tokens leaves a GPU idle, and a step takes three times as long (docs/scaling.md).
@@ -65,11 +67,6 @@ class LocalizationOptions(TrainingOptions):
     )
     mask_batch_size: int = option(1024, "rows per step on S", at_least=1)
     mask_learning_rate: float = option(1e7, "of SGD on S", above=0)
-    validation_rows: int = option(
-        512,
-        "validation rows, at most, that the hard masks are scored on which are tried while S is learned",
-        at_least=1,
-    )
 
     @property
     def needs_fine_tuned(self) -> bool:

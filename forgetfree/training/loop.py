@@ -109,10 +109,8 @@ def fine_tuned_key(
     """
     model = loaded.model
     options = for_model(options, model, task.train)
-    fields = TrainingOptions.__dataclass_fields__.keys() - {"deterministic", "answer_precision"}  # of evaluation
-    training = {field: getattr(options, field) for field in fields} | {"dropout": bool(options.dropout)}
-    if not options.gradient_checkpointing:  # older keys have no word of it
-        del training["gradient_checkpointing"]
+    training = {field: getattr(options, field) for field in TrainingOptions.__dataclass_fields__}
+    training |= {"steps": task.full_steps(options), "dropout": bool(options.dropout), "evaluation_batch_size": None}
     content = {
         "model": loaded.fingerprint,
         "readout": model.readout,
@@ -121,7 +119,7 @@ def fine_tuned_key(
         "head": {name: digest_of(tensor) for name, tensor in pre.readouts[task.name].items()},
         "rows": task.train.digest,
         "task": asdict(task.definition) | {"hub": None},
-        "options": training | {"steps": task.full_steps(options), "evaluation_batch_size": None},
+        "options": training,
         "seed": seed,
         "config": config_of(model.backbone),
         "graftable": model.space().layout_hash,
@@ -143,11 +141,12 @@ def _identity(function: Function) -> str:
 
 
 def answers_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> Answers:
-    """Return what a model answers to rows of a task, in batches and in the precision that the options say."""
+    """Return what a model answers to rows of a task, in batches as large as the options say."""
     kind = task.kind
-    logits = predict(model, rows, **options.answering, collected=kind.collected)
+    size = options.evaluation_batch_size
+    logits = predict(model, rows, batch_size=size, collected=kind.collected)
     answers = kind.answers(task.definition, logits, rows.labels, rows)
-    return kind.with_texts(answers, task.definition, model, rows, **options.answering)
+    return kind.with_texts(answers, task.definition, model, rows, batch_size=size, precision="fp32")
 
 
 def quality_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> tuple[float, float]:
@@ -159,7 +158,7 @@ def quality_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: 
         model: answers as it is.
         task: the task.
         rows: of the task.
-        options: precision and batch size of the forward passes.
+        options: batch size of the forward passes.
     """
     logits = _finite_logits(model, task, rows, options)
     return (-math.inf, -math.inf) if logits is None else task.kind.quality(task.definition, logits, rows)
@@ -173,7 +172,7 @@ def loss_of(model: ReadoutModel, task: EncodedTask, rows: Examples, options: Tra
 
 def _finite_logits(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> Tensor | None:
     """Return what the task's kind collects of the logits; nothing where one is not finite: the weights moved too far."""
-    logits = predict(model, rows, **options.answering, collected=task.kind.collected)
+    logits = predict(model, rows, batch_size=options.evaluation_batch_size, collected=task.kind.collected)
     return logits if bool(logits.isfinite().all()) else None
 
 
@@ -211,13 +210,13 @@ def features_of(
     return _of_all_rows(model, lambda x, y, t: read(x), rows, batch_size, precision)
 
 
-def token_losses(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
+def token_losses(model: ReadoutModel, rows: Examples, batch_size: int) -> Tensor:
     """Return the cross-entropy of every token that is to be predicted, in nats: float32 ``(n,)``."""
 
     def read(x: Tensor, y: Tensor, _: Tensor) -> Tensor:
         return F.cross_entropy(model.features(x).float(), y, reduction="none")
 
-    return _of_all_rows(model, read, rows, batch_size, precision)
+    return _of_all_rows(model, read, rows, batch_size, "fp32")
 
 
 @torch.no_grad()

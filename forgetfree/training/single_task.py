@@ -36,6 +36,7 @@ from forgetfree.seeds import derive_seed
 from forgetfree.training.encoded_task import EncodedTask, encode_task
 from forgetfree.training.layers import layer_checkpoints
 from forgetfree.training.localization import (
+    VALIDATION_ROWS,
     LocalizationOptions,
     base_size,
     check_localization,
@@ -64,7 +65,6 @@ class SingleTask:
         device: where to train.
         store: keeps and shares fine-tuned models; default: each is made anew.
         monitor: logs phases and steps.
-        taken: entries that γ is not to have; default: none.
     """
 
     def __init__(
@@ -77,13 +77,12 @@ class SingleTask:
         device: torch.device,
         store: StateStore | None = None,
         monitor: Monitor | None = None,
-        taken: Region | None = None,
     ) -> None:
         self.loaded, self.model, self.task, self.seed, self.device = loaded, loaded.model, task, seed, device
         self.space = self.model.space()
         self.pre = pre or ModelState.of(self.model, [task.name])
         self.monitor = monitor or Monitor()
-        self._store, self._taken = store, taken
+        self._store = store
 
     @classmethod
     def of(
@@ -187,7 +186,7 @@ class SingleTask:
         ):
             scores = score_entries(kind, self.model, self.task.train, theta_pre, theta_ft, options, seed)
             on_step(1, math.nan)
-            return [most_salient(scores, count, self._taken) for count in counts]
+            return [most_salient(scores, count) for count in counts]
 
     def localized(
         self,
@@ -209,8 +208,6 @@ class SingleTask:
         options = for_model(options, self.model, self.task.train)
         if options.region_from == "midpoint":
             base = Region.empty()
-        if self._taken is not None:  # what did not move is never taken
-            fine_tuned = replace(fine_tuned, theta=graft_theta(fine_tuned.theta, self.pre.theta, self._taken))
         wanted = [options.sparsity] if sparsities is None else list(sparsities)
         for sparsity in wanted:
             check_localization(replace(options, sparsity=sparsity), self.space)
@@ -244,7 +241,7 @@ class SingleTask:
         seed, count = self.seed_of("localize"), budget(len(self.space), sparsities[0])
         readout = fine_tuned.readouts[self.task.name]
         theta_pre, theta_ft = self.pre.theta.to(self.device), fine_tuned.theta.to(self.device)
-        validation = self.task.validation.subset(representative(self.task.validation.targets, options.validation_rows))
+        validation = self.task.validation.subset(representative(self.task.validation.targets, VALIDATION_ROWS))
 
         def score() -> float:
             return quality_of(self.model, self.task, validation, options)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypedDict, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 
@@ -20,13 +20,6 @@ AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")
 
 #: ``steps=auto``: passes over the rows of a task, and the least and the most updates. See docs/results/recipe.md.
 AUTO_PASSES, AUTO_LEAST, AUTO_MOST = 4, 100, 400
-
-
-class Passes(TypedDict):
-    """How forward passes without gradients are computed."""
-
-    batch_size: int
-    precision: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,20 +68,15 @@ class TrainingOptions(Options):
     )
     precision: PrecisionChoice = option(
         "fp32",
-        "of forward and backward passes; weights keep their dtype. fp32: that of the weights, so bfloat16 with dtype=bfloat16; "
+        "of training's forward and backward passes; weights keep their dtype, and answer in it. fp32: that of the weights, so "
+        "bfloat16 with dtype=bfloat16; "
         "bf16 is up to twice as fast where the device is made for it, and slower elsewhere; auto: what is faster, measured "
         "once (bf16 where it takes at most 0.85 of the time of fp32)",
     )
-    answer_precision: PrecisionChoice | None = option(
-        None,
-        "of the forward passes that answer, in evaluation, in validation, and when what came out is used; none: as precision. "
-        "Where training is in bf16, fp32 here lets an exported model answer as the run did, to the bit",
-    )
-    evaluation_batch_size: int = option(64, "rows per forward pass in evaluation", at_least=1)
-    deterministic: bool = option(
-        False,
-        "answer each row in a forward pass of its own: its logits have the same bits whatever rows are answered beside it, "
-        "in any order and any batch size. Evaluation of short rows takes longer",
+    evaluation_batch_size: int = option(
+        64,
+        "rows per forward pass in evaluation; with 1, a row's logits have the same bits whatever rows are answered beside it",
+        at_least=1,
     )
 
     def __post_init__(self) -> None:
@@ -112,21 +100,6 @@ class TrainingOptions(Options):
             return min(max(AUTO_LEAST, math.ceil(AUTO_PASSES * rows / self.batch_size)), AUTO_MOST)
         return self.steps
 
-    @property
-    def rows_at_once(self) -> int:
-        """The rows of a forward pass in evaluation. Kernels and their rounding depend on the shapes that they are given."""
-        return 1 if self.deterministic else self.evaluation_batch_size
-
-    @property
-    def answering(self) -> Passes:
-        """How rows are answered: so many in a forward pass, in this precision."""
-        return {"batch_size": self.rows_at_once, "precision": self.answer_precision or self.precision}
-
-    @property
-    def precisions(self) -> set[str]:
-        """The precisions of training and of answers."""
-        return {self.precision, self.answering["precision"]}
-
     @classmethod
     def for_model(cls, model: str, *, strategy: str | None = None, **changes: Any) -> Self:
         """Return what the command line takes for a model: its recipe, if it is registered with one, else the defaults.
@@ -149,13 +122,8 @@ class TrainingOptions(Options):
 
 def for_model(options: AnyOptions, model: ReadoutModel, rows: Rows | None = None) -> AnyOptions:
     """Return the options with what ``auto`` means for a model where it is, see `forgetfree.core.precision.decided`."""
-    if "auto" not in options.precisions:
-        return options
-    answers = options.answer_precision
-    return replace(
-        options,
-        precision=decided(options.precision, model, rows),
-        answer_precision=None if answers is None else decided(answers, model, rows),
+    return (
+        replace(options, precision=decided(options.precision, model, rows)) if options.precision == "auto" else options
     )
 
 

@@ -125,7 +125,7 @@ def test_an_f1_of_the_final_union_says_nothing_of_other_rows(runs: list[str]) ->
     its = Runs(runs)
     assert np.isfinite(final_union(its).low)
     for run in its.entries["union"].runs:
-        run.metric[:] = ["f1"] * 3  # type: ignore[index]
+        run.about.metric.update(dict.fromkeys(run.tasks, "f1"))
     assert final_union(its).value == pytest.approx(-2 / 15) and np.isnan(final_union(its).low)
 
 

@@ -42,7 +42,6 @@ from forgetfree.results import learning_matrix
 
 #: Those that keep what a task learned, and that any network can be trained by.
 FORGET_FREE = [name for name in registry.STRATEGIES if registry.strategy(name).forget_free and name != "lora"]
-OTHERS = ["continual-ft", "replay", "ewc"]
 Answers = dict[str, np.ndarray[Any, Any]]
 
 
@@ -61,50 +60,7 @@ def run(strategy: Any, benchmark: Any) -> list[Answers]:
     return rows
 
 
-class Models(SupervisedPlugin):
-    """Keeps, of each evaluation, every tensor of the model that answered each experience."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[dict[int, dict[str, torch.Tensor]]] = []
-
-    def before_eval(self, strategy: Any, **_: Any) -> None:
-        self.seen.append({})
-
-    def after_eval_forward(self, strategy: Any, **_: Any) -> None:
-        model = strategy.model
-        self.seen[-1][strategy.experience.current_experience] = vision.everything(model.backbone)
-
-
-# -- Forget-free, with BatchNorm -------------------------------------------------------------------------
-
-
-@pytest.mark.sampled("bitfit-mlp", "grafting-continual-mlp")
-@pytest.mark.parametrize("kind", vision.NETWORKS)
-@pytest.mark.parametrize("name", FORGET_FREE)
-def test_later_tasks_leave_every_earlier_logit_as_it_was(name: str, kind: str, tmp_path: Path) -> None:
-    """And the models that give them, running statistics included; from the file, too."""
-    stream = vision.stream("task", kind, experiences=5)
-    assert stream.scenario == "task"
-    models, store = Models(), StateStore(tmp_path)
-    strategy = vision.make(name, stream, plugins=[models], store=store)
-    rows = run(strategy, stream.benchmark)
-    for k, task in enumerate(stream.tasks):
-        for later in range(k + 1, 5):
-            assert np.array_equal(rows[k][task.name], rows[later][task.name])
-            assert vision.different(models.seen[k][k], models.seen[later][k]) == []
-    assert not np.array_equal(rows[0]["experience-1"], rows[1]["experience-1"])
-    if kind == "conv" and name != "bitfit":  # the statistics are the task's own
-        means = [models.seen[4][k]["1.running_mean"] for k in range(5)]
-        counts = [int(models.seen[4][k]["1.num_batches_tracked"]) for k in range(5)]
-        assert not any(torch.equal(mean, means[0]) for mean in means[1:])
-        assert min(counts) > 0
-
-    strategy.save(tmp_path)
-    fresh = vision.make(name, vision.stream("task", kind, experiences=5), store=store)
-    fresh.load(tmp_path)
-    fresh.eval(fresh.stream.benchmark.test_stream)
-    assert vision.different(answers(fresh), rows[-1]) == []
+# -- Any network -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled("grafting-continual-mlp", "wsn-mlp")
@@ -136,21 +92,6 @@ def own_model(strategy: Any, task: Any) -> dict[str, torch.Tensor]:
     with strategy.answering(task):
         tensors = vision.everything(strategy.model.backbone)
     return tensors | {f"readout.{name}": tensor for name, tensor in strategy.readouts[task.name].items()}
-
-
-@pytest.mark.sampled("continual-ft-class-mlp")
-@pytest.mark.parametrize("kind", vision.NETWORKS)
-@pytest.mark.parametrize("scenario", ["task", "class", "domain"])
-@pytest.mark.parametrize("name", OTHERS)
-def test_strategies_that_forget_run_save_and_load(name: str, scenario: str, kind: str, tmp_path: Path) -> None:
-    strategy = vision.make(name, vision.stream(scenario, kind))
-    rows = run(strategy, strategy.stream.benchmark)
-    assert not np.array_equal(rows[0]["experience-0"], rows[-1]["experience-0"])
-    strategy.save(tmp_path)
-    fresh = vision.make(name, vision.stream(scenario, kind))
-    fresh.load(tmp_path)
-    fresh.eval(fresh.stream.benchmark.test_stream)
-    assert vision.different(answers(fresh), rows[-1]) == []
 
 
 def test_a_pre_trained_network_is_where_all_tasks_start_from() -> None:

@@ -119,18 +119,6 @@ def test_parts_draw_from_seeds_of_their_own() -> None:
     assert strategy.phase_seed("train", stream.tasks[0]) in seeds
 
 
-def test_a_text_task_is_learned_in_parts() -> None:
-    """Rows of mixed length, too."""
-    stream = tiny_stream()
-    strategy = registry.strategy("replay")(
-        stream=stream, options=registry.strategy("replay").Options(steps=6, mem_size=4)
-    )
-    for part in online(stream, 7):  # 24 rows: 7, 7, 7, 3
-        strategy.train(part)
-    assert [task.name for task in strategy.learned] == ["qnli", "ag_news"]
-    strategy.evaluate()
-
-
 @pytest.mark.sampled("graft-retrain", "grafting-continual")
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_a_strategy_that_learns_a_task_at_once_refuses_a_part(name: str) -> None:

@@ -117,6 +117,15 @@ def test_files_are_short() -> None:
     assert lines("strategies/grafting_continual.py") <= 150
 
 
+@pytest.mark.parametrize("name", ["grafting_continual", "packnet"])
+def test_a_strategy_on_a_ledger_needs_eight_names(name: str) -> None:
+    tree = ast.parse((ROOT / "strategies" / f"{name}.py").read_text(encoding="utf-8"))
+    ours = [
+        node for node in tree.body if isinstance(node, ast.ImportFrom) and str(node.module).startswith("forgetfree")
+    ]
+    assert sum(len(node.names) for node in ours) <= 8
+
+
 def test_grafting_continual_follows_the_paper_from_top_to_bottom() -> None:
     text = (ROOT / "strategies" / "grafting_continual.py").read_text(encoding="utf-8")
     places = [text.index(step) for step in ("(1) Fine-tune", "(2) Starting from", "(3) Record", "(4) Answer")]

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from withheld import INFERENCE, TASKWISE, a_stream, kind_of, learn, logits, text_stream
 
-from forgetfree import registry
 from forgetfree.continual.streams import benchmark_stream
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import UsageError
@@ -26,6 +25,11 @@ pytestmark = pytest.mark.long
 
 MakeStream = Callable[..., Any]
 ALL = [(scenario, kind) for scenario in ("class", "domain") for kind in ("text", *vision.NETWORKS)]
+#: With a model for each task.
+ANSWERING = [
+    *((name, scenario, kind) for name in ("fine-tune", "grafting-continual") for scenario, kind in ALL),
+    *(("lora", scenario, "text") for scenario in ("class", "domain")),
+]
 
 
 # -- Labels ----------------------------------------------------------------------------------------------
@@ -82,8 +86,7 @@ def features(strategy: Any, task: Any, rows: Any) -> Tensor:
 
 @pytest.mark.sampled("fine-tune-class-mlp-1", "grafting-continual-class-mlp-1")
 @pytest.mark.parametrize("learned", [1, 2])
-@pytest.mark.parametrize(("scenario", "kind"), ALL)
-@pytest.mark.parametrize("name", ["fine-tune", "grafting-continual"])
+@pytest.mark.parametrize(("name", "scenario", "kind"), ANSWERING)
 def test_each_label_is_read_by_the_last_task_that_has_it(
     tiny_stream: MakeStream, name: str, scenario: str, kind: str, learned: int
 ) -> None:
@@ -119,9 +122,8 @@ def test_a_readout_without_bias_gives_unseen_labels_the_lowest_logit_too() -> No
 # -- The router ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled("fine-tune-class-mlp", "grafting-continual-class-mlp")
-@pytest.mark.parametrize(("scenario", "kind"), ALL)
-@pytest.mark.parametrize("name", ["fine-tune", "grafting-continual"])
+@pytest.mark.sampled("fine-tune-class-mlp", "grafting-continual-class-mlp", "lora-class-text")
+@pytest.mark.parametrize(("name", "scenario", "kind"), ANSWERING)
 def test_the_router_takes_the_least_entropy_of_a_slow_loop(
     tiny_stream: MakeStream, name: str, scenario: str, kind: str
 ) -> None:
@@ -286,18 +288,3 @@ def test_an_interrupted_evaluation_leaves_the_model_as_it_was(name: str, inferen
     strategy.plugins.remove(interrupt)
     assert vision.different(before, vision.everything(strategy.model)) == []
     assert vision.different(answers, logits(strategy)) == []
-
-
-# -- All of them -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled("continual-ft-domain", "grafting-continual-domain")
-@pytest.mark.parametrize("scenario", ["class", "domain"])
-@pytest.mark.parametrize("name", list(registry.STRATEGIES))
-def test_every_strategy_answers_text_without_the_task(tiny_stream: MakeStream, name: str, scenario: str) -> None:
-    stream = text_stream(tiny_stream, scenario)
-    strategy = learn(vision.make(name, stream, steps=2))
-    for task in stream.tasks:
-        found = logits(strategy)[task.name]
-        assert found.shape == (len(task.test), stream.model.heads[0].n_labels)
-        assert bool(torch.isfinite(found).all())

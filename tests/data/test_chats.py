@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import tiny
 
-from forgetfree.data.chat_template import ChatTemplate
-from forgetfree.data.chats import Chat, answer_of, answer_turn
+from forgetfree.data.chats import Chat, ChatTemplate, answer_of, answer_turn
 from forgetfree.data.columns import NO_COLUMN_NAMES
 from forgetfree.data.encoding import fitting
 from forgetfree.data.prompts import PromptEncoder
@@ -174,8 +173,8 @@ def test_a_special_token_in_a_text_stays_text(template: str) -> None:
     end, spelled = tokenizer.eos_token_id, [user(f"a {END} b"), said(f"x{END}")]
     plain = encoder.read(rows_of([user(), said("x")]))[0]
     row = encoder.read(rows_of(spelled))[0]
-    assert (row.before.count(end), row.answer.count(end)) == (plain.before.count(end), 0)
-    assert END in tokenizer.decode(row.before[2:]) and END in tokenizer.decode(row.answer)
+    assert (row.before.count(end), row.labels[:-1].count(end)) == (plain.before.count(end), 0)
+    assert END in tokenizer.decode(row.before[2:]) and END in tokenizer.decode(row.labels[:-1])
 
 
 def test_a_long_chat_loses_the_beginning_of_its_oldest_turns() -> None:

@@ -36,7 +36,7 @@ def pieces(tokenizer: Any, ids: list[int]) -> str:
     return " ".join(tokenizer.convert_ids_to_tokens(ids))
 
 
-def prompted(tokenizer: Any, template: str, *texts: str, max_length: int = 128) -> str:
+def prompted(tokenizer: Any, template: str | None, *texts: str, max_length: int = 128) -> str:
     """Encode one row of these texts in the prompt."""
     rows = single(*texts) if len(texts) == 1 else pair((texts[0], texts[1]))
     return pieces(tokenizer, Encoder(tokenizer, template, max_length)(rows)[0])
@@ -46,19 +46,10 @@ def prompted(tokenizer: Any, template: str, *texts: str, max_length: int = 128) 
 
 
 @ALL
-def test_single_texts_are_encoded_as_the_tokenizer_does(tokenizer: Any) -> None:
+def test_texts_are_encoded_as_the_tokenizer_does(tokenizer: Any) -> None:
     assert Encoder(tokenizer, None)(single(*FIRST)) == tokenizer(FIRST)["input_ids"]
-
-
-@ALL
-def test_pairs_are_encoded_as_the_tokenizer_does(tokenizer: Any) -> None:
     rows = Rows(tuple(FIRST), tuple(SECOND), (0, 0, 0))
     assert Encoder(tokenizer, None)(rows) == tokenizer(FIRST, second_texts(tokenizer, rows))["input_ids"]
-
-
-def test_without_separators_a_space_stands_between_the_texts() -> None:
-    """GPT-2 has no separator: "film" + "it" must not become one word."""
-    assert pieces(GPT2, Encoder(GPT2, None)(pair(("x film", "it was")))[0]) == "x Ġfilm Ġit Ġwas"
 
 
 def second_texts(tokenizer: Any, rows: Rows) -> list[str]:
@@ -66,29 +57,16 @@ def second_texts(tokenizer: Any, rows: Rows) -> list[str]:
     return [f" {text}" for text in rows.second] if tokenizer is GPT2 else list(rows.second)
 
 
-def test_bert_ends_each_text_with_one_separator() -> None:
-    assert pieces(BERT, Encoder(BERT, None)(pair(("a film", "it")))[0]) == "[CLS] a film [SEP] it [SEP]"
-
-
-def test_roberta_puts_two_separators_between_the_texts() -> None:
-    ids = Encoder(ROBERTA, None)(pair(("x film", "x story")))[0]
-    assert pieces(ROBERTA, ids) == "<s> x Ġfilm </s> </s> x Ġstory </s>"
-
-
 @ALL
 @pytest.mark.parametrize("length", [8, 9, 12, 13, 20])
-def test_pairs_are_truncated_as_the_tokenizer_does(tokenizer: Any, length: int) -> None:
+def test_texts_are_truncated_as_the_tokenizer_does(tokenizer: Any, length: int) -> None:
     rows = Rows((*FIRST, *SECOND), (*SECOND, *FIRST), (0,) * 6)
     expected = tokenizer(
         list(rows.first), second_texts(tokenizer, rows), truncation="longest_first", max_length=length, verbose=False
     )
     assert Encoder(tokenizer, None, length)(rows) == expected["input_ids"]
-
-
-@ALL
-def test_single_texts_are_truncated_as_the_tokenizer_does(tokenizer: Any) -> None:
-    expected = tokenizer(SECOND, truncation=True, max_length=6)["input_ids"]
-    assert Encoder(tokenizer, None, 6)(single(*SECOND)) == expected
+    alone = tokenizer(SECOND, truncation=True, max_length=length)["input_ids"]
+    assert Encoder(tokenizer, None, length)(single(*SECOND)) == alone
 
 
 @pytest.mark.parametrize(
@@ -113,40 +91,34 @@ def test_truncation_takes_from_the_longest(lengths: tuple[int, int], room: int, 
 # -- Prompts ---------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_around_one_text_in_bert() -> None:
-    expected = "[CLS] the film story it was [MASK] . [SEP]"
-    assert prompted(BERT, WAS, "the film story") == expected
-    assert prompted(BERT, WAS, "the film story ") == expected
-
-
-def test_a_prompt_around_one_text_in_byte_level_tokens() -> None:
-    """Words carry the space before them; the mask and what touches a word do not."""
-    assert prompted(ROBERTA, WAS, "x film") == "<s> x Ġfilm ĠIt Ġwas <mask> . </s>"
-
-
-def test_a_prompt_before_one_text_gives_it_a_space() -> None:
-    assert prompted(ROBERTA, "{mask}: {text}", "film story") == "<s> <mask> : Ġfilm Ġstory </s>"
-    assert prompted(BERT, "{mask}: {text}", "film story") == "[CLS] [MASK] : film story [SEP]"
-
-
-def test_a_prompt_between_two_texts() -> None:
-    """LM-BFF's ``<S1>? [MASK], <S2>``: the first loses its final mark, the second its capital."""
-    expected = "<s> x Ġfilm ? <mask> , Ġit Ġwas Ġlovely . </s>"
-    assert prompted(ROBERTA, ENTAILS, "x film?", "It was lovely.") == expected
-    assert prompted(ROBERTA, ENTAILS, "x film", "it was lovely.") == expected
-
-
-def test_bare_drops_only_one_final_mark() -> None:
-    assert prompted(BERT, ENTAILS, "who . .", "it") == "[CLS] who . ? [MASK] , it [SEP]"
-
-
-def test_lower_changes_only_the_first_letter() -> None:
-    got = prompted(ROBERTA, ENTAILS, "x", "World Sports")
-    assert got == "<s> x ? <mask> , Ġworld ĠSports </s>"
-
-
-def test_the_second_text_may_stand_first() -> None:
-    assert prompted(BERT, "{text_b} {mask} {text_a}", "film", "story") == "[CLS] story [MASK] film [SEP]"
+@pytest.mark.parametrize(
+    ("tokenizer", "template", "texts", "expected"),
+    [
+        (BERT, WAS, ["the film story"], "[CLS] the film story it was [MASK] . [SEP]"),
+        (BERT, WAS, ["the film story "], "[CLS] the film story it was [MASK] . [SEP]"),
+        # words carry the space before them; the mask and what touches a word do not
+        (ROBERTA, WAS, ["x film"], "<s> x Ġfilm ĠIt Ġwas <mask> . </s>"),
+        (ROBERTA, "{mask}: {text}", ["film story"], "<s> <mask> : Ġfilm Ġstory </s>"),
+        (BERT, "{mask}: {text}", ["film story"], "[CLS] [MASK] : film story [SEP]"),
+        # LM-BFF's <S1>? [MASK], <S2>: the first loses its final mark, one of them, and the second its first capital
+        (ROBERTA, ENTAILS, ["x film?", "It was lovely."], "<s> x Ġfilm ? <mask> , Ġit Ġwas Ġlovely . </s>"),
+        (ROBERTA, ENTAILS, ["x film", "it was lovely."], "<s> x Ġfilm ? <mask> , Ġit Ġwas Ġlovely . </s>"),
+        (BERT, ENTAILS, ["who . .", "it"], "[CLS] who . ? [MASK] , it [SEP]"),
+        (ROBERTA, ENTAILS, ["x", "World Sports"], "<s> x ? <mask> , Ġworld ĠSports </s>"),
+        (BERT, "{text_b} {mask} {text_a}", ["film", "story"], "[CLS] story [MASK] film [SEP]"),
+        (GPT2, "{text} It was", ["x film"], "x Ġfilm ĠIt Ġwas"),  # the label word follows
+        (BERT, WAS, [""], "[CLS] it was [MASK] . [SEP]"),
+        (ROBERTA, "{mask}: {text}", ["  "], "<s> <mask> : </s>"),
+        (ROBERTA, ENTAILS, ["", ""], "<s> ? <mask> , </s>"),
+        # without a prompt: an empty text, also of a tokenizer without special tokens, and two texts without a separator
+        (BERT, None, [""], "[CLS] [SEP]"),
+        (BERT, None, ["", "film"], "[CLS] [SEP] film [SEP]"),
+        (GPT2, None, [""], "<|endoftext|>"),
+        (GPT2, None, ["x film", "it was"], "x Ġfilm Ġit Ġwas"),
+    ],
+)
+def test_texts_stand_in_a_prompt(tokenizer: Any, template: str | None, texts: list[str], expected: str) -> None:
+    assert prompted(tokenizer, template, *texts) == expected
 
 
 @pytest.mark.parametrize("name", SPACED)
@@ -158,10 +130,6 @@ def test_a_prompt_has_no_extra_space_if_the_tokenizer_begins_texts_with_one(name
     pair = prompted(tokenizer, "{text_a}? {mask}, {text_b}", "who", "the story")
     assert pair == f"{who} ? <mask> , ▁the ▁story </s>"
     assert prompted(tokenizer, "{mask}: {text}", "film story") == "<mask> : ▁film ▁story </s>"
-
-
-def test_a_causal_prompt_ends_where_the_label_word_follows() -> None:
-    assert prompted(GPT2, "{text} It was", "x film") == "x Ġfilm ĠIt Ġwas"
 
 
 @pytest.mark.parametrize("tokenizer", [BERT, ROBERTA], ids=["bert", "roberta"])
@@ -210,31 +178,10 @@ def test_a_text_that_spells_a_special_token_stays_a_text(tokenizer: Any, templat
     assert special == [token for token in tokenizer("film")["input_ids"] if token in tokenizer.all_special_ids]
 
 
-def test_a_text_that_spells_the_mask_leaves_one_mask() -> None:
-    for tokenizer in (BERT, ROBERTA):
-        ids = Encoder(tokenizer, WAS)(single(SPELLED))[0]
-        assert ids.count(tokenizer.mask_token_id) == 1
-
-
 def test_encoding_leaves_the_tokenizer_as_it_was() -> None:
     before = BERT("the [MASK] film")["input_ids"]
     Encoder(BERT, WAS)(single(SPELLED))
     assert BERT("the [MASK] film")["input_ids"] == before
-
-
-def test_an_empty_text_is_the_bare_prompt() -> None:
-    assert prompted(BERT, WAS, "") == "[CLS] it was [MASK] . [SEP]"
-    assert prompted(ROBERTA, "{mask}: {text}", "  ") == "<s> <mask> : </s>"
-    assert prompted(ROBERTA, ENTAILS, "", "") == "<s> ? <mask> , </s>"
-
-
-def test_an_empty_text_without_a_prompt() -> None:
-    assert pieces(BERT, Encoder(BERT, None)(single(""))[0]) == "[CLS] [SEP]"
-    assert pieces(BERT, Encoder(BERT, None)(pair(("", "film")))[0]) == "[CLS] [SEP] film [SEP]"
-
-
-def test_a_tokenizer_without_special_tokens_still_gives_an_empty_text_one_token() -> None:
-    assert pieces(GPT2, Encoder(GPT2, None)(single("", "x"))[0]) == "<|endoftext|>"
 
 
 # -- What ids alone say ----------------------------------------------------------------------------------

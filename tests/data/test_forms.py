@@ -676,15 +676,6 @@ def test_a_task_with_the_name_of_a_registered_stream_is_not_mixed_up_with_it(tmp
     assert "holds the rows of one task, and 3 are named" in refusal(str(text_file(tmp_path / "mood.csv")), "demo")
 
 
-def test_a_file_under_a_name_much_like_a_registered_stream_is_told(tmp_path: Path) -> None:
-    path = str(text_file(tmp_path / "longs.csv"))
-    notes = {name: load_task(name, path).notes[-1] for name in ("qnli-agnew-sst2", "mood", "longs")}
-    assert "If the registered stream 'qnli-agnews-sst2' is meant, give a directory with its tasks." in notes.pop(
-        "qnli-agnew-sst2"
-    )
-    assert not [note for note in notes.values() if "registered stream" in note]
-
-
 def test_a_folder_of_tasks_stays_one_whatever_lies_beside_them(tmp_path: Path) -> None:
     for name in ("mood", "data"):
         text_file(tmp_path / name / "train.csv")

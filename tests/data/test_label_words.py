@@ -5,17 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spaced import ALL, BERT, EVERY, GPT2, ROBERTA, SPACED
+from spaced import BERT, EVERY, GPT2, ROBERTA, SPACED
 
 from forgetfree.data.encoding import check_label_words, label_word_ids, words_without_token
 from forgetfree.errors import ModelError
-
-
-@ALL
-def test_a_label_word_is_read_as_after_a_space(tokenizer: Any) -> None:
-    ids = label_word_ids(tokenizer, ("terrible", "great"), "sst2")
-    expected = ["Ġterrible", "Ġgreat"] if tokenizer is not BERT else ["terrible", "great"]
-    assert tokenizer.convert_ids_to_tokens(ids) == expected
 
 
 @pytest.mark.sampled("bpe-first")
@@ -56,13 +49,6 @@ def test_a_label_word_of_several_tokens_is_named_with_words_of_one() -> None:
     assert "Set label_words in the task's source.json, or use --readout linear." in text
 
 
-def test_a_label_word_that_the_vocabulary_lacks_is_named_without_words_that_mean_something_else() -> None:
-    with pytest.raises(
-        ModelError, match=r"Label word '東' of task 'own'.*\[UNK\]\), and a label word must be one\. Set "
-    ):
-        label_word_ids(BERT, ("東", "great"), "own")
-
-
 def test_all_label_words_of_all_tasks_are_told_at_once() -> None:
     with pytest.raises(ModelError) as caught:
         check_label_words(BERT, {"one": ("dreadful", "marvellous"), "two": ("東", "great"), "three": ("Yes", "yes")})
@@ -74,15 +60,9 @@ def test_all_label_words_of_all_tasks_are_told_at_once() -> None:
         "of task 'three' (Yes, yes)",
     ):
         assert part in text
-    assert "'great'" not in text
+    assert "'great'" not in text and "[UNK]), and a label word must be one. The" in text  # no other word means the same
     assert text.count("Set label_words") == 1
 
 
 def test_words_without_a_token_of_their_own() -> None:
     assert words_without_token(BERT, ("great", "dreadful", "Great", "yes")) == ["dreadful", "Great"]
-
-
-def test_label_words_that_are_one_token_are_refused() -> None:
-    """BERT's tokenizer lower-cases."""
-    with pytest.raises(ModelError, match=r"label words of task 'own' \(Yes, yes\) are not distinct"):
-        label_word_ids(BERT, ("Yes", "yes"), "own")

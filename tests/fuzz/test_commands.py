@@ -57,7 +57,7 @@ DAMAGED_CONFIGS: dict[str, tuple[Change, str]] = {
     "other versions": (lambda data: data.replace(b'"versions": {', b'"versions": 3, "x": {'), "versions must"),
     "other units": (
         lambda data: data.replace(b'"units": {', b'"units": {"a": 3, '),
-        "units must be an object of objects",
+        "units.a must be an object",
     ),
     "no units": (lambda data: data.replace(b'"units": {', b'"united": {'), "units is missing"),
 }

@@ -16,7 +16,6 @@ from forgetfree.continual.streams import load_stream
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import TrainingError
-from forgetfree.results.table import evidence_of
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.training import floors
 from forgetfree.training.encoded_task import sampled
@@ -76,8 +75,8 @@ def test_a_report_its_csv_file_and_its_results_have_one_interval(
     tables = []
     for source in (finished, file):
         results = forgetfree.load_results(source)
-        assert any(run.files.answers for run in results.runs) == (source == finished)
-        tables.append(evidence_of(results).difference("continual-ft", "fine-tune"))
+        assert any(run.answers for run in results.runs) == (source == finished)
+        tables.append(results.evidence().difference("continual-ft", "fine-tune"))
     of_run, of_file = tables
     assert of_run is not None and of_file is not None and not np.isnan(of_run.low)
     assert (of_file.low, of_file.high) == pytest.approx((of_run.low, of_run.high), rel=1e-9)

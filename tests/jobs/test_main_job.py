@@ -45,7 +45,7 @@ def test_on_the_embedded_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     """Tasks whose test words are new are learned, grafting keeps most of it and forgets nothing."""
     out = tmp_path / "out"
     options = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--set", "test_limit=96"]
-    options += ["--set", "precision=bf16", "--set", "validation_rows=96"]
+    options += ["--set", "precision=bf16", "--set", "floors=constant", "--set", "upper_triangle=false"]
     runs = main_job(out, "ag_news,sst2", "--data", "demo", "--shots", "100", "--steps", "50", *options)
     (news, films), grafted = runs["fine-tune"]["matrix"][-1], runs["grafting-continual"]["matrix"][-1]
     assert news > 0.9 and films > 0.75
@@ -68,7 +68,7 @@ def test_on_real_data_every_earlier_logit_stays(tmp_path: Path) -> None:
     stream = load_stream("qnli-agnews-sst2", data=str(real_data.DIRECTORY), shots=32, seed=0, test_limit=64)
     options = GraftingOptions(
         steps=8, optimizer="adamw", learning_rate=1e-4, base_fraction=0.0, mask_batch_size=32,
-        validation_rows=32, weight_decay=0.1, sparsity=1e-3,
+        weight_decay=0.1, sparsity=1e-3,
     )  # fmt: skip
     strategy = GraftingContinual(stream=stream, options=options, seed=0)
     learned: dict[str, torch.Tensor] = {}
@@ -84,7 +84,7 @@ def test_on_real_data_every_earlier_logit_stays(tmp_path: Path) -> None:
 @real_data.needs("qnli")
 def test_on_real_data(tmp_path: Path) -> None:
     options = ["--shots", "32", "--steps", "16", "--precision", "bf16", "--set", "test_limit=60"]
-    options += ["--set", "mask_batch_size=32", "--set", "validation_rows=32", "--set", "upper_triangle=false"]
+    options += ["--set", "mask_batch_size=32", "--set", "upper_triangle=false"]
     runs = main_job(tmp_path / "out", "qnli-agnews-sst2", "--data", str(real_data.DIRECTORY), *options)
     assert list(runs) == ["fine-tune", "continual-ft", "grafting-continual"]
     assert runs["grafting-continual"]["summary"]["forgetting"] == 0

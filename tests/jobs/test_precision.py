@@ -16,13 +16,12 @@ from forgetfree.core import precision
 from forgetfree.core.precision import faster_precision
 from forgetfree.core.readout_model import autocast
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.jobs.config import Execution, InMemory, RunConfig, with_precision
+from forgetfree.jobs.config import Execution, InMemory, RunConfig, prepared, with_precision
 from forgetfree.jobs.preflight import plan_of
-from forgetfree.jobs.run import prepared
 from forgetfree.jobs.run import run as perform
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
-from forgetfree.training.loop import fine_tune, fine_tuned_key, predict
+from forgetfree.training.loop import fine_tune, predict
 from forgetfree.training.training_options import TrainingOptions, for_model
 
 
@@ -162,7 +161,7 @@ def test_a_pass_does_not_decide() -> None:
 def test_a_strategy_knows_what_was_taken(faster: str) -> None:
     cls = strategy("grafting-continual")
     made = cls(stream=tiny_stream(), options=cls.Options(precision="auto", sparsity=0.05))
-    assert made.options.precision == made.ledger.binding.precision == faster
+    assert made.options.precision == faster and made.ledger.binding.precision == "fp32"
     assert for_model(TrainingOptions(precision="fp16"), made.model).precision == "fp16"
     assert TrainingOptions().precision == "fp32"
 
@@ -262,36 +261,14 @@ def test_any_network_is_measured_by_its_own_rows(faster: str, tmp_path: Path) ->
     assert with_precision(config).settings["precision"] == faster
 
 
-def test_training_in_bf16_may_answer_in_fp32() -> None:
-    def learned(**options: Any) -> tuple[Any, list[Tensor]]:
-        stream = tiny_stream()
-        made = cls(stream=stream, options=cls.Options(precision="bf16", sparsity=0.05, steps=4, **options))
-        for experience in stream.benchmark.train_stream:
-            made.train(experience)
-        made.eval(stream.benchmark.test_stream)
-        return made, [torch.as_tensor(made.predictions[task.name].logits) for task in stream.tasks]
-
-    cls = strategy("grafting-continual")
-    stream = tiny_stream()
-    of = stream.loaded, stream.tasks[0], stream.pre_trained
-    keys = {
-        fine_tuned_key(*of, cls.Options(answer_precision=each, steps=4), 0, torch.device("cpu"))
-        for each in (None, "fp32", "bf16")
-    }
-    assert len(keys) == 1  # one fine-tuned model serves them all
-    narrow, answers = learned()
-    wide, exact = learned(answer_precision="fp32")
-    assert narrow.ledger.binding.precision == "bf16" and wide.ledger.binding.precision == "fp32"
-    for one, other in zip(narrow.ledger.records, wide.ledger.records, strict=True):  # the same is learned
-        assert torch.equal(one.owned.values, other.owned.values)
-    for task, bf16, fp32 in zip(wide.stream.tasks, answers, exact, strict=True):
-        assert not torch.equal(bf16, fp32)
-        with wide.answering(task):
-            assert torch.equal(predict(wide.model, task.test, precision="fp32"), fp32)
-        with narrow.answering(narrow.stream.tasks[task.label]):
-            assert torch.equal(predict(narrow.model, task.test, precision="bf16"), bf16)
-
-
-def test_answers_may_be_auto_alone(faster: str) -> None:
-    options = for_model(TrainingOptions(answer_precision="auto"), tiny_stream().model)
-    assert (options.precision, options.answering["precision"]) == ("fp32", faster)
+def test_training_in_bf16_answers_in_the_dtype_of_the_weights() -> None:
+    stream, cls = tiny_stream(), strategy("grafting-continual")
+    made = cls(stream=stream, options=cls.Options(precision="bf16", sparsity=0.05, steps=4))
+    for experience in stream.benchmark.train_stream:
+        made.train(experience)
+    made.eval(stream.benchmark.test_stream)
+    assert made.ledger.binding.precision == "fp32"
+    for task in stream.tasks:
+        with made.answering(task):
+            expected = predict(made.model, task.test, precision="fp32")
+        assert torch.equal(torch.as_tensor(made.predictions[task.name].logits), expected)

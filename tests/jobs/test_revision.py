@@ -180,13 +180,11 @@ def test_regions_of_later_tasks_are_not_sought_again(
     ]
 
 
-@pytest.mark.sampled("localize_at=union")
 @pytest.mark.parametrize(
     "more",
     [
         ("region_start=pre-trained", "composition=alone"),
         ("region_start=pre-trained", "final_union=true"),
-        ("localize_at=union",),
     ],
     ids=" ".join,
 )

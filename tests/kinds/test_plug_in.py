@@ -26,7 +26,6 @@ from forgetfree.results.answers import Answers, LabelAnswers, constant_scores
 from forgetfree.results.metrics import Metric
 from forgetfree.results.report import run_figures
 from forgetfree.results.report.run_report import lay_out
-from forgetfree.results.report.words import headline
 from forgetfree.tasks import TaskDefinition
 from forgetfree.testing import check_stream
 
@@ -240,7 +239,7 @@ def test_reports_say_what_is_best(ratings: Path, metric: str, best: str, floor: 
     assert bold == {best}
     assert [score for _, score in held.best_floors] == [floor, floor]
     assert "below its best" not in str(lay_out(held).tables)
-    assert headline(held).startswith(f"{best} ")
+    assert lay_out(held).headline.startswith(f"{best} ")
 
 
 def test_an_average_of_both_directions_has_no_best(ratings: Path) -> None:

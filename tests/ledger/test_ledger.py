@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -719,8 +720,8 @@ def test_the_view_says_how_tasks_are_composed(composition: str, rows: list[str],
     composed(composition).save(path)
     text = render_ledger(Ledger.load(path), path)
     assert f"composition {composition}: a task is inferred with" in text
-    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
-    owned = {row[0]: row[2] for row in cells[:4]}
+    cells = [re.split(r"\s{2,}", line.strip()) for line in text.partition("readout values")[2].splitlines()[2:6]]
+    owned = {row[0]: row[1 if row[0] in ("all", "the union") else 2] for row in cells}
     names, every = list(REGIONS), {"all": "7"}
     if composition == "auto":
         names, every = ["one", "two (alone)", "three"], {"the union": "6"}

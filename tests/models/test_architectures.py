@@ -12,7 +12,6 @@ import torch
 import transformers
 from cards import pipeline_probabilities
 
-from forgetfree import cli
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.data.rows import Rows
@@ -151,21 +150,3 @@ def test_what_tells_tasks_apart_is_the_mean_of_a_hidden_layer(model: tuple[str, 
             found = network.pooled(torch.cat([ids, short]), layer)
             torch.testing.assert_close(found[:1], expected.mean(1))
             torch.testing.assert_close(found[1:], network.pooled(ids[:, :9], layer), atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.sampled("T5")
-@pytest.mark.parametrize("family", ["Bart", "T5"])
-def test_an_encoder_decoder_learns_a_stream_and_predicts(
-    family: str, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The command line runs it, verifies its ledger, and labels new texts with it."""
-    model, out = str(families.write(family, tmp_path / "model")), str(tmp_path / "out")
-    options = ["--shots", "4", "--steps", "4", "--set", "sparsity=0.05", "--set", "mask_steps=2"]
-    run = ["run", "qnli,sst2", "--data", str(data_directory), "--model", model, *options]
-    assert cli.main([*run, "--strategy", "grafting-continual", "--out", out]) == 0
-    (ledger,) = (tmp_path / "out").rglob("ledger.safetensors")
-    assert cli.main(["ledger", "verify", str(ledger), "--model", model]) == 0
-    capsys.readouterr()
-    assert cli.main(["predict", out, "--task", "sst2", "a lovely film", "a dull story"]) == 0
-    labels = [line.split("\t")[0].strip() for line in capsys.readouterr().out.splitlines()]
-    assert len(labels) == 2 and set(labels) <= {"negative", "positive"}

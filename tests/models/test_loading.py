@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import types
@@ -34,12 +33,6 @@ INTERNALS = ("Traceback", "Error(", "KeyError", "<class", "ignore_mismatched_siz
 needs_minilm = pytest.mark.skipif(
     importlib.util.find_spec(location.MINILM_PACKAGE) is None, reason="needs the extra forgetfree[minilm]"
 )
-
-
-@pytest.fixture
-def copy(model_directory: ModelDirectory, tmp_path: Path) -> ModelDirectory:
-    """A model directory that a test may damage."""
-    return lambda kind: Path(shutil.copytree(model_directory(kind), tmp_path / kind))
 
 
 def message(name: str | Path, readout: str = "auto", kind: type[Exception] = ModelError) -> str:
@@ -166,67 +159,6 @@ def test_a_readout_that_the_model_cannot_have_is_refused(
     model_directory: ModelDirectory, kind: str, readout: str, expected: str
 ) -> None:
     assert expected in message(model_directory(kind), readout)
-
-
-def test_a_head_that_the_config_promises_and_the_weights_lack_is_not_made_up(copy: ModelDirectory) -> None:
-    directory = copy("bert")
-    edit_config(directory, architectures=["BertForMaskedLM"])
-    text = message(directory)
-    assert "weights that --readout prompt needs, e.g. 'cls.predictions" in text
-    assert "they would be random" in text
-
-
-@pytest.mark.parametrize("content", [b"", b"x" * 100, None], ids=["empty", "noise", "cut off"])
-def test_damaged_weights_are_refused(copy: ModelDirectory, content: bytes | None) -> None:
-    directory = copy("bert")
-    path = directory / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
-    assert f"Model '{directory}' cannot be loaded: " in message(directory)
-
-
-def test_missing_weights_are_refused(copy: ModelDirectory) -> None:
-    directory = copy("bert")
-    (directory / "model.safetensors").unlink()
-    assert message(directory) == (
-        f"Model '{directory}' has no weights: expected model.safetensors or model.safetensors.index.json, found neither. Save "
-        "the model with save_pretrained; hub names need a connection."
-    )
-
-
-def test_weights_of_another_shape_are_named(copy: ModelDirectory) -> None:
-    directory = copy("bert")
-    edit_config(directory, intermediate_size=2 * tiny.INNER)
-    text = message(directory)
-    assert "do not fit its config.json: " in text
-    assert f"should have shape ({2 * tiny.INNER},), got ({tiny.INNER},)" in text
-
-
-@pytest.mark.parametrize("content", ['{"model_type": "nosuch"}', "{}"])
-def test_a_config_of_no_known_model_is_refused(copy: ModelDirectory, content: str) -> None:
-    directory = copy("bert")
-    (directory / "config.json").write_text(content)
-    assert f"Model '{directory}' cannot be loaded: " in message(directory)
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("{", "config.json is not valid JSON: Expecting property name"),
-        ("[" * 5000, "config.json is not valid JSON: its lists and objects are nested more than 100 deep"),
-        ("[]", "config.json: the content must be an object, got []"),
-        ('{"architectures": 5}', "architectures must be a list of names, got 5"),
-        ('{"architectures": [5]}', "architectures must be a list of names, got [5]"),
-        ('{"num_hidden_layers": 10000000}', "num_hidden_layers must be at most 1,000, got 10000000"),
-        ('{"n_layer": 10000000}', "n_layer must be at most 1,000, got 10000000"),
-    ],
-)
-def test_a_damaged_config_is_refused_before_anything_is_built_from_it(
-    copy: ModelDirectory, content: str, expected: str
-) -> None:
-    directory = copy("bert")
-    (directory / "config.json").write_text(content)
-    assert expected in (text := message(directory))
-    assert text.endswith("Put back the config.json that was saved with the weights.")
 
 
 @pytest.mark.sampled("vocab_size-1000000000")

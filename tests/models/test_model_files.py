@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import forgetfree
+from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 from forgetfree.models.loading import load_model
@@ -27,12 +29,18 @@ from forgetfree.tasks import TaskDefinition
 
 ModelDirectory = Callable[[str], Path]
 TASK = TaskDefinition("own", "single", ("negative", "positive"))
+#: What no message may hold.
+INTERNALS = ("Traceback", "Error(", "KeyError", "<class", "ignore_mismatched_sizes")
 
 
-@pytest.fixture
-def copy(model_directory: ModelDirectory, tmp_path: Path) -> ModelDirectory:
-    """A model directory that a test may change."""
-    return lambda kind: Path(shutil.copytree(model_directory(kind), tmp_path / kind))
+@pytest.fixture(autouse=True)
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal where any question fails the test."""
+
+    def ask(*arguments: Any) -> str:
+        raise AssertionError("a question on the terminal")
+
+    monkeypatch.setattr("builtins.input", ask)
 
 
 @pytest.fixture
@@ -54,7 +62,8 @@ def message(load: Callable[[], Any]) -> str:
     with pytest.raises(ModelError) as caught:
         load()
     text = str(caught.value)
-    assert "\n" not in text and "Traceback" not in text
+    assert "\n" not in text and text.endswith(".")
+    assert not [word for word in INTERNALS if word in text], text
     return text
 
 
@@ -74,6 +83,132 @@ def pickle_weights(directory: Path) -> None:
     """Put the weights as PyTorch's pickle in place of safetensors."""
     torch.save(load_file(directory / "model.safetensors"), directory / "pytorch_model.bin")
     (directory / "model.safetensors").unlink()
+
+
+# -- What is refused -------------------------------------------------------------------------------------
+
+NEEDS_CODE = "needs code that comes with its files, and forgetfree runs no such code. Give a model whose kind"
+PUT_BACK = "Put back the config.json that was saved with the weights."
+
+
+def config(**changes: Any) -> Callable[[Path], None]:
+    return lambda directory: change_config(directory, **changes)
+
+
+def config_text(text: str) -> Callable[[Path], object]:
+    return lambda directory: (directory / "config.json").write_text(text)
+
+
+def weights_file(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    def damage(directory: Path) -> None:
+        file = directory / "model.safetensors"
+        file.write_bytes(change(file.read_bytes()))
+
+    return damage
+
+
+def make_pipe(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    os.mkfifo(directory / "model.safetensors")
+
+
+def own_tokenizer(directory: Path) -> None:
+    file = directory / "tokenizer_config.json"
+    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | own))
+
+
+def no_tokenizer(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.name not in ("config.json", "model.safetensors"):
+            path.unlink()
+
+
+def an_id_too_high(directory: Path) -> None:
+    """Unused ids leave no more tokens than embeddings."""
+    file = directory / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["film"] = len(vocabulary) + 7
+    file.write_text(json.dumps(content))
+
+
+def no_filler(directory: Path) -> None:
+    tokenizer = tiny.byte_level(causal=True)
+    tokenizer.bos_token = tokenizer.eos_token = tokenizer.unk_token = None
+    tokenizer.save_pretrained(directory)
+
+
+#: By what is wrong: what is done to the model, and what the message says of it.
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "labels": (config(num_labels=10**9), "at most 100,000"),
+    "labels of a part": (config(text_config={"num_labels": 10**7}), "at most 100,000"),
+    "names of labels": (config(id2label=dict.fromkeys(range(10**5 + 1), "a")), "at most 100,000"),
+    "layers": (config_text('{"num_hidden_layers": 10000000}'), f"must be at most 1,000, got 10000000. {PUT_BACK}"),
+    "layers by another name": (config_text('{"n_layer": 10000000}'), "n_layer must be at most 1,000"),
+    "no JSON": (config_text("{"), "config.json is not valid JSON: Expecting property name"),
+    "depth": (config_text("[" * 5000), "not valid JSON: its lists and objects are nested more than 100 deep"),
+    "no object": (config_text("[]"), "config.json: the content must be an object, got []"),
+    "architectures": (config_text('{"architectures": 5}'), "architectures must be a list of names, got 5"),
+    "architecture": (config_text('{"architectures": [5]}'), "architectures must be a list of names, got [5]"),
+    "unknown kind": (config_text('{"model_type": "nosuch"}'), "cannot be loaded: "),
+    "no kind": (config_text("{}"), "cannot be loaded: "),
+    "attention": (config(attn_implementation="kernels-community/flash-attn"), "eager, sdpa"),
+    "own attention": (
+        config(_attn_implementation="flash_attention_2"),
+        "'flash_attention_2' (attn_implementation), wh",
+    ),
+    "quantized": (config(quantization_config={"quant_method": "bnb"}), "has a quantization_config (bnb); expected fl"),
+    "other weights": (config(transformers_weights="model.bin"), "other weights ('model.bin'); expected model.safet"),
+    "a promised head": (config(architectures=["BertForMaskedLM"]), "needs, e.g. 'cls.predictions.bias': they would be"),
+    "another shape": (config(intermediate_size=2 * tiny.INNER), f"({2 * tiny.INNER},), got ({tiny.INNER},)"),
+    "an adapter": (lambda path: (path / "adapter_config.json").touch(), "adapter, or holds one beside its weights"),
+    "a pipe": (make_pipe, "has no weights"),
+    "empty": (weights_file(lambda data: b""), "cannot be loaded: "),
+    "noise": (weights_file(lambda data: b"x" * 100), "cannot be loaded: "),
+    "cut off": (weights_file(lambda data: data[:-100]), "cannot be loaded: "),
+    "no weights": (
+        lambda path: (path / "model.safetensors").unlink(),
+        "index.json, found neither. Save the model with",
+    ),
+    "code of a configuration": (config(model_type="own", auto_map={"AutoConfig": "own.Config"}), NEEDS_CODE),
+    # transformers knows the architecture, but has no masked language model of it.
+    "code of a head": (
+        config(architectures=["OwnForMaskedLM"], auto_map={"AutoModelForMaskedLM": "own.Model"}),
+        NEEDS_CODE,
+    ),
+    "code of a tokenizer": (own_tokenizer, NEEDS_CODE),
+    "no tokenizer": (no_tokenizer, "has no tokenizer"),
+    "no tokenizer of GPT-2": (no_tokenizer, "has no tokenizer"),
+    "more tokens": (lambda path: tiny.build("roberta")[1].save_pretrained(path), ", and the model has embeddings for"),
+    "a token id": (an_id_too_high, ", and the model has embeddings for"),
+    "no filler": (no_filler, "has no token to fill short rows with: expected a special token"),
+}
+#: Other models than the tiny BERT.
+OTHERS = {"code of a head": "gpt2-lm", "no tokenizer of GPT-2": "gpt2-lm", "no filler": "gpt2"}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_what_does_not_fit_is_refused(copy: ModelDirectory, wrong: str) -> None:
+    directory, (damage, expected) = copy(OTHERS.get(wrong, "bert")), REFUSED[wrong]
+    (directory / "own.py").write_text("raise SystemExit('run')")
+    damage(directory)
+    text = message(lambda: load_model(str(directory), "prompt" if wrong == "code of a head" else "auto"))
+    assert expected in text and str(directory) in text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_labels": 2, "text_config": None, "id2label": None, "label2id": {"second layer": 5000}},
+        {"attn_implementation": "eager"},
+        {"_attn_implementation": "eager"},
+    ],
+)
+def test_what_is_usual_is_loaded(copy: ModelDirectory, changes: dict[str, Any]) -> None:
+    directory = copy("bert")
+    change_config(directory, **changes)
+    load_model(str(directory))
 
 
 # -- More than the network takes -------------------------------------------------------------------------
@@ -135,38 +270,6 @@ def test_a_fine_tuned_model_with_an_extra_layer_is_refused(classifier: Path, mod
     assert "says num_hidden_layers = 0, and a network needs one layer at least" in text
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"num_labels": 10**9}, {"text_config": {"num_labels": 10**7}}, {"id2label": dict.fromkeys(range(10**5 + 1), "a")}],
-)
-def test_more_labels_than_a_model_has_are_refused_before_they_are_named(
-    copy: ModelDirectory, changes: dict[str, Any]
-) -> None:
-    directory = copy("bert")
-    change_config(directory, **changes)
-    assert "at most 100,000" in message(lambda: load_model(str(directory)))
-    change_config(directory, num_labels=2, text_config=None, id2label=None, label2id={"second layer": 5000})
-    load_model(str(directory))
-
-
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-def test_attention_that_is_code_from_elsewhere_is_refused(copy: ModelDirectory, key: str) -> None:
-    directory = copy("bert")
-    for name in ("kernels-community/flash-attn", "flash_attention_2"):
-        change_config(directory, **{key: name})
-        text = message(lambda: load_model(str(directory)))
-        assert repr(name) in text and "eager, sdpa" in text
-    change_config(directory, **{key: "eager"})
-    load_model(str(directory))
-
-
-def test_weights_that_are_a_pipe_are_refused(copy: ModelDirectory) -> None:
-    directory = copy("bert")
-    (directory / "model.safetensors").unlink()
-    os.mkfifo(directory / "model.safetensors")
-    assert str(directory) in message(lambda: load_model(str(directory)))
-
-
 # -- Weights that are none -------------------------------------------------------------------------------
 
 WEIGHT = "encoder.layer.1.output.dense.weight"
@@ -190,13 +293,6 @@ def test_weights_of_any_floats_are_read_in_float32(copy: ModelDirectory, dtype: 
     change_weights(directory, lambda tensors: {name: each.to(dtype) for name, each in tensors.items()})
     loaded = load_model(str(directory))
     assert {each.dtype for each in loaded.model.parameters()} == {torch.float32}
-
-
-def test_a_quantized_model_is_refused_by_its_configuration(copy: ModelDirectory) -> None:
-    directory = copy("bert")
-    change_config(directory, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
-    text = message(lambda: load_model(str(directory)))
-    assert "are quantized: its config.json has a quantization_config (bitsandbytes); expected float32" in text
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -248,6 +344,7 @@ def test_a_pickle_beside_safetensors_is_not_opened(copy: ModelDirectory, monkeyp
 
 LOADING = """
 import sys
+from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
 from forgetfree.models.loading import load_model
 for name in sys.argv[1:]:
@@ -303,65 +400,9 @@ def test_weights_in_several_files_are_all_read_and_checked(
     assert "cannot be loaded: " in message(lambda: load_model(str(directory)))
 
 
-def test_weights_under_another_name_are_refused(copy: ModelDirectory) -> None:
-    directory = copy("bert")
-    change_config(directory, transformers_weights="adapter_model.bin")
-    assert "names other weights ('adapter_model.bin'); expected model.safetensors" in message(
-        lambda: load_model(str(directory))
-    )
-
-
-def test_an_adapter_beside_the_weights_is_refused(copy: ModelDirectory) -> None:
-    """transformers would put it into the model."""
-    directory = copy("bert")
-    (directory / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    text = message(lambda: load_model(str(directory)))
-    assert "is a PEFT adapter, or holds one beside its weights" in text and "merge_and_unload" in text
-
-
 # -- No code of a model's own ----------------------------------------------------------------------------
 
-REFUSED = "needs code that comes with its files, and forgetfree runs no such code. Give a model whose kind"
 
-
-@pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal where any question fails the test."""
-
-    def ask(*arguments: Any) -> str:
-        raise AssertionError("a question on the terminal")
-
-    monkeypatch.setattr("builtins.input", ask)
-
-
-@pytest.mark.usefixtures("silent")
-def test_a_configuration_that_needs_code_is_refused(copy: ModelDirectory) -> None:
-    directory = copy("bert")
-    (directory / "own.py").write_text("raise SystemExit('run')")
-    change_config(directory, model_type="own", auto_map={"AutoConfig": "own.Config", "AutoModel": "own.Model"})
-    assert REFUSED in message(lambda: load_model(str(directory)))
-
-
-@pytest.mark.usefixtures("silent")
-def test_a_head_that_needs_code_is_refused(copy: ModelDirectory) -> None:
-    """`transformers` knows the architecture, but has no masked language model of it."""
-    directory = copy("gpt2-lm")
-    (directory / "own.py").write_text("raise SystemExit('run')")
-    change_config(directory, architectures=["OwnForMaskedLM"], auto_map={"AutoModelForMaskedLM": "own.Model"})
-    assert REFUSED in message(lambda: load_model(str(directory), "prompt"))
-
-
-@pytest.mark.usefixtures("silent")
-def test_a_tokenizer_that_needs_code_is_refused(copy: ModelDirectory) -> None:
-    directory = copy("bert")
-    (directory / "own.py").write_text("raise SystemExit('run')")
-    file = directory / "tokenizer_config.json"
-    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}
-    file.write_text(json.dumps(json.loads(file.read_text()) | own))
-    assert REFUSED in message(lambda: load_model(str(directory)))
-
-
-@pytest.mark.usefixtures("silent")
 def test_code_beside_a_model_that_transformers_knows_is_not_run(
     copy: ModelDirectory, model_directory: ModelDirectory
 ) -> None:
@@ -369,6 +410,30 @@ def test_code_beside_a_model_that_transformers_knows_is_not_run(
     (directory / "own.py").write_text("raise SystemExit('run')")
     change_config(directory, auto_map={"AutoConfig": "own.Config", "AutoModel": "own.Model"})
     assert load_model(str(directory)).fingerprint == load_model(str(model_directory("bert"))).fingerprint
+
+
+def test_rows_are_filled_with_a_token_that_no_row_ends_with(copy: ModelDirectory) -> None:
+    """The end of a row is where this token begins."""
+    for kind, changes, expected in (
+        ("bert", {}, "[PAD]"),
+        ("bert", {"pad_token": "[SEP]"}, "[UNK]"),  # [SEP] ends every row
+        ("bert", {"pad_token": "[UNK]"}, "[UNK]"),  # it may end a text, but not a row
+        ("gpt2-lm", {"pad_token": "!", "unk_token": "!"}, "<|endoftext|>"),  # it may end a text, and ends a row
+        ("gpt2-lm", {}, "<|endoftext|>"),  # GPT-2's only special token, which no text produces
+    ):
+        tokenizer = tiny.build(kind)[1]
+        for name, token in changes.items():
+            setattr(tokenizer, name, token)
+        directory = copy(kind)
+        tokenizer.save_pretrained(directory)
+        loaded = load_model(str(directory), "linear")
+        assert loaded.tokenizer.convert_ids_to_tokens(loaded.pad) == expected
+        rows = loaded.encoder(TASK)(Rows(("a film 東", "a very dull film"), (), (0, 1)))
+        x = torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor(ids) for ids in rows], batch_first=True, padding_value=float(loaded.pad)
+        )
+        assert loaded.model.tokens.attention_mask(x).sum(1).tolist() == [len(ids) for ids in rows]
+        shutil.rmtree(directory)
 
 
 def calls() -> list[tuple[Path, ast.Call]]:

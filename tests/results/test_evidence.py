@@ -15,17 +15,17 @@ from reported import edit_about, make_run
 from forgetfree import cli
 from forgetfree.benchmarks.coverage import SEEDS, WORLDS, coverage
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.calibration import debiased_ece, ece_noise_floor
+from forgetfree.results.calibration import reliability
 from forgetfree.results.evidence import Evidence, RowScore, forgetting, interval, ratio, shared_variance
-from forgetfree.results.table import load_results, scores_at_end
+from forgetfree.results.table import load_results
 
 
 def noise_floor(answers: LabelAnswers) -> float:
-    return ece_noise_floor(answers.logits, answers.labels)
+    return reliability(answers.logits, answers.labels).noise_floor
 
 
 def debiased(answers: LabelAnswers) -> float:
-    return debiased_ece(answers.logits, answers.labels)
+    return reliability(answers.logits, answers.labels).debiased_ece
 
 
 def answering(right: np.ndarray, labels: np.ndarray) -> LabelAnswers:
@@ -92,7 +92,7 @@ def test_the_accuracy_of_a_task_with_another_metric_is_not_known() -> None:
     """F1 of 0 is no accuracy of 0: the ECE of such answers varies with the rows."""
     run = run_of("continual-ft", 0, [0.0, 0.0])
     rows = {"fingerprints": {}, "test_rows": {"qnli": 40, "mrpc": 40}}
-    found = scores_at_end(together([results_of(run, data=rows)]), "ece")["continual-ft"][0]
+    found = together([results_of(run, data=rows)]).evidence("ece").scores["continual-ft"][0]
     assert found["mrpc"].variance > 0.25 > found["qnli"].variance
 
 

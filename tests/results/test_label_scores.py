@@ -13,8 +13,7 @@ import forgetfree
 from forgetfree import cli
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import ReportError, UnknownNameError
-from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.label_scores import LabelScores
+from forgetfree.results.answers import LabelAnswers, LabelScores
 
 
 def test_scores_of_labels_are_worked_by_hand() -> None:
@@ -53,12 +52,12 @@ def test_a_report_and_its_results_have_them(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_label_among_many_says_what_it_is_taken_for() -> None:
-    from forgetfree.results.report.label_tables import _table
+    from forgetfree.results.report.run_tables import _label_table
 
     names = {number: f"label {number}" for number in range(12)}
     right = np.repeat(np.arange(12), 3)
     answered = np.where(np.arange(36) % 3 == 0, (right + 1) % 12, right)
-    table = _table("many", {"lora": [LabelScores.of(LabelAnswers(np.eye(12)[answered], right), names)]})
+    table = _label_table("many", {"lora": [LabelScores.of(LabelAnswers(np.eye(12)[answered], right), names)]})
     assert table.header[-1] == "most often taken for" and table.rows[0][-1] == "label 1: 1"
 
 

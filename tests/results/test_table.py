@@ -241,12 +241,9 @@ def test_one_csv_file_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_scores_alone_are_read_and_compared(tmp_path: Path) -> None:
     for name, rows in (("a", 40), ("b", 40), ("c", 400)):
-        of = {"strategy": name, "seed": 0}
-        write_scores(
-            (tmp_path / name).with_suffix(".csv"), [Score(of, "sst2", after, "accuracy", 0.5, rows) for after in (0, 1)]
-        )
         (tmp_path / name).mkdir()
-        (tmp_path / f"{name}.csv").rename(tmp_path / name / "scores.csv")
+        scores = [Score(name, 0, "sst2", after, "accuracy", 0.5, rows) for after in (0, 1)]
+        write_scores(tmp_path / name / "scores.csv", scores)
     first, second, third = (tmp_path / name / "scores.csv" for name in "abc")
     assert forgetfree.load_results(first, second).strategies == ["a", "b"]
     with pytest.raises(ReportError, match="they were scored on different numbers of test rows"):
@@ -262,7 +259,7 @@ def test_agreement_is_that_with_answers_of_another_directory(tmp_path: Path) -> 
         units = {place: key for place, key in config["units"].items() if key["strategy"] == name}
         (tmp_path / f"of-{name}" / "config.json").write_text(json.dumps(config | {"units": units}))
     results = forgetfree.load_results(tmp_path / "of-fine-tune", tmp_path / "of-g")
-    tuned, other = (run.files.probabilities for run in results.runs)
+    tuned, other = (run.probabilities for run in results.runs)
     same = [np.mean(tuned[task].logits.argmax(1) == other[task].logits.argmax(1)) for task in ("a", "b")]
     assert results.matrix("g", metric="agreement").iloc[-1].tolist() == same
     assert np.isnan(results.matrix("g", metric="agreement").iloc[:-1]).all(axis=None)
@@ -273,7 +270,7 @@ def test_agreement_is_that_with_answers_of_another_directory(tmp_path: Path) -> 
     [
         (lambda text: text.replace(",0.8,", ",8.0,"), r"accuracy of qnli must be in \[0, 1\], got \[0\.5, 8\.0"),
         (lambda text: text.replace(",0.8,", ",nan,"), r"accuracy of qnli must be in \[0, 1\]"),
-        (lambda text: "\n".join(text.splitlines()[:-1]), r"scores of mrpc by ewc with seed 0 are missing after a task"),
+        (lambda text: "\n".join(text.splitlines()[:-1]), r"ewc with seed 0: scores of mrpc are missing after a task"),
         (lambda text: text + text.splitlines()[-1] + "\n", "a score stands twice"),
         (lambda text: text.replace("# {", "# ["), "Expecting"),
         (lambda text: text.replace("task,", "tusk,"), "task"),

@@ -11,22 +11,29 @@ import pytest
 
 from forgetfree.results.answers import TextAnswers
 from forgetfree.results.evidence import Evidence, RowScore
-from forgetfree.results.report.label_tables import text_tables
 from forgetfree.results.report.page import Page, render_page
-from forgetfree.results.runs import UnitFiles
+from forgetfree.results.report.run_tables import text_tables
+from forgetfree.results.runs import About, Run, UnitFacts, frame_of
 
 RIGHT = [["red", "crimson"], ["<b>blue</b> | green"], ["red"], ["a\nb"]]
 PROMPTS = ["Which colour?", "x" * 300, "Which?", "What?"]
 
 
-def unit(*texts: str, right: Any = RIGHT, before: Any = ()) -> UnitFiles:
+ABOUT = About(stream="colours", tasks=["colours"], metric={"colours": "exact_match"})
+
+
+def run_with(answers: TextAnswers, before: Any = ()) -> Run:
+    kept = {"colours": before} if before else {}
+    return Run(UnitFacts(strategy="a", seed=0), frame_of([]), ABOUT, answers={"colours": answers}, before=kept)
+
+
+def unit(*texts: str, right: Any = RIGHT, before: Any = ()) -> Run:
     none = np.zeros(0)
-    answers = TextAnswers(none, np.zeros(4, int), none, np.zeros(4, int), texts, right, PROMPTS)
-    return UnitFiles({"colours": answers}, {"colours": before} if before else {})
+    return run_with(TextAnswers(none, np.zeros(4, int), none, np.zeros(4, int), texts, right, PROMPTS), before)
 
 
-def compared(**files: UnitFiles) -> Any:
-    entries = [SimpleNamespace(label=label, runs=[SimpleNamespace(files=its)]) for label, its in files.items()]
+def compared(**runs: Run) -> Any:
+    entries = [SimpleNamespace(label=label, runs=[run]) for label, run in runs.items()]
     return SimpleNamespace(tasks=("colours",), entries=entries)
 
 
@@ -77,8 +84,8 @@ def test_texts_are_kept_with_their_prompts() -> None:
 def test_the_ece_of_closed_answers_is_one_of_single_rows() -> None:
     """Both are known of them: texts, which are scored, and probabilities."""
     closed = {"logits": np.eye(4, 3, dtype=np.float32), "labels": np.array([0, 1, 0, 2])}
-    files = UnitFiles({"colours": replace(unit("red", "|", "red", "b").texts["colours"], **closed)})
-    (answers,) = files.probabilities.values()
+    run = run_with(replace(unit("red", "|", "red", "b").texts["colours"], **closed))
+    (answers,) = run.probabilities.values()
     error, score = (RowScore.of_answers(answers, metric) for metric in ("ece", "exact_match"))
     assert error and score and error.value == answers.ece and error.rows == 4
     assert score.influence is not None and score.influence.tolist() == pytest.approx([0.25, -0.75, 0.25, 0.25])

@@ -15,7 +15,7 @@ import tiny
 
 from forgetfree import Predictor
 from forgetfree.data.bad_rows import RowError
-from forgetfree.data.chat_template import ChatTemplate
+from forgetfree.data.chats import ChatTemplate
 
 pytest.importorskip("fastapi", reason="the server is not installed: pip install 'forgetfree[serve]'")
 

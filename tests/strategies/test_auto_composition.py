@@ -65,19 +65,16 @@ def assert_same(one: Record, other: Record) -> None:
     assert all(torch.equal(tensor, other.readout[name]) for name, tensor in one.readout.items())
 
 
-@pytest.mark.sampled("alone2-pretrained")
-@pytest.mark.parametrize("localize_at", ["pretrained", "union"])
+@pytest.mark.sampled("alone2")
 @pytest.mark.parametrize("alone", [set(), {"ag_news"}, {"sst2"}, {"ag_news", "sst2"}])
 def test_each_task_is_that_of_the_composition_that_is_preferred(
-    tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, alone: set[str], localize_at: str, tmp_path: Path
+    tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, alone: set[str], tmp_path: Path
 ) -> None:
     """Bit for bit the task of a run of that composition, whose stream lacks the earlier tasks that stand alone."""
     prefer(monkeypatch, alone)
     stream = tiny_stream()
     cls = registry.strategy("grafting-continual")
-    strategy = cls(
-        stream=stream, options=cls.Options(**OPTIONS, composition="auto", localize_at=localize_at), device="cpu"
-    )
+    strategy = cls(stream=stream, options=cls.Options(**OPTIONS, composition="auto"), device="cpu")
     answers: dict[str, Any] = {}
     for task, experience in zip(stream.tasks, stream.benchmark.train_stream, strict=True):
         strategy.train(experience)
@@ -85,7 +82,7 @@ def test_each_task_is_that_of_the_composition_that_is_preferred(
     assert [record.alone for record in strategy.ledger.records] == [task in alone for task in TASKS]
 
     united = [task for task in TASKS if task not in alone]
-    union = learn(tiny_stream(stream=",".join(united)), localize_at=localize_at)
+    union = learn(tiny_stream(stream=",".join(united)))
     apart = learn(tiny_stream(), composition="alone")
     for record in strategy.ledger.records:
         other = apart if record.alone else union

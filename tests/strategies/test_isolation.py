@@ -1,4 +1,4 @@
-"""Strategies that isolate tasks in a ledger: forget-free bit for bit, and each the method it is named after.
+"""Strategies that isolate tasks in a ledger: each the method it is named after.
 
 Nothing is compared with a tolerance but a gradient with that of its slow reference.
 """
@@ -6,434 +6,30 @@ Nothing is compared with a tolerance but a gradient with that of its slow refere
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
+from small_strategies import Watch, learn, learned_rows, logits, make
 from torch import Tensor, nn
 
-from forgetfree import registry
-from forgetfree.cli.ledger import render_ledger
-from forgetfree.core.body import fingerprint_of
+from forgetfree import Predictor
 from forgetfree.core.parameters import ParameterSpace, weight_matrices
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved_by_tensor
-from forgetfree.core.tensors import load_tensors_
-from forgetfree.data.sources import load_tasks
-from forgetfree.errors import LedgerError, ModelError, TrainingError, UsageError
-from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.errors import LedgerError, ModelError
+from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
-from forgetfree.models.state import ModelState
-from forgetfree.serve.inference import Predictor
 from forgetfree.strategies.wsn import WinningSubnetwork
-from forgetfree.training.loop import predict
-from forgetfree.training.monitor import Monitor
 
-STEPS = 4
-GRAFTING: dict[str, Any] = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12}
-OWN: dict[str, dict[str, Any]] = {
-    "packnet": {"keep": 0.25},
-    "wsn": {"capacity": 0.2, "mask_every": 1},
-    "bitfit": {},
-    "graft-retrain": GRAFTING,
-    "grafting-continual": GRAFTING,
-}
-ISOLATING = [name for name in OWN if name != "grafting-continual"]  # that has tests of its own
-COMPOSITION = {"packnet": "union", "wsn": "selection", "bitfit": "alone", "graft-retrain": "alone"}
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "momentum": {"optimizer": "sgd", "learning_rate": 0.05, "momentum": 0.9},
-    "adamw": {"optimizer": "adamw", "learning_rate": 0.003},
-}
+ISOLATING = ["packnet", "wsn", "bitfit", "graft-retrain"]
+OPTIMIZERS: dict[str, dict[str, Any]] = {"momentum": {}, "adamw": {"optimizer": "adamw", "learning_rate": 0.003}}
 MODELS = {"bert": "linear", "roberta-mlm": "prompt"}
 MakeStream = Callable[..., Any]
-
-
-def make(name: str, stream: Any, **changes: Any) -> Any:
-    """A strategy by its registered name; what is no option of it is an argument of the constructor."""
-    cls = registry.strategy(name)
-    known = cls.Options.__dataclass_fields__
-    defaults = {"steps": STEPS, "batch_size": 4, "weight_decay": 0.1} | OPTIMIZERS["momentum"] | OWN[name]
-    options = defaults | {key: value for key, value in changes.items() if key in known}
-    return cls(
-        stream=stream,
-        options=cls.Options(**options),
-        **{key: value for key, value in changes.items() if key not in known},
-    )
-
-
-def logits(strategy: Any) -> dict[str, Tensor]:
-    """What the strategy answers now, for every task of the stream."""
-    return {name: torch.from_numpy(answer.logits) for name, answer in strategy.evaluate().items()}
-
-
-def learn(strategy: Any, count: int | None = None) -> Any:
-    for experience in list(strategy.stream.benchmark.train_stream)[:count]:
-        strategy.train(experience)
-    return strategy
-
-
-def theta_of(strategy: Any) -> Tensor:
-    flat: Tensor = strategy.space.flatten(strategy.model.backbone)
-    return flat
-
-
-def outside(model: Any) -> dict[str, Tensor]:
-    """A copy of all that is neither graftable nor a readout."""
-    inside = {f"backbone.{spec.name}" for spec in model.space().tensors}
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {n: t.detach().clone() for n, t in tensors.items() if n not in inside and n.startswith("backbone.")}
-
-
-def assert_same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
-
-
-class Watch(SupervisedPlugin):
-    """The flat entries that differ from those of an earlier moment at any update of a task."""
-
-    def before_training_exp(self, strategy: Any, **_: Any) -> None:
-        self.start = theta_of(strategy)
-        self.updates, self.differs = 0, torch.zeros(len(strategy.space), dtype=torch.bool)
-
-    def after_update(self, strategy: Any, **_: Any) -> None:
-        self.differs |= theta_of(strategy) != self.start
-        self.updates += 1
-
-
-@dataclass
-class History:
-    """One stream learned, as seen after every task."""
-
-    name: str
-    kind: str
-    stream: Any
-    strategy: Any
-    outside: dict[str, Tensor]
-    rows: list[dict[str, Tensor]]
-    moved: list[Region]
-    starts: list[Tensor]
-    ledger_file: Path
-
-
-@pytest.fixture(scope="module", params=[(n, m, o) for n in ISOLATING for m in MODELS for o in OPTIMIZERS], ids="-".join)
-def history(
-    request: pytest.FixtureRequest, tiny_stream: MakeStream, tmp_path_factory: pytest.TempPathFactory
-) -> History:
-    name, kind, optimizer = request.param
-    stream = tiny_stream(kind, MODELS[kind])
-    watch, before = Watch(), outside(stream.model)
-    strategy = make(name, stream, plugins=[watch], **OPTIMIZERS[optimizer])
-    rows, moved, starts = [logits(strategy)], [], []
-    for experience in stream.benchmark.train_stream:
-        strategy.train(experience)
-        moved.append(Region.from_mask(watch.differs))
-        starts.append(watch.start)
-        rows.append(logits(strategy))
-    directory = tmp_path_factory.mktemp("run")
-    strategy.save(directory)
-    return History(name, kind, stream, strategy, before, rows, moved, starts, directory / "ledger.safetensors")
-
-
-# -- Invariant 1: forget-free ----------------------------------------------------------------------------
-
-
-@pytest.mark.sampled("wsn-bert-momentum")
-def test_later_tasks_leave_every_earlier_logit_as_it_was(history: History) -> None:
-    for position, task in enumerate(history.stream.tasks):
-        learned = history.rows[position + 1][task.name]
-        assert not torch.equal(history.rows[position][task.name], learned)  # else it would hold of doing nothing
-        for later in history.rows[position + 2 :]:
-            assert torch.equal(learned, later[task.name])
-
-
-# -- Invariant 2: nothing else moves ---------------------------------------------------------------------
-
-
-def test_only_what_a_task_may_train_moves(history: History) -> None:
-    space, ledger = history.strategy.space, history.strategy.ledger
-    matrices = torch.zeros(len(space), dtype=torch.bool)
-    for i in weight_matrices(space):
-        matrices[space.tensors[i].offset :][: space.tensors[i].size] = True
-    for record, moved in zip(ledger.records, history.moved, strict=True):
-        assert len(moved) > 0 and len(record.owned.region) > 0
-        if history.name == "wsn":  # the mask wanders while it is learned, over weight matrices only
-            assert bool(matrices[moved.indices].all())
-        else:
-            assert len(moved - record.owned.region) == 0
-        if history.name in ("packnet", "wsn"):
-            assert bool(matrices[record.region.indices].all())
-
-
-def test_the_pre_trained_model_comes_back_exactly(history: History) -> None:
-    strategy = history.strategy
-    owned = strategy.ledger.owned() if history.name == "packnet" else Region.empty()  # it carries the union so far
-    left = theta_of(strategy)
-    untouched = ~owned.mask(len(left))
-    assert torch.equal(left[untouched], strategy.pre_trained.theta[untouched])
-    assert_same_tensors(outside(history.stream.model), history.outside)
-
-
-@pytest.mark.sampled("packnet-bert-momentum")
-def test_the_pre_trained_model_comes_back_exactly_after_every_switch(tiny_stream: MakeStream, history: History) -> None:
-    backbone = tiny_stream(history.kind, MODELS[history.kind]).model.backbone
-    ledger, pre = Ledger.load(history.ledger_file), history.strategy.pre_trained.theta
-    switch = LedgerSwitch(ledger, backbone)
-    for task in ("sst2", "qnli", "ag_news", "qnli", "sst2"):
-        switch.to_task(task)
-        expected = pre.clone()
-        graft = ledger.graft(task)
-        expected[graft.region.indices] = graft.values
-        assert torch.equal(ledger.space.flatten(backbone), expected)
-        assert not torch.equal(expected, pre)
-    switch.to(0)
-    assert torch.equal(ledger.space.flatten(backbone), pre)
-
-
-# -- Invariant 3: who owns what --------------------------------------------------------------------------
-
-
-def test_regions_are_disjoint_unless_tasks_stand_alone(history: History) -> None:
-    ledger = history.strategy.ledger
-    assert ledger.composition == COMPOSITION[history.name]
-    union = Region.empty()
-    for record in ledger.records:
-        if ledger.composition == "alone":
-            assert record.owned.region == record.region
-        else:
-            assert record.owned.region.isdisjoint(union)
-            assert record.owned.region == record.region - union
-        union = union | record.owned.region
-    assert ledger.owned() == union
-    if history.name == "packnet":  # each trains free entries only
-        assert all(record.owned.region == record.region for record in ledger.records)
-    if history.name == "wsn":  # masks do meet, or reuse would not be tested
-        assert any(len(record.owned.region) < len(record.region) for record in ledger.records)
-
-
-# -- Invariant 4: from the file --------------------------------------------------------------------------
-
-
-@pytest.mark.sampled("graft-retrain-bert-adamw")
-def test_a_new_strategy_answers_from_the_file(tiny_stream: MakeStream, history: History) -> None:
-    fresh = make(history.name, tiny_stream(history.kind, MODELS[history.kind]))
-    fresh.load(history.ledger_file.parent)
-    assert fresh.ledger.composition == COMPOSITION[history.name]
-    assert_same_tensors(logits(fresh), history.rows[-1])
-
-
-@pytest.mark.sampled("graft-retrain-bert-adamw")
-def test_a_ledger_alone_answers_from_the_file(tiny_stream: MakeStream, history: History) -> None:
-    stream = tiny_stream(history.kind, MODELS[history.kind])
-    ledger = Ledger.load(history.ledger_file)
-    switch = LedgerSwitch(ledger, stream.model.backbone)
-    for task in (stream.tasks[i] for i in (1, 0, 2)):
-        load_tensors_(stream.model.readout_module(task.label), ledger.records[ledger.position(task.name)].readout)
-        with switch.task(task.name):
-            assert torch.equal(predict(stream.model, task.test), history.rows[-1][task.name])
-
-
-@pytest.mark.sampled("bitfit-bert-momentum")
-def test_rows_that_are_no_texts_are_not_predicted(model_directory: Callable[[str], Path], history: History) -> None:
-    loaded = load_model(str(model_directory(history.kind)), MODELS[history.kind])
-    texts = Ledger.load(history.ledger_file)
-    ledger = Ledger(texts.space, texts.fingerprint, texts.composition)
-    for record in texts.records:
-        ledger.append(replace(record, definition=None))
-    with pytest.raises(LedgerError, match=r"does not say what task .* asks for: .* its rows are no texts"):
-        Predictor(loaded, ledger)
-
-
-@pytest.mark.sampled("bitfit-bert-momentum")
-def test_the_predictor_answers_from_the_file(
-    model_directory: Callable[[str], Path], data_directory: Path, history: History
-) -> None:
-    tasks = load_tasks(history.stream.name, str(data_directory))
-    loaded = load_model(str(model_directory(history.kind)), MODELS[history.kind])
-    predictor = Predictor(loaded, Ledger.load(history.ledger_file))
-    for task in (tasks[i] for i in (2, 0, 1)):
-        assert torch.equal(predictor.logits(task.task.name, task.test), history.rows[-1][task.task.name])
-
-
-@pytest.mark.sampled("wsn-roberta-mlm-momentum")
-def test_the_predictor_reads_texts_alone_or_in_tuples(
-    model_directory: Callable[[str], Path], data_directory: Path, history: History
-) -> None:
-    tasks = load_tasks(history.stream.name, str(data_directory))
-    loaded = load_model(str(model_directory(history.kind)), MODELS[history.kind])
-    predictor = Predictor(loaded, Ledger.load(history.ledger_file))
-    single = next(task.task.name for task in tasks if len(task.task.text_columns) == 1)
-    texts = ["a lovely film", "the story is dull"]
-    assert predictor.answer(single, texts) == predictor.answer(single, [(text,) for text in texts])
-    assert len(predictor.answer(single, iter(texts))) == 2
-    with pytest.raises(UsageError, match=r"Expected a list of texts, got the text .a lovely film.\. Give \["):
-        predictor.answer(single, "a lovely film")
-
-
-@pytest.mark.sampled("packnet-bert-momentum")
-def test_a_loaded_ledger_is_learned_on(tiny_stream: MakeStream, history: History) -> None:
-    """A stream broken off after two tasks and taken up from the file ends in the same bits."""
-    changes = {key: getattr(history.strategy.options, key) for key in ("optimizer", "learning_rate", "momentum")}
-    changes["plugins"] = [Watch()]  # as the history has: beside plugins, gradients are taken in another way
-    broken = learn(make(history.name, tiny_stream(history.kind, MODELS[history.kind]), **changes), 2)
-    directory = history.ledger_file.parent / "broken"
-    broken.save(directory)
-    resumed = make(history.name, tiny_stream(history.kind, MODELS[history.kind]), **changes)
-    resumed.load(directory)
-    resumed.train(list(resumed.stream.benchmark.train_stream)[2])
-    assert_same_tensors(logits(resumed), history.rows[-1])
-
-
-@pytest.mark.sampled("packnet-bert-momentum")
-def test_the_view_names_the_composition(history: History) -> None:
-    ledger = Ledger.load(history.ledger_file)
-    text = render_ledger(ledger, history.ledger_file)
-    assert f"composition {COMPOSITION[history.name]}" in text
-    assert f"{len(ledger.owned()):,}" in text
-
-
-# -- Invariant 5: seeds ----------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled("wsn")
-@pytest.mark.parametrize("name", ISOLATING)
-def test_the_same_seed_gives_the_same_answers_and_another_seed_others(tiny_stream: MakeStream, name: str) -> None:
-    def run(seed: int, disturb: int) -> dict[str, Tensor]:
-        torch.manual_seed(disturb)  # what ran before must not matter
-        return logits(learn(make(name, tiny_stream(stream="qnli,sst2"), seed=seed)))
-
-    first = run(0, 1)
-    assert_same_tensors(first, run(0, 2))
-    other = run(1, 1)
-    assert not any(torch.equal(first[task], other[task]) for task in first)
-
-
-# -- In the midst of training ----------------------------------------------------------------------------
-
-
-@pytest.mark.sampled("wsn-adamw")
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ISOLATING)
-def test_evaluating_in_the_midst_of_training_changes_nothing(
-    tiny_stream: MakeStream, name: str, optimizer: str
-) -> None:
-    def run(**periodic: Any) -> tuple[dict[str, Tensor], Tensor, list[dict[str, Tensor]]]:
-        strategy = make(name, tiny_stream(), accumulation=2, **OPTIMIZERS[optimizer], **periodic)
-        seen = []
-        for experience in strategy.stream.benchmark.train_stream:
-            strategy.train(experience, eval_streams=[strategy.stream.benchmark.test_stream])
-            seen.append({n: torch.from_numpy(p.logits) for n, p in strategy.predictions.items()})
-        return logits(strategy), theta_of(strategy), seen
-
-    answers, weights, _ = run()
-    evaluated, weights_after, seen = run(eval_every=1, peval_mode="iteration")
-    assert torch.equal(weights, weights_after)
-    assert_same_tensors(evaluated, answers)
-    # And they are real evaluations: learned tasks are answered by what they were learned to.
-    assert all(len(row) == 3 for row in seen)
-    assert torch.equal(seen[-1]["qnli"], answers["qnli"])
-    assert torch.equal(seen[-1]["ag_news"], answers["ag_news"])
-
-
-class Stop(Monitor):
-    """Raises at the second update of one phase, once armed."""
-
-    def __init__(self, at: str) -> None:
-        self.at, self.armed = at, False
-
-    def phase(self, task: str, phase: Any, steps: int) -> Any:
-        def on_step(step: int, loss: float) -> None:
-            if self.armed and phase == self.at and step == 2:
-                raise KeyboardInterrupt
-
-        return nullcontext(on_step)
-
-
-@pytest.mark.sampled(
-    "adamw-bitfit-train", "adamw-graft-retrain-fine_tune", "adamw-graft-retrain-localize", "adamw-packnet-fine_tune"
-)
-@pytest.mark.parametrize(
-    ("name", "phase"),
-    [(name, "train") for name in ISOLATING]
-    + [("packnet", "fine_tune"), ("graft-retrain", "fine_tune"), ("graft-retrain", "localize")],
-)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_an_interrupted_task_leaves_the_learned_ones_as_they_were(
-    tiny_stream: MakeStream, name: str, phase: str, optimizer: str
-) -> None:
-    """And it can be trained after all, to the same bits as without the interrupt."""
-    stop = Stop(phase)
-    strategy = learn(make(name, tiny_stream(), monitor=stop, **OPTIMIZERS[optimizer]), 1)
-    before, left, rest = logits(strategy), theta_of(strategy), outside(strategy.model)
-    second = list(strategy.stream.benchmark.train_stream)[1]
-    stop.armed = True
-    with pytest.raises(KeyboardInterrupt):
-        strategy.train(second)
-    stop.armed = False
-    assert torch.equal(theta_of(strategy), left)
-    assert_same_tensors(outside(strategy.model), rest)
-    assert strategy.ledger.tasks == ["qnli"]
-    assert torch.equal(logits(strategy)["qnli"], before["qnli"])
-
-    strategy.train(second)
-    undisturbed = learn(make(name, tiny_stream(), **OPTIMIZERS[optimizer]), 2)
-    assert_same_tensors(logits(strategy), logits(undisturbed))
-
-
-@pytest.mark.sampled("wsn")
-@pytest.mark.parametrize("name", ISOLATING)
-def test_a_loss_that_is_not_finite_leaves_the_learned_tasks_as_they_were(tiny_stream: MakeStream, name: str) -> None:
-    class Burst(SupervisedPlugin):
-        armed = False
-
-        def before_backward(self, strategy: Any, **_: Any) -> None:
-            if self.armed and strategy.clock.train_exp_iterations == 1:
-                strategy.loss = strategy.loss * float("nan")
-
-    burst = Burst()
-    strategy = learn(make(name, tiny_stream(), plugins=[burst]), 1)
-    before, left = logits(strategy), theta_of(strategy)
-    burst.armed = True
-    with pytest.raises(TrainingError, match="became nan at step 2"):
-        strategy.train(list(strategy.stream.benchmark.train_stream)[1])
-    assert torch.equal(theta_of(strategy), left)
-    assert torch.equal(logits(strategy)["qnli"], before["qnli"])
-    assert strategy.ledger.tasks == ["qnli"]
-
-
-def test_buffers_that_training_changes_come_back_with_their_task(tiny_stream: MakeStream) -> None:
-    """BatchNorm's running statistics move in every forward pass of training, PackNet's first phase included."""
-    for name in ISOLATING:
-        stream = tiny_stream("bert", "linear")
-        backbone = stream.model.backbone
-        backbone.embeddings.LayerNorm = _Normed(backbone.embeddings.LayerNorm)
-        loaded = replace(stream.loaded, fingerprint=fingerprint_of(backbone))
-        stream = replace(stream, loaded=loaded, pre_trained=ModelState.of(stream.model))
-        strategy = make(name, stream)
-        rows = []
-        for experience in stream.benchmark.train_stream:
-            strategy.train(experience)
-            rows.append(logits(strategy))
-        assert {"embeddings.LayerNorm.batch.running_mean"} <= set(strategy.ledger.records[0].buffers)
-        assert torch.equal(rows[0]["qnli"], rows[1]["qnli"])
-        assert torch.equal(rows[0]["qnli"], rows[2]["qnli"])
-        assert torch.equal(rows[1]["ag_news"], rows[2]["ag_news"])
-
-
-class _Normed(nn.Module):
-    """A LayerNorm with a BatchNorm after it."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner, self.batch = inner, nn.BatchNorm1d(inner.weight.numel(), affine=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.batch(self.inner(x).transpose(1, 2)).transpose(1, 2)
 
 
 # -- PackNet ---------------------------------------------------------------------------------------------
@@ -516,10 +112,7 @@ def test_packnet_retrains_for_half_as_many_updates(tiny_stream: MakeStream) -> N
 @pytest.mark.parametrize("kind", MODELS)
 def test_packnet_trains_the_readout_alone_where_nothing_is_free(tiny_stream: MakeStream, kind: str) -> None:
     strategy = make("packnet", tiny_stream(kind, MODELS[kind]), keep=1.0)
-    rows = []
-    for experience in strategy.stream.benchmark.train_stream:
-        strategy.train(experience)
-        rows.append(logits(strategy))
+    _, *rows = learned_rows(strategy)
     first, *others = strategy.ledger.records
     matrices = [strategy.space.tensors[i] for i in weight_matrices(strategy.space)]
     assert len(first.owned.region) == sum(spec.size for spec in matrices)
@@ -740,3 +333,13 @@ def test_a_ledger_of_another_composition_is_refused(tiny_stream: MakeStream, tmp
     learn(make("bitfit", tiny_stream()), 1).save(tmp_path)
     with pytest.raises(LedgerError, match=r"has composition alone, .*packnet.* needs union"):
         make("packnet", tiny_stream()).load(tmp_path)
+
+
+def test_rows_that_are_no_texts_are_not_predicted(
+    tiny_stream: MakeStream, model_directory: Callable[[str], Path]
+) -> None:
+    texts = learn(make("bitfit", tiny_stream()), 1).ledger
+    ledger = Ledger(texts.space, texts.fingerprint, texts.composition)
+    ledger.append(replace(texts.records[0], definition=None))
+    with pytest.raises(LedgerError, match=r"does not say what task .* asks for: .* its rows are no texts"):
+        Predictor(load_model(str(model_directory("bert"))), ledger)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import small_vision
 import torch
+from small_strategies import everything, learn, learned_rows, logits, make
 from torch import Tensor, nn
 
 from forgetfree import registry
@@ -19,23 +20,13 @@ from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved
 from forgetfree.core.trained import RegionParameters, WholeTensors
 from forgetfree.errors import UsageError
-from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.ledger import LedgerSwitch
 from forgetfree.ledger.graft import Graft
 from forgetfree.testing.tiny import tiny_model, tiny_task
 
 TASKS = ("qnli", "ag_news", "sst2")
 FORGET_FREE = [name for name in registry.STRATEGIES if registry.strategy(name).forget_free]
 ON_A_LEDGER = ["grafting-continual", "packnet", "wsn", "bitfit", "graft-retrain"]
-OPTIONS: dict[str, Any] = {
-    "steps": 4,
-    "batch_size": 4,
-    "learning_rate": 0.05,
-    "momentum": 0.9,
-    "weight_decay": 0.1,
-    "sparsity": 0.05,
-    "mask_steps": 2,
-    "mask_batch_size": 12,
-}
 
 
 def bert(change: Any) -> Stream:
@@ -70,34 +61,9 @@ STREAMS = {
 }
 
 
-def strategy(name: str, stream: Stream, **changes: Any) -> Any:
-    cls = registry.strategy(name)
-    known = cls.Options.__dataclass_fields__
-    given = {key: value for key, value in (OPTIONS | changes).items() if key in known}
-    return cls(stream=stream, options=cls.Options(**given))
-
-
-def logits(learner: Any) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(answers.logits) for name, answers in learner.evaluate().items()}
-
-
-def everything(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
 def different(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     assert one.keys() == other.keys()
     return [name for name in one if one[name].dtype != other[name].dtype or not torch.equal(one[name], other[name])]
-
-
-def learn(name: str, kind: str) -> tuple[Any, list[dict[str, Tensor]]]:
-    """A strategy that has learned the stream, and its answers after each task."""
-    learner = strategy(name, STREAMS[kind]())
-    rows = []
-    for experience in learner.stream.benchmark.train_stream:
-        learner.train(experience)
-        rows.append(logits(learner))
-    return learner, rows
 
 
 def test_the_models_are_what_they_are_called() -> None:
@@ -117,13 +83,14 @@ PAIRS = [(name, kind) for name in FORGET_FREE for kind in STREAMS if (name, kind
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_earlier_tasks_keep_their_logits(name: str, kind: str, tmp_path: Path) -> None:
     """Invariants 1 and 4: bit for bit after every later task, and once more when loaded into a new strategy."""
-    learner, rows = learn(name, kind)
+    learner = make(name, STREAMS[kind]())
+    _, *rows = learned_rows(learner)
     tasks = [task.name for task in learner.stream.tasks]
     for i, task in enumerate(tasks):
         assert all(torch.equal(rows[i][task], later[task]) for later in rows[i:])
         assert i == 0 or not torch.equal(rows[i][task], rows[i - 1][task])  # it did learn something
     learner.save(tmp_path)
-    again = strategy(name, STREAMS[kind]())
+    again = make(name, STREAMS[kind]())
     if name == "fine-tune":  # it keeps its models in its own store
         again.models._store = learner.models._store
     again.load(tmp_path)
@@ -135,7 +102,7 @@ def test_earlier_tasks_keep_their_logits(name: str, kind: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", ON_A_LEDGER)
 def test_the_model_is_restored_after_every_switch(name: str, kind: str) -> None:
     """Invariant 2: θ_pre is copied back, whatever dtype a tensor has; what no task owns never moved."""
-    learner, _ = learn(name, kind)
+    learner = learn(make(name, STREAMS[kind]()))
     stream, ledger = learner.stream, learner.ledger
     stream.pre_trained.load_(stream.model)
     backbone = stream.model.backbone
@@ -171,29 +138,16 @@ def test_a_graft_goes_in_and_out_bit_for_bit(kind: str) -> None:
     assert different(everything(model), before) == []
 
 
-@pytest.mark.sampled("channels-last")
-@pytest.mark.parametrize("kind", STREAMS)
-def test_a_ledger_is_read_back_as_it_was(kind: str, tmp_path: Path) -> None:
-    learner, _ = learn("grafting-continual", kind)
-    learner.ledger.save(tmp_path / "ledger.safetensors")
-    loaded = Ledger.load(tmp_path / "ledger.safetensors")
-    for one, other in zip(learner.ledger.records, loaded.records, strict=True):
-        assert one.region == other.region and one.owned.region == other.owned.region
-        assert one.owned.values.dtype == other.owned.values.dtype and torch.equal(one.owned.values, other.owned.values)
-
-
-@pytest.mark.sampled("tied-least2")
-@pytest.mark.parametrize(
-    ("kind", "least"), [("bf16", torch.float32), ("mixed", torch.float32), ("tied", torch.float32)]
-)
-def test_scores_and_regions_in_training_are_float32(kind: str, least: torch.dtype) -> None:
+@pytest.mark.sampled("tied")
+@pytest.mark.parametrize("kind", ["bf16", "mixed", "tied"])
+def test_scores_and_regions_in_training_are_float32(kind: str) -> None:
     stream = STREAMS[kind]()
-    learner = strategy("grafting-continual", stream)
+    learner = make("grafting-continual", stream)
     space, task = stream.model.space(), stream.tasks[0]
     (found,) = learner.bench(task).localized(learner.fine_tuned(task), learner.options)
-    assert found.scores.dtype == least
+    assert found.scores.dtype == torch.float32
     assert len(found.scores.unique()) > 100  # steps of all sizes, not those of an 8-bit mantissa
-    assert RegionParameters(stream.model.backbone, space, found.region).values.dtype == least
+    assert RegionParameters(stream.model.backbone, space, found.region).values.dtype == torch.float32
 
 
 def test_steps_too_small_for_bfloat16_add_up() -> None:
@@ -236,17 +190,17 @@ def test_what_runs_avalanches_code_refuses_weights_in_half_precision(name: str) 
     with pytest.raises(
         UsageError, match=r"expected float32, got torch\.bfloat16 of '.*'\. Give the network in float32"
     ):
-        strategy(name, STREAMS["mixed"]())
+        make(name, STREAMS["mixed"]())
 
 
 def test_agem_refuses_what_it_cannot_flatten_before_any_work() -> None:
     with pytest.raises(UsageError, match=r"agem flattens gradients, and '[\w.]+' is not contiguous"):
-        strategy("agem", channels_last())
+        make("agem", channels_last())
 
 
 def test_si_refuses_weights_in_double_precision_before_any_work() -> None:
     with pytest.raises(UsageError, match=r"si needs weights in float32, got '.*' in another dtype"):
-        strategy("si", bert(lambda backbone: backbone.double()))
+        make("si", bert(lambda backbone: backbone.double()))
 
 
 def test_the_most_moved_entries_are_told_apart_below_bfloat16() -> None:
@@ -258,7 +212,7 @@ def test_the_most_moved_entries_are_told_apart_below_bfloat16() -> None:
 
 def test_buffers_are_right_after_the_model_has_moved() -> None:
     """To move a model to another device puts new tensors in the place of its buffers."""
-    learner, _ = learn("grafting-continual", "channels-last")
+    learner = learn(make("grafting-continual", channels_last()))
     ledger, model = learner.ledger, learner.stream.model
     learner.stream.pre_trained.load_(model)
     switch = LedgerSwitch(ledger, model.backbone)

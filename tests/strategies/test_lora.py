@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,80 +16,21 @@ from avalanche.core import SupervisedPlugin
 from avalanche.models import SimpleMLP
 from damage import note, put, rewrite, sealed, told
 from safetensors.torch import save_file
+from small_strategies import assert_same, everything, learned_rows, logits, make
 from torch import Tensor, nn
 
-from forgetfree import cli, registry
 from forgetfree.continual.streams import benchmark_stream, load_stream
-from forgetfree.errors import OptionError, RunError, TaskError, TrainingError
+from forgetfree.errors import OptionError, RunError, TrainingError
 from forgetfree.models.lora_adapters import LoraAdapters, overlap, targets
 from forgetfree.strategies.lora.task_adapters import adapter_training
 from forgetfree.tensor_file import OpenFile
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "momentum": {"optimizer": "sgd", "lora_learning_rate": 0.5, "momentum": 0.9, "weight_decay": 0.1},
-    "adamw": {"optimizer": "adamw", "learning_rate": 0.005, "weight_decay": 0.1},
-}
 BOTH = ["lora", "o-lora"]
 MakeStream = Callable[..., Any]
 
 
-def make(name: str, stream: Any, *, seed: int = 0, **changes: Any) -> Any:
-    """A strategy by its registered name; options that are not its own are arguments of the constructor."""
-    cls = registry.strategy(name)
-    known = cls.Options.__dataclass_fields__
-    defaults = {"steps": 4, "batch_size": 4, "rank": 4} | OPTIMIZERS["momentum"]
-    options = {key: value for key, value in (defaults | changes).items() if key in known}
-    rest = {key: value for key, value in changes.items() if key not in known}
-    return cls(stream=stream, options=cls.Options(**options), seed=seed, **rest)
-
-
-def logits(strategy: Any) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(answer.logits) for name, answer in strategy.evaluate().items()}
-
-
-def learn(strategy: Any) -> list[dict[str, Tensor]]:
-    """Train on the whole stream; the answers before it and after each task."""
-    rows = [logits(strategy)]
-    for experience in strategy.stream.benchmark.train_stream:
-        strategy.train(experience)
-        rows.append(logits(strategy))
-    return rows
-
-
-def everything(model: nn.Module) -> dict[str, Tensor]:
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
-
-
-def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
-
-
-# -- Forget-free, and θ_pre --------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled("gpt2-lm-adamw")
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("kind", MODELS)
-def test_later_tasks_leave_every_earlier_logit_of_lora_as_it_was(
-    tiny_stream: MakeStream, kind: str, optimizer: str
-) -> None:
-    stream = tiny_stream(kind, MODELS[kind])
-    strategy = make("lora", stream, lora_dropout=0.1, **OPTIMIZERS[optimizer])
-    rows = learn(strategy)
-    for position, task in enumerate(stream.tasks):
-        assert not torch.equal(rows[position][task.name], rows[position + 1][task.name])
-        for row, answers in enumerate(rows):
-            expected = rows[position + 1] if row > position else rows[0]
-            assert torch.equal(answers[task.name], expected[task.name])
-
-
-def test_o_lora_lets_later_adapters_reach_earlier_tasks(tiny_stream: MakeStream) -> None:
-    """So that the test above is seen to be able to fail."""
-    rows = learn(make("o-lora", tiny_stream("bert", "linear")))
-    assert not torch.equal(rows[1]["qnli"], rows[2]["qnli"])
+# -- θ_pre and earlier adapters ----------------------------------------------------------------------------
 
 
 @pytest.mark.sampled("gpt2-lm-o-lora")
@@ -111,7 +51,7 @@ def test_the_streams_model_is_as_it_was_and_serves_the_next_strategy(
     assert used.model.backbone is backbone
     assert_same(everything(used.model.backbone), before)
     assert [p.requires_grad for p in used.model.parameters()] == flags
-    answers = [learn(make("continual-ft", stream, learning_rate=0.05)) for stream in (used, fresh)]
+    answers = [learned_rows(make("continual-ft", stream, learning_rate=0.05)) for stream in (used, fresh)]
     for one, other in zip(*answers, strict=True):
         assert_same(one, other)
 
@@ -130,12 +70,12 @@ def test_only_the_newest_adapters_and_the_readout_get_gradients(tiny_stream: Mak
             with_gradient = {k for k, p in strategy.model.named_parameters() if p.grad is not None}
             assert with_gradient == wanting
 
-    learn(make(name, tiny_stream("bert", "linear"), plugins=[Watch()]))
+    learned_rows(make(name, tiny_stream("bert", "linear"), plugins=[Watch()]))
 
 
 def test_o_lora_freezes_earlier_adapters_bit_for_bit(tiny_stream: MakeStream) -> None:
     stream = tiny_stream("gpt2-lm", "causal")
-    strategy = make("o-lora", stream, **OPTIMIZERS["adamw"])
+    strategy = make("o-lora", stream, optimizer="adamw", learning_rate=0.005)
     tensors_of = strategy.adapters.adapters.tensors
     kept: dict[str, dict[str, Tensor]] = {}
     for experience in stream.benchmark.train_stream:
@@ -162,7 +102,7 @@ def test_adapters_add_their_scaled_products_to_the_weight(tiny_stream: MakeStrea
     """
     stream, plain = (tiny_stream(kind, MODELS[kind]) for _ in range(2))
     strategy = make(name, stream, rank=2, lora_alpha=6)
-    rows = learn(strategy)
+    rows = learned_rows(strategy)
     suffixes = ("query", "value") if kind == "bert" else ("c_attn",)
     for acting in ["task-1"] if name == "lora" else ["task-0", "task-1", "task-2"]:
         tensors = strategy.adapters.adapters.tensors(acting)
@@ -191,7 +131,7 @@ def test_the_layers_to_adapt_can_be_named(tiny_stream: MakeStream) -> None:
     backbone.config.model_type = "an architecture that PEFT does not know"
     assert targets(backbone, space) == everywhere
     strategy = make("lora", tiny_stream("bert", "linear"), target_modules=r"layer\.0.*intermediate")
-    learn(strategy)
+    learned_rows(strategy)
     assert list(strategy.adapters.adapters.projections("task-0")) == ["encoder.layer.0.intermediate.dense"]
 
 
@@ -256,7 +196,7 @@ def test_the_loss_has_the_penalty_in_training_alone(tiny_stream: MakeStream) -> 
         def after_eval_forward(self, strategy: Any, **_: Any) -> None:
             assert strategy.criterion() == nn.functional.cross_entropy(strategy.mb_output, strategy.mb_y)
 
-    learn(make("o-lora", tiny_stream("bert", "linear"), plugins=[Watch()], orthogonality=0.7))
+    learned_rows(make("o-lora", tiny_stream("bert", "linear"), plugins=[Watch()], orthogonality=0.7))
     assert seen[0] == pytest.approx(seen[1], rel=1e-4) and seen[1] > 0.01
 
 
@@ -272,7 +212,7 @@ def test_a_strong_penalty_makes_subspaces_orthogonal(tiny_stream: MakeStream) ->
             orthogonality=strength,
             steps=60,
         )
-        learn(strategy)
+        learned_rows(strategy)
         first, second = (strategy.adapters.adapters.projections(f"task-{k}") for k in range(2))
         unit = nn.functional.normalize
         return max((unit(first[layer]) @ unit(second[layer]).T).abs().max().item() for layer in first)
@@ -300,26 +240,6 @@ def test_sgd_follows_the_penalty_up_to_the_rate_that_is_documented(share: float,
         strategy.train(second)
 
 
-# -- Seeds, interruptions, evaluation during training -----------------------------------------------------------
-
-
-@pytest.mark.sampled("lora")
-@pytest.mark.parametrize("name", BOTH)
-def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tiny_stream: MakeStream, name: str) -> None:
-    def run(seed: int, disturb: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        stream = tiny_stream("bert", "linear", stream="qnli,sst2")
-        torch.manual_seed(disturb)  # what ran before must not matter
-        strategy = make(name, stream, seed=seed)
-        answers = learn(strategy)[-1]
-        return answers, strategy.adapters.adapters.tensors("task-1")
-
-    first, same, other = run(0, 1), run(0, 2), run(1, 1)
-    for one, two in zip(first, same, strict=True):
-        assert_same(one, two)
-    for one, two in zip(first, other, strict=True):
-        assert not any(torch.equal(one[key], two[key]) for key in one)
-
-
 def test_first_weights_leave_the_global_generator_alone(tiny_stream: MakeStream) -> None:
     from peft import LoraConfig
 
@@ -331,124 +251,14 @@ def test_first_weights_leave_the_global_generator_alone(tiny_stream: MakeStream)
     assert torch.equal(drawn, torch.rand(3))
 
 
-@pytest.mark.sampled("lora-task")
-@pytest.mark.parametrize("scenario", ["task", "class"])
-@pytest.mark.parametrize("name", BOTH)
-def test_evaluating_in_the_midst_of_training_changes_nothing(tiny_stream: MakeStream, name: str, scenario: str) -> None:
-    def run(**periodic: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        stream = tiny_stream("bert", "linear", scenario=scenario)
-        router = {"task_inference": "router"} if name == "lora" else {}
-        strategy = make(name, stream, accumulation=2, lora_dropout=0.2, **router, **periodic)
-        for experience in stream.benchmark.train_stream:
-            strategy.train(experience, eval_streams=[stream.benchmark.test_stream])
-        return everything(stream.model), strategy.adapters.adapters.tensors("task-2"), logits(strategy)
-
-    for one, other in zip(run(), run(eval_every=1, peval_mode="iteration"), strict=True):
-        assert_same(one, other)
-
-
-def test_lora_answers_for_a_learned_task_in_the_midst_of_another(tiny_stream: MakeStream) -> None:
-    seen: list[Tensor] = []
-
-    class Watch(SupervisedPlugin):
-        def after_eval_exp(self, strategy: Any, **_: Any) -> None:
-            if strategy.training is not None and len(strategy.learned) == 1 and strategy.task.name == "qnli":
-                seen.append(torch.from_numpy(strategy.predictions["qnli"].logits))
-
-    stream = tiny_stream("gpt2-lm", "causal", stream="qnli,sst2")
-    strategy = make("lora", stream, plugins=[Watch()], eval_every=1, peval_mode="iteration")
-    for experience in stream.benchmark.train_stream:
-        strategy.train(experience, eval_streams=[stream.benchmark.test_stream])
-    assert len(seen) >= 3
-    assert all(torch.equal(answers, logits(strategy)["qnli"]) for answers in seen)
-
-
-class Interrupt(SupervisedPlugin):
-    """Stops training at its second update, as Ctrl-C does."""
-
-    armed = False
-
-    def after_update(self, strategy: Any, **_: Any) -> None:
-        if self.armed and strategy.clock.train_exp_iterations == 1:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.sampled("o-lora-task")
-@pytest.mark.parametrize("scenario", ["task", "class"])
-@pytest.mark.parametrize("name", BOTH)
-def test_an_interrupted_task_leaves_the_learned_ones_as_they_were(
-    tiny_stream: MakeStream, name: str, scenario: str
-) -> None:
-    """And the task can be trained after all, to the same result as without the interrupt."""
-    stream, twin = (tiny_stream("bert", "linear", stream="qnli,sst2", scenario=scenario) for _ in range(2))
-    interrupt = Interrupt()
-    strategy = make(name, stream, plugins=[interrupt])
-    first, second = stream.benchmark.train_stream
-    strategy.train(first)
-    before, weights = logits(strategy), everything(stream.model)
-    interrupt.armed = True
-    with pytest.raises(KeyboardInterrupt):
-        strategy.train(second)
-    interrupt.armed = False
-    assert_same(logits(strategy), before)
-    assert_same(everything(stream.model), weights)
-    strategy.train(second)
-    assert_same(logits(strategy), learn(make(name, twin))[-1])
-
-
-@pytest.mark.sampled("o-lora")
-@pytest.mark.parametrize("name", BOTH)
-def test_a_task_met_again_is_refused_and_nothing_changes(tiny_stream: MakeStream, name: str) -> None:
-    stream = tiny_stream("bert", "linear", stream="qnli,sst2")
-    strategy = make(name, stream)
-    before = learn(strategy)[-1]
-    with pytest.raises(TaskError, match="'qnli' has adapters already"):
-        strategy.train(next(iter(stream.benchmark.train_stream)))
-    assert_same(logits(strategy), before)
-
-
 # -- Where the task is withheld ------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled("last")
-@pytest.mark.parametrize("inference", ["last", "router"])
-def test_lora_answers_where_the_task_is_withheld(tiny_stream: MakeStream, inference: str) -> None:
-    """By hand: the last task's adapters under the readouts' own rows; or each row by the adapters surest of it."""
-    stream = tiny_stream("bert", "linear", scenario="class")
-    before = everything(stream.model.backbone)
-    strategy = make("lora", stream, task_inference=inference, steps=30)
-    answers = learn(strategy)[-1]
-    assert_same(everything(stream.model.backbone), before)
-    x, _, _ = stream.tasks[0].test.batch(range(16))
-    lowest = torch.finfo(torch.float32).min
-    by_task = []
-    for acting in strategy.adapters.records:
-        stream.model.backbone = strategy.adapters.adapters.activate([acting]).eval()
-        with torch.no_grad():
-            features = stream.model.features(x)
-        logits_by_task = torch.full((16, 8), lowest)
-        for task, record in zip(stream.tasks, strategy.adapters.records.values(), strict=True):
-            own, readout = list(task.classes), record.group("readout")
-            if inference == "last" or record is strategy.adapters.records[acting]:
-                logits_by_task[:, own] = (features @ readout["weight"].T + readout["bias"])[:, own]
-        by_task.append(logits_by_task)
-    if inference == "last":
-        expected = by_task[-1]
-    else:
-        sizes = [len(task.classes) for task in stream.tasks]
-        chances = [each.softmax(1) for each in by_task]
-        doubts = [torch.special.entr(p).sum(1) / math.log(n) for p, n in zip(chances, sizes, strict=True)]
-        chosen = torch.stack(doubts).argmin(0)
-        assert len(set(chosen.tolist())) > 1
-        expected = torch.stack(by_task)[chosen, torch.arange(16)]
-    torch.testing.assert_close(answers["qnli"], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_o_lora_answers_where_the_task_is_withheld(tiny_stream: MakeStream, tmp_path: Path) -> None:
     """One readout for all: the newest is what is kept."""
     stream = tiny_stream("bert", "linear", scenario="class")
     strategy = make("o-lora", stream)
-    answers = learn(strategy)[-1]
+    answers = learned_rows(strategy)[-1]
     assert [bool(record.group("readout")) for record in strategy.adapters.records.values()] == [False, False, True]
     strategy.save(tmp_path)
     again = make("o-lora", tiny_stream("bert", "linear", scenario="class"))
@@ -459,33 +269,23 @@ def test_o_lora_answers_where_the_task_is_withheld(tiny_stream: MakeStream, tmp_
 # -- The file ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled("gpt2-lm-lora")
 @pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize("kind", MODELS)
-def test_a_loaded_strategy_answers_as_the_saved_one(
-    tiny_stream: MakeStream, kind: str, name: str, tmp_path: Path
+def test_a_strategy_with_other_options_answers_and_learns_on(
+    tiny_stream: MakeStream, name: str, tmp_path: Path
 ) -> None:
-    """With other options too: the file's own count. The next task may be learned on top."""
-    strategy = make(name, tiny_stream(kind, MODELS[kind]), lora_dropout=0.1)
-    first, second, third = strategy.stream.benchmark.train_stream
-    strategy.train(first)
-    strategy.train(second)
+    """The file's own options count for its tasks, and those of the strategy for the next."""
+    strategy = make(name, tiny_stream(), lora_dropout=0.1)
+    for experience in list(strategy.stream.benchmark.train_stream)[:2]:
+        strategy.train(experience)
     strategy.save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["adapters.safetensors"]
-    answers = logits(strategy)
-    stream = tiny_stream(kind, MODELS[kind])
-    again = make(name, stream, rank=2, lora_alpha=3)
+    again = make(name, tiny_stream(), rank=2, lora_alpha=3)
     again.load(tmp_path)
-    assert_same(logits(again), answers)
+    assert_same(logits(again), logits(strategy))
     assert again.bytes_kept() == strategy.bytes_kept()
-    same = make(name, tiny_stream(kind, MODELS[kind]), lora_dropout=0.1)
-    same.load(tmp_path)
-    same.train(same.stream.benchmark.train_stream[2])
-    strategy.train(third)
-    assert_same(logits(same), logits(strategy))
-    again.train(stream.benchmark.train_stream[2])
+    again.train(again.stream.benchmark.train_stream[2])
     again.save(tmp_path)
-    last = make(name, tiny_stream(kind, MODELS[kind]))
+    last = make(name, tiny_stream())
     last.load(tmp_path)
     assert_same(logits(last), logits(again))
 
@@ -494,19 +294,22 @@ def test_what_is_kept_is_adapters_and_readouts(tiny_stream: MakeStream, tmp_path
     """Rank 4, width 16, two layers, query and value: 4·4·(16 + 16) numbers a task; readouts 17·(2 + 4 + 2)."""
     strategy = make("lora", tiny_stream("bert", "linear"))
     assert strategy.bytes_kept() == 0
-    learn(strategy)
+    learned_rows(strategy)
     assert strategy.bytes_kept() == 4 * (3 * 4 * 4 * 32 + 17 * 8)
     strategy.save(tmp_path)
     tasks = json.loads(OpenFile(tmp_path / "adapters.safetensors").metadata["tasks"])
     config = tasks[0]["fields"]
-    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 16)
+    layers = "|".join(
+        f"encoder\\.layer\\.{i}\\.attention\\.self\\.{part}" for i in range(2) for part in ("query", "value")
+    )
+    assert config == {"r": 4, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": layers}
     assert [task["task"] for task in tasks] == ["qnli", "ag_news", "sst2"]
 
 
 @pytest.fixture(scope="module")
 def saved(tiny_stream: MakeStream, tmp_path_factory: pytest.TempPathFactory) -> Path:
     strategy = make("lora", tiny_stream("bert", "linear"))
-    learn(strategy)
+    learned_rows(strategy)
     directory = tmp_path_factory.mktemp("saved")
     strategy.save(directory)
     return directory / "adapters.safetensors"
@@ -520,7 +323,10 @@ def saved(tiny_stream: MakeStream, tmp_path_factory: pytest.TempPathFactory) -> 
             "of task 'qnli' do not match their checksum",
         ),
         (lambda path: rewrite(path, sealed(told(0, r=5))), "'qnli'.r must be the rank of .*, got 5"),
-        (lambda path: rewrite(path, sealed(told(0, use_dora=True))), "'qnli'.use_dora must be False, as forgetfree"),
+        (
+            lambda path: rewrite(path, sealed(told(0, use_dora=True))),
+            "must be r, lora_alpha, lora_dropout, target_modules alone",
+        ),
         (lambda path: rewrite(path, sealed(note("together", "3"))), "together must be true or false, got 3"),
         (lambda path: rewrite(path, sealed(note("binding", "{}"))), "its binding cannot be read"),
         (
@@ -575,7 +381,7 @@ def test_a_network_with_linear_layers_learns_by_adapters() -> None:
     stream = benchmark_stream(_benchmark(), network)
     before = everything(stream.model.backbone)
     strategy = make("lora", stream)
-    rows = learn(strategy)
+    rows = learned_rows(strategy)
     assert len(strategy.adapters.adapters.projections("task-0")) == 2
     assert not torch.equal(rows[0]["experience-0"], rows[1]["experience-0"])
     assert torch.equal(rows[1]["experience-0"], rows[2]["experience-0"])
@@ -592,7 +398,7 @@ def test_buffers_that_training_changes_come_and_go_with_their_adapters(name: str
 
     strategy = make(name, stream())
     before = everything(strategy.stream.model.backbone)
-    rows = learn(strategy)
+    rows = learned_rows(strategy)
     kept = [set(record.group("buffer")) for record in strategy.adapters.records.values()]
     statistics = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert kept == ([statistics, statistics] if name == "lora" else [set(), statistics])
@@ -623,23 +429,3 @@ def test_a_model_without_linear_layers_is_refused() -> None:
 def test_target_modules_must_name_layers(tiny_stream: MakeStream, pattern: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         make("o-lora", tiny_stream("bert", "linear"), target_modules=pattern)
-
-
-# -- The command line --------------------------------------------------------------------------------------------
-
-
-def test_both_run_from_the_command_line(
-    data_directory: Path, model_directory: Callable[[str], Path], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    given = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--shots", "4", "--steps", "3"]
-    chosen = ["--strategy", "lora", "--strategy", "o-lora", "--set", "lora.rank=4", "--set", "orthogonality=1.5"]
-    chosen += ["--set", "upper_triangle=true"]
-    assert cli.main(["run", "qnli,ag_news,sst2", *given, *chosen, "--out", str(out)]) == 0
-    runs = {run["strategy"]: run for run in json.loads((out / "results.json").read_text())["runs"]}
-    assert (runs["lora"]["options"]["rank"], runs["o-lora"]["options"]["rank"]) == (4, 8)
-    assert runs["o-lora"]["options"]["orthogonality"] == 1.5
-    assert runs["lora"]["summary"]["forgetting"] == runs["lora"]["summary"]["bwt"] == 0
-    for name in BOTH:
-        assert (out / name / "seed-0" / "adapters.safetensors").is_file()
-        assert all(math.isfinite(value) for row in runs[name]["matrix"] for value in row)

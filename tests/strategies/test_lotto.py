@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_strategies import theta_of
 
 from forgetfree import registry
 from forgetfree.core.regions import Region
@@ -25,10 +26,6 @@ def make(stream: Any, **changes: Any) -> Any:
 
 def calibration(strategy: Any, task: Any, frozen: Region) -> Any:
     return strategy.training_result(task, strategy.space.parameters(strategy.model.backbone), frozen=frozen)
-
-
-def theta_of(strategy: Any) -> torch.Tensor:
-    return strategy.space.flatten(strategy.model.backbone)
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta-mlm"])

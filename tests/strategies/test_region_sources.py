@@ -1,26 +1,37 @@
-"""By what a region is chosen: the same as by a slow reference, and without θ_ft where none is needed."""
+"""By what a region is chosen, what it stands on, and from which values it is trained."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import small_strategies
 import torch
+from avalanche.core import SupervisedPlugin
 from torch.nn import functional as F
 
 from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved, top
-from forgetfree.errors import OptionError
+from forgetfree.results.answers import LabelAnswers
+from forgetfree.training.loop import loss_of, quality_of
 from forgetfree.training.monitor import Monitor
 from forgetfree.training.single_task import READOUT_STEPS
+from forgetfree.training.training_options import TrainingOptions
 
 MakeStream = Callable[..., Any]
 OPTIONS: dict[str, Any] = {
     **{"steps": 3, "batch_size": 4, "optimizer": "sgd", "learning_rate": 0.05, "sparsity": 0.01, "region_steps": 0},
     **{"mask_steps": 1, "mask_batch_size": 1000, "dropout": False},
+}
+
+#: Regions that are trained, by dropout too.
+TRAINED: dict[str, Any] = {"steps": 4, "sparsity": 0.05, "region_steps": None, "dropout": True} | {
+    "mask_steps": 2,
+    "mask_batch_size": 12,
 }
 
 
@@ -36,13 +47,12 @@ class Phases(Monitor):
         yield lambda step, loss: None
 
 
-def learn(stream: Any, count: int = 1, name: str = "grafting-continual", seed: int = 0, **changes: Any) -> Any:
+def learn(stream: Any, count: int = 1, name: str = "grafting-continual", plugins: Any = None, **changes: Any) -> Any:
     cls, phases = registry.strategy(name), Phases()
-    strategy = cls(stream=stream, options=cls.Options(**OPTIONS | changes), device="cpu", monitor=phases, seed=seed)
-    for experience in list(stream.benchmark.train_stream)[:count]:
-        strategy.train(experience)
+    options = cls.Options(**OPTIONS | changes)
+    strategy = cls(stream=stream, options=options, device="cpu", monitor=phases, plugins=plugins)
     strategy.phases = phases.steps
-    return strategy
+    return small_strategies.learn(strategy, count)
 
 
 def gradient_at(strategy: Any, theta: torch.Tensor, readout: Any) -> torch.Tensor:
@@ -101,21 +111,6 @@ def test_label_words_need_no_readout_first(tiny_stream: MakeStream) -> None:
     assert ("fine_tune", READOUT_STEPS) not in strategy.phases and len(strategy.ledger.records[0].region)
 
 
-@pytest.mark.parametrize("source", ["gradient", "movement"])
-def test_on_the_union_only_free_entries_are_chosen(tiny_stream: MakeStream, source: str) -> None:
-    strategy = learn(tiny_stream("bert", "linear"), 2, region_from=source, localize_at="union")
-    first, second = (record.region for record in strategy.ledger.records)
-    assert first.isdisjoint(second) and len(first) == len(second)
-
-
-def test_random_entries_are_those_of_the_seed(tiny_stream: MakeStream) -> None:
-    regions = [
-        learn(tiny_stream("bert", "linear"), seed=seed, region_from="random").ledger.records[0].region
-        for seed in (0, 0, 1)
-    ]
-    assert regions[0] == regions[1] and len(regions[0] & regions[2]) < 0.1 * len(regions[0])
-
-
 def test_a_base_and_no_mask_steps_are_still_a_way_to_say_movement(tiny_stream: MakeStream) -> None:
     by_base, by_name = (
         learn(tiny_stream(), **how).ledger.records[0].region
@@ -124,6 +119,65 @@ def test_a_base_and_no_mask_steps_are_still_a_way_to_say_movement(tiny_stream: M
     assert by_base == by_name and isinstance(by_name, Region)
 
 
-def test_midpoint_without_a_step_is_refused(tiny_stream: MakeStream) -> None:
-    with pytest.raises(OptionError, match="region_from=midpoint with mask_steps=0 leaves no region"):
-        learn(tiny_stream(), region_from="midpoint", mask_steps=0)
+def owned(strategy: Any) -> list[Any]:
+    return [record.owned for record in strategy.ledger.records]
+
+
+def test_the_loss_needs_no_metric(tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = tiny_stream("bert", "linear", stream="sst2")
+    (task,), model = stream.tasks, stream.model
+    score, minus = quality_of(model, task, task.validation, TrainingOptions())
+    x, y, t = task.validation.batch(range(len(task.validation)))
+    with torch.no_grad():
+        logits = model.eval()(x, t)
+    assert score == pytest.approx(float((logits.argmax(-1) == y).float().mean()))
+    assert -minus == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
+    monkeypatch.delattr(LabelAnswers, "score")
+    assert loss_of(model, task, task.validation, TrainingOptions()) == -minus
+
+
+def test_the_rate_of_a_region_is_multiplied(tiny_stream: MakeStream) -> None:
+    def rate(**changes: Any) -> float:
+        strategy = registry.strategy("grafting-continual")
+        made = strategy(stream=tiny_stream(), options=strategy.Options(**OPTIONS | TRAINED | changes), device="cpu")
+        trained: float = made.begin(made.stream.tasks[0]).options.learning_rate
+        return trained
+
+    adamw = {"optimizer": "adamw", "sparsity": 0.01, "learning_rate": 1e-3}
+    assert rate(**adamw, region_rate_factor=3.0) == pytest.approx(3e-2, rel=0.01)
+    assert rate(region_rate_factor=0.5) == 0.025
+
+
+def test_alone_each_task_is_a_retrained_graft(tiny_stream: MakeStream) -> None:
+    """The same bits as graft-retrain's from the fine-tuned values, whatever was learned before."""
+    one = learn(tiny_stream(), 2, **TRAINED, composition="alone")
+    other = learn(tiny_stream(), 2, "graft-retrain", **TRAINED, region_start="fine-tuned")
+    union = learn(tiny_stream(), 2, **TRAINED)
+    for mine, theirs in zip(owned(one), owned(other), strict=True):
+        assert torch.equal(mine.region.indices, theirs.region.indices) and torch.equal(mine.values, theirs.values)
+    assert not torch.equal(owned(union)[1].values, owned(one)[1].values)
+
+
+class Modes(SupervisedPlugin):
+    """Whether the model dropped anything while regions were trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[bool] = set()
+
+    def after_forward(self, strategy: Any, **_: Any) -> None:
+        self.seen.add(strategy.model.backbone.training)
+
+
+@pytest.mark.parametrize(("dropout", "expected"), [(True, True), ("fine-tuning", False)])
+def test_a_region_may_be_trained_without_the_dropout_of_fine_tuning(
+    tiny_stream: MakeStream, dropout: Any, expected: bool
+) -> None:
+    modes = Modes()
+    strategy = learn(tiny_stream(), plugins=[modes], **TRAINED | {"dropout": dropout})
+    assert modes.seen == {expected}
+    with_dropout, of_both = (
+        strategy.bench(strategy.stream.tasks[0]).key(replace(strategy.options, dropout=each))
+        for each in (True, dropout)
+    )
+    assert with_dropout == of_both  # one fine-tuned model serves both

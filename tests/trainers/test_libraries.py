@@ -282,6 +282,7 @@ distributed.destroy_process_group()
 """
 
 
+@pytest.mark.sampled(share=0.34)
 def test_sharded_weights_are_refused_by_a_sentence(tmp_path: Path) -> None:
     script = tmp_path / "apart.py"
     script.write_text(APART)
@@ -383,6 +384,7 @@ if rank == 0:
 """
 
 
+@pytest.mark.sampled(share=0.34)
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     script = tmp_path / "two.py"
     script.write_text(TWO)

@@ -10,11 +10,10 @@ import html
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -42,36 +41,8 @@ COLOURS: dict[str, tuple[str, str]] = {
 TEXT, FAINT, LINE, *LINES = (light for light, _ in COLOURS.values())
 #: Even steps of lightness: legible for the colour-blind, in print, and on a light or dark page.
 SHADES = "viridis"
-#: Colour, by name, and mark of what is drawn: the same thing has the same in every figure.
-LOOK: dict[str, tuple[str, str]] = {
-    "fine-tuned": ("text", "s"),
-    "fine-tune": ("text", "s"),
-    "continual-ft": ("vermilion", "X"),
-    "grafting-continual": ("blue", "o"),
-    "grafted": ("blue", "o"),
-    "learned": ("blue", "o"),
-    "movement": ("amber", "^"),
-    "random": ("faint", "x"),
-    "retrained": ("green", "D"),
-    "bitfit": ("purple", "v"),
-    "biases": ("purple", "v"),
-    "pre-trained": ("cyan", "P"),
-    "readout alone": ("cyan", "P"),
-    "pruned": ("vermilion", "X"),
-    "sgd": ("blue", "o"),
-    "adamw": ("vermilion", "X"),
-    "adamw + ℓ1": ("green", "D"),
-    "fisher": ("vermilion", "X"),
-    "label words": ("blue", "o"),
-    "linear": ("vermilion", "X"),
-    "true labels": ("blue", "o"),
-    "own labels": ("vermilion", "X"),
-    "graft": ("blue", "o"),
-    "LoRA": ("vermilion", "X"),
-    "Houlsby": ("green", "D"),
-    "Pfeiffer": ("purple", "v"),
-}
-_STYLE: Any = {
+#: Of every figure, as matplotlib takes it.
+STYLE: Any = {
     **{"font.size": 9, "axes.titlesize": 10, "svg.hashsalt": "forgetfree"},
     **{"text.color": TEXT, "axes.labelcolor": FAINT, "xtick.color": FAINT, "ytick.color": FAINT},
     **{"axes.edgecolor": LINE, "grid.color": LINE, "axes.facecolor": "none", "figure.facecolor": "none"},
@@ -80,16 +51,10 @@ _STYLE: Any = {
     **{"xtick.labelsize": 8, "ytick.labelsize": 8, "axes.labelsize": 9, "path.simplify_threshold": 0.3},
 }
 #: In a page, text is text, and names of tasks are shown as they are.
-_PAGE: Any = {**_STYLE, "svg.fonttype": "none", "text.parse_math": False}
+_PAGE: Any = {**STYLE, "svg.fonttype": "none", "text.parse_math": False}
 
 
 # ---- lines ----------------------------------------------------------------------------------------------
-
-
-def look(name: str) -> dict[str, Any]:
-    """Return colour, mark and label of what is drawn."""
-    colour, marker = LOOK.get(name, ("text", "o"))
-    return {"color": COLOURS[colour][0], "marker": marker, "label": name}
 
 
 def styles(count: int) -> list[dict[str, Any]]:
@@ -101,6 +66,22 @@ def styles(count: int) -> list[dict[str, Any]]:
     ]
 
 
+def course(ax: Axes, values: Floats, style: dict[str, Any], *, range_of_seeds: bool = True) -> None:
+    """Draw the mean of seeds over the stages of a stream, and their range, from where all of them are known.
+
+    Args:
+        ax: where.
+        values: ``(seeds, stages)``.
+        style: of the line.
+        range_of_seeds: whether there is room for it.
+    """
+    x = np.flatnonzero(~np.isnan(values).any(axis=0))
+    known = values[:, x]
+    if len(known) > 1 and len(x) and range_of_seeds:
+        ax.fill_between(x, known.min(0), known.max(0), color=style["color"], alpha=0.15, linewidth=0)
+    ax.plot(x, known.mean(0), **style)
+
+
 # ---- figures in files -----------------------------------------------------------------------------------
 
 
@@ -108,7 +89,7 @@ def panels(
     titles: Sequence[str], *, rows: int = 1, width: float = 3.1, height: float = 2.7, share_y: bool = True
 ) -> tuple[Figure, list[list[Axes]]]:
     """Return a figure with a column of panels for each title and ``rows`` rows, and its axes by row."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         size = max(3.6, width * len(titles)), height * rows
         figure = Figure(figsize=size, layout="constrained", facecolor="white")
         axes: Any = figure.subplots(rows, len(titles), squeeze=False, sharey="row" if share_y else False)
@@ -119,7 +100,7 @@ def panels(
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     """Draw one legend below all panels."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         handles, labels = [], []
         for ax in axes:
             for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -132,53 +113,6 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
             loc="outside lower center",
             ncols=min(len(labels), max(1, int(figure.get_figwidth() / 1.4))),
         )
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write ``path`` with .png and .svg, without dates, so that equal figures are equal files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    titles = [text for ax in figure.axes for text in (ax.title, ax.xaxis.label, ax.yaxis.label)]
-    for text in (*titles, *(text for each in figure.legends for text in each.get_texts())):
-        text.set_parse_math(False)  # names of tasks are shown as they are
-        text.set_text("\n".join(map(escaped, text.get_text().split("\n"))))
-    with matplotlib.rc_context(_STYLE):
-        figure.savefig(path.with_suffix(".png"), dpi=150, metadata={"Software": None})
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-
-
-def curves(
-    rows: Sequence[Mapping[str, Any]], panel: str, x: str, y: str, line: str, lines: Sequence[str]
-) -> tuple[Figure, list[Axes]]:
-    """Draw a panel for each value of ``panel``: lines of ``y`` (in %; mean and range over seeds) over ``x`` (logarithmic).
-
-    Args:
-        rows: tidy rows.
-        panel: the key whose values are the panels.
-        x: the key along the axis.
-        y: a fraction.
-        line: the key whose values are the lines.
-        lines: which of them, in order.
-    """
-    titles = list(dict.fromkeys(row[panel] for row in rows))
-    figure, (axes,) = panels(titles)
-    for ax, title in zip(axes, titles, strict=True):
-        for name in lines:
-            points: dict[float, list[float]] = {}
-            for row in rows:
-                if row[panel] == title and row[line] == name:
-                    points.setdefault(row[x], []).append(100 * row[y])
-            places = sorted(points)
-            ax.fill_between(
-                places,
-                [min(points[place]) for place in places],
-                [max(points[place]) for place in places],
-                color=look(name)["color"],
-                alpha=0.15,
-                linewidth=0,
-            )
-            ax.plot(places, [sum(points[place]) / len(points[place]) for place in places], **look(name))
-        ax.set_xscale("log")
-    return figure, axes
 
 
 # ---- figures in a page ----------------------------------------------------------------------------------

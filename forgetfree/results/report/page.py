@@ -9,7 +9,7 @@ import io
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
@@ -89,23 +89,18 @@ def brief_page(page: Page) -> Page:
 
 def shown(page: Page) -> Page:
     """Return the page without characters that act on a terminal: users choose the names of tasks and labels."""
-    return replace(
-        page,
-        title=escaped(page.title),
-        notes=tuple(map(escaped, page.notes)),
-        tables=tuple(map(_shown, page.tables)),
-        headline=escaped(page.headline),
-    )
 
+    def clean(value: Any) -> Any:
+        if isinstance(value, str):
+            return escaped(value)
+        if isinstance(value, tuple):
+            return tuple(map(clean, value))
+        if isinstance(value, Page | Table):
+            return replace(value, **{each.name: clean(getattr(value, each.name)) for each in fields(value)})
+        return value
 
-def _shown(table: Table) -> Table:
-    return replace(
-        table,
-        title=escaped(table.title),
-        header=tuple(map(escaped, table.header)),
-        rows=tuple(tuple(map(escaped, row)) for row in table.rows),
-        legend=tuple((escaped(name), escaped(meaning)) for name, meaning in table.legend),
-    )
+    clean_page: Page = clean(page)
+    return clean_page
 
 
 # ---- tables ---------------------------------------------------------------------------------------------
@@ -115,19 +110,6 @@ def titled(what: str, *units: str) -> str:
     """Return the title of a table: what it shows, and in brackets in which units, as far as there is something to say."""
     said = "; ".join(filter(None, units))
     return f"{what} ({said})" if said else what
-
-
-def without_columns(table: Table, *headers: str, title: str) -> Table:
-    """Return a table without some columns, under another title."""
-    kept = [i for i, header in enumerate(table.header) if header not in headers]
-    return replace(
-        table,
-        title=title,
-        header=tuple(table.header[i] for i in kept),
-        rows=tuple(tuple(row[i] for i in kept) for row in table.rows),
-        best=tuple((row, kept.index(column)) for row, column in table.best if column in kept),
-        legend=tuple((name, meaning) for name, meaning in table.legend if name not in headers),
-    )
 
 
 def with_best(table: Table, better: Sequence[int]) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from forgetfree.results.report.figures import (
     NAMED,
     Section,
     canvas,
+    course,
     key_to,
     picture,
     scale_of_costs,
@@ -25,8 +26,8 @@ from forgetfree.results.report.figures import (
     styles,
 )
 from forgetfree.results.report.page import percent, size
-from forgetfree.results.runs import CONSTANT, Run
-from forgetfree.results.table import Results
+from forgetfree.results.runs import CONSTANT
+from forgetfree.results.table import Results, mean_of_known
 
 #: The matrices of so many strategies stand beside each other, and are the first that a reader sees.
 FEW = 4
@@ -116,77 +117,68 @@ class _Panel(NamedTuple):
 
     Attributes:
         title: its heading.
-        values: what is drawn of the scores of runs (runs, stages, T).
-        scale: how these are shown.
+        scores: of the runs of each strategy (seeds, stages).
+        scale: how they are shown.
         metrics: what they are scored by.
-        floor: the score of a constant answer.
+        floor: the score of a constant answer, if it is drawn.
     """
 
     title: str
-    values: Callable[[Floats], Floats]
+    scores: Sequence[Floats]
     scale: Scale
     metrics: Sequence[str]
-    floor: float | None = None
-
-    def scores(self, matrices: Iterable[Floats]) -> list[Floats]:
-        """Return the numbers along the axis."""
-        return [self.scale.factor * self.values(runs) for runs in matrices]
-
-    @property
-    def unit(self) -> Any:
-        """What panels have in common whose axes are the same: percentages, or the metric."""
-        return PERCENT if self.scale == PERCENT else (*self.metrics,)
+    floor: float = np.nan
 
 
 def _curves(results: Results) -> Section:
-    entries, tasks = results.entries, results.tasks
+    entries, tasks, few = results.entries, results.tasks, len(results.tasks) <= NAMED
     metrics, scales = results.metric, results.scales
     matrices = [np.array([run.learning_matrix for run in entry.runs]) for entry in entries]
-    if len(tasks) <= NAMED:
-        floors: Sequence[float | None] = results.constant or [None] * len(tasks)
+    if few:
+        floors = results.constant or [np.nan] * len(tasks)
         panels = [
-            _Panel(task, lambda runs, i=i: runs[:, :, i], scale, [metric], floor)  # type: ignore[misc]
+            _Panel(task, [runs[:, :, i] for runs in matrices], scale, [metric], floor)
             for i, (task, scale, metric, floor) in enumerate(zip(tasks, scales, metrics, floors, strict=True))
         ]
         text = "A panel is a task: its score before training and after each task of the stream"
     else:
-        first = _Panel(f"{tasks[0]} (the first task)", lambda runs: runs[:, :, 0], scales[0], metrics[:1])
-        panels = [first, _Panel("tasks so far", _so_far, results.scale, metrics)]
+        first = [runs[:, :, 0] for runs in matrices]
+        panels = [
+            _Panel(f"{tasks[0]} (the first task)", first, scales[0], metrics[:1]),
+            _Panel("tasks so far", [_so_far(runs) for runs in matrices], results.scale, metrics),
+        ]
         text = "The first task, and the mean of all tasks learned so far, after each task of the stream"
     pictures = [key_to([entry.label for entry in entries], "scores")]
     for number, panel in enumerate(panels):
-        scale, floor = panel.scale, None if panel.floor is None else panel.scale.factor * panel.floor
-        low, high = _range([each for each in panels if each.unit == panel.unit], matrices)
+        scale = panel.scale
         with canvas() as ax:
-            ax.set_ylim(low, high)  # a fall looks alike in all panels
-            for scores, style in zip(panel.scores(matrices), styles(len(entries)), strict=True):
-                x = np.arange(scores.shape[1])
-                if len(scores) > 1 and len(entries) <= len(LINES):
-                    ax.fill_between(x, scores.min(0), scores.max(0), color=style["color"], alpha=0.15, linewidth=0)
-                ax.plot(x, scores.mean(0), **style | ({} if len(tasks) <= NAMED else {"marker": ""}))
-            if floor is not None:
-                ax.axhline(floor, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
-            if len(tasks) <= NAMED:
+            ax.set_ylim(*_range(panel, panels))
+            for scores, style in zip(panel.scores, styles(len(entries)), strict=True):
+                style |= {} if few else {"marker": ""}
+                course(ax, scale.factor * scores, style, range_of_seeds=len(entries) <= len(LINES))
+            if not np.isnan(panel.floor):
+                ax.axhline(scale.factor * panel.floor, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
+            if few:
                 ax.axvline(number + 1, color=FAINT, linewidth=0.8)
                 ax.set_xticks(range(len(tasks) + 1), ["before", *_names(tasks)], rotation=30, ha="right")
             else:
                 ax.set_xlabel("tasks learned")
             ax.set_ylabel(scale.titled("score"))
-        at_end = (panel.values(runs)[:, -1].mean() for runs in matrices)
-        ends = (f"{entry.label} {scale.with_unit(score)}" for entry, score in zip(entries, at_end, strict=True))
+        at_end = (scale.with_unit(scores[:, -1].mean()) for scores in panel.scores)
+        ends = (f"{entry.label} {score}" for entry, score in zip(entries, at_end, strict=True))
         pictures.append(picture(ax, panel.title, f"at the end {', '.join(ends)}"))
     text += f". Mean over seeds; shaded: from the worst to the best seed; {_seeds(results)}{_rows(results)}."
-    text += " Upright line: here the task is learned." * (len(tasks) <= NAMED)
-    text += " Dotted: a constant answer." * (results.constant is not None and len(tasks) <= NAMED)
+    text += " Upright line: here the task is learned." * few
+    text += " Dotted: a constant answer." * (results.constant is not None and few)
     return Section("curves", "Tasks over the stream", text, pictures)
 
 
-def _range(panels: Sequence[_Panel], matrices: Sequence[Floats]) -> tuple[float, float]:
-    """Return the ends of the axis that panels have in common."""
-    drawn = [scores for panel in panels for scores in panel.scores(matrices)]
-    drawn += [np.array([panel.scale.factor * panel.floor]) for panel in panels if panel.floor]
-    low, high = min(map(np.nanmin, drawn)), max(map(np.nanmax, drawn))
-    margin = 0.05 * (high - low) + panels[0].scale.factor / 100
+def _range(panel: _Panel, panels: Sequence[_Panel]) -> tuple[float, float]:
+    """Return the ends of the axis of a panel: those of percentages, or of one metric, so that a fall looks alike in them."""
+    alike = [each for each in panels if PERCENT == each.scale == panel.scale or each.metrics == panel.metrics]
+    drawn = np.concatenate([np.append(scores, each.floor) for each in alike for scores in each.scores])
+    low, high = panel.scale.factor * np.nanmin(drawn), panel.scale.factor * np.nanmax(drawn)
+    margin = 0.05 * (high - low) + panel.scale.factor / 100
     return low - margin, high + margin
 
 
@@ -232,35 +224,23 @@ def _forgetting(results: Results) -> Section:
 
 def _costs(results: Results) -> Section:
     entries, tasks, scale = results.entries, len(results.tasks), results.scale
-    costs: list[tuple[str, str, Callable[[float], str], Callable[[Run], float | None]]] = [
-        (
-            "Score against time",
-            "seconds of all phases",
-            lambda x: f"{x:,.0f}",
-            lambda run: run.facts.all_seconds,
-        ),
-        (
-            "Score against memory",
-            "kept per task",
-            size,
-            lambda run: run.facts.memory[-1] / tasks if run.facts.memory else None,
-        ),
-    ]
     pictures = []
-    for title, label, show, cost in costs:
+    for title, label, show in (
+        ("Score against time", "seconds of all phases", "{:,.0f}".format),
+        ("Score against memory", "kept per task", size),
+    ):
         with canvas() as ax:
             says, places = [], []
             for entry, style in zip(entries, styles(len(entries)), strict=True):
-                ends = np.array([scale.factor * run.learning_matrix[-1].mean() for run in entry.runs])
-                amounts = [cost(run) for run in entry.runs]
-                known = [amount for amount in amounts if amount is not None]
-                if len(known) < len(amounts) or not any(known):  # a mean over some seeds would look like one over all
+                ends = np.array([run.average for run in entry.runs])
+                kept = [run.facts.memory[-1] / tasks if run.facts.memory else None for run in entry.runs]
+                x = mean_of_known([run.facts.all_seconds for run in entry.runs] if show is not size else kept)
+                if not x:
                     continue
-                x = float(np.mean(known))
-                ax.plot([x, x], [ends.min(), ends.max()], color=style["color"], linewidth=1)
-                ax.plot(x, ends.mean(), marker=style["marker"], color=style["color"], markersize=7)
+                ax.plot([x, x], scale.factor * np.array([ends.min(), ends.max()]), color=style["color"], linewidth=1)
+                ax.plot(x, scale.factor * ends.mean(), marker=style["marker"], color=style["color"], markersize=7)
                 places.append(x)
-                says.append(f"{entry.label} {scale.with_unit(ends.mean() / scale.factor)} at {show(x)}")
+                says.append(f"{entry.label} {scale.with_unit(ends.mean())} at {show(x)}")
             if results.constant:
                 floor = scale.factor * float(np.mean(results.constant))
                 ax.axhline(floor, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
@@ -280,31 +260,26 @@ def _costs(results: Results) -> Section:
 
 
 def _calibration(results: Results) -> Section:
-    pictures, total = [], 0
+    pictures = []
     for entry in results.entries:
-        answers = [run.files.probabilities for run in entry.runs]
+        answers = [run.probabilities for run in entry.runs]
         if not all(answers):
             continue
-        bins = [reliability(each.logits, each.labels) for of_tasks in answers for each in of_tasks.values()]
-        counts = np.sum([each.counts for each in bins], axis=0)
-        hits, sure = (
-            np.sum([np.nan_to_num(getattr(each, of)) * each.counts for each in bins], axis=0)
-            for of in ("accuracy", "confidence")
-        )
+        diagrams = [reliability(each.logits, each.labels) for of_tasks in answers for each in of_tasks.values()]
+        ece = percent(float(np.mean([each.ece for each in diagrams])))
+        places = np.concatenate([each.places for each in diagrams])
+        counts = np.bincount(places)
         filled = counts > 0
-        ece = float(np.mean([each.ece for of_tasks in answers for each in of_tasks.values()]))
+        hits = np.bincount(places, np.concatenate([each.right for each in diagrams]))
+        sure = np.bincount(places, np.concatenate([each.sure for each in diagrams]))
         with canvas(height=2.9) as ax:
             ax.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
             x, y = 100 * sure[filled] / counts[filled], 100 * hits[filled] / counts[filled]
             ax.plot(x, y, color=LINES[0], linewidth=1)
             ax.scatter(x, y, s=12 + 150 * counts[filled] / counts.sum(), color=LINES[0], alpha=0.75, linewidth=0)
             ax.set(xlim=(0, 102), ylim=(0, 102), xlabel="confidence (%)", ylabel="accuracy (%)")
-        total = int(counts.sum())
-        pictures.append(
-            picture(
-                ax, entry.label, f"mean ECE {percent(ece)} points", f"n = {total:,} answers; mean ECE {percent(ece)}"
-            )
-        )
+        caption = f"n = {len(places):,} answers; mean ECE {ece}"
+        pictures.append(picture(ax, entry.label, f"mean ECE {ece} points", caption))
     lacking = any(np.isnan(entry.runs[0].ece[-1]).any() for entry in results.entries)
     of = "all tasks with probabilities, and of all seeds," if lacking else "all tasks and seeds"
     text = f"What confidence is worth: answers of {of} after the last task, in 15 bins of confidence. On the "
@@ -322,7 +297,7 @@ def _places(results: Results) -> Section:
         ledgers = [run.facts.ledger for run in entry.runs if run.facts.ledger and run.facts.ledger.places]
         if len(ledgers) < len(entry.runs):
             continue
-        alone = any(ledger.may_overlap for ledger in ledgers)
+        alone = any(ledger.composition in ("alone", "auto") for ledger in ledgers)
         every = [place for ledger in ledgers for place in ledger.places or ()]
         layers, kinds = (list(dict.fromkeys(getattr(place, of) for place in every)) for of in ("layer", "kind"))
         share = np.full((len(layers), len(kinds)), np.nan)
@@ -350,7 +325,7 @@ def _places(results: Results) -> Section:
 def _losses(results: Results) -> Section:
     pictures = []
     for entry in results.entries:
-        run, steps = entry.runs[0], entry.runs[0].files.losses
+        run, steps = entry.runs[0], entry.runs[0].losses
         pieces: dict[tuple[str, str], list[Json]] = {}
         for step in steps:
             pieces.setdefault((step["task"], step["phase"]), []).append(step)

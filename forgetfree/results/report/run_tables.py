@@ -1,103 +1,33 @@
-"""The tables of runs: which numbers stand in which column, and how they are written."""
+"""The tables of runs: which numbers stand in which column, how they are written, and what they mean."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from forgetfree.display import NULL, PERCENT, PLAIN, Scale
-from forgetfree.results.calibration import debiased_ece, ece_noise_floor
+from forgetfree.display import NULL, PERCENT, PLAIN
+from forgetfree.results.answers import LabelScores, shown_rows
+from forgetfree.results.calibration import Reliability, reliability
 from forgetfree.results.evidence import Evidence
-from forgetfree.results.metrics import title_of
-from forgetfree.results.report.label_tables import label_tables, text_tables
-from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best, without_columns
-from forgetfree.results.report.words import NAIVE, meanings
+from forgetfree.results.metrics import Floats, title_of
+from forgetfree.results.report.page import WIDE, Table, cell, percent, titled, transposed, with_best
 from forgetfree.results.runs import CONSTANT, REFERENCE, UNION, UNTRAINED, LedgerSummary, Run
-from forgetfree.results.table import Results, StrategyRuns
+from forgetfree.results.table import Results, StrategyRuns, mean_of_known
 from forgetfree.results.unit_folder import ELSEWHERE
 
-#: A number of a run, by row and column of a table; NaN or none where it is missing.
-Value = Callable[[Run, int, int], float | None]
-Show = Callable[[float], str]
-
-
-class Columns(NamedTuple):
-    """Columns of one kind.
-
-    Attributes:
-        headers: their names.
-        value: their numbers.
-        show: how these are written; or how those of each column are.
-        better: 1 where more is better, -1 where less is, 0 where neither is; or one of these for each column.
-        legend: under which name `MEANINGS` says what they mean.
-    """
-
-    headers: Sequence[str]
-    value: Value
-    show: Show | Sequence[Show]
-    better: int | Sequence[int] = 0
-    legend: str = ""
-
-    @property
-    def shows(self) -> Sequence[Show]:
-        """Return `show` of each column."""
-        return [self.show] * len(self.headers) if callable(self.show) else self.show
-
-    @property
-    def signs(self) -> Sequence[int]:
-        """Return `better` of each column."""
-        return [self.better] * len(self.headers) if isinstance(self.better, int) else self.better
-
-
+NAIVE = "continual-ft"
 #: What answers that are texts have beside their score.
 LOSS = "loss"
 #: Streams longer than this show how things grow with the number of tasks.
 _LONG = 5
-_OUTCOME = "After the last task"
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table before it is written: of each cell, a number for each seed.
-
-    Attributes:
-        title: what it shows, and in which units.
-        header: see `Table`.
-        rows: the name of each, and the numbers of its cells.
-        shows: how those of each column are written.
-        better: of each column, see `Columns`.
-        legend: names of `MEANINGS`.
-        of_tasks: its columns are tasks, which become rows where there are many.
-    """
-
-    title: Sequence[str]
-    header: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Sequence[float | None]]]]
-    shows: Sequence[Show]
-    better: Sequence[int]
-    legend: Sequence[str]
-    of_tasks: bool = False
-
-    @classmethod
-    def of_runs(
-        cls, title: Sequence[str], corner: str, rows: Iterable[tuple[str, Sequence[Run]]], *groups: Columns
-    ) -> Self:
-        """Return the grid of the runs of each row, one for each seed."""
-        columns = [(of.value, column) for of in groups for column in range(len(of.headers))]
-        return cls(
-            title,
-            (corner, *(header for of in groups for header in of.headers)),
-            [
-                (name, [[value(run, row, column) for run in runs] for value, column in columns])
-                for row, (name, runs) in enumerate(rows)
-            ],
-            [show for of in groups for show in of.shows],
-            [sign for of in groups for sign in of.signs],
-            [of.legend for of in groups if of.headers and of.legend],
-        )
+#: How many characters of a text are shown.
+_CHARACTERS = 200
+Show = Callable[[float], str]
+#: Of each column a number; NaN or none where it is missing.
+Numbers = Sequence[float | None] | Floats
 
 
 def tables_of(results: Results, evidence: Evidence) -> list[Table]:
@@ -105,148 +35,169 @@ def tables_of(results: Results, evidence: Evidence) -> list[Table]:
 
     Args:
         results: any; tables that are made of answers are left out where these are not there.
-        evidence: of them, see `evidence_of`.
+        evidence: of them.
     """
-    wide, single = len(results.tasks) > WIDE, len(results.tasks) == 1
-    by_strategy = [_outcome(results), _transfer(results), _calibration(results)]
-    by_strategy += [_more(results, name) for name in _measured_beside(results)]
-    others = [_held_aside(results), _costs(results)]
-    for grid in (_growth, _ledger, _course if wide else _matrix):
-        others += [grid(results, entry) for entry in results.entries]
-
-    def written(grid: Grid) -> Table:
-        rows = ((name, *map(cell, cells, grid.shows)) for name, cells in grid.rows)
-        legend = meanings(*grid.legend, metrics=results.metric)
-        table = with_best(Table(titled(*grid.title), tuple(grid.header), tuple(rows), legend=legend), grid.better)
-        return transposed(table, "task") if wide and grid.rows and grid.of_tasks else table
-
-    by_task = [written(grid) for grid in by_strategy if len(grid.header) > 1]
-    if single:  # nothing can be forgotten or transferred
-        title = titled(_OUTCOME, _unit_of_scores(results) or "ECE in percentage points")
-        by_task[:2] = [without_columns(by_task[0], "average", "forgetting", "BWT", title=title)]
-    shares = results.scale == PERCENT and results.sign == 1
     several = any(len(entry.runs) > 1 for entry in results.entries)
+    shares = results.scale == PERCENT and results.sign == 1
+    by_entry = (_growth, _ledger, _course if len(results.tasks) > WIDE else _matrix)
+    others = [_held_out(results), _costs(results)]
+    others += [table(results, entry) for table in by_entry for entry in results.entries]
     return [
-        *by_task,
+        _outcome(results),
+        *([_transfer(results)] if len(results.tasks) > 1 else []),  # of one task there is none
+        *_calibration(results),
+        *(_more(results, name) for name in _measured_beside(results)),
         *([_intervals(results, evidence)] if shares and several else []),
         *(_retention(results, evidence) if shares else ()),
         *_calibration_beside_chance(results),
         *label_tables(results),
         *text_tables(results),
-        *(written(grid) for grid in others if grid.rows),
+        *(table for table in others if table.rows),
     ]
 
 
-def _strategies(
-    results: Results, with_all: Callable[[Run], object] = lambda run: True
-) -> list[tuple[str, Sequence[Run]]]:
-    """Return the runs of each strategy of which all have something."""
-    return [(entry.label, entry.runs) for entry in results.entries if all(map(with_all, entry.runs))]
+class Column(NamedTuple):
+    """A column of numbers.
+
+    Attributes:
+        header: its name.
+        show: how they are written.
+        better: 1 where more is better, -1 where less is, 0 where neither is.
+        legend: under which name `MEANINGS` says what they mean.
+    """
+
+    header: str
+    show: Show
+    better: int = 0
+    legend: str = ""
 
 
-def _summary(header: str, key: str, better: int, scale: Scale) -> Columns:
-    return Columns([header], lambda run, *_: run.summary[key], scale.text, better, header)
+def _table(
+    results: Results,
+    title: str,
+    corner: str,
+    columns: Sequence[Column],
+    rows: Iterable[tuple[str, Sequence[Numbers]]],
+    *,
+    of_tasks: bool = False,
+    legend: Sequence[str] = (),
+) -> Table:
+    """Return a table of numbers.
+
+    Args:
+        results: of which runs.
+        title: what it shows, and in which units.
+        corner: what rows are.
+        columns: of the numbers.
+        rows: the name of each, and for each seed its numbers, one a column.
+        of_tasks: its columns are tasks, which become rows where there are many.
+        legend: further names of `MEANINGS`.
+    """
+    cells = [
+        (name, *(cell(values, column.show) for column, *values in zip(columns, *seeds, strict=True)))
+        for name, seeds in rows
+    ]
+    names = [*dict.fromkeys(column.legend for column in columns if column.legend), *legend]
+    table = Table(
+        title,
+        (corner, *(column.header for column in columns)),
+        tuple(cells),
+        legend=meanings(*names, metrics=results.metric),
+    )
+    table = with_best(table, [column.better for column in columns])
+    return transposed(table, "task") if of_tasks and cells and len(results.tasks) > WIDE else table
+
+
+def _by_strategy(results: Results, numbers: Callable[[Run], Numbers | None]) -> Iterator[tuple[str, list[Numbers]]]:
+    """Yield the numbers of the runs of each strategy of which all have them."""
+    for entry in results.entries:
+        of_seeds = [numbers(run) for run in entry.runs]
+        known = [each for each in of_seeds if each is not None]
+        if len(known) == len(of_seeds):
+            yield entry.label, known
 
 
 # ---- scores ---------------------------------------------------------------------------------------------
 
 
-def _outcome(results: Results) -> Grid:
+def _outcome(results: Results) -> Table:
     """Return table 4 of the paper: what each strategy still knows of each task at the end."""
-    scale, runs = results.scale, results.runs
+    scale, runs, several = results.scale, results.runs, len(results.tasks) > 1
     calibrated = not runs or any(run.summary["ece"] is not None for run in runs)
     told, nats = (any(run.knows(name) for run in runs) for name in ("updates", LOSS))
-    points = [*(["forgetting, BWT" if calibrated else "forgetting and BWT"] if scale == PERCENT else [])]
-    points += ["ECE"] if calibrated else []
-    grid = Grid.of_runs(
-        (
-            _OUTCOME,
-            _unit_of_scores(results),
-            f"{' and '.join(points)} in percentage points" if points else "",
-            "loss in nats a token" if nats else "",
-        ),
-        "strategy",
-        _strategies(results),
-        Columns(
-            _task_headers(results),
-            lambda run, _, i: run.learning_matrix[-1, i],
-            _shows(results),
-            results.signs,
-            "a task",
-        ),
-        _summary("average", "average", results.sign, scale),
-        Columns([LOSS] if nats else (), lambda run, *_: _known_mean(run.end(LOSS)), PLAIN.text, -1, LOSS),
-        _summary("forgetting", "forgetting", -1, scale),
-        _summary("BWT", "bwt", 1, scale),
-        *([_summary("ECE", "ece", -1, PERCENT)] if calibrated else []),
-        *([Columns(["updates"], lambda run, *_: run.end("updates").sum(), _count, 0, "updates")] if told else []),
-    )
+    unit = _unit_of_scores(results)
+    if several:
+        points = ["forgetting, BWT" if calibrated else "forgetting and BWT"] if scale == PERCENT else []
+        points += ["ECE"] if calibrated else []
+        in_points = f"{' and '.join(points)} in percentage points" if points else ""
+        title = titled("After the last task", unit, in_points, "loss in nats a token" if nats else "")
+    else:  # nothing can be forgotten or transferred
+        title = titled("After the last task", unit or "ECE in percentage points")
+    beside = [
+        *([Column("average", scale.text, results.sign, "average")] if several else []),
+        *([Column(LOSS, PLAIN.text, -1, LOSS)] if nats else []),
+        *([Column("forgetting", scale.text, -1, "forgetting"), Column("BWT", scale.text, 1, "BWT")] if several else []),
+        *([Column("ECE", percent, -1, "ECE")] if calibrated else []),
+        *([Column("updates", _count, 0, "updates")] if told else []),
+    ]
 
-    def padded(*cells: Sequence[float | None]) -> list[Sequence[float | None]]:
-        return [*cells, *[[] for _ in grid.header[len(cells) + 1 :]]]
+    def numbers(scores: Numbers, **more: float | None) -> Numbers:
+        return [*scores, *(more.get(column.header) for column in beside)]
 
-    rows = []
-    for entry, row in zip(results.entries, grid.rows, strict=True):
-        rows.append(row)
+    rows: list[tuple[str, Sequence[Numbers]]] = []
+    for entry in results.entries:
+        of_seeds, unions = [], []
+        for run in entry.runs:
+            known = {"average": run.average, "forgetting": run.forgetting, "BWT": run.summary["bwt"]}
+            known |= {
+                "ECE": run.summary["ece"],
+                "loss": _known_mean(run.end(LOSS)),
+                "updates": run.end("updates").sum(),
+            }
+            of_seeds.append(numbers(run.learning_matrix[-1], **known))
+            union, ece = run.end(f"{UNION}accuracy"), run.end(f"{UNION}ece")
+            unions.append(numbers(union, average=float(union.mean()), ECE=float(ece.mean())))
+        rows.append((entry.label, of_seeds))
         if all(run.knows(f"{UNION}accuracy") for run in entry.runs):
-            unions, eces = ([run.end(UNION + name) for run in entry.runs] for name in ("accuracy", "ece"))
-            means = [[float(each.mean()) for each in of] for of in (unions, eces)]
-            cells = [*np.transpose(unions).tolist(), means[0], *([[]] if nats else []), [], []]
-            rows.append((f"{entry.label} (one final union)", padded(*cells, *(means[1:] if calibrated else []))))
+            rows.append((f"{entry.label} (one final union)", unions))
     floors = ({CONSTANT: results.constant} if results.constant else {}) | dict(results.learned_floors)
     for name, floor in floors.items():
-        loss = [_known_mean(run.values(LOSS)[0]) for run in runs[:1]] if name == UNTRAINED else []
-        rows.append((name, padded(*([score] for score in floor), [_mean(floor)], *([loss] if nats else []))))
-    return replace(grid, rows=rows, legend=[*grid.legend, *floors, "bold"], of_tasks=True)
+        loss = _known_mean(runs[0].values(LOSS)[0]) if name == UNTRAINED else None
+        rows.append((name, [numbers(floor, average=mean_of_known(floor), loss=loss)]))
+    columns = [*_of_tasks(results, "a task", results.signs), *beside]
+    return _table(results, title, "strategy", columns, rows, of_tasks=True, legend=[*floors, "bold"])
 
 
-def _known_mean(values: Sequence[float] | np.ndarray) -> float | None:
+def _known_mean(values: Floats) -> float | None:
     """Return the mean over the tasks that have a value; ``None`` where none has."""
-    known = np.array(values)[~np.isnan(values)]
+    known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else None
 
 
-def _mean(scores: Sequence[float | None]) -> float | None:
-    """Return the mean; ``None`` where one is missing."""
-    return None if None in scores else float(np.mean(np.array(scores, dtype=float)))
+def _transfer(results: Results) -> Table:
+    columns = [Column("FWT", results.scale.text, 1, "FWT")]
+    columns += [Column("intransigence", results.scale.text, -1, "intransigence")]
+    columns += [
+        Column(f"forgetting {task}", scale.text, -1, "forgetting of a task")
+        for task, scale in zip(results.tasks, results.scales, strict=True)
+    ]
+    title = titled("Transfer, and forgetting per task", _unit_of_scores(results, "in percentage points"))
+    rows = _by_strategy(results, lambda run: [run.summary["fwt"], run.summary["intransigence"], *run.forgotten])
+    return _table(results, title, "strategy", columns, rows, of_tasks=True)
 
 
-def _transfer(results: Results) -> Grid:
-    forgotten = Columns(
-        [f"forgetting {task}" for task in results.tasks],
-        lambda run, _, i: run.forgotten[i],
-        _shows(results),
-        -1,
-        "forgetting of a task",
-    )
-    grid = Grid.of_runs(
-        ("Transfer, and forgetting per task", _unit_of_scores(results, "in percentage points")),
-        "strategy",
-        _strategies(results),
-        _summary("FWT", "fwt", 1, results.scale),
-        _summary("intransigence", "intransigence", -1, results.scale),
-        forgotten,
-    )
-    return replace(grid, of_tasks=True)
-
-
-def _calibration(results: Results) -> Grid:
-    """Return for each task ECE, and how often the answers are those of the fine-tuned model."""
+def _calibration(results: Results) -> Iterator[Table]:
+    """Yield for each task ECE, and how often the answers are those of the fine-tuned model."""
     runs, tasks = results.runs, results.tasks
-    known = any(run.knows("agreement") for run in runs)
-    agreement = [f"agreement {task}" for task in tasks] if known else []
+    agreed = any(run.knows("agreement") for run in runs)
     calibrated = [i for i in range(len(tasks)) if not runs or any(not np.isnan(run.ece[-1, i]) for run in runs)]
-    ece = [f"ECE {tasks[i]}" for i in calibrated]
+    columns = [Column(f"ECE {tasks[i]}", percent, -1, "ECE of a task") for i in calibrated]
+    columns += [Column(f"agreement {task}", percent, 0, "agreement") for task in tasks if agreed]
     agree = "agreement with the fine-tuned model"
-    title = f"Calibration error per task{f', and {agree}' * known}" if calibrated else agree.capitalize()
-    grid = Grid.of_runs(
-        (title, "in %"),
-        "strategy",
-        _strategies(results) if calibrated or known else (),
-        Columns(ece, lambda run, _, i: run.ece[-1, calibrated[i]], percent, -1, "ECE of a task"),
-        Columns(agreement, lambda run, _, i: run.end("agreement")[i], percent, legend="agreement"),
-    )
-    return replace(grid, of_tasks=True)
+    title = f"Calibration error per task{f', and {agree}' * agreed}" if calibrated else agree.capitalize()
+    rows = _by_strategy(results, lambda run: [*run.ece[-1, calibrated], *(run.end("agreement") if agreed else ())])
+    if columns:
+        yield _table(results, titled(title, "in %"), "strategy", columns, rows, of_tasks=True)
 
 
 def _measured_beside(results: Results) -> list[str]:
@@ -255,24 +206,26 @@ def _measured_beside(results: Results) -> list[str]:
     return [name for name in during.unique() if name not in (*results.metric, "ece", "perplexity")]
 
 
-def _more(results: Results, name: str) -> Grid:
+def _more(results: Results, name: str) -> Table:
     """Return what a kind of task measures beside the score: before training, once learned and at the end."""
     title, unit, show, better = _MORE.get(name, (name.replace("_", " ").capitalize(), "", PLAIN.text, 0))
     known = [i for i in range(len(results.tasks)) if any(not np.isnan(run.end(name)[i]) for run in results.runs)]
 
-    def mean(row_of: Callable[[int], int]) -> Value:
-        return lambda run, *_: float(np.mean([run.values(name)[row_of(i), i] for i in known]))
+    def numbers(run: Run) -> Numbers:
+        values = run.values(name)
+        stages = values[0, known], np.diagonal(values, -1)[known], values[-1, known]
+        return [*(float(stage.mean()) for stage in stages), *values[-1, known]]
 
-    stages = [("before training", mean(lambda i: 0)), ("once learned", mean(lambda i: i + 1))]
-    grid = Grid.of_runs(
-        (title, unit, "means over tasks, and at the end of each"),
+    headers = ["before training", "once learned", "at the end", *(results.tasks[i] for i in known)]
+    return _table(
+        results,
+        titled(title, unit, "means over tasks, and at the end of each"),
         "strategy",
-        _strategies(results),
-        *(Columns([stage], value, show, better) for stage, value in stages),
-        Columns(["at the end"], mean(lambda i: -1), show, better),
-        Columns([results.tasks[i] for i in known], lambda run, _, i: run.end(name)[known[i]], show, better),
+        [Column(header, show, better) for header in headers],
+        _by_strategy(results, numbers),
+        of_tasks=True,
+        legend=["once learned", *([name] if name in _MORE else [])],
     )
-    return replace(grid, legend=["once learned", *([name] if name in _MORE else [])], of_tasks=True)
 
 
 #: Scores beside a task's own: title, unit, how they are written, and whether more is better.
@@ -328,177 +281,225 @@ def _retention(results: Results, evidence: Evidence) -> Iterator[Table]:
 
 def _calibration_beside_chance(results: Results) -> Iterator[Table]:
     """Yield ECE, what chance shows, and what is left without it: means over the tasks with probabilities."""
-    entries = [entry for entry in results.entries if all(run.files.probabilities for run in entry.runs)]
-    if not entries:
-        return
-    measures: dict[str, Callable[[Any], float]] = {
+    measures: dict[str, Callable[[Reliability], float]] = {
         "ECE": lambda each: each.ece,
-        "noise floor": lambda each: ece_noise_floor(each.logits, each.labels),
-        "ECE without noise": lambda each: debiased_ece(each.logits, each.labels),
+        "noise floor": lambda each: each.noise_floor,
+        "ECE without noise": lambda each: each.debiased_ece,
     }
+
+    def numbers(run: Run) -> Numbers | None:
+        diagrams = [reliability(each.logits, each.labels) for each in run.probabilities.values()]
+        return (
+            [float(np.mean([measure(each) for each in diagrams])) for measure in measures.values()]
+            if diagrams
+            else None
+        )
+
+    title = "Calibration beside chance (in percentage points; means over tasks)"
+    columns = [Column(name, percent, 0, name) for name in measures]
+    table = _table(results, title, "strategy", columns, _by_strategy(results, numbers))
+    if table.rows:
+        yield table
+
+
+# ---- labels and texts -----------------------------------------------------------------------------------
+
+
+def label_tables(results: Results) -> Iterator[Table]:
+    """Yield a table for each task whose answers are labels, of all seeds at the end of the stream; of long streams none."""
+    told = False
+    for task in results.tasks if len(results.tasks) <= WIDE else ():
+        of_strategies = {
+            entry.label: [LabelScores.of(run.probabilities[task], run.labels[task]) for run in entry.runs]
+            for entry in results.entries
+            if all(task in run.probabilities and task in run.labels for run in entry.runs)
+        }
+        if of_strategies:
+            table = _label_table(task, of_strategies)
+            yield replace(table, legend=()) if told else table
+            told = True
+
+
+def _label_table(task: str, of_strategies: dict[str, list[LabelScores]]) -> Table:
+    names = next(iter(of_strategies.values()))[0].names
+    few = len(names) <= WIDE
+    apart = any(scores.elsewhere.any() for seeds in of_strategies.values() for scores in seeds)
+    answered = [*(f"as {name}" for name in names), *(["as another task's"] if apart else [])]
+    last = answered if few else ["most often taken for"]
+    several = ", means over seeds" * any(len(seeds) > 1 for seeds in of_strategies.values())
     rows = []
-    for entry in entries:
-        answers = [run.files.probabilities.values() for run in entry.runs]
-        cells = [
-            cell((float(np.mean([measure(each) for each in of])) for of in answers), percent)
-            for measure in measures.values()
-        ]
-        rows.append((entry.label, *cells))
-    yield Table(
-        "Calibration beside chance (in percentage points; means over tasks)",
-        ("strategy", *measures),
+    for strategy, seeds in of_strategies.items():
+        for i, name in enumerate(names):
+            measures = ([scores.precision for scores in seeds], [scores.recall for scores in seeds])
+            shares = [cell((float(each[i]) for each in of), percent) for of in (*measures, [s.f1 for s in seeds])]
+            taken = np.mean([[*each.confusion[i], *([each.elsewhere[i]] if apart else [])] for each in seeds], axis=0)
+            ends = [_rows(count) for count in taken] if few else [_most(names, i, taken)]
+            rows.append((strategy, name, _rows(np.mean([scores.rows[i] for scores in seeds])), *shares, *ends))
+        macro = [cell(values, percent) for values in zip(*(scores.macro for scores in seeds), strict=True)]
+        count = _rows(np.mean([scores.rows.sum() for scores in seeds]))
+        rows.append((strategy, "macro average", count, *macro, *([NULL] * len(last))))
+    return Table(
+        f"Labels of {task} at the end (in %; numbers of rows{several})",
+        ("strategy", "label", "rows", "precision", "recall", "F1", *last),
         tuple(rows),
-        legend=meanings(*measures),
+        legend=meanings("precision", "recall", "macro average", "as a label" if few else "most often taken for"),
     )
+
+
+def _most(names: Sequence[str], own: int, taken: Floats) -> str:
+    """Return the wrong label that most rows of a label are answered with, and how many; a dash where there is none."""
+    wrong = [0.0 if i == own else count for i, count in enumerate(taken)]
+    place = int(np.argmax(wrong))
+    name = names[place] if place < len(names) else "another task's"
+    return f"{name}: {_rows(wrong[place])}" if wrong[place] else NULL
+
+
+def _rows(count: float | np.floating[Any]) -> str:
+    return f"{count:,.1f}".removesuffix(".0")
+
+
+def text_tables(results: Results) -> Iterator[Table]:
+    """Yield for each task that is answered by texts a few rows, by the first seed of each strategy at the end of the stream."""
+    first = {entry.label: entry.runs[0] for entry in results.entries}
+    for task in results.tasks:
+        written = {label: run.texts[task] for label, run in first.items() if task in run.texts}
+        if not written:
+            continue
+        one, *others = written.values()
+        if any(other.right != one.right for other in others):  # on other test rows
+            continue
+        places = shown_rows(len(one.right))
+        lines = [("prompt", [one.prompts[place] for place in places])] if one.prompts else []
+        lines += [("right text", [one.right[place][0] for place in places])]
+        lines += [(UNTRAINED, list(run.before[task])) for run in first.values() if task in run.before][:1]
+        lines += [(label, [each.texts[place] for place in places]) for label, each in written.items()]
+        yield Table(
+            f"Texts of {task} at the end, by the first seed",
+            ("", *(f"test row {place + 1}" for place in places)),
+            tuple((name, *map(_cut, texts)) for name, texts in lines),
+        )
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return (line if len(line) <= _CHARACTERS else f"{line[:_CHARACTERS]}…") or "(empty)"
 
 
 # ---- what was measured beside them, and what they cost --------------------------------------------------
 
 
-def _held_aside(results: Results) -> Grid:
+def _held_out(results: Results) -> Table:
     """Return the loss on texts that no task trains, of each strategy."""
 
-    def loss(run: Run, _: int, column: int) -> float | None:
-        if (aside := run.facts.held_aside) is None:
+    def numbers(run: Run) -> Numbers | None:
+        if (aside := run.facts.held_out) is None:
             return None
-        return (aside.before, aside.after, _mean(aside.by_task or [None]))[column]
+        return [aside.before, aside.after, mean_of_known(aside.by_task or [None])]
 
-    stages = ["before training", "at the end, without a task", "at the end, as tasks are answered"]
-    return Grid.of_runs(
-        ("Loss on texts that no task trains", "nats a token"),
-        "strategy",
-        _strategies(results, lambda run: run.facts.held_aside),
-        Columns(stages, loss, PLAIN.text, [0, -1, 0], "held aside"),
-    )
+    stages = {"before training": 0, "at the end, without a task": -1, "at the end, as tasks are answered": 0}
+    columns = [Column(stage, PLAIN.text, better, "held out") for stage, better in stages.items()]
+    title = "Loss on texts that no task trains (nats a token)"
+    return _table(results, title, "strategy", columns, _by_strategy(results, numbers))
 
 
-def _costs(results: Results) -> Grid:
+def _costs(results: Results) -> Table:
     facts, tasks = [run.facts for run in results.runs], len(results.tasks)
-    phases = list(dict.fromkeys(phase for each in facts for phase in each.seconds if phase != ELSEWHERE))
-    elsewhere = [f"{ELSEWHERE.replace('_', '-')} (s)"] if any(ELSEWHERE in each.seconds for each in facts) else []
-    memory = ("kept (bytes)", "kept per task (bytes)") if any(each.memory for each in facts) else ()
-    return Grid.of_runs(
-        ("Time per phase, and memory kept",),
-        "strategy",
-        _strategies(results) if phases or memory else (),
-        Columns(
-            [f"{phase.replace('_', '-')} (s)" for phase in phases],
-            lambda run, _, i: run.facts.seconds.get(phases[i]),
-            _seconds,
-            legend="(s)",
-        ),
-        Columns(elsewhere, lambda run, *_: run.facts.seconds.get(ELSEWHERE), _seconds, legend="".join(elsewhere)),
-        Columns(
-            memory,
-            lambda run, _, i: run.facts.memory[-1] / (tasks if i else 1) if run.facts.memory else None,
-            _count,
-            -1,
-            "kept",
-        ),
-    )
+    phases = [*dict.fromkeys(phase for each in facts for phase in each.seconds if phase != ELSEWHERE)]
+    columns = [Column(f"{phase.replace('_', '-')} (s)", _seconds, 0, "(s)") for phase in phases]
+    if any(ELSEWHERE in each.seconds for each in facts):
+        phases.append(ELSEWHERE)
+        header = f"{ELSEWHERE.replace('_', '-')} (s)"
+        columns.append(Column(header, _seconds, 0, header))
+    kept = any(each.memory for each in facts)
+    columns += [Column(header, _count, -1, "kept") for header in ("kept (bytes)", "kept per task (bytes)") if kept]
+
+    def numbers(run: Run) -> Numbers:
+        most = run.facts.memory[-1] if run.facts.memory else np.nan
+        return [*(run.facts.seconds.get(phase) for phase in phases), *([most, most / tasks] if kept else [])]
+
+    rows = _by_strategy(results, numbers) if columns else ()
+    return _table(results, "Time per phase, and memory kept", "strategy", columns, rows)
 
 
-def _growth(results: Results, entry: StrategyRuns) -> Grid:
+def _growth(results: Results, entry: StrategyRuns) -> Table:
     """Return what each further task costs, and what it does to the first."""
     tasks, first, average = results.tasks, results.scales[0], results.scale
+    columns = [
+        Column("learning it (s)", _seconds),
+        Column("kept (bytes)", _count),
+        Column("of its region not owned before (%)", percent, 0, "of its region not owned before"),
+        Column(first.titled(tasks[0]), first.text),
+        Column(average.titled("average so far"), average.text),
+    ]
+
+    def numbers(run: Run, row: int) -> Numbers:
+        ledger, scores = run.facts.ledger, run.learning_matrix[row + 1]
+        owned = ledger.owned_size[row] / ledger.region_size[row] if ledger and ledger.region_size[row] else None
+        costs = [(each or [])[row] for each in (run.facts.seconds_per_task, run.facts.kept_bytes)]
+        return [*costs, owned, scores[0], float(scores[: row + 1].mean())]
+
     known = len(tasks) > _LONG and all(run.facts.kept_bytes and run.facts.seconds_per_task for run in entry.runs)
-
-    def owned(run: Run, row: int, _: int) -> float | None:
-        ledger = run.facts.ledger
-        return ledger.owned_size[row] / ledger.region_size[row] if ledger and ledger.region_size[row] else None
-
-    return Grid.of_runs(
-        (f"Growth of {entry.label} with the number of tasks",),
-        "after",
-        [(task, entry.runs) for task in tasks] if known else (),
-        Columns(["learning it (s)"], lambda run, row, _: (run.facts.seconds_per_task or [])[row], _seconds),
-        Columns(["kept (bytes)"], lambda run, row, _: (run.facts.kept_bytes or [])[row], _count),
-        Columns(["of its region not owned before (%)"], owned, percent, legend="of its region not owned before"),
-        Columns([first.titled(tasks[0])], lambda run, row, _: run.learning_matrix[row + 1, 0], first.text),
-        Columns(
-            [average.titled("average so far")],
-            lambda run, row, _: run.learning_matrix[row + 1, : row + 1].mean(),
-            average.text,
-        ),
-    )
+    rows = ((task, [numbers(run, row) for run in entry.runs]) for row, task in enumerate(tasks) if known)
+    return _table(results, f"Growth of {entry.label} with the number of tasks", "after", columns, rows)
 
 
-def _ledger(results: Results, entry: StrategyRuns) -> Grid:
-    tasks, known = results.tasks, all(run.facts.ledger for run in entry.runs)
+def _ledger(results: Results, entry: StrategyRuns) -> Table:
+    tasks, long = results.tasks, len(results.tasks) > WIDE
+    overlaps = [Column("largest overlap", _share, 0, "largest overlap")]
+    if not long:
+        overlaps = [Column(f"overlap {task}", _share, 0, "overlap") for task in tasks]
+    columns = [Column("region", _count, 0, "region"), Column("owned", _count, 0, "owned"), *overlaps]
 
-    def of_ledger(value: Callable[[LedgerSummary, int, int], float]) -> Value:
-        return lambda run, row, column: value(run.facts.ledger, row, column) if run.facts.ledger else None
+    def numbers(ledger: LedgerSummary, row: int) -> Numbers:
+        most = max((ledger.overlap[earlier][row] for earlier in range(row)), default=0.0)
+        return [ledger.region_size[row], ledger.owned_size[row], *([most] if long else ledger.overlap[row])]
 
-    def most(ledger: LedgerSummary, row: int, _: int) -> float:
-        return max((ledger.overlap[earlier][row] for earlier in range(row)), default=0.0)
-
-    overlap = of_ledger(lambda ledger, row, column: ledger.overlap[row][column])
-    overlaps = Columns([f"overlap {task}" for task in tasks], overlap, _share, legend="overlap")
-    return Grid.of_runs(
-        (f"Ledger of {entry.label}", "entries of the region, entries owned, overlap of regions"),
-        "task",
-        [(task, entry.runs) for task in tasks] if known else (),
-        Columns(["region"], of_ledger(lambda ledger, row, _: ledger.region_size[row]), _count, legend="region"),
-        Columns(["owned"], of_ledger(lambda ledger, row, _: ledger.owned_size[row]), _count, legend="owned"),
-        Columns(["largest overlap"], of_ledger(most), _share, legend="largest overlap")
-        if len(tasks) > WIDE
-        else overlaps,
-    )
+    ledgers = [run.facts.ledger for run in entry.runs if run.facts.ledger]
+    known = len(ledgers) == len(entry.runs)
+    rows = ((task, [numbers(ledger, row) for ledger in ledgers]) for row, task in enumerate(tasks) if known)
+    title = f"Ledger of {entry.label} (entries of the region, entries owned, overlap of regions)"
+    return _table(results, title, "task", columns, rows)
 
 
 # ---- over the stream ------------------------------------------------------------------------------------
 
 
-def _matrix(results: Results, entry: StrategyRuns) -> Grid:
+def _matrix(results: Results, entry: StrategyRuns) -> Table:
     stages = ("before training", *(f"after {task}" for task in results.tasks))
-    means = np.mean([run.learning_matrix for run in entry.runs], axis=0).tolist()
+    means = np.mean([run.learning_matrix for run in entry.runs], axis=0)
     seeds = "one seed" if len(entry.runs) == 1 else f"mean over {len(entry.runs)} seeds"
-    unit = ", ".join(filter(None, [_unit_of_scores(results), seeds]))
-    return Grid(
-        (f"Learning matrix of {entry.label}", unit),
-        ("stage", *_task_headers(results)),
-        [(stage, [[score] for score in row]) for stage, row in zip(stages, means, strict=True)],
-        _shows(results),
-        [0] * len(results.tasks),
-        (),
-    )
+    title = ", ".join(filter(None, [_unit_of_scores(results), seeds]))
+    rows = ((stage, [row]) for stage, row in zip(stages, means, strict=True))
+    return _table(results, f"Learning matrix of {entry.label} ({title})", "stage", _of_tasks(results), rows)
 
 
-def _course(results: Results, entry: StrategyRuns) -> Grid:
+def _course(results: Results, entry: StrategyRuns) -> Table:
     """Return what stands in place of the learning matrix of a stream that is too long for one."""
-    stages: dict[str, Callable[[Run, int], float | None]] = {
-        "before training": lambda run, i: run.learning_matrix[0, i],
-        "once learned": lambda run, i: run.learning_matrix[i + 1, i],
-        "at the end": lambda run, i: run.learning_matrix[-1, i],
-        "forgetting": lambda run, i: run.forgotten[i],
+    stages: dict[str, Callable[[Run], Numbers]] = {
+        "before training": lambda run: run.learning_matrix[0],
+        "once learned": lambda run: np.diagonal(run.learning_matrix, -1),
+        "at the end": lambda run: run.learning_matrix[-1],
+        "forgetting": lambda run: run.forgotten,
     }
-    values = list(stages.values())
-    grid = Grid.of_runs(
-        (f"Each task over the stream of {entry.label}", _unit_of_scores(results)),
-        "stage",
-        [(stage, entry.runs) for stage in stages],
-        Columns(_task_headers(results), lambda run, row, i: values[row](run, i), _shows(results)),
-    )
-    return replace(grid, legend=["once learned", "forgetting of a task"], of_tasks=True)
+    title = titled(f"Each task over the stream of {entry.label}", _unit_of_scores(results))
+    rows = ((stage, list(map(numbers, entry.runs))) for stage, numbers in stages.items())
+    legend = ["once learned", "forgetting of a task"]
+    return _table(results, title, "stage", _of_tasks(results), rows, of_tasks=True, legend=legend)
 
 
-def _shows(results: Results) -> list[Show]:
-    """Return for each task how its scores are written."""
-    return [scale.text for scale in results.scales]
+def _of_tasks(results: Results, legend: str = "", better: Sequence[int] | None = None) -> list[Column]:
+    """Return a column of scores for each task; its header has the metric where that is not accuracy."""
+    each = zip(results.tasks, results.metric, results.scales, better or [0] * len(results.tasks), strict=True)
+    return [
+        Column(task if metric == "accuracy" else f"{task} ({title_of(metric)})", scale.text, sign, legend)
+        for task, metric, scale, sign in each
+    ]
 
 
 def _unit_of_scores(results: Results, percent: str = "in %") -> str:
     """Return what a title says of the unit of scores: of percentages these words, nothing of plain numbers."""
     shares = [scale == PERCENT for scale in results.scales]
     return "" if not any(shares) else percent if all(shares) else f"{percent} where scores are shares"
-
-
-def _task_headers(results: Results) -> list[str]:
-    """Return task names, with the metric where it is not accuracy."""
-    return [
-        task if metric == "accuracy" else f"{task} ({title_of(metric)})"
-        for task, metric in zip(results.tasks, results.metric, strict=True)
-    ]
 
 
 def _seconds(seconds: float) -> str:
@@ -511,3 +512,93 @@ def _count(number: float) -> str:
 
 def _share(fraction: float) -> str:
     return f"{fraction:.3f}"
+
+
+# ---- what columns mean ----------------------------------------------------------------------------------
+
+#: How learned tasks are scored, see `forgetfree.continual.evaluation`.
+_CHECKED = (
+    "Of a strategy that claims to forget nothing, 32 rows of a learned task (8 of texts) are answered again after each later "
+    "task; the task is scored anew only where a bit of these answers changed"
+)
+MEANINGS = {
+    "a task": "the score on its test rows after the last task; accuracy, or F1 where it says so: of label 1, or of entities "
+    "where a task labels words",
+    "average": "the mean of the tasks' scores: each counts the same",
+    "forgetting": "how far a task is below its best score since it was learned; the mean over all tasks but the last. "
+    + _CHECKED,
+    "BWT": "backward transfer: the score at the end minus the score right after learning; below 0 where tasks were forgotten",
+    "ECE": "expected calibration error: how far confidence is from accuracy, in 15 bins; the mean over tasks",
+    "updates": "of the model's weights or of a region's, over all tasks; those of the fine-tuned models that it stands on "
+    "count, too, whoever made them, and those of a search for a mask do not",
+    "a constant answer": "the best score that the same answer to every row has: what knows a task is above it",
+    "a bag of words": "logistic regression on the words (TF-IDF) of the same training rows, and of pairs on how far both texts "
+    "overlap, without the model; the mean over seeds",
+    "a linear probe": "logistic regression on the features of the pre-trained model, of the same training rows; the mean over "
+    "seeds. Nothing of the model is trained",
+    "a linear probe at the mean": "the same on the mean of the tokens' features",
+    "the most similar training row": "the right text of the row whose prompt has the largest cosine of TF-IDF; the mean "
+    "over seeds",
+    "the model before training": "the pre-trained model, asked as it is",
+    "best floor": "the mean over tasks of the best score without fine-tuning: of all floors above",
+    "bold": "the best of a column of strategies",
+    "FWT": "forward transfer: the score of a task just before it is learned, minus that before training",
+    "intransigence": "how far a task is below the model fine-tuned on it alone, right after learning",
+    "forgetting of a task": "its best score since it was learned, minus its score at the end",
+    "ECE of a task": "its expected calibration error after the last task",
+    "agreement": "on how many test rows the answer is that of the model fine-tuned on the task alone",
+    "(s)": "seconds of all tasks; a fine-tuned model that strategies share counts for the first that made it",
+    "seconds": "of all phases; those of a fine-tuned model that another strategy or run made count, too, where they are known",
+    "fine-tune-elsewhere (s)": "seconds of the fine-tuned models that it stands on and another strategy or run made",
+    "kept": "bytes beside the pre-trained model that answer for all tasks and let the next be learned",
+    "of its region not owned before": "the share of the region that no earlier task owns",
+    "region": "entries of the model that hold the task's skill",
+    "owned": "those that no earlier task owns: the ones that this task trained",
+    "overlap": "the share of the column's region that lies in the row's",
+    "largest overlap": "the largest share of the region that lies in the region of one earlier task",
+    "interval": "in brackets: of 100 such intervals 95 hold what other seeds and test rows would give. Seeds count with n - 1, "
+    "rows by what all seeds share of them (Cochran and Cox); without the answers to single rows, by a bound, which is mostly "
+    "wider. No end goes beyond what a score can be",
+    "minus another": "the difference of the averages on equal rows and seeds; undecided: the interval holds 0",
+    "kept above the floor": "(score − floor) / (score of fine-tune − floor): the share of what fine-tuning learned. The floor "
+    "of a task is the best of those in the table of scores, that of the average is their mean; floors count as exact. — where "
+    "fine-tune is not above the floor for certain",
+    "noise floor": "the ECE that chance alone shows: that of a perfectly calibrated model with the same confidences, on as "
+    "many rows",
+    "ECE without noise": "ECE less what chance adds to it, estimated (Kumar et al., 2019)",
+    "precision": "of the rows answered with the label, the share that have it",
+    "recall": "of the rows that have the label, the share answered with it",
+    "macro average": "the mean over labels, each counting the same; under F1 it is the metric macro_f1",
+    "as a label": "how many rows of the line's label are answered so",
+    "most often taken for": "the wrong label that most of its rows are answered with, and how many are",
+    "once learned": "the score right after the task was learned",
+    "loss": "the mean cross-entropy of a token of the right texts, and of that which ends them; its exponential "
+    "is the perplexity",
+    "held out": "where each task has a model of its own, there is none without a task; the last column is the mean over the "
+    "models that answer for the tasks",
+    "word_accuracy": "the share of words that are labelled rightly",
+}
+
+#: What is told in another way where a task has a metric of a plug-in, of which lower may be better.
+OF_OTHER_METRICS = {
+    "a task": "the score on its test rows after the last task, by the metric that it says; accuracy where it says none",
+    "forgetting": "how much worse a task is than its best score since it was learned; the mean over all tasks but the last. "
+    + _CHECKED,
+    "BWT": "backward transfer: how much better the score at the end is than that right after learning; below 0 where tasks "
+    "were forgotten",
+    "a constant answer": "the best score that the same answer to every row has: what knows a task is better",
+    "FWT": "forward transfer: how much better the score of a task is just before it is learned than before training",
+    "intransigence": "how much worse a task is than the model fine-tuned on it alone, right after learning",
+    "forgetting of a task": "how much worse its score is at the end than its best since it was learned",
+}
+
+
+def meanings(*names: str, metrics: Iterable[str] = ()) -> tuple[tuple[str, str], ...]:
+    """Return the legend of columns.
+
+    Args:
+        names: of the columns.
+        metrics: of the tasks; beside accuracy and F1, some things are told in another way.
+    """
+    other = {} if {*metrics} <= {"accuracy", "f1", "macro_f1"} else OF_OTHER_METRICS
+    return tuple((name, other.get(name, MEANINGS[name])) for name in names)

@@ -1,0 +1,97 @@
+"""The figures of experiments in files: the same thing has the same colour and mark in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from forgetfree.display import escaped
+from forgetfree.results.report.figures import COLOURS, STYLE, panels
+
+#: Colour, by name, and mark of what is drawn.
+LOOK: dict[str, tuple[str, str]] = {
+    "fine-tuned": ("text", "s"),
+    "fine-tune": ("text", "s"),
+    "continual-ft": ("vermilion", "X"),
+    "grafting-continual": ("blue", "o"),
+    "grafted": ("blue", "o"),
+    "learned": ("blue", "o"),
+    "movement": ("amber", "^"),
+    "random": ("faint", "x"),
+    "retrained": ("green", "D"),
+    "bitfit": ("purple", "v"),
+    "biases": ("purple", "v"),
+    "pre-trained": ("cyan", "P"),
+    "readout alone": ("cyan", "P"),
+    "pruned": ("vermilion", "X"),
+    "sgd": ("blue", "o"),
+    "adamw": ("vermilion", "X"),
+    "adamw + ℓ1": ("green", "D"),
+    "fisher": ("vermilion", "X"),
+    "label words": ("blue", "o"),
+    "linear": ("vermilion", "X"),
+    "true labels": ("blue", "o"),
+    "own labels": ("vermilion", "X"),
+    "graft": ("blue", "o"),
+    "LoRA": ("vermilion", "X"),
+    "Houlsby": ("green", "D"),
+    "Pfeiffer": ("purple", "v"),
+}
+
+
+def look(name: str) -> dict[str, Any]:
+    """Return colour, mark and label of what is drawn."""
+    colour, marker = LOOK.get(name, ("text", "o"))
+    return {"color": COLOURS[colour][0], "marker": marker, "label": name}
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write ``path`` with .png and .svg, without dates, so that equal figures are equal files."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    titles = [text for ax in figure.axes for text in (ax.title, ax.xaxis.label, ax.yaxis.label)]
+    for text in (*titles, *(text for each in figure.legends for text in each.get_texts())):
+        text.set_parse_math(False)  # names of tasks are shown as they are
+        text.set_text("\n".join(map(escaped, text.get_text().split("\n"))))
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(path.with_suffix(".png"), dpi=150, metadata={"Software": None})
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+
+
+def curves(
+    rows: Sequence[Mapping[str, Any]], panel: str, x: str, y: str, line: str, lines: Sequence[str]
+) -> tuple[Figure, list[Axes]]:
+    """Draw a panel for each value of ``panel``: lines of ``y`` (in %; mean and range over seeds) over ``x`` (logarithmic).
+
+    Args:
+        rows: tidy rows.
+        panel: the key whose values are the panels.
+        x: the key along the axis.
+        y: a fraction.
+        line: the key whose values are the lines.
+        lines: which of them, in order.
+    """
+    titles = list(dict.fromkeys(row[panel] for row in rows))
+    figure, (axes,) = panels(titles)
+    for ax, title in zip(axes, titles, strict=True):
+        for name in lines:
+            points: dict[float, list[float]] = {}
+            for row in rows:
+                if row[panel] == title and row[line] == name:
+                    points.setdefault(row[x], []).append(100 * row[y])
+            places = sorted(points)
+            ax.fill_between(
+                places,
+                [min(points[place]) for place in places],
+                [max(points[place]) for place in places],
+                color=look(name)["color"],
+                alpha=0.15,
+                linewidth=0,
+            )
+            ax.plot(places, [sum(points[place]) / len(points[place]) for place in places], **look(name))
+        ax.set_xscale("log")
+    return figure, axes

@@ -1,0 +1,103 @@
+"""Strategies by name with small options, and what tests compare of them, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from avalanche.core import SupervisedPlugin
+from torch import Tensor, nn
+
+from forgetfree import registry
+
+#: Every strategy with momentum and decay, by which an entry moves without a gradient.
+SMALL: dict[str, Any] = {
+    **{"steps": 4, "batch_size": 4},
+    **{"optimizer": "sgd", "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.1},
+}
+GRAFTING: dict[str, Any] = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12}
+OWN: dict[str, dict[str, Any]] = {
+    "grafting-continual": GRAFTING,
+    "graft-retrain": GRAFTING,
+    "bare-graft": GRAFTING,
+    "packnet": {"keep": 0.25},
+    "wsn": {"capacity": 0.2, "mask_every": 1},
+    "lora": {"rank": 4, "lora_learning_rate": 0.5, "learning_rate": 0.01},
+    "o-lora": {"rank": 4, "lora_learning_rate": 0.5, "learning_rate": 0.01},
+}
+#: A model with its readout, and an optimiser: each once.
+SETTINGS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert-momentum": ("bert", "linear", {}),
+    "roberta-adamw": (
+        "roberta-mlm",
+        "prompt",
+        {"optimizer": "adamw", "learning_rate": 0.003, "lora_learning_rate": None},
+    ),
+    "gpt2-sgd": ("gpt2-lm", "causal", {"momentum": 0.0}),
+}
+
+
+def make(name: str, stream: Any, *, seed: int = 0, **changes: Any) -> Any:
+    """A strategy; what is no option of any strategy is an argument of the constructor."""
+    cls = registry.strategy(name)
+    known = cls.Options.__dataclass_fields__
+    everywhere = {key for each in OWN for key in registry.strategy(each).Options.__dataclass_fields__}
+    options = {key: value for key, value in (SMALL | OWN.get(name, {}) | changes).items() if key in known}
+    rest = {key: value for key, value in changes.items() if key not in everywhere | set(known)}
+    return cls(stream=stream, options=cls.Options(**options), seed=seed, **rest)
+
+
+def logits(strategy: Any) -> dict[str, Tensor]:
+    """What the strategy answers now, for every task of the stream."""
+    return {name: torch.from_numpy(answers.logits) for name, answers in strategy.evaluate().items()}
+
+
+def learn(strategy: Any, count: int | None = None) -> Any:
+    """The strategy, once it has learned the first tasks of its stream."""
+    for experience in list(strategy.stream.benchmark.train_stream)[:count]:
+        strategy.train(experience)
+    return strategy
+
+
+def learned_rows(strategy: Any) -> list[dict[str, Tensor]]:
+    """Train on the whole stream; the answers before it and after each task."""
+    rows = [logits(strategy)]
+    for experience in strategy.stream.benchmark.train_stream:
+        strategy.train(experience)
+        rows.append(logits(strategy))
+    return rows
+
+
+def theta_of(strategy: Any) -> Tensor:
+    """What the model holds of the graftable tensors."""
+    flat: Tensor = strategy.space.flatten(strategy.model.backbone)
+    return flat
+
+
+def everything(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of every tensor of a model, buffers included."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+class Watch(SupervisedPlugin):
+    """Notes the flat entries that differ, after any update of a task, from where it began, and the other tensors that do."""
+
+    def before_training_exp(self, strategy: Any, **_: Any) -> None:
+        self.start, self.rest = theta_of(strategy), everything(strategy.model)
+        self.moved, self.updates = torch.zeros_like(self.start, dtype=torch.bool), 0
+
+    def after_update(self, strategy: Any, **_: Any) -> None:
+        self.moved |= theta_of(strategy) != self.start
+        self.updates += 1
+
+    def moved_tensors(self, strategy: Any) -> set[str]:
+        """Tensors outside the parameter space that are not what they were."""
+        inside = {f"backbone.{spec.name}" for spec in strategy.space.tensors}
+        after = everything(strategy.model)
+        return {name for name, was in self.rest.items() if name not in inside and not torch.equal(was, after[name])}
