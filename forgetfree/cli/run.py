@@ -201,6 +201,7 @@ _FLAGS_OF_RUN = (
     Argument("on", Argument.KEYWORD_ONLY, default=None, annotation=On),
     Argument("without", Argument.KEYWORD_ONLY, default=None, annotation=Without),
 )
-for _command, _more in ((run, _FLAGS_OF_RUN), (graft, ())):
-    _command.__signature__ = Signature([*arguments_of(_command.__name__), *_more])  # type: ignore[attr-defined]
+_COMMANDS: tuple[tuple[Any, tuple[Argument, ...]], ...] = ((run, _FLAGS_OF_RUN), (graft, ()))
+for _command, _more in _COMMANDS:
+    _command.__signature__ = Signature([*arguments_of(_command.__name__), *_more])
     _command.__annotations__ = {}

@@ -153,11 +153,11 @@ def test_a_file_serves_other_strategies_than_its_own(tiny_cli: Tiny, tmp_path: P
     text = (
         f'stream = "sst2"\nmodel = "{tiny_cli.model}"\ndata = "{tiny_cli.data}"\nshots = 4\nsteps = 1\nsparsity = 0.1\n'
     )
-    text += '[set]\nbatch_size = 4\nmask_steps = 1\nupper_triangle = false\n"grafting-continual.base" = "empty"\n'
+    text += '[set]\nbatch_size = 4\nmask_steps = 1\nupper_triangle = false\n"grafting-continual.base_fraction" = 0.5\n'
     config.write_text(text)
     run = ["run", "--config", str(config), "--strategy", "continual-ft", "--out"]
     assert cli.main([*run, str(tmp_path / "out")]) == 0
-    note = "has --set mask_steps, --set grafting-continual.base, --sparsity for strategies that are not run here: left out."
+    note = "has --set mask_steps, --set grafting-continual.base_fraction, --sparsity for strategies that are not run here:"
     assert note in " ".join(capsys.readouterr().err.split())
     (found,) = results_of(tmp_path / "out")["runs"]
     assert found["strategy"] == "continual-ft" and found["options"]["batch_size"] == 4
