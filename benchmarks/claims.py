@@ -23,6 +23,7 @@ from forgetfree.results.evidence import ALPHA, Evidence, Interval, RowScore, for
 from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.runs import UNION, read_run
 from forgetfree.results.table import Results, StrategyRuns
+from forgetfree.results.unit_folder import ELSEWHERE
 
 CLAIMS = Path(__file__).resolve().with_name("claims.md")
 #: The runs that were published.
@@ -229,7 +230,8 @@ def cost(*phases: str, role: str = "union") -> Callable[[Runs], Interval | None]
         fine_tuning: dict[int, float] = {}
         for entry in runs.entries.values():
             for run in entry.runs:
-                fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), run.facts.seconds_of_fine_tuning)
+                made = sum(run.facts.seconds.get(name) or 0.0 for name in ("fine_tune", ELSEWHERE))
+                fine_tuning[run.seed] = max(fine_tuning.get(run.seed, 0.0), made)
         own = [(sum(run.facts.seconds[phase] or 0.0 for phase in phases), run.seed) for run in runs.entries[role].runs]
         if not all(fine_tuning[seed] for _, seed in own):
             return None

@@ -42,8 +42,9 @@ def replay(results: RunRecord, unit: str, data: str, out: Path, model: str | Non
         ReportError: data or model are not the published ones, or the unit failed.
         UsageError: an option of the published run is no longer there.
     """
+    from forgetfree.jobs.config import prepared
     from forgetfree.jobs.environment import circumstances, set_threads, threads_as_before
-    from forgetfree.jobs.run import prepared, run
+    from forgetfree.jobs.run import run
     from forgetfree.jobs.stream_loading import StreamLoader, describe
 
     published = units_of(results).get(unit)

@@ -285,7 +285,7 @@ def first_line(error: BaseException) -> str:
 P = ParamSpec("P")
 R = TypeVar("R")
 #: Flags that take no value.
-_SWITCHES = ("resume", "allow_changed", "debug", "check")
+_SWITCHES = ("resume", "debug", "check")
 #: A command in a message is typed in a shell, wherever the message is read.
 _COMMAND = r"(?:forgetfree [a-z]+|python -m|pip install) [^.;,'`]*"
 #: What follows a flag as its value, and not as the next word of a sentence: a place holder, a number, a text, a path, a name.

@@ -7,7 +7,7 @@ one table, with what each keeps and what of Avalanche's had to be fixed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from avalanche.training.supervised.der import ClassBalancedBufferWithLogits
 from torch import Tensor, nn
 
 from forgetfree.continual.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, one_label_a_row, showing
-from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, Training
+from forgetfree.continual.strategy import EncodedTask, Stream, Training
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.options import option
@@ -122,20 +122,10 @@ class GDumbOptions(TrainingOptions):
     )
 
 
-def _passes_over_memory(strategy: ContinualStrategy, task: EncodedTask) -> int | None:
-    """Return the updates of the passes over the memory, which the plugin fills before the first one."""
-    seen = {each.name: each for each in (*strategy.learned, task)}
-    apart = strategy.stream.scenario == "task"  # else equal labels of several tasks share one place
-    labels = Counter((name if apart else "", y) for name, each in seen.items() for y in each.train.targets)
-    options: Any = strategy.options
-    return _steps_of_passes(options, _remembered(list(labels.values()), options.mem_size))
-
-
 class GDumb(
     PluginStrategy,
     plugin=_GDumbPlugin,
     keeps="storage_policy",  # the plugin's copy of the first model is θ_pre
-    updates=_passes_over_memory,
     requires=partial(_a_row_a_label, "gdumb"),
     mem_size=option(200, "rows remembered, balanced over the labels of all tasks", at_least=1),
 ):
@@ -146,16 +136,14 @@ class GDumb(
 
     Options = GDumbOptions
 
-
-def _remembered(rows: Sequence[int], most: int) -> int:
-    """Return how many rows a memory balanced over labels holds, of which each has so many: no label takes another's place."""
-    share, left = divmod(most, len(rows))
-    return sum(min(count, share + (place < left)) for place, count in enumerate(rows))
-
-
-def _steps_of_passes(options: Any, rows: int) -> int | None:
-    """Return the updates of the passes over a memory of tasks with so many rows; ``None``: no passes are asked for."""
-    return options.passes * -(-min(rows, options.mem_size) // options.batch_size) or None
+    def updates_for(self, task: EncodedTask) -> int | None:
+        """Return the updates of the passes over the memory, which the plugin fills before the first one."""
+        seen = {each.name: each for each in (*self.learned, task)}
+        apart = self.stream.scenario == "task"  # else equal labels of several tasks share one place
+        rows = Counter((name if apart else "", y) for name, each in seen.items() for y in each.train.targets)
+        share, left = divmod(self.options.mem_size, len(rows))  # no label takes another's place
+        held = sum(min(count, share + (place < left)) for place, count in enumerate(rows.values()))
+        return self.options.passes * -(-held // self.options.batch_size) or None
 
 
 class _ForTask(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -48,16 +47,13 @@ def run(model_directory: Any, data_directory: Path, tmp_path_factory: pytest.Tem
 
 @pytest.mark.parametrize("readout", ["auto", "linear", "mean"])
 def test_a_check_takes_its_first_step_there(
-    readout: str, gpu: None, model_directory: Any, data_directory: Path, tmp_path: Path, capsys: Any
+    readout: str, gpu: None, model_directory: Any, data_directory: Path, tmp_path: Path, plans: list[Any]
 ) -> None:
     places = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--out", str(tmp_path / "out")]
     assert (
-        cli.main(
-            ["run", "sst2", *places, "--readout", readout, "--shots", "4", "--sparsity", "0.05", "--check", "--json"]
-        )
-        == 0
+        cli.main(["run", "sst2", *places, "--readout", readout, "--shots", "4", "--sparsity", "0.05", "--check"]) == 0
     )
-    plan = json.loads(capsys.readouterr().out)
+    (plan,) = plans
     assert plan["device"] == "cuda" and plan["total"]["seconds"] is not None
     assert not [note for note in plan["notes"] if "fails" in note]
 

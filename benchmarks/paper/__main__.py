@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forgetfree.benchmarks.paper.experiment import read_rows
-from forgetfree.benchmarks.paper.figures import save_figure
 from forgetfree.benchmarks.paper.overview import EXPERIMENTS, run_files
+from forgetfree.benchmarks.paper.plots import save_figure
 from forgetfree.results.report.page import render_page
 
 

@@ -15,8 +15,8 @@ from torch import nn
 from forgetfree.benchmarks.paper.bottlenecks import bottlenecks
 from forgetfree.benchmarks.paper.context import Context, TunedTask
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.figures import look
 from forgetfree.benchmarks.paper.ood import TARGETS, target_rows
+from forgetfree.benchmarks.paper.plots import look
 from forgetfree.benchmarks.paper.published import TABLE_6, TABLE_7
 from forgetfree.benchmarks.paper.rows import SCORE, Row, Unit, distinct, mean, pivot, select, share_of, verdict
 from forgetfree.benchmarks.paper.setting import ADAMW, SMALL, Setting

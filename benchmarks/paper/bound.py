@@ -35,7 +35,7 @@ from torch import Tensor
 
 from forgetfree.benchmarks.paper.context import Context, TunedTask
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.figures import look
+from forgetfree.benchmarks.paper.plots import look
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, select, sparsities_of, verdict
 from forgetfree.benchmarks.paper.setting import SMALL
 from forgetfree.core.regions import Region

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 import forgetfree
 from forgetfree.benchmarks.paper.context import Context
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.figures import look
+from forgetfree.benchmarks.paper.plots import look
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, select, verdict
 from forgetfree.benchmarks.paper.setting import SMALL, Setting
 from forgetfree.display import NULL

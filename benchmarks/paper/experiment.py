@@ -201,7 +201,7 @@ def measure(experiment: Experiment, context: Context) -> Page:
         DataError: there are no data.
         RunError: the directory was begun with another setting, model or data.
     """
-    from forgetfree.benchmarks.paper.figures import save_figure
+    from forgetfree.benchmarks.paper.plots import save_figure
 
     setting, out = context.setting, context.out
     needed = experiment.tasks(setting)

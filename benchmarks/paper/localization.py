@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.context import Context
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.figures import look
+from forgetfree.benchmarks.paper.plots import look
 from forgetfree.benchmarks.paper.rows import (
     SCORE,
     Row,

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.context import Context, TunedTask
 from forgetfree.benchmarks.paper.experiment import Claim, Experiment, main
-from forgetfree.benchmarks.paper.figures import look
+from forgetfree.benchmarks.paper.plots import look
 from forgetfree.benchmarks.paper.published import TABLE_7, cell
 from forgetfree.benchmarks.paper.rows import Row, Unit, distinct, mean, pivot, values, verdict, with_constant
 from forgetfree.benchmarks.paper.setting import SMALL, Setting

@@ -17,8 +17,8 @@ import numpy as np
 
 from forgetfree.benchmarks.speed.evaluation import small_tasks
 from forgetfree.benchmarks.speed.measurement import Figure
-from forgetfree.jobs.config import Execution, RunConfig
-from forgetfree.jobs.run import UnitWork, prepared
+from forgetfree.jobs.config import Execution, RunConfig, prepared
+from forgetfree.jobs.run import UnitWork
 from forgetfree.jobs.unit import Unit
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.testing.tiny import tiny_model

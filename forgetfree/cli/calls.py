@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from forgetfree import recipes, registry
 from forgetfree.cli.job import Job
@@ -41,7 +41,7 @@ def run(
     shots: int | None = None,
     steps: int | recipes.StepsRule | None = None,
     sparsity: float | None = None,
-    held_aside: Any = None,
+    held_out: Any = None,
     fine_tuned: Any = None,
     readout: str = "auto",
     device: str = "auto",
@@ -49,9 +49,7 @@ def run(
     on: Any = None,
     without: str | None = None,
     resume: bool = False,
-    allow_changed: bool = False,
-    jobs: int | Literal["auto"] = 1,
-    cluster: str | None = None,
+    jobs: int | str = 1,
     progress: bool = True,
     debug: bool = False,
     **settings: Any,
@@ -73,7 +71,7 @@ def run(
         shots: training rows per label; default: all.
         steps: updates per task, or ``auto`` or ``paper``, see `TrainingOptions`; default: the model's recipe, else ``paper``.
         sparsity: share of the parameters that a region may have.
-        held_aside: texts that no task trains, to tell their loss before and after the stream: a file, or a task of ``data``.
+        held_out: texts that no task trains, to tell their loss before and after the stream: a file, or a task of ``data``.
         fine_tuned: of a run of one task with ``fine-tune`` and ``bare-graft``: the directory of a model that is fine-tuned
             already.
         readout: ``auto``, ``linear``, ``mean``, ``prompt``, ``causal`` or ``generate``.
@@ -83,10 +81,8 @@ def run(
             further rows are, ``model``, if it lies elsewhere now, ``strategies``, ``seeds``, and what says how rows are read.
         without: with ``on``: the task of that run that is taken away, as if it had never been learned.
         resume: go on in ``out``; what is finished there is kept.
-        allow_changed: resume with other versions or on another device, too.
         jobs: how many units run at a time, or ``auto``, more than one as worker processes: a script then calls this below
-            ``if __name__ == "__main__":``.
-        cluster: run units as tasks of Ray, see docs/scaling.md: ``ray`` or ``ray://HOST:PORT``.
+            ``if __name__ == "__main__":``; ``ray`` or ``ray://HOST:PORT``: as tasks of Ray, see docs/scaling.md.
         progress: show on stderr, or in the notebook, what is being done.
         debug: let an exception of a strategy through, instead of going on with the others.
         **settings: any option that ``--set`` takes, such as ``learning_rate=1e-3``; ``optimizer`` and ``schedule`` may be
@@ -100,7 +96,7 @@ def run(
         RunError: nothing could be finished.
         ForgetfreeError: data or model cannot be loaded.
     """
-    execution = Execution(resume=resume, allow_changed=allow_changed, jobs=jobs, cluster=cluster, debug=debug)
+    execution = Execution(resume=resume, jobs=jobs, debug=debug)
     if out is None and execution.resume:
         raise UsageError("resume=True needs out. Give the directory to continue.")
     check_form(default_data() if data is None else data)
@@ -117,7 +113,7 @@ def run(
         "strategies": list(strategies_of(names)),
         "shots": shots,
         "sparsity": sparsity,
-        "held_aside": _text(held_aside),
+        "held_out": _text(held_out),
         "fine_tuned": _text(fine_tuned),
         "model": _text(model) if network is None else f"a {type(model).__name__}{recipes.IN_MEMORY}",
         "data": places if rows is None else "in memory",

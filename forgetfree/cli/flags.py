@@ -47,12 +47,6 @@ class CommandFlags:
     check: bool = option(
         False, "check all that can be checked, print what would be done and what it costs, and end", group="How to run"
     )
-    json: bool = option(False, "print that plan as JSON", group="How to run")
-    verbose: bool = option(
-        False,
-        "print all tables at the end, not only the first; the report has them in any case",
-        group="How to run",
-    )
     quiet: bool = option(False, "say nothing but errors and the result", group="How to run")
 
 
@@ -72,7 +66,7 @@ _COMPLETED: Mapping[str, Callable[[], Any]] = {
 
 
 #: What one of the two commands has no flag for.
-_WITHOUT = {"run": ("fine_tuned",), "graft": ("strategies", "held_aside")}
+_WITHOUT = {"run": ("fine_tuned",), "graft": ("strategies", "held_out")}
 
 
 def arguments_of(command: str) -> Iterator[Argument]:
@@ -147,8 +141,6 @@ def read_flags(
         more = " ".join(subjects[1:])
         raise UsageError(f"Unrecognized arguments: {more}. {hint}See 'forgetfree {command} --help'.")
     execution, output = execution_of(flags), CommandFlags(**of_class(CommandFlags, flags))
-    if output.json and not output.check:
-        raise UsageError("--json prints the plan of --check. Give --check, too, or leave --json out.")
     values = values_of({**flags, **dict(zip(["stream"], subjects, strict=False))})
     data = values.get("data", default_data())
     if (tasks := tasks_of_files(data)) and (len(tasks) == 1 or command == "run"):
@@ -170,8 +162,6 @@ def execution_of(flags: Mapping[str, Any]) -> Execution:
     """
     if flags.get("resume") and "out" not in flags:
         raise UsageError("--resume needs --out DIR. Give the directory to continue.")
-    if flags.get("allow_changed") and not flags.get("resume"):
-        raise UsageError("--allow-changed is about what is resumed. Add --resume, or leave it out.")
     if "log" in flags:
         from forgetfree.jobs.trackers import check_trackers
 

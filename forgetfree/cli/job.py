@@ -43,7 +43,7 @@ class Job:
         Raises:
             UsageError: naming every fault.
         """
-        from forgetfree.jobs.run import prepared
+        from forgetfree.jobs.config import prepared
         from forgetfree.jobs.run import run as perform
 
         config = prepared(config)
@@ -75,6 +75,7 @@ class Job:
             UsageError: there is no run, an option is that run's own, or what is asked for cannot be done.
         """
         from forgetfree.jobs.revision import revise
+        from forgetfree.jobs.run import run_on
 
         if run is None:
             raise UsageError("--without TASK needs the run that learned the task. Give it by --on RUN.")
@@ -85,7 +86,7 @@ class Job:
             )
         tasks = [name.strip() for name in stream.split(",") if name.strip()]
         revision = revise(run, tasks, without, out, options, objects)
-        return cls(revision.config, revision.write, (f"{revision}, into {out}",))
+        return cls(revision.config, partial(run_on, revision), (f"{revision}, into {out}",))
 
     def carry_out(self, execution: Execution, *, watched: bool) -> Json:
         """Perform the run, and return the content of results.json; if it is watched, say so and show how far it is."""
@@ -109,13 +110,12 @@ class Job:
             return self.perform(execution)
 
 
-def plan(config: RunConfig, *, resume: bool = False, allow_changed: bool = False) -> Json:
+def plan(config: RunConfig, *, resume: bool = False) -> Json:
     """Return what a run would do, as `forgetfree.jobs.preflight` says; nothing is written.
 
     Args:
         config: of the run.
         resume: whether it goes on in its directory.
-        allow_changed: whether it may go on with other versions or on another device.
 
     Raises:
         UsageError: naming all that is wrong.
@@ -126,10 +126,11 @@ def plan(config: RunConfig, *, resume: bool = False, allow_changed: bool = False
         from forgetfree.jobs.preflight import plan_of
 
     if resume:
-        from forgetfree.jobs.run import check_resumption, prepared
+        from forgetfree.jobs.config import prepared
+        from forgetfree.jobs.run import check_resumption
 
         with redirect_stderr(StringIO()):  # the plan has the same notes
-            check_resumption(prepared(config), Execution(resume=True, allow_changed=allow_changed))
+            check_resumption(prepared(config), Execution(resume=True))
     return plan_of(config, resume=resume)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -65,8 +64,8 @@ def _train(command: str, subjects: Sequence[str], flags: Json, debug: bool) -> i
     out = Path(config.out)
     check_alone(out)  # while another run works there, nothing else need be told
     if output.check:
-        with silence(output.quiet or output.json):
-            _show_plan(config, execution, output.json)
+        with silence(output.quiet):
+            _show_plan(config, execution)
         return 0
     used = os.path.lexists(out / "config.json")
     with silence(output.quiet):
@@ -90,7 +89,7 @@ def _train(command: str, subjects: Sequence[str], flags: Json, debug: bool) -> i
 def _run_on(run: Path | None, task: str | None, subjects: Sequence[str], flags: Json, debug: bool) -> int:
     """Learn further tasks on top of a finished run, or write it without one of its tasks."""
     output = CommandFlags(**of_class(CommandFlags, flags))
-    if output.check or output.json:
+    if output.check:
         raise UsageError(
             "--check is of a whole run. Leave it out: beside --on all is checked before anything is written."
         )
@@ -133,15 +132,15 @@ def _carry_out(job: Job, execution: Execution, output: CommandFlags) -> int:
         if execution.debug or not (remains := holdings(out)):
             raise
         raise RunError(f"{error} {remains}") from error
-    _show(results, out, output.verbose)
+    _show(results, out)
     messages = failures(results)
     for message in messages[:-1]:
         fail(message, 1)
     return fail(f"{messages[-1]} {holdings(out)}", 1) if messages else 0
 
 
-def _show(results: Json, out: Path, verbose: bool) -> None:
-    """Print the headline and the first table of a run, or all, and where the report and the grafts are."""
+def _show(results: Json, out: Path) -> None:
+    """Print the headline and the first table of a run, and where the report and the grafts are."""
     if not results["runs"]:
         return
     from forgetfree.results.report.page import brief_page, render_page
@@ -149,18 +148,15 @@ def _show(results: Json, out: Path, verbose: bool) -> None:
     from forgetfree.results.table import load_results
 
     page = lay_out(load_results(out))
-    print(render_page(page if verbose else brief_page(page), "rich"))
+    print(render_page(brief_page(page), "rich"))
     print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (all tables)"))
     for path in sorted(out.glob("bare-graft/seed-*/graft.safetensors")):
         print(escaped(f"Graft: {path} ({path.stat().st_size:,} bytes)"))
 
 
-def _show_plan(config: RunConfig, execution: Execution, as_json: bool) -> None:
+def _show_plan(config: RunConfig, execution: Execution) -> None:
     """Print the plan of a run."""
-    found = plan(config, resume=execution.resume, allow_changed=execution.allow_changed)
-    if as_json:
-        print(json.dumps(found, ensure_ascii=False))
-        return
+    found = plan(config, resume=execution.resume)
     model, total = found["model"], found["total"]
     print(
         escaped(
@@ -205,6 +201,7 @@ _FLAGS_OF_RUN = (
     Argument("on", Argument.KEYWORD_ONLY, default=None, annotation=On),
     Argument("without", Argument.KEYWORD_ONLY, default=None, annotation=Without),
 )
-for _command, _more in ((run, _FLAGS_OF_RUN), (graft, ())):
-    _command.__signature__ = Signature([*arguments_of(_command.__name__), *_more])  # type: ignore[attr-defined]
+_COMMANDS: tuple[tuple[Any, tuple[Argument, ...]], ...] = ((run, _FLAGS_OF_RUN), (graft, ()))
+for _command, _more in _COMMANDS:
+    _command.__signature__ = Signature([*arguments_of(_command.__name__), *_more])
     _command.__annotations__ = {}

@@ -130,21 +130,15 @@ class PluginStrategy(AvalancheStrategy):
     """Base of strategies that are an Avalanche plugin; give it as ``plugin=…`` of the class statement.
 
     What the plugin holds is counted beside the model, working space included; ``keeps=…`` names its attribute that counts
-    instead, and ``updates=…`` a function of the strategy and a task that returns how many updates there are, ``None`` for as
-    many as the options say. Options that are no arguments of the plugin stand in the class's own ``Options``.
+    instead. Options that are no arguments of the plugin stand in the class's own ``Options``.
     """
 
     plugin: ClassVar[Any] = None
     _keeps: ClassVar[str | None] = None
-    _updates_for: ClassVar[Any] = None
 
-    def __init_subclass__(
-        cls, *, plugin: Any = None, keeps: str | None = None, updates: Any = None, **options: Any
-    ) -> None:
+    def __init_subclass__(cls, *, plugin: Any = None, keeps: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.plugin, cls._keeps = plugin, keeps
-        if updates is not None:
-            cls._updates_for = staticmethod(updates)
         if plugin is None:  # a base of several
             return
         known = inspect.signature(plugin).parameters
@@ -162,8 +156,12 @@ class PluginStrategy(AvalancheStrategy):
 
     def begin(self, task: EncodedTask) -> Training:
         """Train everything; the plugin does the rest."""
-        steps = self._updates_for and self._updates_for(self, task)
+        steps = self.updates_for(task)
         return self.everything_by_avalanche(task, **({} if steps is None else {"steps": steps}))
+
+    def updates_for(self, task: EncodedTask) -> int | None:
+        """Return how many updates a task has; ``None``: as many as the options say."""
+        return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -45,20 +45,15 @@ _SHARED = re.compile(
 Files = dict[str, bytes]
 
 
-def check_cluster(cluster: str, jobs: int = 1) -> None:
+def check_cluster(cluster: str) -> None:
     """Raise ``UsageError`` unless units can be given to a cluster: before anything is loaded or written."""
-    if jobs > 1:
-        raise UsageError(
-            f"--cluster runs as many units at a time as there are CPUs and GPUs for, and --jobs {jobs} is given, too. Leave "
-            "it out; --threads says how many CPUs a unit has."
-        )
     if cluster != "ray" and not re.fullmatch(r"ray://[^\s/]+:\d+", cluster):
         raise UsageError(
-            f"--cluster must be ray or ray://HOST:PORT, got {brief(cluster)}. With ray, RAY_ADDRESS may name the cluster; "
+            f"--jobs must be a number, auto, ray or ray://HOST:PORT, got {brief(cluster)}. RAY_ADDRESS may name the cluster; "
             "without it, one is started on this machine."
         )
     if find_spec("ray") is None:
-        raise UsageError("--cluster needs Ray, which is not installed: pip install 'forgetfree[ray]'.")
+        raise UsageError("--jobs ray needs Ray, which is not installed: pip install 'forgetfree[ray]'.")
 
 
 @dataclass(frozen=True)

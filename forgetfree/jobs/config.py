@@ -29,7 +29,6 @@ from forgetfree.tasks import OF_ALL_LABELS, EvaluatedOn, Scenario
 
 if TYPE_CHECKING:
     from forgetfree.jobs.progress import Progress
-    from forgetfree.jobs.workers import Executor
 
 Seed = Annotated[int, Bounds(ge=0, lt=2**63)]
 Readout = Literal["auto", "prompt", "linear", "mean", "causal", "generate"]
@@ -38,7 +37,7 @@ ALSO_SETTINGS = ("steps", "sparsity")
 #: What may be given beside ``--on``: where rows and model are, what is trained again, and how rows are read.
 BESIDE_ON = ("data", "model", "strategy", "seed", "text_column", "label_column", "kind", "metric", "skip_bad_rows")
 #: What a file of options does not name unless it is given.
-_UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "fine_tuned", "held_aside")
+_UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "fine_tuned", "held_out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +258,7 @@ class RunConfig:
         "a model fine-tuned from --model on the one task, in Hugging Face layout; none is trained then",
         placeholder="DIR",
     )
-    held_aside: str | None = option(
+    held_out: str | None = option(
         None,
         "texts that no task trains, to tell their loss before and after the stream: a file with a text a line or a column "
         "text, or a task, of --data or in a folder (causal language models)",
@@ -285,6 +284,12 @@ class RunConfig:
     def strategy_names(self) -> tuple[str, ...]:
         """Return what tables, options and folders call the strategies."""
         return tuple(map(registry.strategy_name, self.strategies))
+
+    @property
+    def units(self) -> dict[str, dict[str, Any]]:
+        """Return every strategy with every seed, seed after seed, by the names of their folders."""
+        pairs = ((name, seed) for seed in self.seeds for name in self.strategy_names)
+        return {f"{name}/seed-{seed}": {"strategy": name, "seed": seed} for name, seed in pairs}
 
     @property
     def read_options(self) -> ReadOptions:
@@ -373,8 +378,8 @@ class RunConfig:
                 faults.add("--sparsity is given, but none of the strategies has it. Leave it out.")
         if self.fine_tuned is not None:
             self._check_fine_tuned(faults)
-        if self.held_aside in self.names:
-            faults.add(f"--held-aside {self.held_aside} is a task of the stream, which trains its texts. Give others.")
+        if self.held_out in self.names:
+            faults.add(f"--held-out {self.held_out} is a task of the stream, which trains its texts. Give others.")
         options = self._options(classes, faults)
         common = attempt(lambda: self.common)
         if common is not None:
@@ -482,31 +487,21 @@ class Execution:
 
     Attributes:
         resume: go on in a directory that was begun: what is finished there is kept. Default: the directory must be empty.
-        allow_changed: resume under other versions or on another device, too; config.json says so.
         jobs: how many units run at a time, more than one as worker processes; ``auto``: on a CPU as many as there are cores,
-            with one thread each, so that the bits do not depend on their number. Default: 1, in this process.
-        cluster: runs units as tasks of Ray: ``ray`` or ``ray://HOST:PORT``, see `forgetfree.jobs.cluster`.
+            with one thread each, so that the bits do not depend on their number; ``ray`` or ``ray://HOST:PORT``: as tasks of
+            Ray, see `forgetfree.jobs.cluster`. Default: 1, in this process.
         log: also log losses, rates and scores there, see `forgetfree.jobs.trackers`.
         progress: hears of all units. Default: silence.
         debug: let an unexpected exception of a unit through, instead of going on with the others.
-        executor: runs the units in place of this process or workers of its own.
     """
 
     resume: bool = option(False, "continue in --out; what is finished is kept", group="How to run")
-    allow_changed: bool = option(
-        False, "resume with other versions or on another device, too; config.json says so", group="How to run"
-    )
-    jobs: int | Literal["auto"] | None = option(
+    jobs: int | str | None = option(
         None,
-        "how many units run at a time; auto: as many as there are cores, with one thread each",
+        "how many units run at a time; auto: as many as there are cores, with one thread each; ray (this machine, or "
+        "$RAY_ADDRESS) or ray://HOST:PORT: as tasks of Ray",
         group="How to run",
-        placeholder="N|auto",
-    )
-    cluster: str | None = option(
-        None,
-        "run units as tasks of Ray: ray (this machine, or $RAY_ADDRESS) or ray://HOST:PORT",
-        group="How to run",
-        placeholder="ray|ray://…",
+        placeholder="N|auto|ray",
     )
     log: tuple[str, ...] = option(
         (),
@@ -516,15 +511,19 @@ class Execution:
     )
     progress: Progress | None = None
     debug: bool = False
-    executor: Executor | None = None
 
     def __post_init__(self) -> None:
-        if not (self.jobs in (None, "auto") or (isinstance(self.jobs, int) and self.jobs >= 1)):
-            raise UsageError(f"--jobs must be auto or at least 1, got {self.jobs}.")
         if self.cluster is not None:
             from forgetfree.jobs.cluster import check_cluster
 
-            check_cluster(self.cluster, self.at_a_time)
+            check_cluster(self.cluster)
+        elif isinstance(self.jobs, int) and self.jobs < 1:
+            raise UsageError(f"--jobs must be auto, ray or at least 1, got {self.jobs}.")
+
+    @property
+    def cluster(self) -> str | None:
+        """The cluster of Ray, where units run on one."""
+        return self.jobs if isinstance(self.jobs, str) and self.jobs != "auto" else None
 
     @property
     def at_a_time(self) -> int:
@@ -533,15 +532,26 @@ class Execution:
 
     def check(self, objects: Sequence[str]) -> None:
         """Raise ``UsageError`` where a job cannot be run like this that has such objects in memory, which no file can name."""
-        if (self.at_a_time > 1 or self.executor or self.cluster) and objects:
-            raise UsageError(
-                f"Worker processes load all by name, and given are {', '.join(objects)}. Leave jobs at 1"
-                f"{', and cluster out' if self.cluster else ''}."
-            )
+        if (self.at_a_time > 1 or self.cluster) and objects:
+            raise UsageError(f"Worker processes load all by name, and given are {', '.join(objects)}. Leave jobs at 1.")
 
 
 #: From the start, in this process, in silence.
 USUAL = Execution()
+
+
+def prepared(config: RunConfig) -> RunConfig:
+    """Return a configuration that is checked as a whole, with the precision that ``auto`` means.
+
+    Raises:
+        UsageError: naming every fault.
+    """
+    from forgetfree.device import find_device
+    from forgetfree.jobs.environment import check_precision
+
+    config = with_precision(config).check()
+    check_precision([each.precision for each in config.options.values()], find_device(config.device))
+    return config
 
 
 def with_precision(config: RunConfig) -> RunConfig:

@@ -9,7 +9,7 @@ from typing import Any
 
 from forgetfree import recipes, registry
 from forgetfree.device import kind_of_device
-from forgetfree.display import counted
+from forgetfree.display import counted, tell_note
 from forgetfree.errors import RunError, UsageError
 from forgetfree.jobs.checkpoints import CHECKPOINT, in_a_phase, tasks_learned
 from forgetfree.jobs.config import keys_of
@@ -108,7 +108,7 @@ _GROWING = ("strategy", "seed")
 #: Whose versions decide bits.
 _PACKAGES = ("forgetfree", "torch", "transformers")
 #: What may be there beside model, tasks and data.
-_BESIDE = {"fine_tuned": "the fine-tuned model", "held_aside": "the texts of --held-aside"}
+_BESIDE = {"fine_tuned": "the fine-tuned model", "held_out": "the texts of --held-out"}
 #: What to do where a run cannot be resumed.
 REMEDY = "Start again with another --out."
 
@@ -118,7 +118,7 @@ def as_json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=name_of_function))
 
 
-def merged_config(out: Path, before: Json, now: Json, allow_changed: bool = False) -> Json:
+def merged_config(out: Path, before: Json, now: Json) -> Json:
     """Compare the config.json that a run was begun with and what is asked for and found now; return both, merged.
 
     What ``now`` does not say is not compared, so that what is asked for can be compared before anything is loaded.
@@ -127,25 +127,27 @@ def merged_config(out: Path, before: Json, now: Json, allow_changed: bool = Fals
         out: the directory.
         before: its config.json.
         now: what that would be if the run began now, or a part of it.
-        allow_changed: go on with other versions and on another device, too, and say so under ``changed``.
 
     Returns:
-        ``now``, with the strategies, seeds and units of before.
+        ``now``, with the strategies, seeds and units of before, and ``changed``: which versions or device were others.
 
     Raises:
         UsageError: something else is asked for.
-        RunError: data, model, versions or device are not those that it was begun with.
+        RunError: data or model are not those that it was begun with.
     """
     request = _merged_request(out, before["run"], now["run"])
-    changed, circumstances = _changed(before, now), _changed_circumstances(before, now)
-    if what := [*changed, *([] if allow_changed else circumstances)]:
-        remedy = "put the old files back" if changed else "give --allow-changed: then config.json names the change"
+    if changed := _changed(before, now):
         raise RunError(
-            f"{out} cannot be resumed: {' and '.join(what)} changed since it was begun. {REMEDY[:-1]}, or {remedy}."
+            f"{out} cannot be resumed: {' and '.join(changed)} changed since it was begun. {REMEDY[:-1]}, or put the old files "
+            "back."
         )
     now = now | {"run": request}
     if "units" not in now:
         return now
+    if circumstances := _changed_circumstances(before, now):
+        tell_note(
+            f"{' and '.join(circumstances)} changed since {out} was begun: units that are made now may have other bits."
+        )
     if changes := [*before.get("changed", []), *circumstances]:
         now["changed"] = changes
     if isinstance(begun := before["about"].get("model"), dict):

@@ -1,11 +1,10 @@
 """One unit of a run: one strategy learns the stream from its first task to its last with one seed, and answers after each.
 
-Beside its scores stands what else is measured: floors, rows that are right, the loss on held-out texts, the ledger in numbers.
+Beside its scores stands what else is measured: floors, rows that are right, the loss on held-out texts.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forgetfree.core.regions import distribution
 from forgetfree.data.sampling import representative
 from forgetfree.errors import RunError
 from forgetfree.jobs.checkpoints import LearnedStream, Row, StreamCheckpoint
 from forgetfree.jobs.stream_loading import StreamLoader
+from forgetfree.jobs.unit import PREDICTION_FILE, ledger_summary
 from forgetfree.json_file import read_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.models.state import ModelState
@@ -25,8 +24,6 @@ from forgetfree.options import recorded
 from forgetfree.results.answers import Answers, array_of, label_answers, pack_rows, tensors_by_task
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.results.unit_folder import BEFORE, MODELS, PREDICTIONS, size_and_sha256
-from forgetfree.serve.source import bound_of
-from forgetfree.tensor_file import TensorFile
 from forgetfree.training.monitor import Monitor, seconds_by_phase
 
 if TYPE_CHECKING:
@@ -34,13 +31,10 @@ if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream
     from forgetfree.core.readout_model import ReadoutModel
     from forgetfree.jobs.revision import StreamPrefix
-    from forgetfree.ledger import Ledger
     from forgetfree.training.encoded_task import EncodedTask
     from forgetfree.training.held_out_loss import HeldOutTexts
 
 Json = dict[str, Any]
-#: The answers of a unit on every task's test rows, as the kinds of the tasks keep them.
-PREDICTION_FILE = TensorFile(RunError, "Go on with --resume, which makes it again.")
 
 
 def learn(
@@ -70,7 +64,7 @@ def learn(
     if texts:
         with _pre_trained(stream, loader.device) as model:
             loss_before = texts.loss(model, config.options[name])
-    bound, checkpoint = _bound(stream, config.options[name]), monitor.checkpoint()
+    checkpoint = monitor.checkpoint()
     strategy = loader.strategy(name, seed, monitor)
     unlearned = loader.answers_unlearned(strategy.model)
     answers = StreamAnswers(strategy, upper_triangle=unlearned)
@@ -113,8 +107,8 @@ def learn(
         "ledger": ledger_summary(strategy.ledger),
         "kept_bytes": learned.kept_bytes,
         "by_task": {"updates": updates, **_right_rows(stream.tasks, last)},
-        **({"held_aside": aside} if aside else {}),
-        "bound": bound,
+        **({"held_out": aside} if aside else {}),
+        "bound": _bound(stream, config.options[name]),
         **_models_of(directory, loader.store),
         "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
         "seconds": seconds_by_phase(strategy.seconds),
@@ -165,6 +159,8 @@ def _save_predictions(directory: Path, answers: Row, before: Mapping[str, Sequen
 
 def _bound(stream: Stream, options: Any) -> Json:
     """Return what the answers of a unit depend on besides what its strategy keeps."""
+    from forgetfree.serve.source import bound_of
+
     binding = stream.loaded.binding("fp32")
     definitions = (task.definition for task in stream.tasks)
     return bound_of(definitions, binding, stream.loaded.fingerprint, stream.scenario == "class")
@@ -265,39 +261,3 @@ def floors_of(loader: StreamLoader, key: Mapping[str, Any]) -> dict[str, dict[st
             scores["mean_probe"] = probes["mean_probe"]
     names = [task.name for task in tasks]
     return {floor: dict(zip(names, of_tasks, strict=True)) for floor, of_tasks in scores.items()}
-
-
-# -- The ledger in numbers -------------------------------------------------------------------------------
-
-
-def ledger_summary(ledger: Ledger | None) -> Json | None:
-    """Return what results.json says of a ledger."""
-    if ledger is None:
-        return None
-    return {
-        "tasks": ledger.tasks,
-        "composition": ledger.composition,
-        **({"alone": [record.alone for record in ledger.records]} if ledger.composition == "auto" else {}),
-        "region_size": [len(record.region) for record in ledger.records],
-        "owned_size": [len(record.owned.region) for record in ledger.records],
-        "bytes": ledger.size_in_bytes,
-        "overlap": ledger.overlap(),
-        "places": _places(ledger),
-    }
-
-
-def _places(ledger: Ledger) -> list[Json]:
-    """Return how many entries of each layer and kind the space has, and how many of them each task owns."""
-    from forgetfree.results.parameter_kinds import layer_of, parameter_kind
-
-    def place(name: str) -> tuple[str, str]:
-        return layer_of(name), parameter_kind(name)
-
-    owned = [distribution(record.owned.region, ledger.space, place) for record in ledger.records]
-    sizes = Counter[tuple[str, str]]()
-    for tensor in ledger.space.tensors:
-        sizes[place(tensor.name)] += tensor.size
-    return [
-        {"layer": layer, "kind": kind, "entries": size, "owned": [counts[layer, kind] for counts in owned]}
-        for (layer, kind), size in sizes.items()
-    ]

@@ -1,4 +1,4 @@
-"""Progress of a job: how far all of it has come and the time that is left; live on a terminal, plain lines elsewhere."""
+"""Progress of a job: how far all of it has come and the time that is left; rich's bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TextIO
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Column
 from rich.text import Text
 
 from forgetfree import registry
@@ -26,11 +25,9 @@ from forgetfree.training.monitor import PHASE_NAMES, Monitor, Phase
 _OFTEN = 0.1
 #: Seconds without a plain line, at most.
 _INTERVAL = 60.0
-#: Seconds after which the speed says something.
-_SOON = 2.0
 #: As many units are shown at a time.
 _SHOWN = 8
-#: Width of the bar of a phase.
+#: Width of a bar.
 _BAR = 12
 
 
@@ -134,13 +131,34 @@ class Teller(Monitor):
             self._tell(TaskLearned(self._unit, after, list(scores)))
 
 
+class Progress:
+    """Hears of all units of a job, and shows nothing."""
+
+    @contextmanager
+    def job(self, units: Sequence[str], tasks: int = 1) -> Iterator[None]:
+        """Watch a job.
+
+        Args:
+            units: names of its units.
+            tasks: that each of them learns.
+        """
+        yield
+
+    def monitor(self, unit: str) -> Monitor:
+        """Return the monitor of a unit in this process."""
+        return Teller(unit, self.hear)
+
+    def hear(self, event: Event) -> None:
+        """Hear of a unit."""
+
+
 @dataclass
 class _UnitProgress:
-    """How far one unit has come: tasks learned, and steps since the last of them, by phase."""
+    """How far one unit has come: tasks learned, and steps since the last of them, by phase; and its row."""
 
+    row: bars.TaskID
     learned: int = 0
     steps: dict[tuple[str, Phase], tuple[float, int]] = field(default_factory=dict)
-    now: Step | None = None
     has_ended: bool = False
 
     def share(self, tasks: int, usual: int) -> float:
@@ -152,170 +170,116 @@ class _UnitProgress:
         return min(1.0, (self.learned + done / max(expected, 1)) / tasks)
 
 
-class Progress:
-    """Hears of all units of a job, and shows nothing.
+class ShownProgress(Progress):
+    """A bar for the whole job and one for each unit at hand; or a line for each task that was learned, and one a minute.
 
     A job's share that is done is the mean of its units'; that of a unit counts learned tasks and, of the one at hand, steps.
-    The time left follows from the time since the first of it.
+
+    Args:
+        console: to print to.
+        live: whether it is a terminal or a notebook, which shows bars.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console, live: bool) -> None:
+        self._console, self._live = console, live
+        name = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        numbers = Column(no_wrap=True, justify="right")
+        self._bars = bars.Progress(
+            bars.TextColumn("{task.description}", markup=False, table_column=name),
+            bars.BarColumn(_BAR),
+            bars.TextColumn("{task.fields[numbers]}", markup=False, table_column=numbers),
+            **{"console": console, "expand": True, "disable": not live},
+            **{"get_time": time.monotonic, "speed_estimate_period": math.inf},
+        )
         self._units: dict[str, _UnitProgress] = {}
-        self._first: float | None = None
-        self._tasks, self._usual, self._reached, self._begin = 1, 0, 0.0, time.monotonic()
+        self._all, self._tasks, self._usual, self._spoken = bars.TaskID(0), 1, 0, time.monotonic()
 
     @contextmanager
     def job(self, units: Sequence[str], tasks: int = 1) -> Iterator[None]:
-        """Watch a job.
-
-        Args:
-            units: names of its units.
-            tasks: that each of them learns.
-        """
-        self._units, self._first = {unit: _UnitProgress() for unit in units}, None
-        self._tasks, self._usual, self._reached, self._begin = tasks, 0, 0.0, time.monotonic()
-        yield
-
-    def monitor(self, unit: str) -> Monitor:
-        """Return the monitor of a unit in this process."""
-        return Teller(unit, self.hear)
+        """Show it, and at the end how long it took."""
+        self._all = self._bars.add_task("", total=1.0, numbers="")
+        self._units = {unit: self._begun() for unit in units}
+        self._tasks, self._usual, self._spoken = tasks, 0, time.monotonic()
+        with self._bars:
+            self._show()
+            yield
+            took = clock(self._job.elapsed or 0.0)
+            self._bars.update(self._all, completed=1.0, numbers=f"100 % took {took}")
+        if not self._live:
+            self._say(f"100 % · done in {took}")
 
     def hear(self, event: Event) -> None:
-        """Hear of a unit."""
-        self._first = self._first or time.monotonic()  # to load models and start workers takes time only once
-        unit = self._units.setdefault(event.unit, _UnitProgress())
+        """Show it; print a line of a task that was learned."""
+        unit = self._units.get(event.unit) or self._units.setdefault(event.unit, self._begun())
+        text = ""
         if isinstance(event, Step):
-            unit.now, unit.steps[event.task, event.phase] = event, event.done
-            return
-        if isinstance(event, TaskLearned):
-            unit.learned = event.after
-        unit.has_ended |= isinstance(event, Ended)
-        self._usual = sum(steps for _, steps in unit.steps.values()) or self._usual
-        unit.now, unit.steps = None, {}
-
-    def news(self, event: Event) -> str:
-        """Return what is worth a line of its own: a task learned, or of other jobs a unit done; else an empty text."""
-        if isinstance(event, TaskLearned) and self._tasks > 1:
-            return str(event)
-        return escaped(f"{event.unit} done") if isinstance(event, Ended) and self._tasks == 1 else ""
+            done, of = unit.steps[event.task, event.phase] = event.done
+            loss = "" if math.isnan(event.loss) else f" loss {event.loss:.3f}"
+            visible = sum(row.visible for row in self._bars.tasks) <= _SHOWN or self._row(unit.row).visible
+            row = {"completed": done, "total": max(of, 1), "numbers": f"{event.count}{loss}", "visible": visible}
+            self._bars.update(unit.row, description=str(event), **row)
+            if time.monotonic() - self._spoken >= _INTERVAL:
+                text = f"{event} {event.count}{loss}"
+        else:
+            self._usual = sum(steps for _, steps in unit.steps.values()) or self._usual
+            unit.steps = {}
+            self._bars.update(unit.row, visible=False)
+            if isinstance(event, TaskLearned):
+                unit.learned = event.after
+                text = str(event) if self._tasks > 1 else ""
+            else:
+                unit.has_ended = True
+                text = escaped(f"{event.unit} done") if self._tasks == 1 else ""
+            if text and self._live:
+                self._console.print(Text(f"✓ {text}"), no_wrap=True, overflow="ellipsis", crop=True)
+        self._show()
+        if text and not self._live:
+            self._say(f"{100 * self.share:.0f} % ({self._left}) · {text}")
 
     @property
     def share(self) -> float:
         """Return the share of the job that is done; it never falls."""
-        shares = [unit.share(self._tasks, self._usual) for unit in list(self._units.values())]
-        self._reached = max(self._reached, sum(shares) / len(shares) if shares else 1.0)
-        return self._reached
+        return self._job.completed
 
     @property
-    def left(self) -> float:
-        """Return the seconds that are left; NaN where that is not known yet."""
-        share, spent = self.share, time.monotonic() - (self._first or time.monotonic())
-        known = share == 1 or (share > 0 and spent > _SOON)
-        return spent * (1 - share) / share if known else math.nan
+    def _left(self) -> str:
+        left = self._job.time_remaining
+        return f"{'-:--' if left is None else clock(left)} left"
 
-    def _clock(self) -> str:
-        return f"{clock(left)} left" if math.isfinite(left := self.left) else "-:-- left"
+    @property
+    def _job(self) -> bars.Task:
+        return self._row(self._all)
 
+    def _row(self, number: bars.TaskID) -> bars.Task:
+        return next(row for row in self._bars.tasks if row.id == number)
 
-class PlainProgress(Progress):
-    """Prints a line for each task that was learned, and one a minute.
+    def _begun(self) -> _UnitProgress:
+        return _UnitProgress(self._bars.add_task("", visible=False, numbers=""))
 
-    Args:
-        stream: to print to.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__()
-        self._stream, self._spoken = stream, time.monotonic()
-
-    @contextmanager
-    def job(self, units: Sequence[str], tasks: int = 1) -> Iterator[None]:
-        """Say at the end how long it took."""
-        self._spoken = time.monotonic()
-        with super().job(units, tasks):
-            yield
-            self._say(f"100 % · done in {clock(time.monotonic() - self._begin)}")
-
-    def hear(self, event: Event) -> None:
-        """Print lines such as ``12 % (3:05 left) · fine-tune seed 0 · sst2 · train 40/800 loss 0.612``."""
-        super().hear(event)
-        text = self.news(event)
-        if isinstance(event, Step) and time.monotonic() - self._spoken >= _INTERVAL:
-            text = f"{event} {event.count}{_loss(event.loss)}"
-        if text:
-            self._say(f"{100 * self.share:.0f} % ({self._clock()}) · {text}")
+    def _show(self) -> None:
+        """Bring the row of the job up to date."""
+        units = list(self._units.values())
+        shares = [unit.share(self._tasks, self._usual) for unit in units]
+        self._bars.update(self._all, completed=max(self.share, sum(shares) / max(len(shares), 1)))
+        at_hand, where = (
+            [unit for unit in units if unit.steps],
+            f"{sum(unit.has_ended for unit in units)} of {len(units)} done",
+        )
+        if len(at_hand) == 1 and self._tasks > 1:
+            where += f" · task {min(at_hand[0].learned + 1, self._tasks)} of {self._tasks}"
+        self._bars.update(self._all, description=where, numbers=f"{100 * self.share:.0f} % {self._left}")
 
     def _say(self, text: str) -> None:
         self._spoken = time.monotonic()
-        print(text, file=self._stream, flush=True)
-
-
-class LiveProgress(Progress):
-    """One bar for the whole job, and beneath it a line for each unit at hand; tasks that were learned scroll up.
-
-    Args:
-        console: a terminal or a notebook.
-    """
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-
-    @contextmanager
-    def job(self, units: Sequence[str], tasks: int = 1) -> Iterator[None]:
-        """Show it, redrawn by a clock: a step costs no drawing."""
-        with super().job(units, tasks), Live(console=self._console, get_renderable=self.drawn, refresh_per_second=8):
-            yield
-
-    def hear(self, event: Event) -> None:
-        """Take it down; let a task that was learned scroll up."""
-        super().hear(event)
-        if text := self.news(event):
-            self._console.print(Text(f"✓ {text}"), no_wrap=True, overflow="ellipsis", crop=True)
-
-    def drawn(self) -> Group:
-        """Return what is shown, at most as wide as the terminal."""
-        units = list(self._units.values())
-        ended, at_hand = sum(unit.has_ended for unit in units), [unit.now for unit in units if unit.now is not None]
-        where = f"{ended} of {len(units)} done"
-        if len(at_hand) == 1 and self._tasks > 1:
-            learned = next(unit.learned for unit in units if unit.now is at_hand[0])
-            where += f" · task {min(learned + 1, self._tasks)} of {self._tasks}"
-        took = clock(time.monotonic() - self._begin)
-        end = f"took {took}" if ended == len(units) else self._clock()
-        lines = [_line(where, None, self.share, f"{100 * self.share:.0f} %", end)]
-        for now in at_hand[:_SHOWN]:
-            done, of = now.done
-            lines.append(_line(str(now), _BAR, done / max(of, 1), now.count, _loss(now.loss).strip()))
-        more = [Text(f"and {len(at_hand) - _SHOWN} more")] if len(at_hand) > _SHOWN else []
-        return Group(*lines, *more)
-
-
-def _line(what: str, width: int | None, done: float, *numbers: str) -> Table:
-    """Return a line: what it is, cut where it is too long, a bar, and numbers that are never cut.
-
-    Args:
-        what: is done.
-        width: of the bar; default: all that is left.
-        done: the share that is done.
-        numbers: behind the bar.
-    """
-    line = Table.grid(expand=True, padding=(0, 1, 0, 0))
-    line.add_column(ratio=None if width is None else 1, no_wrap=True, overflow="ellipsis")
-    line.add_column(ratio=1 if width is None else None, width=width)
-    for _ in numbers:
-        line.add_column(no_wrap=True, justify="right")
-    line.add_row(Text(what), ProgressBar(total=1.0, completed=done), *map(Text, numbers))
-    return line
+        print(text, file=self._console.file, flush=True)
 
 
 def make_progress(stream: TextIO) -> Progress:
     """Return the progress that suits a stream: live on a terminal and in a notebook, plain lines elsewhere."""
     console = Console(file=stream)
     # In a notebook, rich's live display needs ipywidgets.
-    if (console.is_jupyter and find_spec("ipywidgets")) or (stream.isatty() and not console.is_dumb_terminal):
-        return LiveProgress(console)
-    return PlainProgress(stream)
+    notebook = console.is_jupyter and find_spec("ipywidgets") is not None
+    return ShownProgress(console, live=notebook or (stream.isatty() and not console.is_dumb_terminal))
 
 
 def clock(seconds: float) -> str:
@@ -323,7 +287,3 @@ def clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def _loss(loss: float) -> str:
-    return "" if math.isnan(loss) else f" loss {loss:.3f}"

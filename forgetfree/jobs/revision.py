@@ -7,9 +7,7 @@ of a run that had the other stream from the start.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,21 +24,16 @@ from forgetfree.core.regions import Region
 from forgetfree.data.columns import names_for
 from forgetfree.errors import ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import (
-    check_begun,
     link_or_copy,
     make_directory,
-    refuse_used,
     sha256,
     write_atomically,
-    write_json,
 )
 from forgetfree.jobs.checkpoints import LearnedStream, Row
-from forgetfree.jobs.config import USUAL, Execution, RunConfig, stream_of, without_others
+from forgetfree.jobs.config import RunConfig, prepared, stream_of, without_others
 from forgetfree.jobs.directory import REMEDY, as_json, merged_config
-from forgetfree.jobs.learn import PREDICTION_FILE, ledger_summary
-from forgetfree.jobs.run import prepared, run, units_of
 from forgetfree.jobs.stream_loading import StreamLoader
-from forgetfree.jobs.unit import Json, Unit
+from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit, ledger_summary
 from forgetfree.json_file import parse_json
 from forgetfree.kinds.kind import readout_for
 from forgetfree.ledger import Ledger
@@ -50,7 +43,6 @@ from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.results.answers import json_of
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
-from forgetfree.results.report.run_report import write_report
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.results.unit_folder import BEFORE, CONFIG, HISTORY, PREDICTIONS
 from forgetfree.serve.source import LEDGER
@@ -167,7 +159,7 @@ class FinishedRun:
             "skip_bad_rows": section.get("skip_bad_rows"),
             "metrics": names_for(section.get("metric", []), tasks),
             "out": str(out),
-            "held_aside": section.get("held_aside"),
+            "held_out": section.get("held_out"),
             **{key: section.get(key) for key in ("model", "data", "readout", "device", "shots", "steps", "sparsity")},
         }
         return build(RunConfig, {key: value for key, value in values.items() if value is not None}, "run")
@@ -225,64 +217,39 @@ class Revision:
         keeps = grows and strategy.resumable and not loader.answers_unlearned(loader.stream(key["seed"]).model)
         return "state" if keeps else None
 
-    def write(self, execution: Execution = USUAL) -> Json:
-        """Write the directory, and return the content of results.json.
-
-        Args:
-            execution: how what comes after is trained.
-
-        Raises:
-            UsageError: the directory is not empty; or with ``resume``, it was begun otherwise.
-            RunError: data, model, versions or the machine are not those of the run.
-        """
-        out, loader, units = Path(self.config.out), StreamLoader(self.config), units_of(self.config)
-        if execution.resume:
-            check_begun(out)
-        else:
-            make_directory(out)
-            refuse_used(out, "Give a new directory, or --resume to go on with what was cut short.")
-        prefixes = [prefix for key in units.values() if (prefix := self.carried(loader, key))]
-        begun = os.path.lexists(out / "config.json")
-        trains = len(prefixes) < len(units) or not all(each.is_complete for each in prefixes)
-        if not begun and trains:
-            loader.stream(self.config.seeds[0])  # before anything is written
-        content = self._config_json(units)
-        if begun:
-            self._check_begun(content)
-        else:
-            make_directory(out)
-            write_json(out / CONFIG, content)
-        if (
-            self.config.common.cache is None and self.config.common.scenario != "class"
-        ):  # where readouts know all labels
-            _take_models(self.base.directory / "fine-tuned", out / "fine-tuned", set(self.tasks))
-        for each in prefixes:
-            if each.is_complete and not each.unit_in(out).is_done():
-                each.write(out, content["command"])
-        try:
-            if not trains:
-                return write_report(out, ended=True)
-            return run(self.config, replace(execution, resume=True), self.carried)
-        except (RunError, UsageError):  # data, model or versions are not those of the run
-            if not begun and not any(each.unit_in(out).is_begun for each in prefixes if not each.is_complete):
-                shutil.rmtree(out)
-            raise
-
-    def _config_json(self, units: Json) -> Json:
+    def config_json(self) -> Json:
         """Return the config.json of the run as if it had learned the tasks that are carried over, and no others."""
         base, known = self.base, self.base.config["options"]
         return _without(base.config, [name for name in base.tasks if name not in self.tasks]) | {
             "run": as_json(self.config.section()),
             "command": self.config.objects.call or " ".join(["forgetfree", *sys.argv[1:]]),
-            "units": {folder: key for folder, key in units.items() if folder in base.units},
+            "units": {folder: key for folder, key in self.config.units.items() if folder in base.units},
             "options": {name: known[name] for name in self.config.strategy_names if name in known},
         }
 
-    def _check_begun(self, content: Json) -> None:
+    def take_models(self) -> None:
+        """Take over the fine-tuned models of its tasks: by links where the disk has them, else as copies."""
+        if self.config.common.cache is not None or self.config.common.scenario == "class":
+            return  # which are shared, or whose readouts know all labels
+        new = Path(self.config.out) / "fine-tuned"
+        for path in sorted((self.base.directory / "fine-tuned").glob("*.safetensors")):
+            try:
+                own_tasks = set(ModelState.load(path).readouts)
+            except ModelError:  # a damaged one is made again
+                continue
+            if own_tasks <= {*self.tasks}:
+                make_directory(new)
+                for each in (path, path.with_suffix(".json")):  # the model, and how long it took
+                    if each.is_file():
+                        link_or_copy(
+                            each, new / each.name
+                        )  # also where a command was cut short: a copy may lack its end
+
+    def check_begun(self, content: Json) -> None:
         """Raise ``UsageError`` unless the directory was begun so, from a run of the same rows and model."""
         out = Path(self.config.out)
         before = load_run(out, REMEDY)
-        merged_config(out, before, {"run": content["run"]}, allow_changed=True)
+        merged_config(out, before, {"run": content["run"]})
         rows_before = {task: before["data"].get(task) for task in content["data"]}
         if rows_before != content["data"] or before["model"]["fingerprint"] != content["model"]["fingerprint"]:
             raise UsageError(f"{out} was begun from another run. Give that run, or another directory.")
@@ -308,20 +275,6 @@ def _without(config: Json, tasks: Sequence[str]) -> Json:
     about["shared_rows"] = rest(about["shared_rows"])
     definitions = [each for each in config["tasks"] if each["name"] not in tasks]
     return config | {"about": about, "tasks": definitions, "data": rest(config["data"])}
-
-
-def _take_models(store: Path, new: Path, tasks: set[str]) -> None:
-    """Take over the fine-tuned models of some tasks: by links where the disk has them, else as copies."""
-    for path in sorted(store.glob("*.safetensors")):
-        try:
-            own_tasks = set(ModelState.load(path).readouts)
-        except ModelError:  # a damaged one is made again
-            continue
-        if own_tasks <= tasks:
-            make_directory(new)
-            for each in (path, path.with_suffix(".json")):  # the model, and how long it took
-                if each.is_file():
-                    link_or_copy(each, new / each.name)  # also where a command was cut short: a copy may lack its end
 
 
 # -- What a unit hands on --------------------------------------------------------------------------------
@@ -499,7 +452,7 @@ class StreamPrefix:
             "extra": {},
             "seconds_per_task": self.seconds,
             **self._bound(old_details),
-            **self._held_aside(old_details),
+            **self._held_out(old_details),
             "seconds": dict.fromkeys(PHASES, 0.0),
         }
         made = {key: self._record[key] for key in ("versions", "machine")} | {"command": command}
@@ -510,13 +463,13 @@ class StreamPrefix:
         bound = details["bound"]
         return {"bound": bound | {"tasks": {task: bound["tasks"][task] for task in self.tasks}}}
 
-    def _held_aside(self, details: Json) -> Json:
+    def _held_out(self, details: Json) -> Json:
         """Return the losses on texts that no task trains, by the models of the tasks that are carried over."""
-        losses = details.get("held_aside", {})
+        losses = details.get("held_out", {})
         if "by_task" not in losses:
             return {}
         by_task = [loss for task, loss in zip(self._learned, losses["by_task"], strict=True) if task in self.tasks]
-        return {"held_aside": losses | {"by_task": by_task}}
+        return {"held_out": losses | {"by_task": by_task}}
 
 
 def _of_tasks(numbers: Json, tasks: Sequence[str]) -> Json:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,12 +36,12 @@ from forgetfree.files import (
     remove_unfinished,
     sha256,
     write_atomically,
+    write_json,
 )
 from forgetfree.jobs.checkpoints import remove_checkpoint
-from forgetfree.jobs.config import USUAL, Execution, RunConfig, with_precision
+from forgetfree.jobs.config import USUAL, Execution, RunConfig
 from forgetfree.jobs.directory import REMEDY, as_json, holdings, merged_config, units_in
 from forgetfree.jobs.environment import (
-    check_precision,
     circumstances,
     environment,
     set_threads,
@@ -48,32 +50,22 @@ from forgetfree.jobs.environment import (
 )
 from forgetfree.jobs.environment import versions as versions_here
 from forgetfree.jobs.learn import floors_of, learn
-from forgetfree.jobs.progress import Progress
+from forgetfree.jobs.progress import Ended, Progress
 from forgetfree.jobs.signals import STOP, terminable
 from forgetfree.jobs.stream_loading import StreamLoader, describe
 from forgetfree.jobs.unit import History, Json, Unit, why_it_failed
-from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses, units_at_a_time
 from forgetfree.results.config_file import load_run
 from forgetfree.results.unit_folder import CONFIG
 
 if TYPE_CHECKING:
-    from forgetfree.jobs.revision import StreamPrefix
+    from forgetfree.jobs.cluster import RayTasks
+    from forgetfree.jobs.revision import Revision, StreamPrefix
+    from forgetfree.jobs.workers import WorkerProcesses
     from forgetfree.training.monitor import Monitor
 
 SCHEMA = 1
 #: What a unit, by its key, begins with where a run stands on top of another.
 Prefix = Callable[[StreamLoader, Mapping[str, Any]], "StreamPrefix | None"]
-
-
-def prepared(config: RunConfig) -> RunConfig:
-    """Return a configuration that is checked as a whole, with the precision that ``auto`` means.
-
-    Raises:
-        UsageError: naming every fault.
-    """
-    config = with_precision(config).check()
-    check_precision([each.precision for each in config.options.values()], find_device(config.device))
-    return config
 
 
 def run(config: RunConfig, execution: Execution = USUAL, prefix: Prefix | None = None) -> Json:
@@ -95,8 +87,6 @@ def run(config: RunConfig, execution: Execution = USUAL, prefix: Prefix | None =
         from forgetfree.jobs.trackers import check_trackers
 
         check_trackers(execution.log)
-    from forgetfree.results.report.run_report import write_report
-
     out, work = Path(config.out), UnitWork(config, execution, prefix)
     if execution.resume:
         check_begun(out)
@@ -106,19 +96,62 @@ def run(config: RunConfig, execution: Execution = USUAL, prefix: Prefix | None =
         content = _config_json(work.loader, execution, begun)  # every fault of data and model is told here
         missing = _missing(work, content, begun)
         progress = execution.progress or Progress()
-        with progress.job([str(unit) for unit in missing], len(content["tasks"])):
-            executor = _executor(work, execution, len(missing), progress)
+        with progress.job([str(unit) for unit in missing], len(content["tasks"])), _cut_short(out):
+            workers = _workers(work, execution, len(missing), progress)
             if begun:
-                write_report(out, ended=False)
-            try:
-                with closing(executor.run(work, missing)) as ended:  # an error here stops them, too
+                _report(out)
+            if workers is None:
+                for unit in missing:
+                    work(unit, progress.monitor(str(unit)))
+                    progress.hear(Ended(str(unit)))
+                    _report(out)
+            else:
+                with closing(workers.run(work, missing)) as ended:  # an error here stops them, too
                     for _ in ended:
-                        write_report(out, ended=False)
-            except BaseException as error:
-                if told := _cut_short(error, out):
-                    raise told from error
-                raise
-            return write_report(out, ended=True)
+                        _report(out)
+            return _report(out, ended=True)
+
+
+def run_on(revision: Revision, execution: Execution = USUAL) -> Json:
+    """Run another stream on top of a finished run, and return the content of results.json.
+
+    Args:
+        revision: of the finished run.
+        execution: how what comes after is trained.
+
+    Raises:
+        UsageError: the directory is not empty; or with ``resume``, it was begun otherwise.
+        RunError: data, model, versions or the machine are not those of the run.
+    """
+    config = revision.config
+    out, loader = Path(config.out), StreamLoader(config)
+    if execution.resume:
+        check_begun(out)
+    else:
+        make_directory(out)
+        refuse_used(out, "Give a new directory, or --resume to go on with what was cut short.")
+    prefixes = [prefix for key in config.units.values() if (prefix := revision.carried(loader, key))]
+    begun, content = os.path.lexists(out / CONFIG), revision.config_json()
+    trains = len(prefixes) < len(config.units) or not all(each.is_complete for each in prefixes)
+    if begun:
+        revision.check_begun(content)
+    else:
+        if trains:
+            loader.stream(config.seeds[0])  # before anything is written
+        make_directory(out)
+        write_json(out / CONFIG, content)
+    revision.take_models()
+    for each in prefixes:
+        if each.is_complete and not each.unit_in(out).is_done():
+            each.write(out, content["command"])
+    try:
+        if not trains:
+            return _report(out, ended=True)
+        return run(config, replace(execution, resume=True), revision.carried)
+    except (RunError, UsageError):  # data, model or versions are not those of the run
+        if not begun and not any(each.unit_in(out).is_begun for each in prefixes if not each.is_complete):
+            shutil.rmtree(out)
+        raise
 
 
 def check_resumption(config: RunConfig, execution: Execution) -> None:
@@ -128,15 +161,6 @@ def check_resumption(config: RunConfig, execution: Execution) -> None:
     if begun := _config_before(config, execution):
         with threads_as_before():
             _config_json(StreamLoader(config), execution, begun)
-
-
-def units_of(config: RunConfig) -> Json:
-    """Return every strategy with every seed, seed after seed, by the names of their folders."""
-    return {
-        f"{name}/seed-{seed}": {"strategy": name, "seed": seed}
-        for seed in config.seeds
-        for name in config.strategy_names
-    }
 
 
 class UnitWork:
@@ -228,13 +252,13 @@ def _config_before(config: RunConfig, execution: Execution) -> Json:
             "same call in Python, with resume=True."
         )
     now = {"run": as_json(config.section()), "versions": versions_here()}
-    merged_config(out, begun, now, execution.allow_changed)  # before anything is loaded
+    merged_config(out, begun, now)  # before anything is loaded
     return begun
 
 
 def _config_json(loader: StreamLoader, execution: Execution, begun: Json) -> Json:
     """Load data and model, and return config.json with all that was asked for in this directory, now and before."""
-    config, units = loader.config, units_of(loader.config)
+    config, units = loader.config, loader.config.units
     set_threads(config.common.threads)
     each = 1 if _is_auto(config, execution) else threads_of_each(min(_at_a_time(config, execution), len(units)))
     description, threads = describe(loader), begun.get("machine", {}).get("threads")
@@ -249,7 +273,7 @@ def _config_json(loader: StreamLoader, execution: Execution, begun: Json) -> Jso
     out = Path(config.out)
     if not begun:
         return as_json(content)
-    merged = merged_config(out, begun, as_json(content), execution.allow_changed)
+    merged = merged_config(out, begun, as_json(content))
     # Where nothing else is new, it stays as it is.
     circumstances_then = {key: begun[key] for key in (*here, "command") if key in begun}
     return begun if merged | circumstances_then == begun else merged
@@ -262,7 +286,7 @@ def _missing(work: UnitWork, content: Json, begun: Json) -> list[Unit]:
     done = [unit for unit in units_in(out, content["units"]) if unit.is_done()]
     for unit in done:  # a kill right after unit.json leaves one
         remove_checkpoint(unit.directory)
-    missing = [unit for unit in units_in(out, units_of(config)) if unit not in done]
+    missing = [unit for unit in units_in(out, config.units) if unit not in done]
     if missing:
         sparsities = {getattr(options, "sparsity", None): None for options in config.options.values()}
         space = loader.stream(config.seeds[0]).model.space()
@@ -293,8 +317,8 @@ def _at_a_time(config: RunConfig, execution: Execution) -> int:
     return max(1, len(spread(config.device))) if jobs == 1 and not config.unnamed else jobs
 
 
-def _executor(work: UnitWork, execution: Execution, units: int, progress: Progress) -> Executor:
-    """Return what runs so many units: this process, workers, or a cluster."""
+def _workers(work: UnitWork, execution: Execution, units: int, progress: Progress) -> WorkerProcesses | RayTasks | None:
+    """Return the processes or the cluster that run so many units; ``None``: this process does."""
     import torch
 
     config, loader = work.loader.config, work.loader
@@ -305,28 +329,43 @@ def _executor(work: UnitWork, execution: Execution, units: int, progress: Progre
         place = Place(loader.device, torch.get_num_threads(), seen, Path.cwd())
         return RayTasks(execution.cluster, place, progress)
     jobs = _at_a_time(config, execution)
-    if _is_auto(config, execution) and not config.unnamed:
+    if units < 2 or (jobs == 1 and (config.unnamed or not _is_auto(config, execution))):
+        return None
+    from forgetfree.jobs.workers import WorkerProcesses, units_at_a_time
+
+    if _is_auto(config, execution):
         jobs = units_at_a_time(units, len(loader.stream(config.seeds[0]).model.space()))
-    if execution.executor is None and (jobs == 1 or units < 2):
-        return ThisProcess(progress)
+        if jobs == 1:
+            return None
     work.unload()  # workers load for themselves
-    return execution.executor or WorkerProcesses(jobs, torch.get_num_threads(), progress, spread(config.device))
+    return WorkerProcesses(jobs, torch.get_num_threads(), progress, spread(config.device))
 
 
-def _cut_short(error: BaseException, out: Path) -> RunError | None:
-    """Put what is cut short into the results, and return the error that says what a user needs to know, if another does not."""
-    if not os.path.lexists(out / "config.json") and not isinstance(error, KeyboardInterrupt):
-        return RunError(
-            f"{out} was deleted, or what is in it, while a run worked there. Start again, and leave the directory alone "
-            "until it has ended."
-        )
+# -- Reports ---------------------------------------------------------------------------------------------
+
+
+def _report(out: Path, ended: bool = False) -> Json:
     from forgetfree.results.report.run_report import write_report
 
-    with suppress(Exception):
-        write_report(out, ended=not STOP.requested)  # figures take longer than a scheduler waits
-    if isinstance(error, BrokenProcessPool):
-        return RunError(
-            "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "
-            f"why). {holdings(out)} Add --jobs 1 to run one unit at a time."
-        )
-    return None
+    return write_report(out, ended=ended)
+
+
+@contextmanager
+def _cut_short(out: Path) -> Iterator[None]:
+    """Put what is cut short inside into the results, and say what a user needs to know, if the error does not."""
+    try:
+        yield
+    except BaseException as error:
+        if not os.path.lexists(out / CONFIG) and not isinstance(error, KeyboardInterrupt):
+            raise RunError(
+                f"{out} was deleted, or what is in it, while a run worked there. Start again, and leave the directory alone "
+                "until it has ended."
+            ) from error
+        with suppress(Exception):
+            _report(out, ended=not STOP.requested)  # figures take longer than a scheduler waits
+        if isinstance(error, BrokenProcessPool):
+            raise RunError(
+                "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "
+                f"why). {holdings(out)} Add --jobs 1 to run one unit at a time."
+            ) from error
+        raise

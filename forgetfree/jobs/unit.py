@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forgetfree.checkpoint import Checkpoint
 from forgetfree.errors import (
@@ -44,13 +44,19 @@ from forgetfree.results.unit_folder import (
     read_record,
     size_and_sha256,
 )
+from forgetfree.tensor_file import TensorFile
 from forgetfree.training.monitor import Follower, Monitor, Phase
+
+if TYPE_CHECKING:
+    from forgetfree.ledger import Ledger
 
 Json = dict[str, Any]
 #: Logged steps of a phase, about.
 _LOGGED = 100
 #: Bytes of a file from which on its size alone is compared to say how a unit stands: `Unit.is_done` reads all of it.
 _LARGE = 2**26
+#: The answers of a unit on every task's test rows, as the kinds of the tasks keep them.
+PREDICTION_FILE = TensorFile(RunError, "Go on with --resume, which makes it again.")
 #: Errors that are no fault of the code.
 _EXPECTED = (TrainingError, MetricError, LedgerError)
 
@@ -234,3 +240,40 @@ def _parsed(line: str) -> Json | None:
 
 def _timeless(line: Mapping[str, Any]) -> str:
     return json.dumps({key: value for key, value in line.items() if key != "seconds"}, sort_keys=True)
+
+
+# -- What its outcome says of its ledger -----------------------------------------------------------------
+
+
+def ledger_summary(ledger: Ledger | None) -> Json | None:
+    """Return what results.json says of a ledger."""
+    if ledger is None:
+        return None
+    return {
+        "tasks": ledger.tasks,
+        "composition": ledger.composition,
+        **({"alone": [record.alone for record in ledger.records]} if ledger.composition == "auto" else {}),
+        "region_size": [len(record.region) for record in ledger.records],
+        "owned_size": [len(record.owned.region) for record in ledger.records],
+        "bytes": ledger.size_in_bytes,
+        "overlap": ledger.overlap(),
+        "places": _places(ledger),
+    }
+
+
+def _places(ledger: Ledger) -> list[Json]:
+    """Return how many entries of each layer and kind the space has, and how many of them each task owns."""
+    from forgetfree.core.regions import distribution
+    from forgetfree.results.parameter_kinds import layer_of, parameter_kind
+
+    def place(name: str) -> tuple[str, str]:
+        return layer_of(name), parameter_kind(name)
+
+    owned = [distribution(record.owned.region, ledger.space, place) for record in ledger.records]
+    sizes = Counter[tuple[str, str]]()
+    for tensor in ledger.space.tensors:
+        sizes[place(tensor.name)] += tensor.size
+    return [
+        {"layer": layer, "kind": kind, "entries": size, "owned": [counts[layer, kind] for counts in owned]}
+        for (layer, kind), size in sizes.items()
+    ]

@@ -1,4 +1,4 @@
-"""Where units run: one after the other in this process, or side by side in worker processes."""
+"""Units side by side in worker processes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
-from typing import Protocol
 
 from forgetfree.device import give_device
 from forgetfree.display import open_closed_streams
@@ -29,36 +28,8 @@ from forgetfree.training.monitor import Monitor
 _LIBRARIES = 2_000_000_000
 
 
-class Work(Protocol):
-    """What is done to each unit. It can be pickled, and leaves all that it makes in the unit's folder."""
-
-    def __call__(self, unit: Unit, monitor: Monitor) -> None:
-        """Run the unit."""
-
-
-class Executor(Protocol):
-    """Runs units somewhere."""
-
-    def run(self, work: Work, units: Sequence[Unit]) -> Generator[Unit]:
-        """Yield each unit when it has ended, in whatever order. To close the generator stops those that are running."""
-
-
-class ThisProcess:
-    """Runs one unit after the other, here.
-
-    Args:
-        progress: hears of them.
-    """
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def run(self, work: Work, units: Sequence[Unit]) -> Generator[Unit]:
-        """Yield each unit when it has ended."""
-        for unit in units:
-            work(unit, self._progress.monitor(str(unit)))
-            self._progress.hear(Ended(str(unit)))
-            yield unit
+#: What is done to each unit. It can be pickled, and leaves all that it makes in the unit's folder.
+Work = Callable[[Unit, Monitor], None]
 
 
 class WorkerProcesses:

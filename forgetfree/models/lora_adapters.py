@@ -106,12 +106,6 @@ class LoraAdapters:
         """Return A ``(r, in)`` of every layer, by its name."""
         return {key: layer.lora_A[name].weight for key, layer in self._layers(name).items()}
 
-    def config(self, name: str) -> dict[str, Any]:
-        """PEFT's configuration of an adapter."""
-        configs: Any = self.model.peft_config
-        settings: dict[str, Any] = configs[name].to_dict()
-        return settings
-
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return A and B of all layers, as PEFT names them: the tensors themselves, not copies."""
         state: dict[str, Tensor] = get_peft_model_state_dict(self.model, adapter_name=name)

@@ -172,9 +172,6 @@ class StateStore:
         self._memory: dict[str, ModelState] = {}
         self._seconds: dict[str, float | None] = {}
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._memory if self._directory is None else (self._directory / f"{key}.safetensors").is_file()
-
     def get(self, key: str) -> ModelState | None:
         """Return the state under ``key``, or ``None``; a file that is damaged or has another key counts as none."""
         if self._directory is None:
@@ -213,13 +210,6 @@ class StateStore:
         except ModelError:
             return None
         return told
-
-    def discard(self, key: str) -> None:
-        """Remove the state under ``key``."""
-        self._memory.pop(key, None)
-        if self._directory is not None:
-            for suffix in (".safetensors", _SECONDS):
-                (self._directory / f"{key}{suffix}").unlink(missing_ok=True)
 
     @contextmanager
     def making(self, key: str) -> Iterator[ModelState | None]:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.display import PERCENT
-from forgetfree.results.answers import Answers, unpack_rows
+from forgetfree.results.answers import Answers
 from forgetfree.results.calibration import BINS, reliability
 from forgetfree.results.metrics import Floats, limits_of, mean_of, sign
 from forgetfree.results.runs import Run
@@ -245,11 +245,6 @@ class RowScore:
             value = float(np.mean([score for score, _ in parts]))
             influence = np.mean([adds for _, adds in parts], axis=0)
         return cls._of_parts(value, influence, metric)
-
-    @classmethod
-    def of_packed(cls, right: str, count: int) -> Self:
-        """Return the accuracy of which `pack_rows` kept which of so many rows are right."""
-        return cls.of_rows(unpack_rows(right, count), "accuracy")
 
     @classmethod
     def of_rows(cls, rows: npt.ArrayLike, metric: str) -> Self:

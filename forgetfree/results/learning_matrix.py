@@ -23,7 +23,7 @@ from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import MetricError, UsageError
 from forgetfree.files import StrPath, write_atomically
-from forgetfree.results.metrics import Floats, floats_of, fractions_of, mean_of, sign
+from forgetfree.results.metrics import Floats, floats_of, limits_of, mean_of, sign
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,7 @@ def average_accuracy(matrix: npt.ArrayLike) -> float:
     Returns:
         A fraction in [0, 1].
     """
-    return mean_of(matrix_of(matrix)[-1])
+    return mean_of(_matrix_of(matrix, "matrix")[-1])
 
 
 def forgetting(matrix: npt.ArrayLike) -> float:
@@ -93,7 +93,7 @@ def backward_transfer(matrix: npt.ArrayLike) -> float:
     Returns:
         A fraction in [-1, 1], negative where tasks were forgotten; 0.0 for a stream of one task.
     """
-    scores = matrix_of(matrix)
+    scores = _matrix_of(matrix, "matrix")
     return mean_of((scores[-1] - np.diagonal(scores, -1))[:-1])
 
 
@@ -127,7 +127,8 @@ def summarize(
     learned = np.diagonal(gains, -1)
     forward, intransigence = mean_of((np.diagonal(gains) - gains[0])[1:]), None
     if reference is not None:
-        expected = (fractions_of if metrics is None else floats_of)(reference, "reference")
+        expected = floats_of(reference, "reference")
+        _check_numbers(expected, "reference", metrics is None)
         if expected.shape != signs.shape:
             raise MetricError(
                 f"reference must hold one fine-tuning result per task, shape {signs.shape}; got shape {expected.shape}."
@@ -147,7 +148,7 @@ def _calibration(ece: npt.ArrayLike, shape: tuple[int, ...]) -> float | None:
     """Return the mean of the last row over the tasks that have calibration errors; None where no task has."""
     errors = floats_of(ece, "ece")
     lacking = np.isnan(errors).all(axis=0)
-    matrix_of(np.where(lacking, 0.0, errors) if errors.ndim == 2 else errors, "ece")
+    _matrix_of(np.where(lacking, 0.0, errors) if errors.ndim == 2 else errors, "ece")
     if errors.shape != shape:
         raise MetricError(
             f"ece must have the shape of matrix, {shape}; got {errors.shape}. "
@@ -158,29 +159,29 @@ def _calibration(ece: npt.ArrayLike, shape: tuple[int, ...]) -> float | None:
 
 def _scores_and_signs(matrix: npt.ArrayLike, metrics: Sequence[str] | None) -> tuple[Floats, Floats]:
     """Return the checked matrix, and the sign of each column by which more is better."""
-    scores = matrix_of(matrix, within=(0.0, 1.0) if metrics is None else (-np.inf, np.inf))
+    scores = _matrix_of(matrix, "matrix", fractions=metrics is None)
     if metrics is None:
         return scores, np.ones(scores.shape[1])
-    known = {name: (registry.metric(name).limits, float(sign(name))) for name in {*metrics}}
-    for column, name in zip(scores.T, metrics, strict=True):
-        low, high = known[name][0]
-        if (outside := column[(column < low) | (column > high)]).size:
-            raise MetricError(
-                f"matrix must hold scores in [{low:g}, {high:g}], the bounds of their metric; got {outside[0]}."
-            )
-    return scores, np.array([known[name][1] for name in metrics])
+    return scores, np.array([sign(name) for name in metrics], dtype=np.float64)
 
 
-def matrix_of(values: npt.ArrayLike, name: str = "matrix", within: tuple[float, float] = (0.0, 1.0)) -> Floats:
+def _matrix_of(values: npt.ArrayLike, name: str, *, fractions: bool = True) -> Floats:
     """Check a matrix, and return it, shape (T+1, T) with T ≥ 1; NaN for what is missing before a task is learned."""
     matrix = floats_of(values, name)
-    fractions_of(matrix[~np.triu(np.isnan(matrix))] if matrix.ndim == 2 else matrix, name, within)
+    _check_numbers(matrix[~np.triu(np.isnan(matrix))] if matrix.ndim == 2 else matrix, name, fractions)
     if matrix.ndim != 2 or matrix.size == 0 or matrix.shape[0] != matrix.shape[1] + 1:
         raise MetricError(
             f"{name} must have shape (T+1, T), a row before training and a row after each of T tasks; "
             f"got shape {matrix.shape}."
         )
     return matrix
+
+
+def _check_numbers(array: Floats, name: str, fractions: bool) -> None:
+    outside = array[~((array >= 0) & (array <= 1)) if fractions else ~np.isfinite(array)]
+    if outside.size:
+        what = "fractions in [0, 1], not percent" if fractions else "numbers"
+        raise MetricError(f"{name} must hold {what}; got {outside[0]}.")
 
 
 # ---- scores of a trainer of one's own ---------------------------------------------------------------------
@@ -214,13 +215,15 @@ class LearningMatrix:
             value: the score.
 
         Raises:
-            MetricError: it is no finite number.
+            MetricError: it is no finite number, or beyond the bounds of the metric.
             UsageError: there is such a score already.
         """
         number = float(value) if isinstance(value, int | float | np.number) else math.nan
-        if not math.isfinite(number):
+        low, high = limits_of(self.metric)
+        if not (math.isfinite(number) and low <= number <= high):
             raise MetricError(
-                f"The score of task {task!r} after {after!r} must be a finite number, got {brief(value)}."
+                f"The score of task {task!r} after {after!r} must be a finite number in [{low:g}, {high:g}], as {self.metric} "
+                f"is, got {brief(value)}."
             )
         row = after or ""
         if (row, task) in self._scores:
@@ -258,7 +261,7 @@ class LearningMatrix:
         They are those of runs: Chaudhry et al. (2018) and Lopez-Paz & Ranzato (2017), see docs/results-format.md.
 
         Raises:
-            MetricError: a score that they need is missing, or out of the bounds of the metric.
+            MetricError: a score that they need is missing.
         """
         values = self.values
         for i, after in enumerate(self._learned, 1):

@@ -203,19 +203,6 @@ MACRO_F1 = Metric(lambda answers: macro_f1(answers.logits, answers.labels), titl
 # ---- arrays of the right shape, with numbers that can be ------------------------------------------------
 
 
-def fractions_of(values: npt.ArrayLike, name: str, within: tuple[float, float] = (0.0, 1.0)) -> Floats:
-    """Return the checked fractions of an argument, or numbers within other bounds."""
-    array = floats_of(values, name)
-    outside = array[~((array >= within[0]) & (array <= within[1]))]  # written so that NaN is outside
-    if outside.size:
-        low, high = within
-        what = "fractions in [0, 1], not percent"
-        if within != (0.0, 1.0):
-            what = f"numbers in [{low:g}, {high:g}]" if np.isfinite(within).any() else "numbers"
-        raise MetricError(f"{name} must hold {what}; got {outside[0]}.")
-    return array
-
-
 def logits_of(values: npt.ArrayLike, name: str = "logits") -> Floats:
     """Return the checked logits of an argument, shape (n, n_labels)."""
     logits = floats_of(values, name)

@@ -31,7 +31,6 @@ from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
 from forgetfree.results.unit_folder import (
     BEFORE,
     CONFIG,
-    ELSEWHERE,
     HISTORY,
     PREDICTIONS,
     RECORD,
@@ -93,13 +92,8 @@ class LedgerSummary(_Facts):
     composition: str | None = None
     places: list[LedgerPlace] | None = None
 
-    @property
-    def may_overlap(self) -> bool:
-        """Say whether several tasks may own an entry, each with its own value."""
-        return self.composition in ("alone", "auto")
 
-
-class HeldAside(_Facts):
+class HeldOut(_Facts):
     """The mean loss of a token of texts that no task trains, in nats, see `forgetfree.jobs.learn`."""
 
     texts: Annotated[int, Field(ge=1)]
@@ -120,7 +114,7 @@ class UnitFacts(_Facts):
     kept_bytes: list[Count] | None = None
     ledger: LedgerSummary | None = None
     right_rows: dict[str, str] = Field(default_factory=dict)
-    held_aside: HeldAside | None = None
+    held_out: HeldOut | None = None
     broken_claims: list[str] = Field(default_factory=list)
     made: Json = Field(default_factory=dict)
 
@@ -134,11 +128,6 @@ class UnitFacts(_Facts):
         """The time of all phases, with that of fine-tuned models that others made; ``None`` where that is not known."""
         known = [seconds for seconds in self.seconds.values() if seconds is not None]
         return sum(known) if len(known) == len(self.seconds) else None
-
-    @property
-    def seconds_of_fine_tuning(self) -> float:
-        """The time of all fine-tuned models that the unit stands on, whoever made them, as far as it is known."""
-        return sum(self.seconds.get(name) or 0.0 for name in ("fine_tune", ELSEWHERE))
 
 
 class Floors(_Facts):
@@ -525,7 +514,7 @@ def _of_unit(
         for task, value in of_tasks.items()
         if value is not None
     ]
-    said = ("options", "ledger", "kept_bytes", "held_aside", "seconds", "seconds_per_task")
+    said = ("options", "ledger", "kept_bytes", "held_out", "seconds", "seconds_per_task")
     known = {name: details[name] for name in said if name in details}
     made: Json = {name: record[name] for name in ("versions", "code", "command") if name in record}
     # The name of the system tells no bit.

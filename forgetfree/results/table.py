@@ -22,7 +22,7 @@ from forgetfree.display import NULL, PERCENT, PLAIN, brief
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.options import typed
-from forgetfree.results.answers import LabelScores, same_rows
+from forgetfree.results.answers import LabelScores, same_rows, unpack_rows
 from forgetfree.results.evidence import Evidence, RowScore
 from forgetfree.results.learning_matrix import forgetting_by_stage
 from forgetfree.results.metrics import Floats, limits_of, scale_of, sign
@@ -241,7 +241,7 @@ class Results:
                 if alike and task in run.answers and (found := RowScore.of_answers(run.answers[task], its)):
                     yield task, found
                 elif its == "accuracy" and task in run.facts.right_rows and rows:
-                    yield task, RowScore.of_packed(run.facts.right_rows[task], rows)
+                    yield task, RowScore.of_rows(unpack_rows(run.facts.right_rows[task], rows), "accuracy")
                 else:
                     yield task, RowScore.of_value(value, its, rows, accuracy if own == "accuracy" else None)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from peft import LoraConfig
 from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, Training, undo_on_error
@@ -108,6 +107,7 @@ class TaskAdapters:
         self._original: nn.Module = strategy.model.backbone
         self.adapters = LoraAdapters(self._original)
         self.records: dict[str, TaskTensors] = {}
+        self._settings: dict[str, Any] = {}  # of the newest adapters
         #: The readout in training and its tensors as they were before; none between tasks.
         self._untrained: tuple[nn.Module, dict[str, Tensor]] | None = None
         strategy.storage = self
@@ -141,13 +141,13 @@ class TaskAdapters:
             )
         strategy, options = self._strategy, self._strategy.options
         layers = targets(self._original, strategy.space, options.target_modules)
-        config = LoraConfig(
-            r=options.rank,
-            lora_alpha=options.lora_alpha,
-            lora_dropout=options.lora_dropout,
-            target_modules="|".join(map(re.escape, layers)),  # PEFT adapts those whose whole name it matches
-        )
-        self.adapters.add(self.newest, config, derive_seed(strategy.seed, "adapters", task.name))
+        self._settings = {
+            "r": options.rank,
+            "lora_alpha": options.lora_alpha,
+            "lora_dropout": options.lora_dropout,
+            "target_modules": "|".join(map(re.escape, layers)),  # PEFT adapts those whose whole name it matches
+        }
+        self.adapters.add(self.newest, config_of(self._settings), derive_seed(strategy.seed, "adapters", task.name))
         readout = strategy.model.readout_module(task.label)
         self._untrained = readout, tensors_of(readout)
         strategy.scope.enter_context(undo_on_error(self._roll_back))
@@ -175,7 +175,7 @@ class TaskAdapters:
         if self._joint:  # one model for all: of what all tasks train on, the newest state counts
             dropped = ("buffer/", "readout/") if model.shared_readout else ("buffer/",)
             self.records = {name: _without(each, dropped) for name, each in self.records.items()}
-        self.records[self.newest] = TaskTensors(task.name, tensors, self.adapters.config(self.newest))
+        self.records[self.newest] = TaskTensors(task.name, tensors, self._settings)
         self._untrained = None
         self._become([])
 

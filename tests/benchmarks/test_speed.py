@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from forgetfree.benchmarks.speed import __main__ as speed
-from forgetfree.benchmarks.speed import evaluation, fleet, ledger_growth, long_stream, training_loop
+from forgetfree.benchmarks.speed import evaluation, fleet, growth, ledger_growth, long_stream, training_loop
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, measured, ratio
 
 
@@ -48,6 +48,8 @@ def test_no_ratio_doubled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_stream, "STEPS", 12)
     monkeypatch.setattr(evaluation, "TEST_ROWS", 160)
     monkeypatch.setattr(ledger_growth, "TASKS", (10, 100, 1_000))
+    monkeypatch.setattr(growth, "TASKS", (10, 100))
+    monkeypatch.setattr(growth, "ROWS", (1_000, 2_000))
     monkeypatch.setattr(fleet, "FLEET", 256)
     monkeypatch.setattr(training_loop, "STEPS", 15)
     _, figures = measured(name, 1 if name in ("start", "whole_run") else 3, torch.get_num_threads())

@@ -34,7 +34,7 @@ def test_the_completion_is_installed_for_a_shell(
     script = tmp_path / "script"
     assert cli.main(["--install-completion", "--shell", "bash", "--output", str(script)]) == 0
     text = script.read_text()
-    assert all(flag in text for flag in ("--learning-rate", "--install-completion", "--verbose", "graft"))
+    assert all(flag in text for flag in ("--learning-rate", "--install-completion", "--quiet", "graft"))
 
 
 @pytest.mark.parametrize("command", ["run", "graft", "report", "list", "predict", "apply", "ledger"])

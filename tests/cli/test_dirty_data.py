@@ -88,7 +88,7 @@ def test_python_has_the_list_of_bad_rows(here: Path) -> None:
 # -- Several files ----------------------------------------------------------------------------------------------
 
 
-def test_several_files_are_a_stream_with_columns_of_their_own(here: Path, capsys: Any) -> None:
+def test_several_files_are_a_stream_with_columns_of_their_own(here: Path, plans: list[Any], capsys: Any) -> None:
     words = (*BOTH, "--text-column", "b=review", "--skip-bad-rows", *COMMON, "--strategy", "continual-ft")
     assert call("run", *words, "--out", "run") == 0
     notes = capsys.readouterr().err
@@ -100,8 +100,8 @@ def test_several_files_are_a_stream_with_columns_of_their_own(here: Path, capsys
         'stream = "b,a"\ndata = ["a.csv", "b.csv"]\ntext_column = "b=review"\nlabel_column = "b=mood"\nskip_bad_rows = true\n'
         'model = "model"\nsteps = 2\nstrategy = "continual-ft"\n'
     )
-    assert call("run", "--config", "again.toml", "--check", "--json") == 0
-    assert [each["task"] for each in json.loads(capsys.readouterr().out)["tasks"]] == ["b", "a"]
+    assert call("run", "--config", "again.toml", "--check") == 0
+    assert [each["task"] for each in plans[-1]["tasks"]] == ["b", "a"]
     assert call("run", "--config", "run/config.json", "--out", "again", "--check") == 0
     assert call("graft", "b", *words[:-2], "--sparsity", "0.1", "--check") == 0
 
@@ -166,12 +166,12 @@ def test_files_that_are_no_stream_are_refused(here: Path) -> None:
 # -- Before anything is trained --------------------------------------------------------------------------------
 
 
-def test_check_prints_the_notes_that_a_run_prints(here: Path, capsys: Any) -> None:
+def test_check_prints_the_notes_that_a_run_prints(here: Path, plans: list[Any], capsys: Any) -> None:
     words = ("run", *BOTH, "--text-column", "b=review", "--skip-bad-rows", *COMMON, "--strategy", "continual-ft")
     assert call(*words, "--out", "run") == 0
     notes = [line[6:] for line in capsys.readouterr().err.splitlines() if line.startswith("note: Task")]
-    assert len(notes) == 2 and call(*words, "--check", "--json", "--out", "new") == 0
-    assert [note for note in json.loads(capsys.readouterr().out)["notes"] if note.startswith("Task")] == notes
+    assert len(notes) == 2 and call(*words, "--check", "--out", "new") == 0
+    assert [note for note in plans[-1]["notes"] if note.startswith("Task")] == notes
 
 
 @pytest.mark.parametrize("check", [True, False])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forgetfree import cli
-from forgetfree.jobs.progress import LiveProgress
+from forgetfree.jobs.progress import ShownProgress
 
 #: A title for the terminal, red, right-to-left; and what rich, markdown, HTML and matplotlib would read as theirs.
 HOSTILE = "日本\x1b]0;t\x07\x1b[31m\u202e\x9b [bold] `a` |b| $y^{ <i> \\input{x} {text}"
@@ -95,7 +95,7 @@ def test_the_live_display_reads_no_markup_in_names(monkeypatch: pytest.MonkeyPat
     from rich.console import Console
 
     out = io.StringIO()
-    live = LiveProgress(Console(file=out, width=140, force_terminal=True))
+    live = ShownProgress(Console(file=out, width=140, force_terminal=True), live=True)
     with live.job(["[/x] \x1b[2J"]), live.monitor("[/x] \x1b[2J").phase("[/red] \u202e", "train", 1) as on_step:
         on_step(1, 0.5)
     assert r"[/x] \u001b[2J" in out.getvalue() and "[/red] \\u202e" in out.getvalue()

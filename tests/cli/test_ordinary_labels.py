@@ -32,12 +32,17 @@ def data(tmp_path: Path) -> Path:
 @pytest.mark.sampled(share=0.3)
 @pytest.mark.parametrize("kind", ["bert-mlm", "gpt2-lm"])
 def test_auto_falls_back_to_linear_with_a_note(
-    kind: str, data: Path, model_directory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    data: Path,
+    model_directory: Any,
+    tmp_path: Path,
+    plans: list[Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     usual = ["--data", str(data), "--model", str(model_directory(kind)), "--out", str(tmp_path / "out")]
     words = ["run", "moods,seats", *WORDS, *usual]
-    assert cli.main([*words, "--check", "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
+    assert cli.main([*words, "--check"]) == 0
+    (plan,) = plans
     assert plan["model"]["readout"] == "linear"
     assert [note for note in plan["notes"] if "'dreadful' of 'moods'" in note]
     assert cli.main(words) == 0

@@ -25,6 +25,11 @@ pytestmark = pytest.mark.long
 
 MakeStream = Callable[..., Any]
 ALL = [(scenario, kind) for scenario in ("class", "domain") for kind in ("text", *vision.NETWORKS)]
+#: With a model for each task.
+ANSWERING = [
+    *((name, scenario, kind) for name in ("fine-tune", "grafting-continual") for scenario, kind in ALL),
+    *(("lora", scenario, "text") for scenario in ("class", "domain")),
+]
 
 
 # -- Labels ----------------------------------------------------------------------------------------------
@@ -81,8 +86,7 @@ def features(strategy: Any, task: Any, rows: Any) -> Tensor:
 
 @pytest.mark.sampled("fine-tune-class-mlp-1", "grafting-continual-class-mlp-1")
 @pytest.mark.parametrize("learned", [1, 2])
-@pytest.mark.parametrize(("scenario", "kind"), ALL)
-@pytest.mark.parametrize("name", ["fine-tune", "grafting-continual"])
+@pytest.mark.parametrize(("name", "scenario", "kind"), ANSWERING)
 def test_each_label_is_read_by_the_last_task_that_has_it(
     tiny_stream: MakeStream, name: str, scenario: str, kind: str, learned: int
 ) -> None:
@@ -118,9 +122,8 @@ def test_a_readout_without_bias_gives_unseen_labels_the_lowest_logit_too() -> No
 # -- The router ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled("fine-tune-class-mlp", "grafting-continual-class-mlp")
-@pytest.mark.parametrize(("scenario", "kind"), ALL)
-@pytest.mark.parametrize("name", ["fine-tune", "grafting-continual"])
+@pytest.mark.sampled("fine-tune-class-mlp", "grafting-continual-class-mlp", "lora-class-text")
+@pytest.mark.parametrize(("name", "scenario", "kind"), ANSWERING)
 def test_the_router_takes_the_least_entropy_of_a_slow_loop(
     tiny_stream: MakeStream, name: str, scenario: str, kind: str
 ) -> None:

@@ -71,9 +71,9 @@ def test_other_clusters_are_refused_before_anything_is_written(
     address: str, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert cli.main(["run", "sst2", "--data", str(data_directory), "--cluster", address, "--out", str(out)]) == 2
+    assert cli.main(["run", "sst2", "--data", str(data_directory), "--jobs", address, "--out", str(out)]) == 2
     error = capsys.readouterr().err.strip()
-    assert error.startswith("forgetfree: error: --cluster must be ray or ray://HOST:PORT, got ")
+    assert error.startswith("forgetfree: error: --jobs must be a number, auto, ray or ray://HOST:PORT, got ")
     assert "\n" not in error and not out.exists()
 
 
@@ -89,20 +89,15 @@ def test_without_ray_every_command_says_how_to_get_it(
 ) -> None:
     monkeypatch.setattr(cluster, "find_spec", lambda name: None)
     subject = {"graft": "sst2"}.get(command, "sst2,qnli")
-    assert cli.main([command, subject, "--data", "demo", "--cluster", "ray", "--out", str(tmp_path / "out")]) == 2
+    assert cli.main([command, subject, "--data", "demo", "--jobs", "ray", "--out", str(tmp_path / "out")]) == 2
     assert "Ray, which is not installed: pip install 'forgetfree[ray]'." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_the_number_of_workers_is_the_clusters_to_decide(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "sst2", "--data", "demo", "--cluster", "ray", "--jobs", "3"]) == 2
-    assert "--jobs 3 is given, too. Leave it out; --threads says" in capsys.readouterr().err
-
-
 def test_what_no_file_can_name_stays_in_this_process(tmp_path: Path) -> None:
     rows = {"own": [{"text": f"word {i}", "label": i % 2} for i in range(40)]}
-    with pytest.raises(UsageError, match=r"given are data in memory\. Leave jobs at 1, and cluster out\."):
-        forgetfree.run("own", data=rows, cluster="ray", progress=False, out=tmp_path / "out")
+    with pytest.raises(UsageError, match=r"given are data in memory\. Leave jobs at 1\."):
+        forgetfree.run("own", data=rows, jobs="ray", progress=False, out=tmp_path / "out")
 
 
 # -- Files -----------------------------------------------------------------------------------------------
@@ -186,8 +181,7 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(
         monkeypatch.setenv("RAY_ADDRESS", address)
     given = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--shots", "4", "--steps", "1"]
     assert (
-        cli.main(["graft", "sst2", *given, "--sparsity", "0.1", "--cluster", cluster, "--out", str(tmp_path / "out")])
-        == 1
+        cli.main(["graft", "sst2", *given, "--sparsity", "0.1", "--jobs", cluster, "--out", str(tmp_path / "out")]) == 1
     )
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert f"Ray has no cluster for us ({address or cluster}): " in error and "refused" in error
@@ -286,7 +280,7 @@ def test_a_node_that_dies_changes_nothing(
             nodes.remove_node(other, allow_graceful=False)
 
         killer = watched(ready, kill)
-        assert cli.main([*given, str(out), "--cluster", "ray"]) == 0
+        assert cli.main([*given, str(out), "--jobs", "ray"]) == 0
         killer.join(timeout=10)
         assert not killer.is_alive() and found == []
     assert digests(out) == digests(tmp_path / "one")

@@ -16,9 +16,8 @@ from forgetfree.core import precision
 from forgetfree.core.precision import faster_precision
 from forgetfree.core.readout_model import autocast
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.jobs.config import Execution, InMemory, RunConfig, with_precision
+from forgetfree.jobs.config import Execution, InMemory, RunConfig, prepared, with_precision
 from forgetfree.jobs.preflight import plan_of
-from forgetfree.jobs.run import prepared
 from forgetfree.jobs.run import run as perform
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream

@@ -25,8 +25,7 @@ from forgetfree import cli, device, errors
 from forgetfree.device import spread
 from forgetfree.errors import RunError, UnknownNameError
 from forgetfree.files import write_json
-from forgetfree.jobs.config import Execution, RunConfig
-from forgetfree.jobs.run import prepared
+from forgetfree.jobs.config import Execution, RunConfig, prepared
 from forgetfree.jobs.run import run as perform
 from forgetfree.jobs.unit import Unit
 from forgetfree.jobs.workers import WorkerProcesses, devices_of_workers
@@ -232,7 +231,7 @@ def test_workers_are_dealt_out_over_the_devices(monkeypatch: pytest.MonkeyPatch)
 
 def test_jobs_below_one_are_refused(grafts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*grafts, "--jobs", "0"]) == 2
-    assert "--jobs must be auto or at least 1, got 0." in capsys.readouterr().err
+    assert "--jobs must be auto, ray or at least 1, got 0." in capsys.readouterr().err
 
 
 def test_errors_come_back_from_other_processes_as_they_were() -> None:

@@ -1,14 +1,21 @@
-"""Metrics of the learning matrix against numbers worked by hand; the arithmetic stands in each docstring."""
+"""Metrics of the learning matrix, and what a trainer measured, against numbers worked by hand in each docstring."""
 
 from __future__ import annotations
 
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+from handmade import Json, results_of, run_of, together, write
 
-from forgetfree import registry
-from forgetfree.errors import MetricError
+from forgetfree import load_results, registry
+from forgetfree.errors import MetricError, ReportError, UnknownNameError, UsageError
 from forgetfree.results import learning_matrix, metrics
-from forgetfree.results.learning_matrix import matrix_of
+from forgetfree.results.learning_matrix import LearningMatrix
+from forgetfree.results.report.run_report import lay_out, render
 
 # Three tasks. Task 0 peaks only after task 1, task 1 falls, and task 2 profits from task 1.
 MATRIX = [
@@ -21,53 +28,29 @@ ECE = [[0.5, 0.5, 0.5], [0.4, 0.4, 0.4], [0.3, 0.3, 0.3], [0.1, 0.2, 0.3]]
 ONE_TASK = [[0.5], [0.9]]
 
 
-def test_average_is_the_mean_of_the_last_row() -> None:
-    """(0.60 + 0.65 + 0.85) / 3 = 0.70."""
-    assert learning_matrix.average_accuracy(MATRIX) == pytest.approx(0.70)
+def test_the_numbers_are_worked_by_hand() -> None:
+    """Average: (0.60 + 0.65 + 0.85) / 3. Forgetting: max(0.80, 0.90) − 0.60 = 0.30 and 0.70 − 0.65, nothing of the last task.
 
-
-def test_forgetting_per_task_is_the_fall_from_the_best_since_learning() -> None:
-    """max(0.80, 0.90) − 0.60 = 0.30; 0.70 − 0.65 = 0.05; the last task: 0."""
+    Backward transfer compares with the row of learning: ((0.60 − 0.80) + (0.65 − 0.70)) / 2. Forward transfer leaves the first
+    task out: ((0.30 − 0.25) + (0.50 − 0.40)) / 2. Intransigence: ((0.85 − 0.80) + (0.75 − 0.70) + (0.80 − 0.85)) / 3. ECE:
+    (0.1 + 0.2 + 0.3) / 3.
+    """
     assert learning_matrix.forgetting_per_task(MATRIX) == pytest.approx([0.30, 0.05, 0.0])
-
-
-def test_forgetting_leaves_the_last_task_out() -> None:
-    """(0.30 + 0.05) / 2 = 0.175."""
-    assert learning_matrix.forgetting(MATRIX) == pytest.approx(0.175)
-
-
-def test_forgetting_ignores_the_rows_before_learning() -> None:
-    """Task 0: 0.80 − 0.75 = 0.05, although row 0 had 0.99."""
-    assert learning_matrix.forgetting([[0.99, 0.5], [0.80, 0.5], [0.75, 0.9]]) == pytest.approx(0.05)
-
-
-def test_forgetting_is_negative_where_a_task_got_better() -> None:
-    """0.70 − 0.75 = −0.05."""
-    assert learning_matrix.forgetting([[0.5, 0.5], [0.70, 0.5], [0.75, 0.9]]) == pytest.approx(-0.05)
-
-
-def test_backward_transfer_compares_with_the_row_of_learning_not_with_the_best() -> None:
-    """((0.60 − 0.80) + (0.65 − 0.70)) / 2 = −0.125."""
-    assert learning_matrix.backward_transfer(MATRIX) == pytest.approx(-0.125)
-
-
-def test_forward_transfer_leaves_the_first_task_out() -> None:
-    """((0.30 − 0.25) + (0.50 − 0.40)) / 2 = 0.075."""
-    assert learning_matrix.summarize(MATRIX, None)["fwt"] == pytest.approx(0.075)
-
-
-def test_intransigence_against_fine_tuning() -> None:
-    """((0.85 − 0.80) + (0.75 − 0.70) + (0.80 − 0.85)) / 3 = 0.05 / 3."""
-    assert learning_matrix.summarize(MATRIX, None, [0.85, 0.75, 0.80])["intransigence"] == pytest.approx(0.05 / 3)
-
-
-def test_summary_has_exactly_the_keys_of_the_results_file() -> None:
-    """ECE: (0.1 + 0.2 + 0.3) / 3 = 0.2; the rest as above."""
+    by_stage = learning_matrix.forgetting_by_stage(MATRIX)
+    assert by_stage[1:, 0].tolist() == pytest.approx([0, -0.10, 0.30]) and np.isnan(by_stage[:2, 1]).all()
     summary = learning_matrix.summarize(np.array(MATRIX), ECE, [0.85, 0.75, 0.80])
     assert list(summary) == ["average", "forgetting", "bwt", "fwt", "intransigence", "ece"]
     assert list(summary.values()) == pytest.approx([0.70, 0.175, -0.125, 0.075, 0.05 / 3, 0.2])
     assert all(type(value) is float for value in summary.values())
     assert learning_matrix.summarize(MATRIX, ECE)["intransigence"] is None
+    parts = learning_matrix.average_accuracy, learning_matrix.forgetting, learning_matrix.backward_transfer
+    assert [part(MATRIX) for part in parts] == list(summary.values())[:3]
+
+
+def test_forgetting_ignores_the_rows_before_learning_and_is_negative_where_a_task_got_better() -> None:
+    """0.80 − 0.75, although row 0 had 0.99; 0.70 − 0.75."""
+    for first, learned, expected in ((0.99, 0.80, 0.05), (0.5, 0.70, -0.05)):
+        assert learning_matrix.forgetting([[first, 0.5], [learned, 0.5], [0.75, 0.9]]) == pytest.approx(expected)
 
 
 def test_one_task_neither_transfers_nor_forgets() -> None:
@@ -106,16 +89,17 @@ def test_a_wrong_matrix_is_refused_by_every_metric(matrix: list[list[float]], me
         learning_matrix.summarize(ONE_TASK, matrix)
 
 
-def test_a_wrong_reference_is_refused() -> None:
-    with pytest.raises(MetricError, match=r"^reference must hold one .* shape \(3,\); got shape \(2,\)\.$"):
-        learning_matrix.summarize(MATRIX, None, [0.5, 0.5])
-    with pytest.raises(MetricError, match=r"^reference must hold fractions in \[0, 1\].* got 85\.0\.$"):
-        learning_matrix.summarize(MATRIX, None, [85.0, 0.5, 0.5])
-
-
-def test_an_ece_matrix_of_another_stream_is_refused() -> None:
-    with pytest.raises(MetricError, match=r"^ece must have the shape of matrix, \(4, 3\); got \(2, 1\)\."):
-        learning_matrix.summarize(MATRIX, ONE_TASK)
+@pytest.mark.parametrize(
+    ("ece", "reference", "message"),
+    [
+        (None, [0.5, 0.5], r"^reference must hold one .* shape \(3,\); got shape \(2,\)\.$"),
+        (None, [85.0, 0.5, 0.5], r"^reference must hold fractions in \[0, 1\].* got 85\.0\.$"),
+        (ONE_TASK, None, r"^ece must have the shape of matrix, \(4, 3\); got \(2, 1\)\."),
+    ],
+)
+def test_what_does_not_belong_to_the_matrix_is_refused(ece: Any, reference: Any, message: str) -> None:
+    with pytest.raises(MetricError, match=message):
+        learning_matrix.summarize(MATRIX, ece, reference)
 
 
 OWN = {
@@ -147,15 +131,134 @@ def test_where_lower_is_better_to_forget_is_above_zero() -> None:
     )
 
 
-@pytest.mark.usefixtures("registered")
-def test_a_score_outside_its_metrics_bounds_is_refused() -> None:
-    assert learning_matrix.summarize([[0.0], [-0.5]], None, None, ["correlation"])["average"] == -0.5
-    with pytest.raises(MetricError, match=r"scores in \[-1, 1\], the bounds of their metric; got 1.5"):
-        learning_matrix.summarize([[0.0], [1.5]], None, None, ["correlation"])
-
-
 def test_scores_of_other_bounds_are_not_called_fractions() -> None:
     with pytest.raises(MetricError, match=r"^matrix must hold numbers; got nan\.$"):
         learning_matrix.summarize([[0.5], [np.nan]], None, metrics=["accuracy"])
-    with pytest.raises(MetricError, match=r"^it must hold numbers in \[-1, 1\]; got 2\.0\.$"):
-        matrix_of([[0.5], [2.0]], "it", (-1.0, 1.0))
+
+
+# -- Scores of a trainer of one's own --------------------------------------------------------------------
+
+
+def measured() -> LearningMatrix:
+    matrix = LearningMatrix()
+    for after, task, value in (
+        (None, "b", 0.5),
+        ("a", "a", 0.9),
+        ("a", "b", 0.6),
+        ("b", "a", 0.7),
+        ("b", "b", 0.8),
+        ("c", "a", 0.5),
+        ("c", "b", 0.9),
+        ("c", "c", 0.7),
+    ):
+        matrix.add(after=after, task=task, value=value)
+    return matrix
+
+
+def test_the_numbers() -> None:
+    """Average (0.5 + 0.9 + 0.7)/3. Forgetting: a fell from 0.9 to 0.5, b from 0.8 to 0.9: (0.4 − 0.1)/2. Backward transfer:
+    (−0.4 + 0.1)/2. Forward transfer is not known: c was not scored before it was learned.
+    """
+    matrix = measured()
+    assert matrix.tasks == ["a", "b", "c"]
+    assert matrix.summary() == pytest.approx({"average": 0.7, "forgetting": 0.15, "bwt": -0.15, "fwt": None})
+    for task, value in (("a", 0.4), ("c", 0.3)):
+        matrix.add(None, task, value)
+    matrix.add("b", "c", 0.5)
+    assert matrix.summary()["fwt"] == pytest.approx(((0.6 - 0.5) + (0.5 - 0.3)) / 2)
+    assert matrix.frame.loc["b", "a"] == 0.7 and matrix.frame.loc["before", "a"] == 0.4
+
+
+def test_it_is_shown_as_a_run_is(tmp_path: Path) -> None:
+    matrix = measured()
+    matrix.save(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<svg" in page and "trainer lost 15.0 points on average" in page and "<td>-15.0</td>" in page
+    assert "70.0" in repr(matrix) and "—" in repr(matrix) and "<table>" in matrix._repr_html_()
+    assert repr(LearningMatrix()) == "LearningMatrix(accuracy; no scores)"
+
+
+def test_what_is_missing_or_wrong_is_told() -> None:
+    matrix = LearningMatrix()
+    matrix.add("a", "a", 0.5)
+    matrix.add("b", "b", 0.5)
+    with pytest.raises(MetricError, match=r"no score of task 'a' after 'b'. Add it: matrix.add\(after='b', task='a'"):
+        matrix.summary()
+    with pytest.raises(UsageError, match=r"score of task 'a' after 'a' already: 0\.5"):
+        matrix.add("a", "a", 0.6)
+    for wrong in (math.nan, "0.5", None, 50.0):
+        with pytest.raises(MetricError, match=r"must be a finite number in \[0, 1\], as accuracy is, got"):
+            matrix.add("c", "a", wrong)  # type: ignore[arg-type]
+    with pytest.raises(UnknownNameError, match="Did you mean 'accuracy'"):
+        LearningMatrix("acuracy")
+
+
+# -- What was not measured before it was learned ----------------------------------------------------------
+
+LOWER = [[None, None, None], [0.9, None, None], [0.8, 0.7, None], [0.6, 0.7, 0.5]]
+WHOLE = [[0.1, 0.2, 0.3], [0.9, 0.4, 0.3], [0.8, 0.7, 0.2], [0.6, 0.7, 0.5]]
+
+
+def test_metrics_of_what_is_there_do_not_change() -> None:
+    lower, whole = (learning_matrix.summarize(matrix, matrix, [0.9, 0.9, 0.9]) for matrix in (LOWER, WHOLE))
+    assert lower.pop("fwt") is None and whole.pop("fwt") == pytest.approx((0.4 - 0.2 + 0.2 - 0.3) / 2)
+    assert lower == whole
+    assert learning_matrix.forgetting_per_task(LOWER) == learning_matrix.forgetting_per_task(WHOLE)
+
+
+def test_a_missing_score_of_a_learned_task_is_refused() -> None:
+    for place in ((1, 0), (3, 0), (3, 2)):
+        damaged = copy.deepcopy(LOWER)
+        damaged[place[0]][place[1]] = None
+        with pytest.raises(MetricError, match="fractions"):
+            learning_matrix.average_accuracy(damaged)
+
+
+CLAIM = "forget_free: claimed as True, but learning b changed the answers for a"
+
+
+def results_with(ece: Any, matrix: Any = LOWER) -> Json:
+    run = run_of("grafting-continual", 0, [], metric=["accuracy"] * 3, matrix=matrix, ece=ece, broken_claims=[CLAIM])
+    return results_of(run, stream="a,b,c", tasks=["a", "b", "c"], data={"test_rows": {"a": 4, "b": 4, "c": 4}})
+
+
+def test_results_go_through_files_tables_and_reports(tmp_path: Path) -> None:
+    for table in (together([results_with(LOWER)]), load_results(write(tmp_path / "all", results_with(LOWER)))):
+        for format in ("markdown", "rich", "html", "json"):
+            text = render(table, format)
+            assert "nan" not in text.lower()
+            assert "learning b changed the answers for a" in text.replace("\\", "")
+        matrix = table.matrix("grafting-continual")
+        assert np.array_equal(np.isnan(matrix), np.triu(np.ones((4, 3), dtype=bool)))
+        assert np.isnan(table.summary()["fwt", "mean"].item())
+        assert table.summary()["average", "mean"].item() == pytest.approx(0.6)
+        table.plot()
+
+
+def test_answers_without_probabilities_have_no_calibration(tmp_path: Path) -> None:
+    """ECE is null then, and no table shows it."""
+    results = results_with([[None] * 3] * 4)
+    for table in (together([results]), load_results(write(tmp_path / "all", results))):
+        titles = [each.title for each in lay_out(table).tables]
+        assert not any(title.startswith(("Calibration", "Agreement")) for title in titles)
+        assert "ECE" not in lay_out(table).tables[0].header
+        for format in ("markdown", "rich", "html", "json"):
+            assert "nan" not in render(table, format).lower()
+        assert set(table.scores["metric"]) == {"accuracy"}
+        assert np.isnan(table.summary()["ece", "mean"].item())
+
+
+@pytest.mark.parametrize("place", [(1, 0), (3, 2)])
+def test_what_lacks_a_learned_score_is_refused(place: Any) -> None:
+    matrix = copy.deepcopy(LOWER)
+    matrix[place[0]][place[1]] = None
+    with pytest.raises(ReportError, match=r"grafting-continual with seed 0: scores of [ac] are missing after a task"):
+        together([results_with(LOWER, matrix)])
+
+
+def test_a_task_without_shares_goes_with_tasks_that_are_answered_once_they_are_learned() -> None:
+    ece = [[None, *row[1:]] for row in copy.deepcopy(LOWER)]  # the first has no probabilities
+    assert np.isnan(together([results_with(ece)]).runs[0].ece[:, 0]).all()
+    ece[2][1] = None
+    with pytest.raises(ReportError, match=r"ece of b are missing after a task"):
+        together([results_with(ece)])

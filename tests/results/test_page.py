@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -263,9 +262,3 @@ def test_the_tables_alone_are_html_of_their_own() -> None:
     page = Page("t", (), (Table("a <b>", ("x", "y"), (("1", "2"),)),))
     assert notebook_html(page).count("<table>") == 1 and "a &lt;b&gt;" in notebook_html(page)
     assert "<style" not in notebook_html(page) and "<script" not in notebook_html(page)
-
-
-def test_json_holds_the_sentence(whole: Path) -> None:
-    report = json.loads(render(load_results(whole), "json"))["report"]
-    assert report["headline"].startswith("Naive fine-tuning (continual-ft) lost")
-    assert report["tables"][0]["best"]

@@ -122,11 +122,8 @@ def test_cost_table_has_every_phase_and_the_size_of_the_ledger() -> None:
         ("fine-tune", "1.5", "0.2", "—", "—", "—"),
         ("grafting-continual", "—", "—", "1,234.6", "12,000", "6,000"),
     )
-
-
-def test_cost_table_is_left_out_where_nothing_is_known() -> None:
     titles = [table.title for table in page_of(run_of("fine-tune", 0, [0.8, 0.7], seconds={})).tables]
-    assert not any(title.startswith("Time") for title in titles)
+    assert not any(title.startswith("Time") for title in titles)  # where nothing is known
 
 
 def test_calibration_table_has_error_and_agreement_per_task() -> None:
@@ -136,11 +133,6 @@ def test_calibration_table_has_error_and_agreement_per_task() -> None:
     assert table.header == ("strategy", "ECE qnli", "ECE mrpc", "agreement qnli", "agreement mrpc")
     assert table.rows == (("g", "10.0", "30.0", "80.0", "90.0"), ("h", "10.0", "30.0", "—", "—"))
     assert table_of(page_of(run_of("h", 0, [0.8, 0.7])), "Calibration error").header[-1] == "ECE mrpc"
-
-
-def test_notes_name_failed_runs() -> None:
-    page = page_of(run_of("g", 0, [0.8, 0.7]), failed=[{"strategy": "h", "seed": 3, "error": "The loss became nan."}])
-    assert any("h, seed 3" in note and "The loss became nan." in note for note in page.notes)
 
 
 def test_ledger_table_has_sizes_and_overlap() -> None:
@@ -155,12 +147,6 @@ def test_ledger_table_has_sizes_and_overlap() -> None:
         ("qnli", "1,000 (0)", "1,000 (0)", "1.000 (0.000)", "0.250 (0.000)"),
         ("mrpc", "130 (14)", "90 (0)", "0.025 (0.000)", "1.000 (0.000)"),
     )
-
-
-def test_an_overlap_in_shares_keeps_its_decimals() -> None:
-    ledger = ledger_of([10, 10], [10, 7], [[1.0, 0.25], [0.25, 1.0]])
-    table = table_of(page_of(run_of("g", 0, [0.8, 0.7], ledger=ledger)), "Ledger of g")
-    assert table.rows[0] == ("qnli", "10", "10", "1.000", "0.250")
 
 
 def test_learning_matrix_is_the_mean_over_seeds(two_seeds: Results) -> None:
@@ -185,13 +171,13 @@ def test_notes_name_the_set_up_and_the_seeds(two_seeds: Results) -> None:
 
 
 @pytest.mark.parametrize("done", [0, 1])
-def test_notes_name_unfinished_runs(done: int) -> None:
-    cut = {"strategy": "continual-ft", "seed": 4, "after": done}
-    one = results_of(run_of("fine-tune", 0, [0.8, 0.7]), unfinished=[cut], source="runs/a")
+def test_notes_name_what_is_left_out(done: int) -> None:
+    cut, failed = {"strategy": "continual-ft", "seed": 4, "after": done}, {"strategy": "h", "seed": 3, "error": "Odd."}
+    one = results_of(run_of("fine-tune", 0, [0.8, 0.7]), unfinished=[cut], failed=[failed], source="runs/a")
     expected = f"Unfinished and left out: continual-ft, seed 4, after {done} of 2 tasks"
-    assert lay_out(together([one])).notes[-1] == f"{expected}."
+    assert lay_out(together([one])).notes[-2:] == (f"{expected}.", "Failed and left out: h, seed 3: Odd.")
     other = results_of(run_of("ewc", 0, [0.8, 0.7]), source="runs/b")
-    assert lay_out(together([one, other])).notes[-1] == f"{expected} (runs/a)."
+    assert lay_out(together([one, other])).notes[-2] == f"{expected} (runs/a)."
 
 
 def test_notes_name_seeds_by_strategy_where_they_differ() -> None:
@@ -473,6 +459,7 @@ def test_json_holds_the_tables_and_the_runs(two_seeds: Results) -> None:
     assert content["tasks"] == TASKS
     assert content["runs"][1]["matrix"][-1] == [0.7, 0.9]
     assert content["report"]["tables"][0]["rows"][0][:2] == ["continual-ft", "65.0 (7.1)"]
+    assert content["report"]["headline"].startswith("Naive fine-tuning (continual-ft) lost")
 
 
 class Cells(html.parser.HTMLParser):

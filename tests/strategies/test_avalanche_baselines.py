@@ -431,15 +431,6 @@ def test_gem_says_what_to_install(tiny_stream: MakeStream, monkeypatch: pytest.M
 # -- Regularisation --------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(share=0.4)
-def test_si_holds_weights_on_a_cpu(tiny_stream: MakeStream) -> None:
-    """Avalanche's own takes the same path whatever its strength: see test_differential.py."""
-    weak, strong = (
-        weights(learn(make("si", tiny_stream("bert", "linear"), si_lambda=strength))) for strength in (0.0, 1e3)
-    )
-    assert not torch.equal(weak, strong)
-
-
 def test_si_drives_no_weight_away(tiny_stream: MakeStream) -> None:
     """Momentum and decay move some weights against their gradients: Avalanche's importances are below 0 there."""
     plugin = learn(make("si", tiny_stream("bert", "linear"), momentum=0.9)).avalanche_plugin

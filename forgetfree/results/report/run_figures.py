@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +26,8 @@ from forgetfree.results.report.figures import (
     styles,
 )
 from forgetfree.results.report.page import percent, size
-from forgetfree.results.runs import CONSTANT, Run
-from forgetfree.results.table import Results
+from forgetfree.results.runs import CONSTANT
+from forgetfree.results.table import Results, mean_of_known
 
 #: The matrices of so many strategies stand beside each other, and are the first that a reader sees.
 FEW = 4
@@ -224,35 +224,23 @@ def _forgetting(results: Results) -> Section:
 
 def _costs(results: Results) -> Section:
     entries, tasks, scale = results.entries, len(results.tasks), results.scale
-    costs: list[tuple[str, str, Callable[[float], str], Callable[[Run], float | None]]] = [
-        (
-            "Score against time",
-            "seconds of all phases",
-            lambda x: f"{x:,.0f}",
-            lambda run: run.facts.all_seconds,
-        ),
-        (
-            "Score against memory",
-            "kept per task",
-            size,
-            lambda run: run.facts.memory[-1] / tasks if run.facts.memory else None,
-        ),
-    ]
     pictures = []
-    for title, label, show, cost in costs:
+    for title, label, show in (
+        ("Score against time", "seconds of all phases", "{:,.0f}".format),
+        ("Score against memory", "kept per task", size),
+    ):
         with canvas() as ax:
             says, places = [], []
             for entry, style in zip(entries, styles(len(entries)), strict=True):
-                ends = np.array([scale.factor * run.learning_matrix[-1].mean() for run in entry.runs])
-                amounts = [cost(run) for run in entry.runs]
-                known = [amount for amount in amounts if amount is not None]
-                if len(known) < len(amounts) or not any(known):  # a mean over some seeds would look like one over all
+                ends = np.array([run.average for run in entry.runs])
+                kept = [run.facts.memory[-1] / tasks if run.facts.memory else None for run in entry.runs]
+                x = mean_of_known([run.facts.all_seconds for run in entry.runs] if show is not size else kept)
+                if not x:
                     continue
-                x = float(np.mean(known))
-                ax.plot([x, x], [ends.min(), ends.max()], color=style["color"], linewidth=1)
-                ax.plot(x, ends.mean(), marker=style["marker"], color=style["color"], markersize=7)
+                ax.plot([x, x], scale.factor * np.array([ends.min(), ends.max()]), color=style["color"], linewidth=1)
+                ax.plot(x, scale.factor * ends.mean(), marker=style["marker"], color=style["color"], markersize=7)
                 places.append(x)
-                says.append(f"{entry.label} {scale.with_unit(ends.mean() / scale.factor)} at {show(x)}")
+                says.append(f"{entry.label} {scale.with_unit(ends.mean())} at {show(x)}")
             if results.constant:
                 floor = scale.factor * float(np.mean(results.constant))
                 ax.axhline(floor, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
@@ -272,16 +260,14 @@ def _costs(results: Results) -> Section:
 
 
 def _calibration(results: Results) -> Section:
-    pictures, total = [], 0
+    pictures = []
     for entry in results.entries:
         answers = [run.probabilities for run in entry.runs]
         if not all(answers):
             continue
         diagrams = [reliability(each.logits, each.labels) for of_tasks in answers for each in of_tasks.values()]
-        ece, places = (
-            float(np.mean([each.ece for each in diagrams])),
-            np.concatenate([each.places for each in diagrams]),
-        )
+        ece = percent(float(np.mean([each.ece for each in diagrams])))
+        places = np.concatenate([each.places for each in diagrams])
         counts = np.bincount(places)
         filled = counts > 0
         hits = np.bincount(places, np.concatenate([each.right for each in diagrams]))
@@ -292,12 +278,8 @@ def _calibration(results: Results) -> Section:
             ax.plot(x, y, color=LINES[0], linewidth=1)
             ax.scatter(x, y, s=12 + 150 * counts[filled] / counts.sum(), color=LINES[0], alpha=0.75, linewidth=0)
             ax.set(xlim=(0, 102), ylim=(0, 102), xlabel="confidence (%)", ylabel="accuracy (%)")
-        total = int(counts.sum())
-        pictures.append(
-            picture(
-                ax, entry.label, f"mean ECE {percent(ece)} points", f"n = {total:,} answers; mean ECE {percent(ece)}"
-            )
-        )
+        caption = f"n = {len(places):,} answers; mean ECE {ece}"
+        pictures.append(picture(ax, entry.label, f"mean ECE {ece} points", caption))
     lacking = any(np.isnan(entry.runs[0].ece[-1]).any() for entry in results.entries)
     of = "all tasks with probabilities, and of all seeds," if lacking else "all tasks and seeds"
     text = f"What confidence is worth: answers of {of} after the last task, in 15 bins of confidence. On the "
@@ -315,7 +297,7 @@ def _places(results: Results) -> Section:
         ledgers = [run.facts.ledger for run in entry.runs if run.facts.ledger and run.facts.ledger.places]
         if len(ledgers) < len(entry.runs):
             continue
-        alone = any(ledger.may_overlap for ledger in ledgers)
+        alone = any(ledger.composition in ("alone", "auto") for ledger in ledgers)
         every = [place for ledger in ledgers for place in ledger.places or ()]
         layers, kinds = (list(dict.fromkeys(getattr(place, of) for place in every)) for of in ("layer", "kind"))
         share = np.full((len(layers), len(kinds)), np.nan)
