@@ -29,7 +29,7 @@ OTHER_TEXTS = "ag_news"
 
 def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]:
     """Yield the choice of a rate, and every strategy with every seed, seed after seed."""
-    job: dict[str, Any] = {"readout": "generate", "upper_triangle": False, "held_aside": OTHER_TEXTS}
+    job: dict[str, Any] = {"readout": "generate", "upper_triangle": False, "held_out": OTHER_TEXTS}
     if bench.tiny:
         loaded = bench.llama("tiny", "generate", "float32")
         job |= {"stream": "generation-demo", "model": loaded.model.backbone, "tokenizer": loaded.tokenizer}

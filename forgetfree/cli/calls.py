@@ -41,7 +41,7 @@ def run(
     shots: int | None = None,
     steps: int | recipes.StepsRule | None = None,
     sparsity: float | None = None,
-    held_aside: Any = None,
+    held_out: Any = None,
     fine_tuned: Any = None,
     readout: str = "auto",
     device: str = "auto",
@@ -71,7 +71,7 @@ def run(
         shots: training rows per label; default: all.
         steps: updates per task, or ``auto`` or ``paper``, see `TrainingOptions`; default: the model's recipe, else ``paper``.
         sparsity: share of the parameters that a region may have.
-        held_aside: texts that no task trains, to tell their loss before and after the stream: a file, or a task of ``data``.
+        held_out: texts that no task trains, to tell their loss before and after the stream: a file, or a task of ``data``.
         fine_tuned: of a run of one task with ``fine-tune`` and ``bare-graft``: the directory of a model that is fine-tuned
             already.
         readout: ``auto``, ``linear``, ``mean``, ``prompt``, ``causal`` or ``generate``.
@@ -113,7 +113,7 @@ def run(
         "strategies": list(strategies_of(names)),
         "shots": shots,
         "sparsity": sparsity,
-        "held_aside": _text(held_aside),
+        "held_out": _text(held_out),
         "fine_tuned": _text(fine_tuned),
         "model": _text(model) if network is None else f"a {type(model).__name__}{recipes.IN_MEMORY}",
         "data": places if rows is None else "in memory",

@@ -66,7 +66,7 @@ _COMPLETED: Mapping[str, Callable[[], Any]] = {
 
 
 #: What one of the two commands has no flag for.
-_WITHOUT = {"run": ("fine_tuned",), "graft": ("strategies", "held_aside")}
+_WITHOUT = {"run": ("fine_tuned",), "graft": ("strategies", "held_out")}
 
 
 def arguments_of(command: str) -> Iterator[Argument]:

@@ -37,7 +37,7 @@ ALSO_SETTINGS = ("steps", "sparsity")
 #: What may be given beside ``--on``: where rows and model are, what is trained again, and how rows are read.
 BESIDE_ON = ("data", "model", "strategy", "seed", "text_column", "label_column", "kind", "metric", "skip_bad_rows")
 #: What a file of options does not name unless it is given.
-_UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "fine_tuned", "held_aside")
+_UNLESS_GIVEN = ("text_column", "label_column", "kind", "skip_bad_rows", "metric", "fine_tuned", "held_out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +258,7 @@ class RunConfig:
         "a model fine-tuned from --model on the one task, in Hugging Face layout; none is trained then",
         placeholder="DIR",
     )
-    held_aside: str | None = option(
+    held_out: str | None = option(
         None,
         "texts that no task trains, to tell their loss before and after the stream: a file with a text a line or a column "
         "text, or a task, of --data or in a folder (causal language models)",
@@ -378,8 +378,8 @@ class RunConfig:
                 faults.add("--sparsity is given, but none of the strategies has it. Leave it out.")
         if self.fine_tuned is not None:
             self._check_fine_tuned(faults)
-        if self.held_aside in self.names:
-            faults.add(f"--held-aside {self.held_aside} is a task of the stream, which trains its texts. Give others.")
+        if self.held_out in self.names:
+            faults.add(f"--held-out {self.held_out} is a task of the stream, which trains its texts. Give others.")
         options = self._options(classes, faults)
         common = attempt(lambda: self.common)
         if common is not None:

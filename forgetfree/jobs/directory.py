@@ -108,7 +108,7 @@ _GROWING = ("strategy", "seed")
 #: Whose versions decide bits.
 _PACKAGES = ("forgetfree", "torch", "transformers")
 #: What may be there beside model, tasks and data.
-_BESIDE = {"fine_tuned": "the fine-tuned model", "held_aside": "the texts of --held-aside"}
+_BESIDE = {"fine_tuned": "the fine-tuned model", "held_out": "the texts of --held-out"}
 #: What to do where a run cannot be resumed.
 REMEDY = "Start again with another --out."
 

@@ -107,7 +107,7 @@ def learn(
         "ledger": ledger_summary(strategy.ledger),
         "kept_bytes": learned.kept_bytes,
         "by_task": {"updates": updates, **_right_rows(stream.tasks, last)},
-        **({"held_aside": aside} if aside else {}),
+        **({"held_out": aside} if aside else {}),
         "bound": _bound(stream, config.options[name]),
         **_models_of(directory, loader.store),
         "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),

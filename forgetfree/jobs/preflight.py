@@ -246,9 +246,9 @@ class _Look:
                 read = self._rows[name]
                 self._rows[name] = attempt(fitting, read, encoder, config.skip_bad_rows) or read
                 self._notes += self._rows[name].notes[len(read.notes) :]
-        if config.held_aside is not None:
+        if config.held_out is not None:
             data, limit = self._objects.data_or(config.data), self._common.test_limit
-            aside = attempt(HeldOutTexts.of, config.held_aside, data, loaded, limit, config.read_options)
+            aside = attempt(HeldOutTexts.of, config.held_out, data, loaded, limit, config.read_options)
             self._notes += (aside and attempt(aside.notes, self._rows.values())) or ()
         for name, options in self._options.items():
             with suppress(AttributeError):  # of a stream there is no more than its model

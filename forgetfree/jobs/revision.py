@@ -440,7 +440,7 @@ class StreamPrefix:
             "extra": {},
             "seconds_per_task": self.seconds,
             **self._bound(old_details),
-            **self._held_aside(old_details),
+            **self._held_out(old_details),
             "seconds": dict.fromkeys(PHASES, 0.0),
         }
         made = {key: self._record[key] for key in ("versions", "machine")} | {"command": command}
@@ -451,13 +451,13 @@ class StreamPrefix:
         bound = details["bound"]
         return {"bound": bound | {"tasks": {task: bound["tasks"][task] for task in self.tasks}}}
 
-    def _held_aside(self, details: Json) -> Json:
+    def _held_out(self, details: Json) -> Json:
         """Return the losses on texts that no task trains, by the models of the tasks that are carried over."""
-        losses = details.get("held_aside", {})
+        losses = details.get("held_out", {})
         if "by_task" not in losses:
             return {}
         by_task = [loss for task, loss in zip(self._learned, losses["by_task"], strict=True) if task in self.tasks]
-        return {"held_aside": losses | {"by_task": by_task}}
+        return {"held_out": losses | {"by_task": by_task}}
 
 
 def _of_tasks(numbers: Json, tasks: Sequence[str]) -> Json:

@@ -114,12 +114,12 @@ class StreamLoader:
     def held_out_texts(self, seed: int) -> HeldOutTexts | None:
         """Return the texts that no task trains, encoded for the stream of a seed; ``None`` where none are named."""
         config = self.config
-        if config.held_aside is None:
+        if config.held_out is None:
             return None
         from forgetfree.training.held_out_loss import HeldOutTexts
 
         data, loaded = config.objects.data_or(config.data), self.stream(seed).loaded
-        return HeldOutTexts.of(config.held_aside, data, loaded, config.common.test_limit, config.read_options)
+        return HeldOutTexts.of(config.held_out, data, loaded, config.common.test_limit, config.read_options)
 
     def strategy(self, name: str, seed: int, monitor: Monitor) -> ContinualStrategy:
         """Return a new strategy on the stream of a seed."""
@@ -193,7 +193,7 @@ def describe(loader: StreamLoader) -> Json:
             }
             for task in stream.tasks
         },
-        **({"held_aside": aside.rows.digest} if aside else {}),
+        **({"held_out": aside.rows.digest} if aside else {}),
         **({"fine_tuned": {"architecture": tuned.architecture, "fingerprint": tuned.fingerprint}} if tuned else {}),
         "scenario": stream.scenario,
         "options": {name: recorded(options) for name, options in config.options.items()},

@@ -27,7 +27,7 @@ _RUN_SECTION: Mapping[str, Any] = {
 #: What it holds where it was given: how the data are read, texts that no task trains.
 _GIVEN: Mapping[str, Any] = {
     **dict.fromkeys(("text_column", "label_column", "kind", "metric"), tuple[str, ...]),
-    **{"skip_bad_rows": bool, "fine_tuned": str, "held_aside": str},
+    **{"skip_bad_rows": bool, "fine_tuned": str, "held_out": str},
 }
 
 
@@ -159,7 +159,7 @@ def _check_run(config: Any) -> None:
 # -- Places ----------------------------------------------------------------------------------------------
 
 #: What of a section may be a file or a directory.
-PLACES = ("model", "data", "fine_tuned", "held_aside")
+PLACES = ("model", "data", "fine_tuned", "held_out")
 #: How a file names the data of the environment variable, which lie elsewhere on every machine.
 _ENVIRONMENT = f"${DATA_VARIABLE}"
 

@@ -93,7 +93,7 @@ class LedgerSummary(_Facts):
     places: list[LedgerPlace] | None = None
 
 
-class HeldAside(_Facts):
+class HeldOut(_Facts):
     """The mean loss of a token of texts that no task trains, in nats, see `forgetfree.jobs.learn`."""
 
     texts: Annotated[int, Field(ge=1)]
@@ -114,7 +114,7 @@ class UnitFacts(_Facts):
     kept_bytes: list[Count] | None = None
     ledger: LedgerSummary | None = None
     right_rows: dict[str, str] = Field(default_factory=dict)
-    held_aside: HeldAside | None = None
+    held_out: HeldOut | None = None
     broken_claims: list[str] = Field(default_factory=list)
     made: Json = Field(default_factory=dict)
 
@@ -514,7 +514,7 @@ def _of_unit(
         for task, value in of_tasks.items()
         if value is not None
     ]
-    said = ("options", "ledger", "kept_bytes", "held_aside", "seconds", "seconds_per_task")
+    said = ("options", "ledger", "kept_bytes", "held_out", "seconds", "seconds_per_task")
     known = {name: details[name] for name in said if name in details}
     made: Json = {name: record[name] for name in ("versions", "code", "command") if name in record}
     # The name of the system tells no bit.

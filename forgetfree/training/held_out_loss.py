@@ -72,8 +72,8 @@ class HeldOutTexts:
         """
         if loaded.readout not in _NEXT_TOKEN:
             raise UsageError(
-                "--held-aside tells the loss of a causal language model on each next token, and the readout "
-                f"{loaded.readout!r} predicts none. Use --readout causal or generate, or leave --held-aside out."
+                "--held-out tells the loss of a causal language model on each next token, and the readout "
+                f"{loaded.readout!r} predicts none. Use --readout causal or generate, or leave --held-out out."
             )
         definition, rows, lost = _read(place, data, options)
         if rows.labels[0]:
@@ -86,7 +86,7 @@ class HeldOutTexts:
             ids, labels, _ = encoder.learned(rows)
         elif loaded.writes_apart:
             raise UsageError(
-                f"--held-aside {place} holds texts without prompts, and an encoder-decoder continues prompts. Give a task with "
+                f"--held-out {place} holds texts without prompts, and an encoder-decoder continues prompts. Give a task with "
                 "prompts and their answers."
             )
         else:
@@ -96,9 +96,9 @@ class HeldOutTexts:
             ids, labels = [[~token for token in each[:-1]] for each in whole], [each[1:] for each in whole]
             lost += Counter({_SHORT: len(rows) - len(whole)})
         if not ids:
-            raise DataError(f"--held-aside {place} has no text of two tokens or more. Give other texts.")
+            raise DataError(f"--held-out {place} has no text of two tokens or more. Give other texts.")
         encoded = EncodedRows.of(ids, labels, 0, loaded.pad, definition.kind)
-        left_out = f"Rows of --held-aside {place} left out: {counts_text(lost)}."
+        left_out = f"Rows of --held-out {place} left out: {counts_text(lost)}."
         notes = [encoder.cut_note("text that no task trains", len(rows)), left_out if lost.total() else ""]
         return cls(encoded, rows.first, " ".join(filter(None, notes)))
 
@@ -120,10 +120,10 @@ class HeldOutTexts:
         shared = sum(text in trained for text in self.texts)
         if shared == len(self.texts) > 0:
             raise UsageError(
-                f"All {counted(shared, 'text')} of --held-aside are also training rows, and it tells the loss on texts that no "
+                f"All {counted(shared, 'text')} of --held-out are also training rows, and it tells the loss on texts that no "
                 "task trains. Give others."
             )
-        note = f"{shared:,} of {counted(len(self.texts), 'text')} of --held-aside are also training rows. Remove them."
+        note = f"{shared:,} of {counted(len(self.texts), 'text')} of --held-out are also training rows. Remove them."
         return [*filter(None, [self.note]), *([note] if shared else [])]
 
     def loss(self, model: ReadoutModel, options: TrainingOptions) -> float:
@@ -139,7 +139,7 @@ def _read(place: str, data: Data | Any, options: ReadOptions) -> tuple[TaskDefin
 
     They have no labels, unless they answer prompts.
     """
-    path, definition = Path(place), TaskDefinition(f"{place}, held aside", "generation", ())
+    path, definition = Path(place), TaskDefinition(f"{place}, held out", "generation", ())
     stem, form = format_of(path.name)
     is_file = os.path.isfile(place)  # a Path raises where a name is too long
     if is_file and form in ("", "txt"):
@@ -155,9 +155,7 @@ def _read(place: str, data: Data | Any, options: ReadOptions) -> tuple[TaskDefin
         else:
             task_rows = load_task(place, data, options=replace(options, metrics=()))  # whatever the tasks are scored by
     except UnknownNameError as error:
-        raise UsageError(
-            f"--held-aside {place} is no file or folder of texts, and no task of --data. {error}"
-        ) from error
+        raise UsageError(f"--held-out {place} is no file or folder of texts, and no task of --data. {error}") from error
     lost = Counter(task_rows.left_out.get("test", {}).get("faults", {}))
     if not task_rows.task.labels:  # its texts are right ones
         return task_rows.task, task_rows.test, lost
@@ -169,5 +167,5 @@ def _texts(cells: Sequence[Any], place: str) -> tuple[Rows, Counter[str]]:
     """Return the texts among cells, and how many cells hold none."""
     texts = tuple(text for text in cells if is_text(text) and text.strip())
     if not texts:
-        raise DataError(f"--held-aside {place} holds no text. Give a text a line, or a column 'text'.")
+        raise DataError(f"--held-out {place} holds no text. Give a text a line, or a column 'text'.")
     return Rows(texts, (), ((),) * len(texts)), Counter({_SHORT: len(cells) - len(texts)})

@@ -4,7 +4,7 @@
     readout/…  the task's own readout tensors
     buffer/…   buffers that training changed (BatchNorm's, say)
 
-The fields of a task are the settings of its adapter, as PEFT names them. The metadata say whether the adapters act together, and
+The fields of a task are the settings of its adapter, as PEFT names them. The metadata say whether adapters act together, and
 name the base model's fingerprint and what else its answers depend on (`forgetfree.ledger.binding`).
 """
 

@@ -311,13 +311,9 @@ CASES = [
     Case("run sst2 --sparsity 2", "sparsity must be at most 1, got 2.0."),
     Case("run sst2 --sparsity 1e-9", "sparsity 1e-09 leaves no entry of the 4448 graftable ones. Give at least"),
     Case("run sst2 --sparsity 0.1 --strategy lora", "--sparsity is given, but none of the strategies has it."),
-    Case(
-        "run sst2 --held-aside sst2", "--held-aside sst2 is a task of the stream, which trains its texts. Give others."
-    ),
-    Case(
-        "run sst2 --held-aside qnli", "--held-aside tells the loss of a causal language model on each next token, and"
-    ),
-    Case("run sst2 --held-aside ''", "--held-aside needs a value, got an empty text."),
+    Case("run sst2 --held-out sst2", "--held-out sst2 is a task of the stream, which trains its texts. Give others."),
+    Case("run sst2 --held-out qnli", "--held-out tells the loss of a causal language model on each next token, and"),
+    Case("run sst2 --held-out ''", "--held-out needs a value, got an empty text."),
     Case("run sst2 --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'? Known: auto, "),
     Case("run sst2 --device cuda:99", "--device cuda:99 is asked for, and torch finds here: cpu"),
     Case("run sst2 --device meta", "--device meta is asked for, and torch finds here: cpu"),

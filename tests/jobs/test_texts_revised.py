@@ -61,15 +61,15 @@ def test_losses_on_texts_that_no_task_trains_are_carried_or_measured_again(run: 
     """With the last task taken back nothing is trained; with the first taken back, the others are."""
     lines = tmp_path / "texts.txt"
     lines.write_text("great film movie\nterrible movie\n")
-    how = {"steps": 2, "held_aside": str(lines)}
+    how = {"steps": 2, "held_out": str(lines)}
     whole = prompted.run(run.parent / "data", run.parent / "model", tmp_path / "whole", STRATEGY, **how)
     (before,) = json.loads((whole / "results.json").read_text())["runs"]
     for task, kept in (("last", ["first", "chat"]), ("first", ["chat", "last"])):
         out = tmp_path / f"without-{task}"
         assert cli.main(["run", "--on", str(whole), "--without", task, "--out", str(out)]) == 0
         results = json.loads((out / "results.json").read_text())
-        after = results["runs"][0]["held_aside"]
+        after = results["runs"][0]["held_out"]
         assert (results["tasks"], len(after["by_task"])) == (kept, 2)
-        assert after["before"] == after["after"] == before["held_aside"]["before"]
+        assert after["before"] == after["after"] == before["held_out"]["before"]
         if task == "last":
-            assert after["by_task"] == before["held_aside"]["by_task"][:2]
+            assert after["by_task"] == before["held_out"]["by_task"][:2]

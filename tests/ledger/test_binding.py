@@ -13,7 +13,16 @@ import pytest
 import tiny
 import torch
 from edited import write_config
-from transformers import AutoModel, DebertaV2Config, DebertaV2ForSequenceClassification, DebertaV2Model
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
+    DebertaV2Model,
+    PreTrainedTokenizerFast,
+)
 
 from forgetfree import cli
 from forgetfree.continual.streams import make_stream
@@ -131,41 +140,25 @@ def grafting(model: Path, data: Path, *, max_length: int = 128, **options: Any) 
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"precision": "fp32"}, "precision (expected bf16, got fp32)"),
-        ({"max_length": 32}, "max_length (expected 24, got 32)"),
-    ],
-)
-def test_a_strategy_that_would_answer_differently_does_not_load(
-    run: Path, model: Path, data_directory: Path, changes: dict[str, Any], named: str
-) -> None:
-    strategy = grafting(model, data_directory, **{"max_length": 24, "precision": "bf16"} | changes)
-    with pytest.raises(LedgerError) as caught:
-        strategy.load(ledger_file(run).parent)
-    assert named in str(caught.value)
-    grafting(model, data_directory, max_length=24, precision="bf16").load(str(ledger_file(run).parent))
+def test_a_strategy_that_would_answer_differently_does_not_load(run: Path, model: Path, data_directory: Path) -> None:
+    as_learned: dict[str, Any] = {"max_length": 24, "precision": "bf16"}
+    for changes, named in (
+        ({"precision": "fp32"}, r"precision \(expected bf16, got fp32\)"),
+        ({"max_length": 32}, r"max_length \(expected 24, got 32\)"),
+    ):
+        with pytest.raises(LedgerError, match=named):
+            grafting(model, data_directory, **as_learned | changes).load(ledger_file(run).parent)
+    grafting(model, data_directory, **as_learned).load(str(ledger_file(run).parent))
 
 
-def test_predict_answers_in_the_precision_of_the_run(run: Path) -> None:
-    """The probabilities equal those of the run's own forward passes, bit for bit."""
+def test_predict_answers_in_the_precision_of_the_run(run: Path, data_directory: Path) -> None:
+    """The logits equal those of the run's own forward passes, bit for bit."""
     predictor = Predictor.of_run(str(run))
-    definition = predictor.definition("sst2")
-    (rows,) = [each for each in load_tasks(tiny.STREAM, _data(run)) if each.task.name == "sst2"]
-    from safetensors.torch import load_file
-
+    (rows,) = [each.test for each in load_tasks(tiny.STREAM, str(data_directory)) if each.task.name == "sst2"]
     kept = load_file(ledger_file(run).parent / "predictions.safetensors")["sst2/logits"]
-    assert definition.labels == ("negative", "positive")
-    got = predictor.logits("sst2", rows.test)
-    assert torch.equal(got, kept)
+    assert torch.equal(predictor.logits("sst2", rows), kept)
     predictor.weights.binding = replace(predictor.weights.binding, precision="fp32")
-    assert not torch.equal(predictor.logits("sst2", rows.test), kept)
-
-
-def _data(run: Path) -> str:
-    name: str = json.loads((run / "config.json").read_text())["run"]["data"]
-    return name if Path(name).is_absolute() else str((run / name).resolve())
+    assert not torch.equal(predictor.logits("sst2", rows), kept)
 
 
 def test_a_body_with_a_pooler_fits(model_directory: Any, data_directory: Path) -> None:
@@ -200,8 +193,6 @@ def test_where_texts_are_written_the_chat_template_counts() -> None:
 
 
 def test_a_tokenizer_is_known_by_what_it_does_not_by_its_files(model: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(model)
     digest = tokenizer_digest(tokenizer)
     tokenizer("state that a call leaves behind", truncation=True, max_length=3, padding="max_length")
@@ -214,9 +205,6 @@ def test_a_tokenizer_is_known_by_what_it_does_not_by_its_files(model: Path, tmp_
 
 
 def fast(content: dict[str, Any]) -> Any:
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
-
     end = "<|endoftext|>"
     backend = Tokenizer.from_str(json.dumps(content))
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=end, eos_token=end, unk_token=end)
@@ -275,16 +263,9 @@ def test_a_rule_that_few_texts_show_matters(change: Any) -> None:
 def test_settings_that_decide_no_answer_do_not_matter(model_directory: Any) -> None:
     body = AutoModel.from_pretrained(model_directory("bert"))
     before = network_of(body)
-    for key, value in (
-        ("id2label", {0: "a"}),
-        ("hidden_dropout_prob", 0.9),
-        ("architectures", ["X"]),
-        ("use_cache", False),
-        ("return_dict", False),
-        ("torchscript", True),
-        ("chunk_size_feed_forward", 4),
-        ("pad_token_id", 3),
-    ):
+    inert = {"id2label": {0: "a"}, "hidden_dropout_prob": 0.9, "architectures": ["X"], "use_cache": False}
+    inert |= {"return_dict": False, "torchscript": True, "chunk_size_feed_forward": 4, "pad_token_id": 3}
+    for key, value in inert.items():
         setattr(body.config, key, value)
     body.embeddings.word_embeddings.padding_idx = 3  # what BERT makes of pad_token_id, which counts in training only
     assert network_differences(before, network_of(body)) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,15 @@ def expected(model: ReadoutModel, ledger: Ledger, rows: list[Tensor], tasks: lis
     return [answers[number] for number in range(len(rows))]
 
 
-def rows_of(loaded: LoadedModel, tasks: list[str]) -> list[Tensor]:
+def both(
+    model: Any, ledger: Ledger, rows: list[Tensor], tasks: str, pad: int | None, **options: Any
+) -> tuple[list[Tensor], list[Tensor], MixedBatchModel]:
+    """The answers of a `MixedBatchModel` and of the switched model, and the former."""
+    mixed = mixed_of(model, ledger, pad=pad, **options)
+    return mixed.answer(rows, list(tasks)), expected(model, ledger, rows, list(tasks), pad or 0), mixed
+
+
+def rows_of(loaded: LoadedModel, tasks: Sequence[str]) -> list[Tensor]:
     """Rows of two to fourteen tokens."""
     generator = torch.Generator().manual_seed(1)
     words = sorted(set(range(len(loaded.tokenizer))) - set(loaded.tokenizer.all_special_ids))
@@ -96,12 +105,10 @@ def same(answers: list[Tensor], others: list[Tensor]) -> bool:
 
 @pytest.mark.parametrize("composition", ["union", "selection", "alone", "auto"])
 def test_groups_have_the_bits_of_the_switched_model(loaded: LoadedModel, composition: str) -> None:
-    ledger = ledger_of(loaded.model, composition)
-    tasks = list("abbacabacccabc")
-    rows = rows_of(loaded, tasks)
-    answers = mixed_of(loaded.model, ledger, pad=loaded.pad).answer(rows, tasks)
+    ledger, tasks = ledger_of(loaded.model, composition), "abbacabacccabc"
+    answers, exact, _ = both(loaded.model, ledger, rows_of(loaded, tasks), tasks, loaded.pad)
     assert [len(row) for row in answers] == [{"a": 2, "b": 3, "c": 4}[task] for task in tasks]
-    assert same(answers, expected(loaded.model, ledger, rows, tasks, loaded.pad))
+    assert same(answers, exact)
 
 
 @pytest.mark.sampled("ac-alone")
@@ -140,11 +147,10 @@ def test_every_family_is_corrected_or_answered_exactly(tmp_path: Path, name: str
 
 def test_prompts_are_read_too(model_directory: Any) -> None:
     loaded = load_model(str(model_directory("bert-mlm")), "prompt")
-    model = loaded.model.eval()
-    ledger = ledger_of(model)  # type: ignore[arg-type]
-    rows = [torch.cat([row, torch.tensor([loaded.tokenizer.mask_token_id])]) for row in rows_of(loaded, list("abcde"))]
-    mixed = mixed_of(model, ledger, pad=loaded.pad)  # type: ignore[arg-type]
-    assert close(mixed.answer(rows, list("abcde")), expected(model, ledger, rows, list("abcde"), loaded.pad))  # type: ignore[arg-type]
+    loaded.model.eval()
+    rows = [torch.cat([row, torch.tensor([loaded.tokenizer.mask_token_id])]) for row in rows_of(loaded, "abcde")]
+    answers, exact, _ = both(loaded.model, ledger_of(loaded.model), rows, "abcde", loaded.pad)  # type: ignore[arg-type]
+    assert close(answers, exact)
 
 
 # -- What stays exact ------------------------------------------------------------------------------------
@@ -153,9 +159,8 @@ def test_prompts_are_read_too(model_directory: Any) -> None:
 def test_large_changes_stay_exact(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     ledger = ledger_of(loaded.model, size=len(loaded.model.space()) // 100)
-    rows = rows_of(loaded, list("abcde"))
-    answers = mixed_of(loaded.model, ledger, pad=loaded.pad).answer(rows, list("abcde"))
-    assert same(answers, expected(loaded.model, ledger, rows, list("abcde"), loaded.pad))
+    answers, exact, _ = both(loaded.model, ledger, rows_of(loaded, "abcde"), "abcde", loaded.pad)
+    assert same(answers, exact)
 
 
 def test_all_is_exact_where_that_is_asked_for_or_in_half_precision(
@@ -193,48 +198,30 @@ class Vision(ReadoutModel):
 
 
 @pytest.mark.parametrize("called", [True, False])
-def test_a_module_that_is_not_called_is_noticed(called: bool) -> None:
+@pytest.mark.parametrize("buffers", [{}, {"norm.running_mean": torch.full((6,), 3.0)}])
+def test_a_module_that_is_not_called_is_noticed_and_buffers_are_the_tasks(
+    called: bool, buffers: dict[str, Tensor]
+) -> None:
     """Rows without a length: vectors, in a batch of them."""
     model = Vision(called=called).eval()
-    ledger = ledger_of(model)
     rows = list(torch.randn(5, 6, generator=torch.Generator().manual_seed(0)))
-    mixed = mixed_of(model, ledger, pad=None)
-    tasks = list("edcba")
-    assert close(mixed.answer(rows, tasks), expected(model, ledger, rows, tasks, 0))
+    answers, exact, mixed = both(model, ledger_of(model, c={"buffers": buffers}), rows, "edcba", None)
+    assert close(answers, exact)
     assert mixed._exact_only == (not called)
-
-
-def test_a_task_with_its_own_buffers_is_answered_with_them() -> None:
-    model = Vision().eval()
-    ledger = ledger_of(model, c={"buffers": {"norm.running_mean": torch.full((6,), 3.0)}})
-    rows = list(torch.randn(5, 6, generator=torch.Generator().manual_seed(0)))
-    assert close(
-        mixed_of(model, ledger, pad=None).answer(rows, list("edcba")), expected(model, ledger, rows, list("edcba"), 0)
-    )
-
-
-def test_what_corrections_get_wrong_is_noticed(loaded: LoadedModel) -> None:
-    """A layer may not do what its class says: its answers are compared before they are trusted."""
-    ledger = ledger_of(loaded.model, size=500)
-    layer: Any = loaded.model.backbone.get_submodule("encoder.layer.0.intermediate.dense")
-    layer.forward = lambda x: 2 * nn.functional.linear(x, layer.weight, layer.bias)
-    mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
-    rows = rows_of(loaded, list("abcde"))
-    assert same(mixed.answer(rows, list("abcde")), expected(loaded.model, ledger, rows, list("abcde"), loaded.pad))
-    assert mixed._exact_only
 
 
 @pytest.mark.sampled("alone")
 @pytest.mark.parametrize("composition", ["union", "selection", "alone", "auto"])
 def test_tiny_changes_do_not_vouch_for_large_ones(loaded: LoadedModel, composition: str) -> None:
-    """What corrections get wrong does not show where they hardly move the logits."""
+    """A layer may not do what its class says, which does not show where corrections hardly move the logits."""
     ledger = ledger_of(loaded.model, composition, size=500, small="abc")
     layer: Any = loaded.model.backbone.get_submodule("encoder.layer.0.intermediate.dense")
     layer.forward = lambda x: 2 * nn.functional.linear(x, layer.weight, layer.bias)
     mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
     for tasks in ("abc", "abcde"):
-        rows = rows_of(loaded, list(tasks))
-        assert close(mixed.answer(rows, list(tasks)), expected(loaded.model, ledger, rows, list(tasks), loaded.pad))
+        rows = rows_of(loaded, tasks)
+        answers, exact = mixed.answer(rows, list(tasks)), expected(loaded.model, ledger, rows, list(tasks), loaded.pad)
+        assert close(answers, exact)
         assert mixed._exact_only == (tasks == "abcde")
 
 

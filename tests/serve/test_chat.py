@@ -103,21 +103,22 @@ def test_requests_at_once_end_where_each_was_asked_to(run: Path, client: Any) ->
             "nothing is left to answer",
         ),
         ({"model": "last", "messages": prompted.chat("a")}, 422, None, "Task 'last' was trained on single prompts"),
+        ('{"model": ', 422, None, "JSON decode error"),
     ],
 )
 def test_what_is_not_done_is_told_as_clients_read_it(
-    client: Any, asked: dict[str, Any], code: int, field: str | None, message: str
+    client: Any, asked: dict[str, Any] | str, code: int, field: str | None, message: str
 ) -> None:
-    answer = client.post("/v1/chat/completions", json=asked)
+    body = (
+        {"content": asked, "headers": {"Content-Type": "application/json"}}
+        if isinstance(asked, str)
+        else {"json": asked}
+    )
+    answer = client.post("/v1/chat/completions", **body)
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["param"]) == (code, "invalid_request_error", field)
     assert message in error["message"]
     assert error["code"] == ("model_not_found" if code == 404 else None)
-
-
-def test_a_body_that_is_no_json_names_no_field(client: Any) -> None:
-    answer = client.post("/v1/chat/completions", content='{"model": ', headers={"Content-Type": "application/json"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (422, None)
 
 
 def test_a_closed_answer_is_whole_and_what_changes_nothing_is_accepted(run: Path, client: Any) -> None:
@@ -176,16 +177,9 @@ def test_openai_s_client_gets_the_texts_of_predict(run: Path, openai_client: Any
         assert said.usage.total_tokens == written.prompt_tokens + written.tokens
     short = create(model="last", messages=messages, max_completion_tokens=2)
     assert (short.usage.completion_tokens, short.choices[0].finish_reason) == (2, "length")
-
-
-def test_openai_s_client_reads_what_is_refused(openai_client: Any) -> None:
-    import openai
-
-    create, messages = openai_client.chat.completions.create, [{"role": "user", "content": "great film"}]
-    with pytest.raises(openai.NotFoundError, match="There is no model 'unknown'"):
+    with pytest.raises(Exception, match="There is no model 'unknown'") as caught:
         create(model="unknown", messages=messages)
-    with pytest.raises(openai.UnprocessableEntityError, match="Expected max_tokens of at most 20"):
-        create(model="chat", messages=messages, max_tokens=21)
+    assert type(caught.value).__name__ == "NotFoundError"
 
 
 def test_turns_that_the_chat_template_refuses_are_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

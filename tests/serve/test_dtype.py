@@ -16,7 +16,7 @@ from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError
 from forgetfree.ledger import check_weights
-from forgetfree.models.loading import LoadedModel, dtype_of, load_model, sized
+from forgetfree.models.loading import load_model
 
 MakeRun = Callable[..., Path]
 ModelDirectory = Callable[[str], Path]
@@ -55,51 +55,36 @@ def test_what_is_kept_answers_as_the_run_did(run: Path, rows: Rows, strategy: st
     assert torch.equal(predictor.logits("sst2", rows), run_logits(run, strategy))
 
 
-def test_a_ledger_holds_bfloat16_and_refuses_the_same_model_in_float32(
-    ledger: Ledger, model_directory: ModelDirectory
-) -> None:
-    assert {each.owned.values.dtype for each in ledger.records} == {torch.bfloat16} and len(ledger.owned())
-    wide = load_model(str(model_directory("gpt2-lm"))).model.backbone
-    with pytest.raises(LedgerError, match=r"expected '.*' in torch\.bfloat16, got torch\.float32\. Load the model"):
-        check_weights(ledger, wide)
-
-
-def test_commands_read_the_model_as_the_ledger_had_it(
+def test_a_ledger_alone_reads_the_model_in_bfloat16_and_refuses_it_in_float32(
     run: Path, ledger: Ledger, rows: Rows, model_directory: ModelDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert {each.owned.values.dtype for each in ledger.records} == {torch.bfloat16} and len(ledger.owned())
     directory = str(model_directory("gpt2-lm"))
+    with pytest.raises(LedgerError, match=r"expected '.*' in torch\.bfloat16, got torch\.float32\. Load the model"):
+        check_weights(ledger, load_model(directory).model.backbone)
     file = str(run / "grafting-continual" / "seed-0" / "ledger.safetensors")
     assert cli.main(["ledger", "verify", file, "--model", directory]) == 0, capsys.readouterr().err
     alone = Predictor.of_ledger(ledger, directory)
     assert torch.equal(alone.logits("sst2", rows), run_logits(run, "grafting-continual"))
 
 
-def test_an_exported_model_has_the_bits_of_the_run(
-    run: Path, rows: Rows, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_exported_models_and_applied_grafts_have_the_bits_of_the_run(
+    run: Path, ledger: Ledger, model_directory: ModelDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Transformers reads it in the dtype that it is written in."""
-    assert cli.main(["export", str(run), "--task", "sst2", "--out", str(tmp_path / "model")]) == 0
+    """Transformers reads them in the dtype that they are written in."""
+    assert cli.main(["export", str(run), "--task", "sst2", "--out", str(tmp_path / "sst2")]) == 0
     assert "note" not in capsys.readouterr().out
-    network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    assert network.dtype == torch.bfloat16
+    file = str(tmp_path / "qnli.safetensors")
+    ledger.graft("qnli").save(file)
+    assert cli.main(["apply", file, "--model", str(model_directory("gpt2-lm")), "--out", str(tmp_path / "qnli")]) == 0
     predictor = Predictor.of_run(run)
-    with predictor.weights.answering("sst2"):
-        meant = {name: tensor.clone() for name, tensor in predictor.loaded.model.backbone.state_dict().items()}
-    got = network.state_dict()
-    assert all(torch.equal(got[name].cpu(), tensor.cpu()) for name, tensor in meant.items())
-
-
-def test_grafts_are_applied_in_bfloat16(
-    run: Path, ledger: Ledger, model_directory: ModelDirectory, tmp_path: Path
-) -> None:
-    directory, file = str(model_directory("gpt2-lm")), str(tmp_path / "qnli.safetensors")
-    ledger.graft(ledger.tasks[0]).save(file)
-    assert cli.main(["apply", file, "--model", directory, "--out", str(tmp_path / "model")]) == 0
-    got = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
-    predictor = Predictor.of_run(run)
-    with predictor.weights.answering("qnli"):
-        meant = predictor.loaded.model.backbone.state_dict()
-        assert all(torch.equal(got[name].cpu(), tensor.cpu()) for name, tensor in meant.items())
+    for task in ("sst2", "qnli"):
+        network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / task)
+        assert network.dtype == torch.bfloat16
+        got = network.state_dict()
+        with predictor.weights.answering(task):
+            meant = predictor.loaded.model.backbone.state_dict()
+            assert all(torch.equal(got[name].cpu(), tensor.cpu()) for name, tensor in meant.items())
 
 
 def test_a_classifier_is_written_in_float32_and_that_is_told(
@@ -108,19 +93,3 @@ def test_a_classifier_is_written_in_float32_and_that_is_told(
     run = finished_run("bert", "bitfit", stream="sst2", more=("--set", "dtype=bfloat16"))
     assert cli.main(["export", str(run), "--task", "sst2", "--out", str(tmp_path / "model")]) == 0
     assert "note: the run answered in bf16, and the model is written in fp32." in capsys.readouterr().out
-
-
-def test_a_model_is_held_in_the_dtype_that_is_asked_for_and_a_readout_in_float32(
-    model_directory: ModelDirectory,
-) -> None:
-    path = str(model_directory("bert"))
-    narrow, wide = load_model(path, "linear", dtype="bfloat16"), load_model(path, "linear")
-    assert dtype_of(wide.model.space()) == "float32" and dtype_of(narrow.model.space()) == "bfloat16"
-    assert _bytes(narrow) == _bytes(wide) / 2 and narrow.fingerprint != wide.fingerprint
-    assert sized(path, path, "linear", dtype="bfloat16")[2].layout == narrow.model.space().layout
-    pre, ft = wide.model.backbone.state_dict(), narrow.model.backbone.state_dict()
-    assert all(torch.equal(pre[name].to(tensor.dtype), tensor) for name, tensor in ft.items())
-
-
-def _bytes(loaded: LoadedModel) -> int:
-    return sum(each.nbytes for each in loaded.model.backbone.parameters())

@@ -84,14 +84,6 @@ def test_the_run_s_texts_are_written_again(source: str, strategy: str, data: Pat
     assert any(text for answers in expected.values() for text in answers.texts)
 
 
-def test_a_ledger_alone_writes_the_run_s_texts(run: Path, data: Path) -> None:
-    file = run / "grafting-continual" / "seed-0" / "ledger.safetensors"
-    predictor = Predictor.of_run(file, model=str(run.parent / "model"))
-    expected = prompted.answers_of_run(run, "grafting-continual")
-    for task in prompted.TASKS:
-        assert [each.text for each in predictor.answer(task, asked(data, task))] == list(expected[task].texts)
-
-
 def test_a_text_ends_where_it_is_asked_to(run: Path, data: Path) -> None:
     predictor = Predictor.of_run(run, strategy="fine-tune")
     prompt = asked(data, "last")[:1]
@@ -145,9 +137,7 @@ def test_what_cannot_be_answered_is_refused(task: Any, text: Any, message: str) 
 @pytest.mark.parametrize(
     ("rows", "prompt"),
     [
-        ([{"prompt": "great film", "target": "x"}], "great film"),
         ([{"instruction": "great", "input": "film", "output": "x"}], "great\n\nfilm"),
-        ([{"instruction": "great film", "input": None}], "great film"),
         ([{"question": "great film", "id": 3}], "great film"),
     ],
 )
@@ -181,15 +171,11 @@ def test_predict_prints_texts_and_tables(run: Path, data: Path, capsys: pytest.C
 
 def test_predict_keeps_columns_beside_texts(apart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.csv").write_text("id,question\n7,great film\n8,film\n")
-    words = ["predict", str(apart), "--task", "first", "--file", str(tmp_path / "rows.csv"), "--keep", "id"]
-    texts = [each.text for each in Predictor.of_run(apart).answer("first", ["great film", "film"])]
-    assert cli.main([*words, "--json"]) == 0
-    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(str(each["id"]), each["text"]) for each in said] == list(zip(["7", "8"], texts, strict=True))
-    assert cli.main([*words, "--csv"]) == 0
+    words = ["predict", str(apart), "--task", "first", "--file", str(tmp_path / "rows.csv"), "--keep", "id", "--csv"]
+    assert cli.main(words) == 0
     assert capsys.readouterr().out.splitlines()[0] == "id,prompt,task,text"
     (tmp_path / "rows.csv").write_text("id,question\n7,\n8\n")
-    assert cli.main([*words, "--csv"]) == 1
+    assert cli.main(words) == 1
     assert capsys.readouterr().out == ""  # no table is begun
 
 
@@ -268,15 +254,14 @@ def test_an_exported_model_writes_the_texts_of_predict(
 
 
 @pytest.mark.parametrize(
-    ("shown", "usual"),
+    "shown",
     [
-        ("turn['content']", True),
-        ("turn['content'] | trim", True),
-        ("turn['content'].lstrip('\n')", True),
-        ("(turn['content'].replace('.', '!') if turn['role'] == 'system' else turn['content'])", True),
+        "turn['content'] | trim",
+        "turn['content'].lstrip('\n')",
+        "(turn['content'].replace('.', '!') if turn['role'] == 'system' else turn['content'])",
     ],
 )
-def test_a_card_says_whether_transformers_reads_chats_as_training_does(shown: str, usual: bool, run: Path) -> None:
+def test_transformers_reads_chats_as_training_does_whatever_the_template_trims(shown: str, run: Path) -> None:
     predictor = Predictor.of_run(run)
     loaded, task = predictor.loaded, predictor.definition("chat")
     tokenizer = copy.deepcopy(loaded.tokenizer)
@@ -284,8 +269,8 @@ def test_a_card_says_whether_transformers_reads_chats_as_training_does(shown: st
     loaded = replace(loaded, tokenizer=tokenizer)
     origin = GraftOrigin(task, "generate", "own", "", 0.0)
     made = kind_of(task).network(task, Parts(loaded, loaded.model.backbone.config, {}, {}, origin))  # type: ignore[arg-type]
-    said = "makes other tokens of some chats here" in model_card(origin, made.reading, Change("export", ""))
-    assert (made.reading.usual, said) == (usual, not usual)
+    assert made.reading.usual
+    assert "makes other tokens" not in model_card(origin, made.reading, Change("export", ""))
 
 
 def test_an_exported_model_refuses_chats_where_prompts_are_read(plain: Path, tmp_path: Path) -> None:
@@ -316,18 +301,14 @@ def test_a_graft_of_the_ledger_is_applied_and_described(source: str, tmp_path: P
 
 
 def test_a_card_says_where_a_chat_template_makes_other_tokens(plain: Path, tmp_path: Path) -> None:
-    """Where a prompt is glued to the words around it."""
+    """Where a prompt is glued to the words around it. Labels that a writing model reads, as in a mixed stream, have none."""
     loaded = load_model(str(plain.parent / "model"), "generate")
-    task = TaskDefinition("own", "generation", (), template="film{prompt}nd:", max_new_tokens=5, stop=("?",))
-    origin = GraftOrigin(task, "generate", loaded.name, "", 0.0, max_length=loaded.max_length)
-    written = write_model(loaded, origin, {}, tmp_path / "model", Change("export", ""))
-    assert not written.usual
-    assert "makes other tokens of some prompts here" in (written.directory / "README.md").read_text()
-
-
-def test_labels_read_from_a_writing_model_are_exported(plain: Path, tmp_path: Path) -> None:
-    """As in a stream of kinds mixed."""
-    loaded, task = load_model(str(plain.parent / "model"), "generate"), tiny.TASK
-    origin = GraftOrigin(task, "generate", loaded.name, "", 0.0, max_length=loaded.max_length)
-    written = write_model(loaded, origin, {}, tmp_path / "model", Change("export", ""))
-    assert (written.loader, written.usual) == ("AutoModelForCausalLM", False)
+    glued = TaskDefinition("own", "generation", (), template="film{prompt}nd:", max_new_tokens=5, stop=("?",))
+    for task, told in (
+        (glued, "makes other tokens of some prompts here"),
+        (tiny.TASK, "This is no sequence classifier"),
+    ):
+        origin = GraftOrigin(task, "generate", loaded.name, "", 0.0, max_length=loaded.max_length)
+        written = write_model(loaded, origin, {}, tmp_path / str(len(task.labels)), Change("export", ""))
+        assert (written.loader, written.usual) == ("AutoModelForCausalLM", False)
+        assert told in (written.directory / "README.md").read_text()

@@ -1,61 +1,65 @@
-"""What answers in a run's directory, and what is known of it before a model is read."""
+"""What answers in a run's directory, what is known of it before a model is read, and that nothing of another run answers."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from edited import change_outcome
+from edited import change_config, change_outcome
 
-from forgetfree.errors import RunError, UsageError
+from forgetfree import Predictor, TaskSwitch, cli, load_results
+from forgetfree.errors import LedgerError, ReportError, RunError, UsageError
 from forgetfree.serve.source import Source, saved_file
 
 MakeRun = Callable[..., Path]
+#: What each strategy keeps in the folder of a unit.
+KEPT = {
+    "grafting-continual": "ledger.safetensors",
+    "lora": "adapters.safetensors",
+    "continual-ft": "checkpoint.safetensors",
+    "fine-tune": "fine-tuned.json",
+}
+each = pytest.mark.parametrize("strategy", KEPT)
 
 
 @pytest.fixture
-def run(finished_run: MakeRun) -> Path:
-    return finished_run("bert", "continual-ft", "wsn", stream="sst2")
+def run(finished_run: MakeRun, tmp_path: Path) -> Path:
+    """A copy, which a test may change."""
+    made = finished_run("bert", *KEPT, stream="qnli,sst2", more=("--seed", "0", "--seed", "1"))
+    return Path(shutil.copytree(made, tmp_path / "run"))
 
 
-def test_the_run_chooses_grafting_then_a_ledger(run: Path, tmp_path: Path) -> None:
-    assert saved_file(run).parts[-3] == "wsn"
+# -- Which file, and what is said of it ------------------------------------------------------------------
+
+
+def test_the_run_chooses_grafting_then_a_ledger(run: Path) -> None:
+    assert saved_file(run).parts[-3] == "grafting-continual"
     assert saved_file(run, strategy="continual-ft").name == "checkpoint.safetensors"
-    shutil.copytree(run, tmp_path / "run")
-    shutil.move(tmp_path / "run" / "wsn", tmp_path / "run" / "grafting-continual")
-    shutil.copytree(run / "wsn", tmp_path / "run" / "bitfit")
-    with pytest.raises(
-        RunError, match=r"unit\.json is another unit's: expected the strategy grafting-continual, got 'wsn'"
-    ):
-        saved_file(tmp_path / "run")
+    shutil.move(run / "grafting-continual", run / "wsn")
+    with pytest.raises(RunError, match=r"unit\.json is another unit's: expected the strategy wsn, got 'grafting-cont"):
+        saved_file(run)
 
 
 def test_a_source_says_what_its_run_says(run: Path, model_directory: Callable[[str], Path]) -> None:
     source = Source.of(run)
-    assert (source.file, source.strategy, source.is_ledger) == (saved_file(run), "wsn", True)
+    assert (source.file, source.strategy, source.is_ledger) == (saved_file(run), "grafting-continual", True)
     assert (source.model, source.run_model) == (str(model_directory("bert")), "")
     assert (source.tasks, source.task_inference) == ((), "last")  # a ledger says them itself
     moved = Source.of(run, strategy="continual-ft", model="elsewhere")
     assert (moved.model, moved.run_model, moved.is_ledger) == ("elsewhere", source.model, False)
-    assert [task.name for task in moved.tasks] == ["sst2"]
+    assert [task.name for task in moved.tasks] == ["qnli", "sst2"]
     assert (moved.precision, moved.shared_labels) == ("fp32", False)
-
-
-@pytest.mark.parametrize(("shared", "message"), [(None, "is missing"), (1, "must be true or false, got 1")])
-def test_whether_labels_are_shared_must_be_said(shared: int | None, message: str, run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    folder = tmp_path / "run" / "continual-ft" / "seed-0"
-
-    def change(outcome: dict[str, Any]) -> None:
-        outcome["details"]["bound"].pop("shared_labels")
-        outcome["details"]["bound"] |= {} if shared is None else {"shared_labels": shared}
-
-    change_outcome(folder, change)
-    with pytest.raises(RunError, match=rf"details\.bound\.shared_labels {message}"):
-        Source.of(tmp_path / "run", strategy="continual-ft")
+    for strategy, seed, message in (
+        ("wsn", None, "nothing of wsn to answer from.* continual-ft"),
+        (None, 7, "of seed 7"),
+    ):
+        with pytest.raises(RunError, match=message):
+            Source.of(run, seed, strategy)
 
 
 def test_a_ledger_alone_needs_its_model(run: Path) -> None:
@@ -67,10 +71,137 @@ def test_a_ledger_alone_needs_its_model(run: Path) -> None:
             Source.of(ledger, **more)  # type: ignore[arg-type]
 
 
-def test_a_strategy_or_seed_that_is_not_there_is_named(run: Path) -> None:
-    with pytest.raises(
-        RunError, match=r"nothing of lora to answer from\. It holds what these kept: continual-ft .*, wsn"
-    ):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda details: details["bound"].pop("shared_labels"), r"details\.bound\.shared_labels is missing"),
+        (lambda details: details["bound"].update(shared_labels=1), r"shared_labels must be true or false, got 1"),
+        (lambda details: details.pop("bound"), r"details\.bound .*missing.* Restore it from a copy, or run the stream"),
+    ],
+)
+def test_a_unit_must_say_what_its_answers_depend_on(run: Path, change: Callable[[Any], Any], message: str) -> None:
+    change_outcome(run / "lora" / "seed-0", lambda outcome: change(outcome["details"]))
+    with pytest.raises(RunError, match=message):
         Source.of(run, strategy="lora")
-    with pytest.raises(RunError, match="nothing of seed 7 to answer from"):
-        Source.of(run, 7)
+
+
+# -- What binds answers ----------------------------------------------------------------------------------
+
+
+@each
+def test_what_answers_says_itself_what_its_labels_are(run: Path, strategy: str) -> None:
+    """A ledger, or the unit.json of another file; config.json is not asked a second time."""
+    expected = Predictor.of_run(run, 0, strategy).answer("sst2", ["a film"])
+    change_config(run, lambda config: config["tasks"][1]["labels"].reverse())
+    change_config(run, lambda config: config["tasks"].reverse())
+    change_config(run, lambda config: config.update(scenario="class"))
+    assert Predictor.of_run(run, 0, strategy).answer("sst2", ["a film"]) == expected
+    path = run / "config.json"
+    path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
+    with pytest.raises(RunError, match=r"config\.json is not the one that .* was made under.* restore it from a copy"):
+        Predictor.of_run(run, 0, strategy)
+
+
+@each
+def test_another_tokenizer_answers_nothing(
+    run: Path, strategy: str, model_directory: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(model_directory("bert"), tmp_path / "model"))
+    path = model / "tokenizer.json"
+    described = json.loads(path.read_text())
+    words = described["model"]["vocab"]
+    first, second = list(words)[-2:]
+    words[first], words[second] = words[second], words[first]
+    path.write_text(json.dumps(described))
+    with pytest.raises((RunError, LedgerError), match=r"would not answer as .*: the tokenizer"):
+        Predictor.of_run(run, 0, strategy, str(model))
+
+
+def test_a_ledger_answers_without_its_unit_and_no_other_file_does(run: Path) -> None:
+    for strategy in ("grafting-continual", "lora"):
+        (run / strategy / "seed-0" / "unit.json").unlink()
+    assert Predictor.of_run(run, 0).answer("sst2", ["a film"])
+    with pytest.raises(RunError, match=r"has no unit\.json, which says what its tasks are: it was cut short"):
+        Predictor.of_run(run, 0, "lora")
+
+
+# -- Files of another seed or run -------------------------------------------------------------------------
+
+
+def exchange(run: Path, strategy: str, name: str) -> Path:
+    """Put seed 1's file in place of seed 0's."""
+    path = run / strategy / "seed-0" / name
+    shutil.copy(run / strategy / "seed-1" / name, path)
+    return path
+
+
+@each
+def test_what_another_seed_kept_answers_nothing(run: Path, strategy: str, tmp_path: Path, capsys: Any) -> None:
+    asked = ("--task", "sst2", "--strategy", strategy, "--seed", "0")
+    assert cli.main(["predict", str(run), *asked, "a film"]) == 0
+    path = exchange(run, strategy, KEPT[strategy])
+    capsys.readouterr()
+    assert cli.main(["predict", str(run), *asked, "a film"]) == 1
+    assert "is not the file that its unit made" in capsys.readouterr().err
+    assert cli.main(["export", str(run), *asked, "--out", str(tmp_path / "model")]) == 1
+    with pytest.raises(RunError, match=f"{path.name} is not the file that its unit made: .*Restore it from a copy"):
+        Predictor.of_run(run, 0, strategy)
+
+
+def test_a_ledger_of_another_seed_is_refused_wherever_it_is_read(
+    run: Path, model_directory: Callable[[str], Path], tmp_path: Path, capsys: Any
+) -> None:
+    path, other = exchange(run, "grafting-continual", "ledger.safetensors"), str(model_directory("bert"))
+    alone = str(shutil.copy(path, tmp_path / "ledger.safetensors"))
+    for command in (
+        ("ledger", "show", str(path)),
+        ("ledger", "verify", str(path)),
+        ("predict", str(path), "--model", other, "--task", "sst2", "a film"),
+    ):
+        assert cli.main(list(command)) == 1, command
+        assert "is not the file that its unit made" in capsys.readouterr().err
+    with pytest.raises(RunError, match="its unit made"):
+        TaskSwitch(path, object())
+    with pytest.raises(ReportError, match="its unit made"):
+        load_results(run).ledger("grafting-continual", 0)
+    assert cli.main(["ledger", "show", alone]) == 0  # which was taken out of its run
+
+
+def test_the_folder_of_another_seed_or_a_damaged_record_answers_nothing(run: Path) -> None:
+    path = run / "lora" / "seed-0" / "unit.json"
+    path.write_text(path.read_text().replace('"bytes": ', '"bytes": 1'))
+    with pytest.raises(RunError, match="is not the file that its unit made"):
+        Predictor.of_run(run, 0, "lora")
+    shutil.rmtree(path.parent)
+    shutil.copytree(run / "lora" / "seed-1", path.parent)
+    with pytest.raises(RunError, match=r"unit.json is another unit's: expected the seed 0, got 1\."):
+        Predictor.of_run(run, 0, "lora")
+
+
+def test_a_fine_tuned_model_under_another_name_answers_nothing(run: Path) -> None:
+    first, second = sorted((run / "fine-tuned").glob("sst2-*.safetensors"))
+    first.rename(first.with_name("taken"))
+    shutil.copy(second, first)
+    answered = 0
+    for seed in (0, 1):
+        predictor = Predictor.of_run(run, seed, "fine-tune")
+        try:
+            answered += len(predictor.answer("sst2", ["a film"]))
+        except RunError as error:
+            assert "another one has its name" in str(error)
+    assert answered == 1
+
+
+@pytest.mark.parametrize("name", ["predictions.safetensors", "history.jsonl", "scores.csv"])
+def test_what_another_seed_measured_is_in_no_report(name: str, run: Path, capsys: Any) -> None:
+    exchange(run, "lora", name)
+    assert cli.main(["report", str(run)]) == 1
+    assert f"{name} is not the file that its unit made" in capsys.readouterr().err
+
+
+def test_a_report_on_a_pipe_ends(run: Path, capsys: Any) -> None:
+    path = run / "lora" / "seed-0" / "predictions.safetensors"
+    path.unlink()
+    os.mkfifo(path)
+    assert cli.main(["report", str(run)]) == 1
+    assert "it is a pipe or a device" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -9,7 +10,6 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,18 +133,10 @@ def test_the_router_of_the_run_finds_the_task(
         found |= {answer.task for answer in answers}
     assert (run / strategy / "seed-0" / "task-features.safetensors").is_file() == (inference == "lda")
     assert len(found) > 1
-    for wrong, message in (
-        ("one", "Expected a list of texts, got the text"),
-        ([("a", "b", "c")], "reads pairs of texts, got 3"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            predictor.route(wrong)
-    assert (
-        cli.main(
-            ["predict", str(run), "--strategy", strategy, "--task", "auto", "--json", "a film " * 80, "who\tit was"]
-        )
-        == 0
-    )
+    with pytest.raises(UsageError, match="reads pairs of texts, got 3"):
+        predictor.route([("a", "b", "c")])
+    asked = ["predict", str(run), "--strategy", strategy, "--task", "auto", "--json"]
+    assert cli.main([*asked, "a film " * 80, "who\tit was"]) == 0
     shown = capsys.readouterr()
     said = [json.loads(line) for line in shown.out.splitlines()]
     assert "warning: 1 text is longer than max_length=" in shown.err
@@ -219,16 +211,14 @@ def test_a_ledger_alone_is_exported_and_its_graft_is_applied(
     flags = ["--task", "ag_news", "--out"]
     assert cli.main(["export", str(run), *flags, str(tmp_path / "run")]) == 0
     assert cli.main(["export", str(ledger), "--model", model, *flags, str(tmp_path / "ledger")]) == 0
-    assert (
-        cli.main(["apply", str(tmp_path / "graft.safetensors"), "--model", model, "--out", str(tmp_path / "graft")])
-        == 0
-    )
+    apply = ["apply", str(tmp_path / "graft.safetensors")]
+    assert cli.main([*apply, "--model", model, "--out", str(tmp_path / "graft")]) == 0
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("run", "ledger", "graft")]
     for other in weights[1:]:
         assert other.keys() == weights[0].keys()
         assert [name for name in other if not torch.equal(other[name], weights[0][name])] == []
     capsys.readouterr()
-    assert cli.main(["apply", str(tmp_path / "graft.safetensors"), "--out", str(tmp_path / "none")]) == 2
+    assert cli.main([*apply, "--out", str(tmp_path / "none")]) == 2
     assert "does not name its base model. Give it by --model" in capsys.readouterr().err
     assert cli.main(["export", str(ledger), *flags, str(tmp_path / "none")]) == 2
     assert "does not name its base model" in capsys.readouterr().err
@@ -248,24 +238,6 @@ def test_a_graft_of_a_ledger_has_the_tasks_own_rows_and_knows_its_model(
         next(other.parameters()).add_(1)
     with pytest.raises(Exception, match="other weights"):
         Graft.load(tmp_path / "graft").apply_(other)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["--task", "sst3"], 1, "There is no task 'sst3' to answer. Did you mean 'sst2'?"),
-        (["--task", "sst2", "--strategy", "packnet"], 1, "holds nothing of packnet to answer from."),
-        (["--task", "sst2", "--seed", "3"], 1, "of seed 3"),
-        (["--task", "sst2", "--out", "."], 2, "is not an empty directory"),
-    ],
-)
-def test_export_refuses_and_leaves_nothing(
-    finished_run: MakeRun, tmp_path: Path, capsys: Any, arguments: list[str], code: int, message: str
-) -> None:
-    out = [] if "--out" in arguments else ["--out", str(tmp_path / "out")]
-    assert cli.main(["export", str(run_of(finished_run, "bert")), *arguments, *out]) == code
-    assert message in (error := capsys.readouterr().err) and "Traceback" not in error
-    assert not (tmp_path / "out").exists()
 
 
 # -- In a model of one's own -----------------------------------------------------------------------------
@@ -305,14 +277,6 @@ def test_a_model_of_ones_own_answers_each_task_as_the_run_did(
         with pytest.raises(UsageError, match="returned a tuple"):
             switched(**inputs, return_dict=False)
     assert model.config.id2label != {0: "negative", 1: "positive"}
-
-
-def test_a_ledger_of_another_model_is_refused_by_a_switch(
-    finished_run: MakeRun, model_directory: Callable[[str], Path]
-) -> None:
-    ledger = run_of(finished_run, "bert") / "wsn" / "seed-0" / "ledger.safetensors"
-    with pytest.raises(LedgerError, match="another layout"):
-        TaskSwitch(ledger, transformers.AutoModel.from_pretrained(model_directory("gpt2")))
 
 
 def test_a_ledger_of_a_model_with_a_head_is_refused_with_the_way_to_its_body(
@@ -373,9 +337,7 @@ def test_a_switch_takes_the_ledger_of_a_run_s_directory(
     ("name", "content"),
     [
         ("rows.csv", 'label,text\n1,"a joy, truly"\n0,a dull film\n'),
-        ("rows.csv", 'review\n"a joy, truly"\na dull film\n'),
         ("rows.csv", 'id,Review,sentiment\n1,"a joy, truly",good\n2,a dull film,bad\n'),
-        ("rows.tsv", "text\tlabel\na joy, truly\t1\na dull film\t0\n"),
         ("rows.tsv", 'text\tby\n"a joy, truly"\t"x\ty"\na dull film\t\n'),
         ("rows.jsonl", '{"text": "a joy, truly", "label": 1}\n\n{"text": "a dull film"}\n'),
         ("rows.txt", "a joy, truly\r\na dull film\r\n"),
@@ -392,47 +354,26 @@ def test_texts_come_from_a_file_and_go_into_a_table(
     expected = Predictor.of_run(run).answer("sst2", ["a joy, truly", "a dull film"])
     assert [each["probabilities"] for each in said] == [dict(answer.probabilities) for answer in expected]
     assert cli.main(["predict", str(run), "--task", "sst2", "--file", str(file), "--csv"]) == 0
-    import csv
-
     table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [each["text"] for each in table] == ["a joy, truly", "a dull film"]
     assert [float(each["probability of negative"]) for each in table] == [a.probabilities["negative"] for a in expected]
     assert [each["label"] for each in table] == [answer.label for answer in expected]
 
 
-def test_predict_reads_a_file_in_every_format_of_the_training(
-    finished_run: MakeRun, tmp_path: Path, capsys: Any
-) -> None:
+def test_predict_reads_and_keeps_columns_of_any_format(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
     columns = {"text": ["a joy", "a dull film"], "on": [date(2024, 2, 1), None], "score": [math.nan, 0.5]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
-    (tmp_path / "rows.json").write_text(
-        '[{"text": "a joy", "on": "2024-02-01", "score": null},{"text": "a dull film", "on": null, "score": 0.5}]'
-    )
-    lines = [
-        '{"text": "a joy", "on": "2024-02-01", "score": null}',
-        '{"text": "a dull film", "on": null, "score": 0.5}',
-    ]
-    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    lines = '{"text": "a joy", "on": "2024-02-01", "score": null}\n{"text": "a dull film", "on": null, "score": 0.5}'
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     asked = ["predict", str(run_of(finished_run, "bert")), "--task", "sst2", "--json"]
-    for name in ("rows.parquet", "rows.json", "rows.jsonl.gz"):
+    for name in ("rows.parquet", "rows.jsonl.gz"):
         assert cli.main([*asked, "--file", str(tmp_path / name), "--keep", "on", "--keep", "score"]) == 0
         said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         expected = [("a joy", "2024-02-01", None), ("a dull film", None, 0.5)]
         assert [(each["text"], each["on"], each["score"]) for each in said] == expected
-    for name in ("rows.csv.gz", "rows.txt.zst"):
-        pack = gzip.compress if name.endswith("gz") else partial(pyarrow.compress, codec="zstd", asbytes=True)
-        (tmp_path / name).write_bytes(pack(b"text\na joy\n"[5 * (".txt" in name) :]))
-        assert cli.main([*asked, "--file", str(tmp_path / name)]) == 0
-        assert json.loads(capsys.readouterr().out)["text"] == "a joy"
-
-
-def test_a_quote_in_a_tsv_file_swallows_no_rows(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
-    file = tmp_path / "rows.tsv"
-    file.write_text('id\ttext\n1\t"a joy\n2\ta dull film\n3\tso "so"\n')
-    asked = ["--task", "sst2", "--file", str(file), "--json"]
-    assert cli.main(["predict", str(run_of(finished_run, "bert")), *asked]) == 0
-    said = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
-    assert said == ['"a joy', "a dull film", 'so "so"']
+    (tmp_path / "rows.csv").write_text("text\na joy, truly\n")
+    assert cli.main([*asked, "--file", str(tmp_path / "rows.csv")]) == 1
+    assert "row 1, column 2: expected a cell for the one column (text), got 2" in capsys.readouterr().err
 
 
 def test_columns_that_are_kept_stand_beside_the_answers(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
@@ -448,17 +389,8 @@ def test_columns_that_are_kept_stand_beside_the_answers(finished_run: MakeRun, t
     assert "1 text is empty" in said.err
     assert cli.main([*asked, "--csv"]) == 0
     assert capsys.readouterr().out.splitlines()[0].startswith("id,text,task,label,probability,")
-    for more, code, message in (
-        (
-            ["--keep", "nosuch", "--csv"],
-            1,
-            "rows.jsonl has no column 'nosuch', which --keep names; it has 'id', 'text', 'who'",
-        ),
-        (["--keep", "label", "--csv"], 2, "--keep label has the name of a column that predict writes"),
-        ([], 2, "is written by --json or --csv"),
-    ):
-        assert cli.main([*asked, *more]) == code
-        assert message in capsys.readouterr().err
+    assert cli.main([*asked, "--keep", "nosuch", "--csv"]) == 1
+    assert "has no column 'nosuch', which --keep names; it has 'id', 'text', 'who'" in capsys.readouterr().err
 
 
 def test_a_file_of_texts_is_read_as_it_is_written_and_a_note_says_so(
@@ -466,9 +398,8 @@ def test_a_file_of_texts_is_read_as_it_is_written_and_a_note_says_so(
 ) -> None:
     file = tmp_path / "rows.csv"
     file.write_bytes("id;text\n1;a naïve, dull film\n2;a café\n".encode("cp1252"))
-    assert (
-        cli.main(["predict", str(run_of(finished_run, "bert")), "--task", "sst2", "--file", str(file), "--json"]) == 0
-    )
+    asked = ["predict", str(run_of(finished_run, "bert")), "--task", "sst2", "--json"]
+    assert cli.main([*asked, "--file", str(file)]) == 0
     out, error = capsys.readouterr()
     assert "naïve, dull film" in out or "na\\u00efve, dull film" in out
     assert "note: rows.csv is read in Windows-1252, as in 'naïve'; the cells of rows.csv are separated by semi" in error
@@ -478,14 +409,8 @@ def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: A
     run = run_of(finished_run, "bert")
     (tmp_path / "a.csv").write_text("text_b,text_a\nit was,who\n")
     (tmp_path / "b.txt").write_text("who\tit was\n")
-    (tmp_path / "c.csv").write_text("id,sentence,question,label\n7,it was,who,0\n")
     (tmp_path / "d.csv").write_text("answered,by,asked\nit was,me,who\n")
-    for file, *more in (
-        ["a.csv"],
-        ["b.txt"],
-        ["c.csv"],
-        ["d.csv", "--text-column", "asked", "--text-column", "answered"],
-    ):
+    for file, *more in (["a.csv"], ["b.txt"], ["d.csv", "--text-column", "asked", "--text-column", "answered"]):
         flags = ["--task", "qnli", "--file", str(tmp_path / file), *more, "--json"]
         assert cli.main(["predict", str(run), *flags]) == 0
         said = json.loads(capsys.readouterr().out)
@@ -499,51 +424,6 @@ def test_a_lone_column_is_a_text_and_one_beside_others_may_be_the_label(tmp_path
     for table in ("topic\nwho", "about,topic\nwho,0"):
         (tmp_path / "a.csv").write_text(table)
         assert list(rows_of_file(tmp_path / "a.csv", None)) == [TextRow(("who",))]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "code", "message"),
-    [
-        ("a.csv", "title,date\na,b\n", 1, "has the columns 'title', 'date', and the task reads text"),
-        ("a.csv", "review,body\na,b\n", 1, "the texts may be in 'review', or in 'body'. Say which, by --text-column"),
-        (
-            "a.csv",
-            "text\na joy, truly\n",
-            1,
-            "row 1, column 2: expected a cell for the one column (text), got 2",
-        ),
-        ("a.csv", 'text\n"a joy\na dull film\n', 1, "line 2: unexpected end of data"),
-        ("a.csv", "text,text\na,b\n", 1, "has column 'text' twice"),
-        ("a.jsonl", '{"text": "a"}\n{"text": 3}\n', 1, "row 2: 'text' must be a text, got 3"),
-        ("a.jsonl", "{\n", 1, "a.jsonl, row 1: expected a JSON object"),
-        ("a.xml", "<a>", 1, "is of no known kind"),
-        ("a.parquet", "text", 1, "cannot be read as parquet"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}', mtime=0)[:-9], 1, "cannot be read"),
-        ("a.txt.zst", "text", 1, "cannot be read"),
-        ("a.txt", b"a \x81", 1, "line 1: byte 0x81 at position 2 of the file"),
-        ("none.txt", None, 1, "cannot be read"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_refused(
-    finished_run: MakeRun, tmp_path: Path, capsys: Any, name: str, content: Any, code: int, message: str
-) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    run = str(run_of(finished_run, "bert"))
-    assert cli.main(["predict", run, "--task", "sst2", "--file", str(tmp_path / name)]) == code
-    assert message in (error := capsys.readouterr().err) and "Traceback" not in error
-
-
-def test_flags_that_exclude_each_other_are_refused(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
-    run = str(run_of(finished_run, "bert"))
-    for more, message in (
-        (["--json", "--csv", "a"], "--json and --csv are both given"),
-        (["--file", "a.txt", "a"], "--file and texts are both given"),
-        (["--text-column", "review", "a"], "--text-column names a column of --file"),
-        (["--file", "a.txt", "--text-column", "review"], "--text-column names a column of --file"),
-    ):
-        assert cli.main(["predict", run, "--task", "sst2", *more]) == 2
-        assert message in capsys.readouterr().err
 
 
 def test_a_stream_is_answered_line_by_line(finished_run: MakeRun, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,7 @@ def test_joint_takes_as_many_times_the_steps_of_all_tasks_as_told(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"accumulation": 2}, "expected accumulation=1, got 2. Leave it at 1"),
         ({"precision": "fp16"}, "Set precision=bf16 or fp32"),
     ],
 )

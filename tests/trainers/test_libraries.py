@@ -282,6 +282,7 @@ distributed.destroy_process_group()
 """
 
 
+@pytest.mark.sampled(share=0.34)
 def test_sharded_weights_are_refused_by_a_sentence(tmp_path: Path) -> None:
     script = tmp_path / "apart.py"
     script.write_text(APART)
@@ -383,21 +384,13 @@ if rank == 0:
 """
 
 
+@pytest.mark.sampled(share=0.34)
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     script = tmp_path / "two.py"
     script.write_text(TWO)
     for count in (1, 2):
-        launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(count)]
-        launch += [
-            "--num_machines",
-            "1",
-            "--mixed_precision",
-            "no",
-            "--dynamo_backend",
-            "no",
-            "--main_process_port",
-            "0",
-        ]
+        flags = "--cpu --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0"
+        launch = [sys.executable, "-m", "accelerate.commands.launch", *flags.split(), "--num_processes", str(count)]
         launch += ["--num_cpu_threads_per_process", "1", str(script), str(tmp_path / f"{count}.pt")]
         done = subprocess.run(launch, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
         assert done.returncode == 0, done.stderr[-3000:]

@@ -71,9 +71,9 @@ def test_grafts_leave_it_as_it_was_to_the_last_bit(model: Path, data: Path, line
     how: dict[str, Any] = {"steps": 2, "sparsity": 0.2, "optimizer": "adamw", "learning_rate": 1e-2}
     names = ("grafting-continual", "lora", "continual-ft")
     forgetfree.run(
-        "first,last", strategies=names, data=str(data), model=str(model), out=tmp_path / "out", held_aside=lines, **how
+        "first,last", strategies=names, data=str(data), model=str(model), out=tmp_path / "out", held_out=lines, **how
     )
-    found = {run.strategy: run.facts.held_aside for run in forgetfree.load_results(tmp_path / "out").runs}
+    found = {run.strategy: run.facts.held_out for run in forgetfree.load_results(tmp_path / "out").runs}
     fresh = load_model(str(model), "generate")
     before = HeldOutTexts.of(str(lines), str(data), fresh).loss(fresh.model, TrainingOptions())
     assert (found["grafting-continual"].after, found["lora"].after) == (before, None)  # there is no lora without a task
@@ -102,10 +102,10 @@ class Spoiling(GraftingContinual):
 def test_what_a_strategy_spoils_outside_of_its_regions_shows(
     model: Path, data: Path, lines: Path, tmp_path: Path
 ) -> None:
-    how: dict[str, Any] = {"steps": 1, "sparsity": 0.01, "data": str(data), "model": str(model), "held_aside": lines}
+    how: dict[str, Any] = {"steps": 1, "sparsity": 0.01, "data": str(data), "model": str(model), "held_out": lines}
     forgetfree.run("first", strategies=[Spoiling], out=tmp_path / "out", **how)
     (run,) = forgetfree.load_results(tmp_path / "out").runs
-    aside = run.facts.held_aside
+    aside = run.facts.held_out
     assert aside is not None and aside.before != aside.after
 
 
@@ -146,7 +146,7 @@ def texts(count: int) -> list[str]:
             "generate",
             "nowhere",
             UsageError,
-            "--held-aside nowhere is no file or folder of texts, and no task of",
+            "--held-out nowhere is no file or folder of texts, and no task of",
         ),
         ("Llama", "generate", "n" * 300, UsageError, "nn is no file or folder of texts, and no task of"),
         ("Llama", "generate", "EMPTY", DataError, "holds no text. Give a text a line, or a column 'text'"),
@@ -168,7 +168,7 @@ def test_rows_without_a_text_are_told(model: Path, tmp_path: Path) -> None:
     table.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("great film", " ", None, "a movie")))
     lines.write_text("great film\n\na movie\n")
     note = HeldOutTexts.of(str(table), "demo", loaded).note
-    assert note == f"Rows of --held-aside {table} left out: no text of two tokens or more (2)."
+    assert note == f"Rows of --held-out {table} left out: no text of two tokens or more (2)."
     assert HeldOutTexts.of(str(lines), "demo", loaded).note == ""
 
 
@@ -188,28 +188,28 @@ def test_bad_rows_and_rows_that_do_not_fit_are_refused_or_left_out(model: Path, 
         HeldOutTexts.of(str(folder), "demo", loaded)
     texts = HeldOutTexts.of(str(folder), "demo", loaded, options=ReadOptions(skip_bad_rows=True))
     assert (texts.counts["texts"], len(texts.texts)) == (2, 2)
-    assert texts.note == f"Rows of --held-aside {folder} left out: answer does not fit (1), no target (1)."
+    assert texts.note == f"Rows of --held-out {folder} left out: answer does not fit (1), no target (1)."
 
 
 def test_texts_that_a_task_trains_are_told_or_refused(model: Path, data: Path, tmp_path: Path) -> None:
     loaded, tasks = load_model(str(model), "generate"), load_tasks("first", str(data))
-    with pytest.raises(UsageError, match="All 8 texts of --held-aside are also training rows"):
+    with pytest.raises(UsageError, match="All 8 texts of --held-out are also training rows"):
         HeldOutTexts.of(str(data / "first"), "demo", loaded).notes(tasks)
     mixed = tmp_path / "mixed.txt"
     mixed.write_text("first film 3\ngreat film\na great movie of a film\n")
     notes = HeldOutTexts.of(str(mixed), "demo", loaded).notes(tasks)  # a prompt, a right text, and neither
-    assert notes == ["2 of 3 texts of --held-aside are also training rows. Remove them."]
+    assert notes == ["2 of 3 texts of --held-out are also training rows. Remove them."]
     assert HeldOutTexts.of("other", str(data), loaded).notes(tasks) == []
 
 
 def test_other_texts_are_noticed_on_resume(model: Path, data: Path, lines: Path, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"strategies": "continual-ft", "data": str(data), "model": str(model), "held_aside": lines}
+    how: dict[str, Any] = {"strategies": "continual-ft", "data": str(data), "model": str(model), "held_out": lines}
     forgetfree.run("first", out=tmp_path / "out", steps=1, **how)
     lines.write_text("a movie\n")
-    with pytest.raises(RunError, match="the texts of held_aside= changed since it was begun"):
+    with pytest.raises(RunError, match="the texts of held_out= changed since it was begun"):
         forgetfree.run("first", out=tmp_path / "out", steps=1, resume=True, **how)
 
 
 def test_a_task_of_the_stream_is_refused(model: Path, data: Path) -> None:
     with pytest.raises(UsageError, match="first is a task of the stream, which trains its texts"):
-        forgetfree.run("first,last", data=str(data), model=str(model), held_aside="first", steps=1)
+        forgetfree.run("first,last", data=str(data), model=str(model), held_out="first", steps=1)

@@ -40,7 +40,7 @@ def tables_of(results: Results, evidence: Evidence) -> list[Table]:
     several = any(len(entry.runs) > 1 for entry in results.entries)
     shares = results.scale == PERCENT and results.sign == 1
     by_entry = (_growth, _ledger, _course if len(results.tasks) > WIDE else _matrix)
-    others = [_held_aside(results), _costs(results)]
+    others = [_held_out(results), _costs(results)]
     others += [table(results, entry) for table in by_entry for entry in results.entries]
     return [
         _outcome(results),
@@ -388,16 +388,16 @@ def _cut(text: str) -> str:
 # ---- what was measured beside them, and what they cost --------------------------------------------------
 
 
-def _held_aside(results: Results) -> Table:
+def _held_out(results: Results) -> Table:
     """Return the loss on texts that no task trains, of each strategy."""
 
     def numbers(run: Run) -> Numbers | None:
-        if (aside := run.facts.held_aside) is None:
+        if (aside := run.facts.held_out) is None:
             return None
         return [aside.before, aside.after, mean_of_known(aside.by_task or [None])]
 
     stages = {"before training": 0, "at the end, without a task": -1, "at the end, as tasks are answered": 0}
-    columns = [Column(stage, PLAIN.text, better, "held aside") for stage, better in stages.items()]
+    columns = [Column(stage, PLAIN.text, better, "held out") for stage, better in stages.items()]
     title = "Loss on texts that no task trains (nats a token)"
     return _table(results, title, "strategy", columns, _by_strategy(results, numbers))
 
@@ -574,7 +574,7 @@ MEANINGS = {
     "once learned": "the score right after the task was learned",
     "loss": "the mean cross-entropy of a token of the right texts, and of that which ends them; its exponential "
     "is the perplexity",
-    "held aside": "where each task has a model of its own, there is none without a task; the last column is the mean over the "
+    "held out": "where each task has a model of its own, there is none without a task; the last column is the mean over the "
     "models that answer for the tasks",
     "word_accuracy": "the share of words that are labelled rightly",
 }
