@@ -157,7 +157,9 @@ def test_a_file_serves_other_strategies_than_its_own(tiny_cli: Tiny, tmp_path: P
     config.write_text(text)
     run = ["run", "--config", str(config), "--strategy", "continual-ft", "--out"]
     assert cli.main([*run, str(tmp_path / "out")]) == 0
-    note = "has --set mask_steps, --set grafting-continual.base_fraction, --sparsity for strategies that are not run here:"
+    note = (
+        "has --set mask_steps, --set grafting-continual.base_fraction, --sparsity for strategies that are not run here:"
+    )
     assert note in " ".join(capsys.readouterr().err.split())
     (found,) = results_of(tmp_path / "out")["runs"]
     assert found["strategy"] == "continual-ft" and found["options"]["batch_size"] == 4
