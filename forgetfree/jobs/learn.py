@@ -245,7 +245,7 @@ def floors_of(loader: StreamLoader, key: Mapping[str, Any]) -> dict[str, dict[st
     stream = loader.stream(key["seed"])
     tasks, known, scores = stream.tasks, stream.scenario == "task", dict[str, Sequence[float | None]]()
     if loader.tasks:
-        train = [sampled(each, config.shots, stream.seed, common.or_fewer) for each in loader.tasks]
+        train = [sampled(each, config.shots, stream.seed) for each in loader.tasks]
         test = [
             each.test.take(representative(kind_of(each.task).groups(each.test.labels), common.test_limit))
             for each in loader.tasks

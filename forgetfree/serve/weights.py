@@ -116,7 +116,7 @@ class LedgerWeights(TaskWeights):
         self.ledger = ledger
         self.definitions = {each.task: each.definition for each in ledger.records if each.definition is not None}
         if ledger.tasks and not self.definitions:
-            raise LedgerError(unsaid(ledger.tasks[0]))
+            raise LedgerError(missing_definition(ledger.tasks[0]))
         self.binding = loaded.binding(ledger.binding.precision if ledger.binding else "fp32")
         self.switch = LedgerSwitch(ledger, loaded.model.backbone, fingerprint=loaded.fingerprint)
         check_binding(ledger, self.binding, "The ledger")
@@ -132,7 +132,7 @@ class LedgerWeights(TaskWeights):
             yield
 
 
-def unsaid(task: str) -> str:
+def missing_definition(task: str) -> str:
     """Return the sentence on a task whose record does not say what it is."""
     return (
         f"The ledger does not say what task {task!r} asks for: it was learned without labels= and tokenizer=, or its rows are "
