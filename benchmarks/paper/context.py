@@ -89,7 +89,6 @@ class Context:
             loaded or self.model(),
             self.rows(unit["task"]),
             shots=unit["shots"],
-            or_fewer=True,
             seed=unit["seed"],
             test_limit=self.setting.test_limit,
             device=self.device,

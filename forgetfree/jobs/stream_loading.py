@@ -98,7 +98,6 @@ class StreamLoader:
             config, common, objects = self.config, self.config.common, self.config.objects
             drawn: dict[str, Any] = {
                 "shots": config.shots,
-                "or_fewer": common.or_fewer,
                 "seed": seed,
                 "test_limit": common.test_limit,
                 "scenario": common.scenario,
@@ -171,7 +170,12 @@ def describe(loader: StreamLoader) -> Json:
         check_options(strategy, config.options[name], stream)
     aside = loader.held_out_texts(config.seeds[0])
     apart = aside.notes(loader.tasks) if aside else []
-    for note in (stream.loaded.note, tuned.note if tuned else "", *(task.note for task in stream.tasks), *apart):
+    for note in (
+        stream.loaded.note,
+        tuned.note if tuned else "",
+        *(note for task in stream.tasks for note in (task.note, task.few_rows)),
+        *apart,
+    ):
         tell_note(note)
     definitions = [task.definition for task in stream.tasks]
     metric, unanswered = [each.metric for each in definitions], [task.unanswered for task in stream.tasks]

@@ -161,15 +161,7 @@ def macro_f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
 
 
 def agreement(logits: npt.ArrayLike, other_logits: npt.ArrayLike) -> float:
-    """Return the share of examples for which two models predict the same label.
-
-    Args:
-        logits: shape (n, n_labels), finite.
-        other_logits: the same shape, finite, for the same examples.
-
-    Returns:
-        A fraction in [0, 1].
-    """
+    """Return the share of examples, in [0, 1], for which two models with logits (n, n_labels) predict the same label."""
     ours, theirs = logits_of(logits), logits_of(other_logits, "other_logits")
     if ours.shape != theirs.shape:
         raise MetricError(

@@ -361,15 +361,7 @@ def frame_of(scores: Sequence[Score]) -> pd.DataFrame:
 def whole_run(
     about: Json, frame: pd.DataFrame, units: Sequence[Json], source: str, files: Sequence[Json] = (), **more: Any
 ) -> RunRecord:
-    """Return a run whose parts are checked, and fit one another.
-
-    Args:
-        about: the whole, see `About`.
-        frame: its scores.
-        units: what each unit says, see `UnitFacts`.
-        source: where it was read.
-        files: what `Run` has of the files of each unit.
-        more: what else `RunRecord` has.
+    """Return a run whose parts are checked, and fit one another: `About`, the frame, and of each unit `UnitFacts` and files.
 
     Raises:
         ReportError: they do not.

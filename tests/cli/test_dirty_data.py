@@ -193,7 +193,6 @@ def test_faults_of_every_sort_are_told_at_once(here: Path, check: bool, capsys: 
         "d/test.csv has no column 'label'",
         "no label (1)",
         "no text (1)",
-        "'e' has 1 training row of label 'aa', fewer than --shots 4",
     ):
         assert fault in said
 
