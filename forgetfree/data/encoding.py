@@ -130,16 +130,6 @@ class Encoder:
         """Count a row that has ``over`` more tokens than there is room for; it loses none where that is below 0."""
         self.cut.append(max(over, 0))
 
-    @property
-    def cut_rows(self) -> int:
-        """Number of rows that were cut so far."""
-        return sum(map(bool, self.cut))
-
-    @property
-    def cut_tokens(self) -> int:
-        """Number of tokens that they lost."""
-        return sum(self.cut)
-
     def cut_note(self, what: str, count: int) -> str:
         """Note on rows that were cut; empty where there are none.
 
@@ -147,12 +137,13 @@ class Encoder:
             what: a row is called.
             count: how many rows were encoded.
         """
-        if not self.cut_rows:
+        rows, tokens = sum(map(bool, self.cut)), sum(self.cut)
+        if not rows:
             return ""
-        are = f"{self.cut_rows:,} of {counted(count, what)} {'is' if self.cut_rows == 1 else 'are'}"
+        are = f"{rows:,} of {counted(count, what)} {'is' if rows == 1 else 'are'}"
         return (
-            f"{are} longer than max_length={self._max_length} allows: {counted(self.cut_tokens, 'token')} of "
-            f"{'it' if self.cut_rows == 1 else 'them'} {'is' if self.cut_tokens == 1 else 'are'} cut off and not read."
+            f"{are} longer than max_length={self._max_length} allows: {counted(tokens, 'token')} of "
+            f"{'it' if rows == 1 else 'them'} {'is' if tokens == 1 else 'are'} cut off and not read."
         )
 
     def room(self, texts: int) -> int:

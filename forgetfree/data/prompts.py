@@ -122,11 +122,7 @@ def _written(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Framed:
-    """A prompt in a template that shows it as it is: where there is no room, it loses its beginning.
-
-    Attributes:
-        before, text, after: the ids of the template and of the prompt in it.
-    """
+    """A prompt in a template that shows it as it is: where there is no room, it loses its beginning."""
 
     before: list[int]
     text: list[int]
@@ -150,22 +146,14 @@ class _Framed:
 
 @dataclass(frozen=True)
 class _Rendered:
-    """A chat as a chat template puts it together: where there is no room, its oldest turns lose their beginning.
-
-    Attributes:
-        template: the chat template.
-        chat: the turns before the answer.
-        text: what the template makes of it.
-        opening, closing: the ids around it.
-        lead: how many characters at the beginning of each turn are never cut.
-    """
+    """A chat as a chat template puts it together: where there is no room, its oldest turns lose their beginning."""
 
     template: ChatTemplate
-    chat: Chat
-    text: str
+    chat: Chat  # the turns before the answer
+    text: str  # that the template makes of them
     opening: list[int]
     closing: list[int]
-    lead: int = 0
+    lead: int  # characters at the beginning of each turn that are never cut
 
     @cached_property
     def ids(self) -> list[int]:
@@ -566,16 +554,9 @@ class PromptEncoder(Encoder):
 
 @dataclass(frozen=True)
 class _Asked:
-    """Prompt or chat before an answer.
-
-    Attributes:
-        prompt: its token ids, which can be cut.
-        chat: its turns.
-        text: what the chat template makes of them; empty where there is none.
-        unread: the keys of turns that the template leaves out.
-    """
+    """Prompt or chat before an answer."""
 
     prompt: _Framed | _Rendered
     chat: Chat
-    text: str
-    unread: Sequence[str]
+    text: str  # that the chat template makes of it; empty where there is none
+    unread: Sequence[str]  # the keys of turns that the template leaves out
