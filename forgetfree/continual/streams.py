@@ -20,7 +20,7 @@ from torch import nn
 from forgetfree.continual.benchmark_streams import benchmark_stream, tensor_stream
 from forgetfree.continual.stream import BenchmarkModel, Stream, StreamModel
 from forgetfree.data.columns import ReadOptions
-from forgetfree.data.encoding import fitting
+from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.data.examples import EncodedRows, OneLength
 from forgetfree.data.rows import TaskRows, tell
 from forgetfree.data.sources import check_form, default_data, load_tasks
@@ -115,7 +115,7 @@ def load_stream(
         dtype=dtype,
         tasks=definitions,
     )
-    tasks = [fitting(rows, loaded.encoder(rows.task), skip_bad_rows) for rows in tasks]
+    tasks = [drop_bad_rows(rows, loaded.encoder(rows.task), skip_bad_rows) for rows in tasks]
     tell(tasks)
     tell_note(loaded.note)
     name = stream if isinstance(stream, str) else ",".join(rows.task.name for rows in tasks)

@@ -59,7 +59,7 @@ def few_rows_note(rows: Rows, task: TaskDefinition, shots: int | None) -> str:
 def plan_batches(
     lengths: Sequence[int], batch_size: int, batches: int, seed: int, *, group_by_length: bool = True
 ) -> list[list[int]]:
-    """Return the row numbers of ``batches`` mini-batches, where every epoch holds each row once.
+    """Row numbers of ``batches`` mini-batches, where every epoch holds each row once.
 
     Batches are drawn evenly at random. Data with more rows than a window may be grouped by length, which saves padding: each
     random window of rows is sorted, and the batches of an epoch then come in random order. No row is favoured: the rows of
@@ -97,20 +97,20 @@ def plan_batches(
 
 
 def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Return row numbers of batches that hold every row once, shortest rows first, for evaluation."""
+    """Row numbers of batches that hold every row once, shortest rows first, for evaluation."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
 
 def evenly(total: int, count: int | None) -> list[int]:
-    """Return at most ``count`` row numbers spread evenly over ``total`` rows; all of them for ``None``."""
+    """At most ``count`` row numbers spread evenly over ``total`` rows; all of them for ``None``."""
     if count is None or count >= total:
         return list(range(total))
     return [i * total // count for i in range(count)]
 
 
 def representative(labels: Sequence[int], count: int | None) -> list[int]:
-    """Return at most ``count`` row numbers with nearly the same shares of labels as all rows, and each label once.
+    """At most ``count`` row numbers with nearly the same shares of labels as all rows, and each label once.
 
     They are spread evenly; where that misses labels, because of their order or because they are rare, evenly within each
     label. If there are more labels than ``count``, the rarest are left out.

@@ -211,7 +211,7 @@ def _losses_after(strategy: ContinualStrategy, texts: HeldOutTexts) -> dict[str,
     one model. Where each task has a model of its own there is none without a task, and no ``after``.
     ``by_task`` is by the model that answers for each task, where these differ.
     """
-    from forgetfree.continual.regions import RegionStrategy
+    from forgetfree.continual.region_strategy import RegionStrategy
 
     model, options, tasks = strategy.model, strategy.options, strategy.stream.tasks
 

@@ -30,7 +30,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import faster_precision
 from forgetfree.core.selection import budget, tiny_region_note
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.encoding import fitting
+from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly, few_rows_note
 from forgetfree.data.sources import check_stream, read_tasks
@@ -245,7 +245,7 @@ class _Look:
             encoder = attempt(loaded.encoder, task)
             if encoder is not None and name in self._rows:
                 read = self._rows[name]
-                self._rows[name] = attempt(fitting, read, encoder, config.skip_bad_rows) or read
+                self._rows[name] = attempt(drop_bad_rows, read, encoder, config.skip_bad_rows) or read
                 self._notes += self._rows[name].notes[len(read.notes) :]
         if config.held_out is not None:
             data, limit = self._objects.data_or(config.data), self._common.test_limit

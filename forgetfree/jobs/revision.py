@@ -30,7 +30,7 @@ from forgetfree.files import (
     write_atomically,
 )
 from forgetfree.jobs.checkpoints import LearnedStream, Row
-from forgetfree.jobs.config import RunConfig, prepared, stream_of, without_others
+from forgetfree.jobs.config import RunConfig, keys_of, prepared, stream_of, without_others
 from forgetfree.jobs.directory import REMEDY, as_json, merged_config
 from forgetfree.jobs.stream_loading import StreamLoader
 from forgetfree.jobs.unit import PREDICTION_FILE, Json, Unit, ledger_summary
@@ -51,7 +51,7 @@ from forgetfree.training.monitor import PHASES
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
-    from forgetfree.continual.regions import RegionStrategy
+    from forgetfree.continual.region_strategy import RegionStrategy
     from forgetfree.continual.strategy import ContinualStrategy
 
 _REMEDY = "Restore it from a copy, or run the stream again."
@@ -146,23 +146,11 @@ class FinishedRun:
             section["readout"] = "linear"  # the other tasks alone may be read out otherwise
         if usual_max_length(left) != usual_max_length(definitions.values()):  # or read at another length
             section["set"] = {"max_length": self.config["model"]["max_length"]} | section["set"]
-        strategies = section["strategy"]
-        section = without_others(section, strategies)
-        values = {
-            "stream": stream_of(tasks),
-            "strategies": strategies,
-            "seeds": section["seed"],
-            "settings": section["set"],
-            "text_columns": names_for(section.get("text_column", []), tasks),
-            "label_columns": names_for(section.get("label_column", []), tasks),
-            "kinds": names_for(section.get("kind", []), tasks),
-            "skip_bad_rows": section.get("skip_bad_rows"),
-            "metrics": names_for(section.get("metric", []), tasks),
-            "out": str(out),
-            "held_out": section.get("held_out"),
-            **{key: section.get(key) for key in ("model", "data", "readout", "device", "shots", "steps", "sparsity")},
-        }
-        return build(RunConfig, {key: value for key, value in values.items() if value is not None}, "run")
+        section = without_others(section, section["strategy"])
+        section |= {key: names_for(section[key], tasks) for key in _OF_ROWS if key in section}
+        section = {key: value for key, value in section.items() if value is not None and key != "fine_tuned"}
+        values = {name: section[key] for name, key in keys_of().items() if key in section}
+        return build(RunConfig, values | {"stream": stream_of(tasks), "out": str(out)}, "run")
 
 
 def _listed(data: Any) -> list[str]:
@@ -203,7 +191,7 @@ class Revision:
 
     def _form(self, loader: StreamLoader, key: Mapping[str, Any]) -> Form | None:
         """Return what a unit's folder has of each task: what only the built-in strategies promise."""
-        from forgetfree.continual.regions import RegionStrategy
+        from forgetfree.continual.region_strategy import RegionStrategy
 
         strategy = self.config.classes[key["strategy"]]
         if key["strategy"] not in registry.STRATEGIES or self.config.common.scenario != "task":

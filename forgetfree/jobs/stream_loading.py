@@ -9,7 +9,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
-from forgetfree.data.encoding import fitting
+from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.device import find_device
 from forgetfree.display import tell_note
 from forgetfree.jobs.checkpoints import Row
@@ -70,7 +70,7 @@ class StreamLoader:
         tasks = load_tasks(config.stream, objects.data_or(config.data), common.evaluate_on, config.read_options)
         if any(kind_of(rows.task).depends_on_model for rows in tasks):
             self._fresh = fresh = self._load([rows.task for rows in tasks])
-            tasks = [fitting(rows, fresh.encoder(rows.task), config.skip_bad_rows) for rows in tasks]
+            tasks = [drop_bad_rows(rows, fresh.encoder(rows.task), config.skip_bad_rows) for rows in tasks]
         return tasks
 
     def _load(self, tasks: Sequence[TaskDefinition]) -> LoadedModel:

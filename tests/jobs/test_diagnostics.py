@@ -131,13 +131,6 @@ def test_a_csv_file_holds_them_too(finished: Path, tmp_path: Path, capsys: pytes
     assert "| a bag of words |" in said and "| a linear probe |" in said
 
 
-def test_a_wrong_kind_of_floor_is_refused(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main([*command, "--set", "floors=both", "--out", str(tmp_path / "out")]) == 2
-    assert "floors must be constant or words or probe, got 'both'" in capsys.readouterr().err
-
-
 def test_tensors_have_a_probe_and_no_words(tmp_path: Path) -> None:
     torch.manual_seed(0)
     x = torch.randn(40, 6)

@@ -80,19 +80,6 @@ def test_bf16_is_taken_where_it_is_clearly_faster(seconds: Any, taken: str, bf16
     assert json.loads(file.read_text())["precision"] == taken
 
 
-def test_a_user_without_a_home_measures_once_a_process(
-    bf16_takes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FORGETFREE_CACHE")
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)
-    passes, model = bf16_takes(0.5), tiny_stream().model
-    assert faster_precision(model) == "bf16"
-    count = len(passes)
-    assert faster_precision(model) == "bf16" and len(passes) == count
-    assert not any(tmp_path.iterdir())
-
-
 def test_where_bf16_cannot_be_computed_now_it_is_tried_again_another_time(bf16_takes: Any, cache: Path) -> None:
     bf16_takes(RuntimeError("out of memory"))
     model = tiny_stream().model
