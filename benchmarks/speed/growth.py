@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle, islice
@@ -28,7 +28,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.trained import WholeTensors
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
-from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.ledger import Ledger, LedgerSwitch, Record
 from forgetfree.models.loading import load_model
 from forgetfree.models.location import locate
 from forgetfree.training.step import plan, training_mode
@@ -77,7 +77,7 @@ def by_tasks(turns: int) -> list[Figure]:
             switch[tasks] = cpu_time(partial(_to_the_next_and_back, switches), turns)
             switches.to(0)
             records = next_records(ledger, turns)
-            append[tasks] = cpu_time(lambda ledger=ledger, records=records: ledger.append(next(records)), turns)
+            append[tasks] = cpu_time(partial(_append_next, ledger, records), turns)
     return [
         growth("T, append a task to a ledger", append),
         growth("T, to the next task and back", switch),
@@ -85,6 +85,10 @@ def by_tasks(turns: int) -> list[Figure]:
         growth("T, save all tasks", save),
         growth("T, load and check all tasks", load),
     ]
+
+
+def _append_next(ledger: Ledger, records: Iterator[Record]) -> None:
+    ledger.append(next(records))
 
 
 def _to_the_next_and_back(switch: LedgerSwitch) -> None:
@@ -128,7 +132,7 @@ def _scaled(seconds: Mapping[int, float], size: int) -> float:
 
 def by_rows(turns: int) -> list[Figure]:
     """Measure reading and checking a CSV file, and encoding its texts."""
-    texts = [(text, ("negative", "positive")[label]) for text, _, label in demo.load("sst2")["train"]]
+    texts = [(text, ("negative", "positive")[label == 1]) for text, _, label in demo.load("sst2")["train"]]
     loaded, reading, encoding = load_model("minilm", "linear"), dict[int, float](), dict[int, float]()
     with tempfile.TemporaryDirectory() as place:
         for count in ROWS:

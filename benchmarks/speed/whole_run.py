@@ -61,8 +61,8 @@ def write_rows(directory: Path) -> None:
     """Write the demo's film reviews as CSV files: its test rows several times over, told apart by a number."""
     rows = demo.load("sst2")
     labels = ("negative", "positive")
-    test = ((f"{text} ({turn})", labels[label]) for turn in count(1) for text, _, label in rows["test"])
-    train = ((text, labels[label]) for text, _, label in rows["train"])
+    test = ((f"{text} ({turn})", labels[label == 1]) for turn in count(1) for text, _, label in rows["test"])
+    train = ((text, labels[label == 1]) for text, _, label in rows["train"])
     for split, each in (("train", train), ("test", islice(test, TEST_ROWS))):
         with (directory / f"{split}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("text", "label"), *each])
