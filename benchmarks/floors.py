@@ -104,14 +104,14 @@ def _score(predicted: Integers | None, labels: Integers, metric: str) -> float:
 def _drawn_as(runs: Json) -> Json:
     data, settings = runs["data"], runs.get("set", {})
     limit = settings.get("test_limit") or max(data["test_rows"].values())
-    return {"shots": data["shots"], "or_fewer": settings.get("or_fewer") == "true", "test_limit": int(limit)}
+    return {"shots": data["shots"], "test_limit": int(limit)}
 
 
 def _drawn(runs: Json, rows: TaskRows, seed: int) -> tuple[Rows, Rows]:
     """Return the training rows of a seed, and the test rows."""
     how = _drawn_as(runs)
     kept = representative(kind_of(rows.task).groups(rows.test.labels), how["test_limit"])
-    return sampled(rows, how["shots"], seed, how["or_fewer"]), rows.test.take(kept)
+    return sampled(rows, how["shots"], seed), rows.test.take(kept)
 
 
 def measured(text: str, data: str, probe: bool) -> str:

@@ -4,7 +4,6 @@
     ├── UsageError               the command line or a call says something that cannot be done (exit code 2)
     │   ├── UnknownNameError     no strategy, stream, task, model or option of that name
     │   ├── OptionError          an option's value has the wrong type or is out of its range
-    │   ├── RareLabelError       a label has fewer training rows than shots
     │   ├── FieldError           a field of a request, or an argument, asks for what a task does not do
     │   └── SeveralFaultsError   several of these, one a line
     ├── DataError                a data file does not hold what a task needs
@@ -92,14 +91,6 @@ class OptionError(UsageError):
     def __init__(self, message: str, parts: Iterable[str] = ()) -> None:
         super().__init__(message)
         self.parts = tuple(parts)
-
-
-class RareLabelError(UsageError):
-    """A label has fewer training rows than shots; ``fault`` says so without a remedy, which differs from command to command."""
-
-    def __init__(self, fault: str, remedy: str = "") -> None:  # a message alone is what pickle gives
-        self.fault = fault
-        super().__init__(f"{fault} {remedy}".rstrip())
 
 
 class SeveralFaultsError(UsageError):
@@ -303,8 +294,8 @@ _FLAG = re.compile(
 def in_arguments(message: str, parameters: Collection[str] = ()) -> str:
     """Return a message with arguments of Python in the place of flags of the command line.
 
-    >>> in_arguments("Give --data demo, or --set or_fewer=true; --shots must be at least 1. Leave --seed out.", ["seeds"])
-    "Give data='demo', or or_fewer=True; shots must be at least 1. Leave seeds= out."
+    >>> in_arguments("Give --data demo, or --set dropout=false; --shots must be at least 1. Leave --seed out.", ["seeds"])
+    "Give data='demo', or dropout=False; shots must be at least 1. Leave seeds= out."
 
     Args:
         message: it.

@@ -170,7 +170,7 @@ SOURCES: dict[str, Entry] = {
 
 #: What answers from the file that a strategy without a ledger saves, by the file's name; the first that is there counts.
 WEIGHTS: dict[str, Entry] = {
-    "adapters.safetensors": Entry("forgetfree.strategies.lora.weights:AdapterWeights"),
+    "adapters.safetensors": Entry("forgetfree.strategies.lora.adapter_weights:AdapterWeights"),
     "fine-tuned.json": Entry("forgetfree.serve.weights:ModelWeights"),
     "checkpoint.safetensors": Entry("forgetfree.serve.weights:ModelWeights"),
 }

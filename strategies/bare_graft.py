@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from forgetfree.continual.regions import EncodedTask, RegionStrategy, Training
+from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, Training
 from forgetfree.continual.strategy import TaskwiseOptions
 from forgetfree.models.state import ModelState
 from forgetfree.training.localization import LocalizationOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from forgetfree.continual.regions import EncodedTask, RegionStrategy, Stream, Training
+from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, Stream, Training
 from forgetfree.core.regions import biases
 
 

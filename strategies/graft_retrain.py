@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
 
-from forgetfree.continual.regions import EncodedTask, RegionStrategy, SkillOptions, Training
+from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, SkillOptions, Training
 from forgetfree.options import option
 
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from forgetfree.continual.regions import EncodedTask, RegionStrategy, SkillOptions, Stream, Training
+from forgetfree.continual.region_strategy import EncodedTask, RegionStrategy, SkillOptions, Stream, Training
 from forgetfree.errors import OptionError
 from forgetfree.options import option
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.continual.ledger_model import LEDGER
-from forgetfree.continual.regions import EncodedTask, Region, RegionStrategy, Stream, Training
+from forgetfree.continual.region_strategy import EncodedTask, Region, RegionStrategy, Stream, Training
 from forgetfree.continual.strategy import TaskwiseOptions
 from forgetfree.core.selection import budget, most_moved
 from forgetfree.ledger import Ledger

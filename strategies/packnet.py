@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from forgetfree.continual.regions import EncodedTask, RegionOptions, RegionStrategy, Stream, Training
+from forgetfree.continual.region_strategy import EncodedTask, RegionOptions, RegionStrategy, Stream, Training
 from forgetfree.core.parameters import weight_matrices
 from forgetfree.core.selection import most_moved_by_tensor
 from forgetfree.options import option

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from forgetfree.continual.regions import EncodedTask, Region, RegionOptions, RegionStrategy, Stream, Training
+from forgetfree.continual.region_strategy import EncodedTask, Region, RegionOptions, RegionStrategy, Stream, Training
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
 from forgetfree.ledger.graft import Graft
 from forgetfree.options import option

@@ -55,7 +55,7 @@ def test_an_unknown_name_may_bring_a_hint() -> None:
         ("Give an existing one to --data, or a file.", "Give an existing one to data=, or a file."),
         ("--out 'runs/x' is not empty. Add --resume.", "out='runs/x' is not empty. Add resume=True."),
         ("--threads 2 and --jobs 3. Leave --seed out.", "threads=2 and jobs=3. Leave seeds= out."),
-        ("fewer than --shots 4. Set --set or_fewer=true.", "fewer than shots=4. Set or_fewer=True."),
+        ("fewer than --shots 4. Set --set dropout=true.", "fewer than shots=4. Set dropout=True."),
         ("Use --readout causal, or --model NAME.", "Use readout='causal', or model=NAME."),
         ("See 'forgetfree run --help'; add --strategy ewc.", "See 'forgetfree run --help'; add strategies='ewc'."),
     ],

@@ -36,7 +36,7 @@ def measurements(bench: Bench, results: SectionResults) -> Iterator[Measurement]
     else:
         unpack_smollm2(bench)
         job |= {"stream": "superni-short", "data": str(bench.directory / "data"), "model": "smollm2", "shots": 160}
-        job |= {"or_fewer": True, "steps": 20, "test_limit": 100, "precision": "bf16"}
+        job |= {"steps": 20, "test_limit": 100, "precision": "bf16"}
     names = {f"superni, continual-ft, rate {rate:g}": rate for rate in (RATES[:1] if bench.tiny else RATES)}
     for name, rate in names.items():
         chosen_by = {"learning_rate": rate, "evaluate_on": "validation"}

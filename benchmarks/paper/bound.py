@@ -81,6 +81,7 @@ class Bound(Experiment):
         options={**_RECIPE, "steps": 200, "precision": "bf16"},
         optimizer={},
         test_limit=1000,
+        validation_limit=128,
     )
 
     def measure(self, context: Context, unit: Unit) -> list[Row]:

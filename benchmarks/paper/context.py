@@ -13,6 +13,7 @@ from forgetfree.benchmarks.paper.setting import Setting
 from forgetfree.core.regions import Region, biases
 from forgetfree.core.selection import Saliency
 from forgetfree.data.rows import TaskRows
+from forgetfree.data.sampling import representative
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, NoDataError, UnknownNameError
 from forgetfree.kinds.kind import readout_for
@@ -89,12 +90,13 @@ class Context:
             loaded or self.model(),
             self.rows(unit["task"]),
             shots=unit["shots"],
-            or_fewer=True,
             seed=unit["seed"],
             test_limit=self.setting.test_limit,
             device=self.device,
             store=self._store,
         )
+        kept = representative(bench.task.validation.targets, self.setting.validation_limit)
+        bench.task = replace(bench.task, validation=bench.task.validation.subset(kept))
         for sparsity in self.setting.sparsities:  # before anything is trained
             check_localization(self.options(sparsity=sparsity), bench.space)
         return bench

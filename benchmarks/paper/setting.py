@@ -26,6 +26,7 @@ class Setting:
         arms: where ways to train are compared, the options of each by its name, in the place of ``optimizer``.
         fixed: options set by hand, which go before all others.
         test_limit: test rows per task; all for ``None``.
+        validation_limit: validation rows per task, by which masks are chosen; all for ``None``.
         max_length: tokens a row is read at, at most.
         evaluate_on: which rows are scored, see `TaskRows.evaluated_on`.
         graftable: regular expression over names of tensors that may be grafted; all for ``None``.
@@ -42,6 +43,7 @@ class Setting:
     arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     test_limit: int | None = None
+    validation_limit: int | None = None
     max_length: int = MAX_LENGTH
     evaluate_on: EvaluatedOn = "test"
     graftable: str | None = None
@@ -77,4 +79,5 @@ SMALL = Setting(
     },
     optimizer=SGD,
     test_limit=400,
+    validation_limit=256,
 )

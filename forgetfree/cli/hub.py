@@ -33,9 +33,9 @@ def needs_hub(model: str | None, data: Any = "") -> bool:
     return data == "hub" or not here
 
 
-def reach_hub(model: str | None, data: Any = "") -> None:
-    """Look whether the hub answers, where one of them is read from it; see `go_offline_if_cut_off`."""
-    if needs_hub(model, data):
+def reach_hub(model: str | None) -> None:
+    """Look whether the hub answers, where a model is read from it; see `go_offline_if_cut_off`."""
+    if needs_hub(model):
         go_offline_if_cut_off()
 
 

@@ -20,7 +20,8 @@ from forgetfree.core.readout_model import TaskHead
 from forgetfree.data.examples import DatasetExamples
 from forgetfree.data.library_tables import splits_of
 from forgetfree.data.rows import Rows, TaskRows, complete, tell
-from forgetfree.data.sampling import k_shot, representative
+from forgetfree.data.sampling import few_rows_note, k_shot, representative
+from forgetfree.display import tell_note
 from forgetfree.errors import DataError, ModelError, UsageError, first_line
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState
@@ -207,7 +208,6 @@ def tensor_stream(
     network: nn.Module,
     *,
     shots: int | None = None,
-    or_fewer: bool = False,
     seed: int = 0,
     test_limit: int | None = None,
     graftable: str | None = None,
@@ -222,7 +222,6 @@ def tensor_stream(
             ``TensorDataset`` of them; or a mapping from splits to such rows. Missing splits are held out as of texts.
         network: from inputs to logits of all labels; see `benchmark_stream`.
         shots: training rows per label; default: all.
-        or_fewer: accept labels with fewer rows, and take all of those.
         seed: of the sample, and kept with the stream.
         test_limit: evaluate on at most this many test rows, spread evenly; default: all.
         graftable: as of `benchmark_stream`.
@@ -244,8 +243,9 @@ def tensor_stream(
         tensors = _tensors(name, data[name])
         rows = _positions(name, tensors).evaluated_on(evaluate_on)
         tell([rows])
+        tell_note(few_rows_note(rows.train, rows.task, shots))
         drawn = derive_seed(seed, "shots", name)
-        train = rows.train if shots is None else k_shot(rows.train, rows.task, shots, drawn, or_fewer)
+        train = rows.train if shots is None else k_shot(rows.train, rows.task, shots, drawn)
         test = rows.test.take(representative(rows.test.labels, test_limit))
         task = position if scenario == "task" else 0
         for split, chosen in (("train", train), ("valid", rows.validation), ("test", test)):

@@ -13,7 +13,6 @@ from pathlib import Path
 from torch import nn
 
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Training, undo_on_error
-from forgetfree.continual.strategy_parts import skill_of
 from forgetfree.core.regions import Region, grafted
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.errors import LedgerError
@@ -103,19 +102,20 @@ class LedgerModel:
             training: of the task.
             region: γ, where it is known only after training.
         """
-        strategy, task, skill = self._strategy, training.task, skill_of(training)
+        strategy, task, own = self._strategy, training.task, training.region
+        assert own is not None, "region_training gives a training its region"
         model, loaded = strategy.model, strategy.stream.loaded
-        region = skill.region if region is None else region
+        region = own.region if region is None else region
         return Record(
             task.name,
             region,
-            Graft.of(model.backbone, strategy.space, self.ledger.free(region, alone=skill.alone)),
-            skill.sparsity,
+            Graft.of(model.backbone, strategy.space, self.ledger.free(region, alone=own.alone)),
+            own.sparsity,
             readout=tensors_of(model.readout_module(task.label)),
             buffers=changed_buffers(model.backbone, strategy.pre_trained.buffers),
             definition=None if loaded.tokenizer is None else task.definition,
             classes=task.classes,
-            alone=skill.alone and self.ledger.composition == "auto",
+            alone=own.alone and self.ledger.composition == "auto",
         )
 
     def put_alone(self, task: EncodedTask, record: Record) -> None:

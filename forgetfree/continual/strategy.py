@@ -103,7 +103,7 @@ class ContinualStrategy(StrategyTemplate):
 
     #: The tasks learned so far, in order.
     learned: list[EncodedTask]
-    #: Who owns what, where the strategy keeps that: see `forgetfree.continual.regions.RegionStrategy`.
+    #: Who owns what, where the strategy keeps that: see `forgetfree.continual.region_strategy.RegionStrategy`.
     ledger: Ledger | None = None
     #: Whether each task is answered by a model of its own, chosen by the task: where `Options` are `TaskwiseOptions`.
     taskwise: ClassVar[bool] = False

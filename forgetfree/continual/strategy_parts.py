@@ -30,8 +30,8 @@ Answer = Callable[[Tensor, Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Skill:
-    """Where the skill of a task lies, for a strategy on a ledger: what is recorded beside the values.
+class TaskRegion:
+    """The region of a task, for a strategy on a ledger: what is recorded beside the values.
 
     Attributes:
         region: γ, of which what is free is trained.
@@ -60,7 +60,7 @@ class Training:
         optimizer: from PyTorch's parameter groups (the backbone's, the readout's) to an optimiser, in place of the options'.
         schedule: from the number of updates done to the factor on the learning rate, in place of the options'.
         learns: the tasks that are learned by it; default: ``task`` alone.
-        skill: what `commit` records beside the values, where a region is trained.
+        region: what `commit` records beside the values, where a region is trained.
         finish: called after the last update; `commit` gets the training that it returns, with what it leaves in the model.
     """
 
@@ -75,7 +75,7 @@ class Training:
     optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None
     schedule: Callable[[int], float] | None = None
     learns: tuple[EncodedTask, ...] = ()
-    skill: Skill | None = None
+    region: TaskRegion | None = None
     finish: Callable[[], Training] | None = None
 
     def faults(self) -> list[str]:
@@ -98,12 +98,6 @@ def training_of(training: Training | None) -> Training:
     """Return what a strategy trains now."""
     assert training is not None, "asked between `begin` and `commit`"
     return training
-
-
-def skill_of(training: Training) -> Skill:
-    """Return the skill that a training on a region is of."""
-    assert training.skill is not None, "region_training gives a training its skill"
-    return training.skill
 
 
 @contextmanager

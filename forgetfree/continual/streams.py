@@ -20,7 +20,7 @@ from torch import nn
 from forgetfree.continual.benchmark_streams import benchmark_stream, tensor_stream
 from forgetfree.continual.stream import BenchmarkModel, Stream, StreamModel
 from forgetfree.data.columns import ReadOptions
-from forgetfree.data.encoding import fitting
+from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.data.examples import EncodedRows, OneLength
 from forgetfree.data.rows import TaskRows, tell
 from forgetfree.data.sources import check_form, default_data, load_tasks
@@ -48,7 +48,6 @@ def load_stream(
     metric: str | Mapping[str, str] | None = None,
     readout: str = "auto",
     shots: int | None = None,
-    or_fewer: bool = False,
     seed: int = 0,
     test_limit: int | None = None,
     graftable: str | None = None,
@@ -76,7 +75,6 @@ def load_stream(
         metric: what answers are scored by, or the metric of each task by its name; default: that of the task's kind.
         readout: ``auto``, ``linear``, ``prompt`` or ``causal``.
         shots: training rows per label, or sentences per kind of entity; default: all.
-        or_fewer: accept labels with fewer rows, and take all of those.
         seed: of the sample and of the readouts' first weights.
         test_limit: evaluate on at most this many test rows, spread evenly; default: all.
         graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
@@ -91,7 +89,7 @@ def load_stream(
         UsageError, DataError, ModelError: see `load_tasks` and `load_model`.
     """
     check_scenario(scenario)
-    common: dict[str, Any] = {"shots": shots, "or_fewer": or_fewer, "seed": seed}
+    common: dict[str, Any] = {"shots": shots, "seed": seed}
     common |= {"test_limit": test_limit, "scenario": scenario}
     if isinstance(model, nn.Module) and not is_pretrained(model):
         if not isinstance(data, Mapping):
@@ -117,7 +115,7 @@ def load_stream(
         dtype=dtype,
         tasks=definitions,
     )
-    tasks = [fitting(rows, loaded.encoder(rows.task), skip_bad_rows) for rows in tasks]
+    tasks = [drop_bad_rows(rows, loaded.encoder(rows.task), skip_bad_rows) for rows in tasks]
     tell(tasks)
     tell_note(loaded.note)
     name = stream if isinstance(stream, str) else ",".join(rows.task.name for rows in tasks)
@@ -133,7 +131,6 @@ def make_stream(
     loaded: LoadedModel,
     *,
     shots: int | None = None,
-    or_fewer: bool = False,
     seed: int = 0,
     test_limit: int | None = None,
     scenario: Scenario = "task",
@@ -147,7 +144,7 @@ def make_stream(
     definitions, labels = label_spaces([rows.task for rows in tasks], loaded, scenario)
     loaded.check_words(definitions)
     loaded = replace(loaded, model=StreamModel.of(loaded, shared_readout=scenario != "task"))
-    drawn: dict[str, Any] = {"shots": shots, "or_fewer": or_fewer, "seed": seed, "test_limit": test_limit}
+    drawn: dict[str, Any] = {"shots": shots, "seed": seed, "test_limit": test_limit}
     encoded = [
         encode_task(replace(rows, task=task), loaded, labels=space, **drawn)
         for rows, task, space in zip(tasks, definitions, labels, strict=True)

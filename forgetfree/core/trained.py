@@ -115,7 +115,7 @@ class RegionParameters:
         pieces = list(torch.split(torch.zeros_like(self.values), [len(local) for _, local in self._pieces]))
         for number, (tensor, local) in enumerate(self._pieces):
             if tensor.grad is not None:
-                pieces[number] = chosen(tensor.grad, local).to(self.values.dtype)
+                pieces[number] = values_at(tensor.grad, local).to(self.values.dtype)
                 tensor.grad = None
         self._add(torch.cat(pieces) if pieces else torch.zeros_like(self.values))
         self._collected = True
@@ -142,7 +142,7 @@ def write_(pieces: Sequence[tuple[Tensor, Tensor]], values: Tensor) -> None:
                 flat[at] = parts[dtype][number]
 
 
-def chosen(tensor: Tensor, local: Tensor) -> Tensor:
+def values_at(tensor: Tensor, local: Tensor) -> Tensor:
     """Return the entries ``(s,)`` of a tensor that have these numbers ``(s,)``."""
     if tensor.is_contiguous():
         return tensor.view(-1).index_select(0, local.to(tensor.device))
@@ -290,7 +290,7 @@ class _Entries(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return the gradient of the entries."""
         leaf, local = ctx.at
-        return None, chosen(gradient, local).to(leaf.dtype), None
+        return None, values_at(gradient, local).to(leaf.dtype), None
 
 
 #: Where the products have their matrix among their arguments, after x.

@@ -80,7 +80,7 @@ class BadRows:
             self.faults.append(fault)
 
     def attempt(self, action: Callable[..., T], *arguments: Any) -> T | None:
-        """Return what ``action`` returns; ``None`` where it finds a row bad."""
+        """Result of ``action``; ``None`` where it finds a row bad."""
         try:
             return action(*arguments)
         except BadDataError as error:
@@ -122,7 +122,7 @@ class DataFaults:
         return bool(self._others or self._bad)
 
     def attempt(self, action: Callable[..., T], *arguments: Any) -> T | None:
-        """Return what ``action`` returns; ``None`` where it finds data wrong."""
+        """Result of ``action``; ``None`` where it finds data wrong."""
         try:
             return action(*arguments)
         except DataError as error:
@@ -154,7 +154,7 @@ class DataFaults:
             self._count += len(bad)
 
     def demand(self, action: Callable[..., T], *arguments: Any) -> T:
-        """Return what ``action`` returns; where it finds data wrong, raise all faults as `report` does."""
+        """Result of ``action``; where it finds data wrong, all faults are raised as by `report`."""
         found = self.attempt(action, *arguments)
         if found is None:
             self.report()
@@ -187,7 +187,7 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 
 def _message_of(bad: Sequence[BadRow], counts: Mapping[str, int], count: int) -> str:
-    """Return one message for all bad rows: the fault of the only one, or counts and a table, whose lines are indented."""
+    """One message for all bad rows: the fault of the only one, or counts and a table, whose lines are indented."""
     out = "--skip-bad-rows leaves such rows out."
     if len(bad) == 1:
         return f"{escaped(bad[0].message)} {out}"
@@ -210,7 +210,7 @@ def _tail(name: str) -> str:
     return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
 
 
-def left_out(bad: Iterable[tuple[str, BadRows]]) -> str:
+def left_out_note(bad: Iterable[tuple[str, BadRows]]) -> str:
     """Note on bad rows that were left out, by split."""
     return "; ".join(
         f"{counted(len(each), f'bad {split} row')} left out: {counts_text(each.counts)}" for split, each in bad if each

@@ -42,7 +42,7 @@ class Chat:
 
     @classmethod
     def of(cls, value: Any) -> Chat:
-        """Return a chat from a list of turns, an object with ``messages`` and ``tools``, or the JSON of either.
+        """Chat from a list of turns, an object with ``messages`` and ``tools``, or the JSON of either.
 
         Raises:
             ValueError: it is none; the message is a phrase for what was expected.
@@ -83,7 +83,7 @@ def tools_of(value: Any) -> list[Any]:
 
 
 def _turn(turn: Any) -> Turn:
-    """Return one turn; raise ``ValueError`` with what was expected."""
+    """One turn; raise ``ValueError`` with what was expected."""
     role, content = ("role", "content") if isinstance(turn, Mapping) and "role" in turn else ("from", "value")
     if not isinstance(turn, Mapping) or role not in turn:
         raise ValueError(_TURNS)
@@ -102,7 +102,7 @@ def _turn(turn: Any) -> Turn:
 
 
 def _text_of(content: Any) -> Any:
-    """Return the text of a content that is a list of texts; any other as it is."""
+    """Text of a content that is a list of texts; any other as it is."""
     if not isinstance(content, list | tuple):
         return content
     texts = list[str]()
@@ -116,7 +116,7 @@ def _text_of(content: Any) -> Any:
 
 
 def _calls(text: Any) -> list[dict[str, Any]]:
-    """Return the tool calls of a turn that is the JSON of one or several."""
+    """Tool calls of a turn that is the JSON of one or several."""
     expected = "a function_call that is the JSON of an object with name and arguments, or of a list of them"
     calls = of_json(text, expected)
     calls = calls if isinstance(calls, list) else [calls]
@@ -129,7 +129,7 @@ def _calls(text: Any) -> list[dict[str, Any]]:
 
 
 def answer_of(chat: Chat) -> tuple[Chat, str]:
-    """Return a chat up to its last turn of the assistant, and that turn as `answer_text` writes it.
+    """Chat up to its last turn of the assistant, and that turn as `answer_text` writes it.
 
     Raises:
         ValueError: it has no such turn after another, or that is empty or not to be learned; with what was expected.
@@ -142,16 +142,16 @@ def answer_of(chat: Chat) -> tuple[Chat, str]:
         raise ValueError("a last turn of the assistant that is not empty")
     if off := next((key for key in _LEARNED if key in turn), None):
         raise ValueError(f"a last turn of the assistant that is learned as any other, so {off!r} of 1 or none")
-    return Chat(asked(chat.turns[:last]), chat.tools), answer_text(turn)
+    return Chat(without_weights(chat.turns[:last]), chat.tools), answer_text(turn)
 
 
-def asked(turns: Sequence[Turn]) -> list[Turn]:
-    """Return turns that are asked, without the keys that say whether they are learned."""
+def without_weights(turns: Sequence[Turn]) -> list[Turn]:
+    """Turns without the keys that say whether they are learned."""
     return [{key: value for key, value in turn.items() if key not in _LEARNED} for turn in turns]
 
 
 def answer_text(turn: Turn) -> str:
-    """Return the text of an answer: its content, or the JSON of the turn where that is more."""
+    """Text of an answer: its content, or the JSON of the turn where that is more."""
     content = turn.get("content", "")
     if turn.keys() <= {"role", "content"} and not content.startswith(_ANSWER):
         return str(content)
@@ -159,7 +159,7 @@ def answer_text(turn: Turn) -> str:
 
 
 def answer_turn(text: str) -> Turn:
-    """Return the turn that `answer_text` wrote."""
+    """Turn that `answer_text` wrote."""
     turn: Turn = json.loads(text) if text.startswith(_ANSWER) else {"role": "assistant", "content": text}
     return turn
 
@@ -191,7 +191,7 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 class ChatTemplate:
     """Puts chats together by a template, and makes token ids of them.
 
-    Texts have a mark inside each special token that they spell, see `shown`.
+    Texts have a mark inside each special token that they spell, see `without_marks`.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -213,7 +213,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: Any) -> ChatTemplate:
-        """Return the tokenizer's own template, which is told the same date every day."""
+        """Tokenizer's own template, which is told the same date every day."""
         source = str(tokenizer.get_chat_template())
         if isinstance(tokenizer.chat_template, Mapping) and "tool_use" in tokenizer.chat_template:
             of_tools = tokenizer.chat_template["tool_use"]
@@ -243,7 +243,7 @@ class ChatTemplate:
     # -- Texts -----------------------------------------------------------------------------------------------
 
     def put_together(self, chat: Chat, *, answered: bool = False) -> str:
-        """Return a chat, up to where the assistant begins unless it is answered.
+        """Chat, up to where the assistant begins unless it is answered.
 
         Raises:
             RowError: the template refuses it.
@@ -252,7 +252,7 @@ class ChatTemplate:
         if not (token := self._special.search(chat.text)):
             return whole
         marked = self._rendered(Chat(self._broken(chat.turns), self._broken(chat.tools)), answered=answered)
-        if shown(marked) != whole:
+        if without_marks(marked) != whole:
             raise RowError(
                 "special token in a text",
                 f"expected texts without {token[0]!r}, which is a special token, since the model's chat template changes texts "
@@ -261,7 +261,7 @@ class ChatTemplate:
         return marked
 
     def unread(self, chat: Chat, prompt: str) -> list[str]:
-        """Return the keys of turns that change nothing in what stands before the answer.
+        """Keys of turns that change nothing in what stands before the answer.
 
         Args:
             chat: the turns before the answer.
@@ -279,17 +279,17 @@ class ChatTemplate:
         return unread
 
     def _leaves_out(self, turns: Sequence[Turn], keys: Sequence[str], tools: list[Any], whole: str) -> bool:
-        """Return whether a chat is put together alike without some keys of its turns."""
+        """True if a chat is put together alike without some keys of its turns."""
         bare = [{name: value for name, value in turn.items() if name not in keys} for turn in turns]
         bare = [{"content": "", **less} if less != turn else turn for less, turn in zip(bare, turns, strict=True)]
         answered = turns[-1]["role"] == "assistant"
         try:
-            return self._rendered(Chat(bare, tools), answered=answered) == shown(whole)
+            return self._rendered(Chat(bare, tools), answered=answered) == without_marks(whole)
         except RowError:
             return False
 
     def answer(self, chat: Chat, turn: Turn, prompt: str) -> str:
-        """Return what a turn adds to a chat, up to where it ends.
+        """Text that a turn adds to a chat, up to where it ends.
 
         Args:
             chat: the turns before.
@@ -304,17 +304,17 @@ class ChatTemplate:
             present = [key for key in keys if turn.get(key)]
             if present and self._leaves_out([*chat.turns, turn], present, chat.tools, whole):
                 raise _left_out(present[0], "answer")
-        before = shown(prompt)
-        if shown(whole).startswith(before):
+        before = without_marks(prompt)
+        if without_marks(whole).startswith(before):
             text = self._ended(_behind(whole, len(before)))
         else:
-            text = self._literal(chat, turn, before, shown(whole))
+            text = self._literal(chat, turn, before, without_marks(whole))
         if not text.strip():
             raise _left_out("content", "answer")
         return text
 
     def _literal(self, chat: Chat, turn: Turn, before: str, whole: str) -> str:
-        """Return the content of an answer where the chat with it does not begin with what the model is asked by.
+        """Content of an answer where the chat with it does not begin with what the model is asked by.
 
         So it is where a template writes another name before the answer, or opens a thought, which the content opens, too.
         """
@@ -352,7 +352,7 @@ class ChatTemplate:
         )
 
     def _broken(self, value: Any) -> Any:
-        """Return a value with a mark inside each special token that its texts spell."""
+        """Value with a mark inside each special token that its texts spell."""
         if isinstance(value, str):
             return self._special.sub(lambda found: found[0][:1] + _BREAK + found[0][1:], value)
         if isinstance(value, Mapping):
@@ -375,11 +375,11 @@ class ChatTemplate:
     # -- Token ids -------------------------------------------------------------------------------------------
 
     def has_special(self, text: str) -> bool:
-        """Return whether a text with marks has special tokens of the template."""
+        """True if a text with marks has special tokens of the template."""
         return bool(self._special.search(text))
 
     def without_beginning(self, text: str, count: int) -> str:
-        """Return a text without its first ``count`` tokens; of a tokenizer in Python, without as many characters."""
+        """Text without its first ``count`` tokens; of a tokenizer in Python, without as many characters."""
         if not self._tokenizer.is_fast:
             return text[count:]
         how = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
@@ -387,7 +387,7 @@ class ChatTemplate:
         return text[max(1, places[count][0]) :] if count < len(places) else ""
 
     def ids(self, text: str, *, inside: bool = False) -> list[int]:
-        """Return the ids of a text with marks: special tokens are those of the template alone.
+        """Ids of a text with marks: special tokens are those of the template alone.
 
         Args:
             text: what `put_together` or `answer` returned.
@@ -418,19 +418,19 @@ def _left_out(key: str, what: str) -> RowError:
     )
 
 
-def shown(text: str) -> str:
-    """Return a text without the marks inside the special tokens that it spells."""
+def without_marks(text: str) -> str:
+    """Text without the marks inside the special tokens that it spells."""
     return text.replace(_BREAK, "")
 
 
 def _shared(one: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
+    """Number of characters that two texts begin with alike."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _behind(text: str, count: int) -> str:
-    """Return a text with marks without its first ``count`` characters, of which marks are none."""
+    """Text with marks without its first ``count`` characters, of which marks are none."""
     if _BREAK not in text:
         return text[count:]
     places = [place for place, character in enumerate(text) if character != _BREAK]

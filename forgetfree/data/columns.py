@@ -59,7 +59,7 @@ class ColumnNames:
         return cls(names, label)
 
     def over(self, source: Mapping[str, Any]) -> ColumnNames:
-        """Return these, and what a ``source.json`` names where they are left out."""
+        """These names, and those of a ``source.json`` where they are left out."""
         source_columns = ColumnNames.of(source.get("text_column"), source.get("label_column"))
         return replace(self, texts=self.texts or source_columns.texts, label=self.label or source_columns.label)
 
@@ -74,7 +74,7 @@ def _listed_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a user says of how the rows of tasks are read: each name counts for all tasks, or as ``TASK=NAME`` for one.
+    """Options of a user on how rows are read: each name counts for all tasks, or as ``TASK=NAME`` for one.
 
     Attributes:
         texts: names of columns.
@@ -131,13 +131,13 @@ class ReadOptions:
 
 
 def _split(named: str) -> tuple[str, str]:
-    """Return the task that a name is for, which may be none, and the name."""
+    """Task that a name is for, which may be none, and the name."""
     owner, sign, name = named.partition("=")
     return (owner, name) if sign else ("", named)
 
 
 def names_for(named: Iterable[str], tasks: Collection[str]) -> list[str]:
-    """Return the names that are for all tasks, or for one of these."""
+    """Names that are for all tasks, or for one of these."""
     return [each for each in named if _split(each)[0] in ("", *tasks)]
 
 
@@ -147,7 +147,7 @@ def _of_task(named: Sequence[str], task: str) -> list[str]:
 
 
 def _one(option: str, named: Sequence[str], task: str) -> str | None:
-    """Return the only name for a task, if any; raise ``UsageError`` if there are several."""
+    """Only name for a task, if any; raise ``UsageError`` if there are several."""
     names = _of_task(named, task)
     if len(names) > 1:
         raise UsageError(
@@ -157,7 +157,7 @@ def _one(option: str, named: Sequence[str], task: str) -> str | None:
 
 
 def named_metrics(metrics: str | Mapping[str, str] | Sequence[str] | None) -> tuple[str, ...]:
-    """Return metrics as the command line names them, of a name for all tasks, or of names by task.
+    """Metrics as the command line names them, of a name for all tasks, or of names by task.
 
     >>> named_metrics({"chats": "chrf"})
     ('chats=chrf',)
@@ -242,7 +242,7 @@ def choose_texts(where: str, names: Iterable[str], columns: ColumnNames, kind: s
 
 
 def are_labelled_texts(names: Iterable[str], *, beside: Iterable[str] = ()) -> bool:
-    """Whether columns of common names hold texts and a label, which is none of ``beside``."""
+    """True if columns of common names hold texts and a label, which is none of ``beside``."""
     plain = _known(names)
     labels = filter(is_label, plain.keys() - _known(beside).keys())
     paired = any({bare_name(one), bare_name(other)} <= plain.keys() for one, other in _PAIRS)
@@ -250,17 +250,17 @@ def are_labelled_texts(names: Iterable[str], *, beside: Iterable[str] = ()) -> b
 
 
 def is_label(name: str) -> bool:
-    """Whether a column has a common name of labels."""
+    """True if a column has a common name of labels."""
     return bare_name(name) in map(bare_name, _LABELS)
 
 
 def _known(names: Iterable[str]) -> dict[str, str]:
-    """Return a table's names by how they are compared; the first of several that are alike."""
+    """Table's names by how they are compared; the first of several that are alike."""
     return {bare_name(name): name for name in reversed(list(names))}
 
 
 def _own_texts(header: Sequence[str], kind: str | None) -> tuple[str, ...]:
-    """Return our columns of texts, where a table has them."""
+    """Our columns of texts, where a table has them."""
     if kind in ("pair", None) and set(PAIR) <= set(header):
         return PAIR
     if kind == "tokens" and (words := [name for name in WORDS if name in header]):
@@ -279,7 +279,7 @@ def _only(where: str, what: str, options: Sequence[tuple[str, ...]], flag: str) 
 
 
 def bare_name(name: str) -> str:
-    """Return a name without case and punctuation: "Sci/Tech" and "sci_tech" are equal."""
+    """Name without case and punctuation: "Sci/Tech" and "sci_tech" are equal."""
     return re.sub(r"[\W_]+", "", name).lower()
 
 

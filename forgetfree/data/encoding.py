@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from forgetfree.data.bad_rows import BadRow, BadRows, DataFaults, left_out
+from forgetfree.data.bad_rows import BadRow, BadRows, DataFaults, left_out_note
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.display import counted
 from forgetfree.errors import ModelError
@@ -44,7 +44,7 @@ class _Slot:
 
 
 def _pieces_of(template: str) -> list[str | _Slot]:
-    """Return the literal texts and the slots of a prompt, in order."""
+    """Literal texts and the slots of a prompt, in order."""
     pieces: list[str | _Slot] = []
     end = 0
     for match in _SLOT.finditer(template):
@@ -98,7 +98,7 @@ class Encoder:
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:
-        """Return the token ids of every row."""
+        """Token ids of every row."""
         parts = self._parts(2 if rows.second else 1)
         columns = [
             token_ids(self.tokenizer, [slot.of(text) for text in slot.column_of(rows)], inside=slot.inside)
@@ -117,7 +117,7 @@ class Encoder:
         return encoded
 
     def _parts(self, texts: int) -> list[list[int] | _Slot]:
-        """Return the ids and the slots that make a row of one text or two."""
+        """Ids and the slots that make a row of one text or two."""
         if self._prompt is not None:
             return self._prompt
         if texts == 1:
@@ -130,29 +130,20 @@ class Encoder:
         """Count a row that has ``over`` more tokens than there is room for; it loses none where that is below 0."""
         self.cut.append(max(over, 0))
 
-    @property
-    def cut_rows(self) -> int:
-        """How many rows were cut so far."""
-        return sum(map(bool, self.cut))
-
-    @property
-    def cut_tokens(self) -> int:
-        """How many tokens they lost."""
-        return sum(self.cut)
-
     def cut_note(self, what: str, count: int) -> str:
-        """Return what to say of the rows that were cut; nothing where there are none.
+        """Note on rows that were cut; empty where there are none.
 
         Args:
             what: a row is called.
             count: how many rows were encoded.
         """
-        if not self.cut_rows:
+        rows, tokens = sum(map(bool, self.cut)), sum(self.cut)
+        if not rows:
             return ""
-        are = f"{self.cut_rows:,} of {counted(count, what)} {'is' if self.cut_rows == 1 else 'are'}"
+        are = f"{rows:,} of {counted(count, what)} {'is' if rows == 1 else 'are'}"
         return (
-            f"{are} longer than max_length={self._max_length} allows: {counted(self.cut_tokens, 'token')} of "
-            f"{'it' if self.cut_rows == 1 else 'them'} {'is' if self.cut_tokens == 1 else 'are'} cut off and not read."
+            f"{are} longer than max_length={self._max_length} allows: {counted(tokens, 'token')} of "
+            f"{'it' if rows == 1 else 'them'} {'is' if tokens == 1 else 'are'} cut off and not read."
         )
 
     def room(self, texts: int) -> int:
@@ -161,7 +152,7 @@ class Encoder:
         return self._max_length - len(self.opening) - len(self.closing) - fixed
 
     def bad_rows(self, rows: Rows) -> dict[int, BadRow]:
-        """Return what is wrong with the rows that this model cannot learn from, by their numbers; here nothing."""
+        """Faults of the rows that this model cannot learn from, by their numbers; here none."""
         return {}
 
     def _part(self, piece: str | _Slot, *, inside: bool) -> list[int] | _Slot:
@@ -190,7 +181,7 @@ class WordEncoder(Encoder):
         self._wordless = [self.blank if unknown is None else unknown]
 
     def __call__(self, rows: Rows) -> list[list[int]]:
-        """Return the token ids of every sentence."""
+        """Token ids of every sentence."""
         sentences = [text.split(" ") for text in rows.first]
         # As they stand in a text: a space belongs to the word after it, as byte-level tokenizers see it.
         first = list({words[0] for words in sentences})
@@ -207,8 +198,8 @@ class WordEncoder(Encoder):
         return encoded
 
 
-def fitting(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> TaskRows:
-    """Return a task without the rows that its model cannot learn from.
+def drop_bad_rows(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> TaskRows:
+    """Task without the rows that its model cannot learn from.
 
     Args:
         rows: the task and its rows.
@@ -237,7 +228,7 @@ def fitting(rows: TaskRows, encoder: Encoder, skip_bad_rows: bool) -> TaskRows:
             faults.add(each, good[file])
         faults.report()
     counts = {split: each.summary(rows.left_out.get(split, {})) for split, each in bad.items()}
-    note = f"Task {rows.task.name!r}: {left_out(bad.items())}."
+    note = f"Task {rows.task.name!r}: {left_out_note(bad.items())}."
     return replace(rows, **cast(Any, splits), notes=(*rows.notes, note), left_out={**rows.left_out, **counts})
 
 
@@ -246,7 +237,7 @@ LEAD = "a"
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], *, inside: bool = False) -> list[list[int]]:
-    """Return the ids of texts without special tokens; ``inside`` a row, as they are after other text.
+    """Ids of texts without special tokens; ``inside`` a row, as they are after other text.
 
     Some tokenizers (SentencePiece's) put a space, "▁", before each text, which a row does not have there.
     """
@@ -300,7 +291,7 @@ def words_without_token(tokenizer: Any, words: Sequence[str]) -> list[str]:
 
 
 def _word_faults(tokenizer: Any, words: Sequence[str], task: str) -> list[str]:
-    """Return a sentence for each label word that is not a single token, and for words that are one token."""
+    """Sentence for each label word that is not a single token, and for words that are one token."""
     faults, single = [], _single_tokens(tokenizer, words)
     for word, ids in zip(words, _after_space(tokenizer, words), strict=True):
         if word in single:
@@ -321,7 +312,7 @@ def _word_faults(tokenizer: Any, words: Sequence[str], task: str) -> list[str]:
 
 
 def _single_tokens(tokenizer: Any, words: Sequence[str]) -> dict[str, int]:
-    """Return the token of each word that is a single one, and known."""
+    """Token of each word that is a single one, and known."""
     pieces = zip(words, _after_space(tokenizer, words), strict=True)
     return {word: ids[0] for word, ids in pieces if len(ids) == 1 and ids[0] != tokenizer.unk_token_id}
 

@@ -35,7 +35,7 @@ class Examples(Protocol):
 
     @property
     def targets(self) -> list[int]:
-        """What a sample of the rows should hold of evenly: the label of each row."""
+        """Label of each row, of which a sample should hold evenly."""
 
     @property
     def counts(self) -> list[int]:
@@ -52,10 +52,10 @@ class Examples(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Return the mini-batch of the rows at ``indices``."""
+        """Mini-batch of the rows at ``indices``."""
 
     def subset(self, indices: Sequence[int]) -> Examples:
-        """Return the rows at ``indices``, in that order."""
+        """Rows at ``indices``, in that order."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -130,7 +130,7 @@ class EncodedRows:
         return groups
 
     def _labels(self, i: int) -> Any:
-        """Return the label of a row, or the list of those of its words."""
+        """Label of a row, or the list of those of its words."""
         if self.words is None:
             return int(self.labels[i])
         return self.labels[self.words[i] : self.words[i + 1]].tolist()
@@ -143,7 +143,7 @@ class EncodedRows:
         return x, self.labels[first : first + self.counts[i]]
 
     def answered(self, logits: Tensor) -> Tensor:
-        """Return the logits of all labels from those of what was read: words that were cut off are O, label 0, for certain."""
+        """Logits of all labels from those of what was read: words that were cut off are O, label 0, for certain."""
         if self.words is None:
             return logits
         lengths, counts = self.words.diff(), torch.tensor(self.counts, device="cpu")
@@ -154,7 +154,7 @@ class EncodedRows:
         return answers
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Return the mini-batch of the rows at ``indices``, padded to the longest of them."""
+        """Mini-batch of the rows at ``indices``, padded to the longest of them."""
         return self.collate([(*self[i], self.task) for i in indices])
 
     def collate(self, items: Sequence[tuple[Any, ...]]) -> Batch:
@@ -167,7 +167,7 @@ class EncodedRows:
         return x, torch.cat(labels), tasks.repeat_interleave(torch.tensor([len(each) for each in labels], device="cpu"))
 
     def subset(self, indices: Sequence[int]) -> EncodedRows:
-        """Return the rows at ``indices``, in that order."""
+        """Rows at ``indices``, in that order."""
         rows = [self.tokens[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
         return EncodedRows.of(rows, [self._labels(i) for i in indices], self.task, self.pad, self.kind)
 
@@ -220,10 +220,10 @@ class DatasetExamples:
         return digest.hexdigest()
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Return the mini-batch of the rows at ``indices``."""
+        """Mini-batch of the rows at ``indices``."""
         x = torch.stack([self._dataset[self._rows[i]][0] for i in indices])
         return x, self.labels[list(indices)], torch.full((len(indices),), self.task, device="cpu")
 
     def subset(self, indices: Sequence[int]) -> DatasetExamples:
-        """Return the rows at ``indices``, in that order."""
+        """Rows at ``indices``, in that order."""
         return DatasetExamples(self._dataset, self._all_labels, self.task, [self._rows[i] for i in indices])

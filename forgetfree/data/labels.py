@@ -1,4 +1,4 @@
-"""What is written in a label column, as the numbers of a task's labels; and what of it may be a mistake."""
+"""Labels: cells of a column as the numbers of a task's labels, and what of them may be a mistake."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _A_REAL = (
 _A_NAN = "nan often marks rows without a label; if it is a label, name all labels as label_names in source.json. "
 
 
-def written(column: Sequence[Any], typed: bool = True, names: Sequence[str] = ()) -> list[int | str | ValueError]:
-    """Return the cells of a label column as whole numbers or names; truth values are the names ``false`` and ``true``.
+def label_cells(column: Sequence[Any], typed: bool = True, names: Sequence[str] = ()) -> list[int | str | ValueError]:
+    """Cells of a label column as whole numbers or names; truth values are the names ``false`` and ``true``.
 
     A text is a whole number where it is the plain spelling of one, and ``1.0`` is where all numbers of the column are written
     so. Any other text is a name, and makes names of the whole numbers beside it if it holds a digit: 01 and 1 are two codes.
@@ -68,7 +68,7 @@ def _of_value(value: Any, names: Sequence[str]) -> int | str | ValueError:
 
 
 def _reader(texts: set[str], typed: bool, named: bool) -> Any:
-    """Return what reads a text of a column that holds these."""
+    """Reader of a text in a column that holds these."""
     numeric = {text for text in texts if any(map(str.isdigit, text))}
     whole = {text for text in numeric if _WHOLE.fullmatch(text)}
     as_reals = bool(numeric) and all(map(_WHOLE_AS_REAL.fullmatch, numeric))
@@ -90,7 +90,7 @@ def _reader(texts: set[str], typed: bool, named: bool) -> Any:
 
 
 def _are_reals(texts: set[str]) -> bool:
-    """Return whether texts are real numbers that a program wrote: each in its shortest form, or all with as many decimals.
+    """True if texts are real numbers that a program wrote: each in its shortest form, or all with as many decimals.
 
     >>> _are_reals({"0.13", "2", "3.5"}), _are_reals({"2.50", "0.13"}), _are_reals({"1.1", "1.10"}), _are_reals({"1", "1.0"})
     (True, True, False, False)
@@ -121,16 +121,16 @@ class Labels:
 
     @classmethod
     def named(cls, names: Sequence[str]) -> Labels:
-        """Return labels of these names, which may be written as numbers from 0, too."""
+        """Labels of these names, which may be written as numbers from 0, too."""
         return cls(tuple(names), {i: i for i in range(len(names))})
 
     def place(self, cell: int | str) -> int | None:
-        """Return the number of a label as it is written; ``None`` if there is no such label."""
+        """Number of a label as it is written; ``None`` if there is no such label."""
         if isinstance(cell, int):
             return self.numbers.get(cell)
         if cell in self.names:
             return self.names.index(cell)
-        alike = [i for i, name in enumerate(self.names) if compared(name) == compared(cell)]
+        alike = [i for i, name in enumerate(self.names) if folded(name) == folded(cell)]
         return alike[0] if len(alike) == 1 else None
 
     @property
@@ -140,11 +140,11 @@ class Labels:
 
 
 def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], numbered: bool = False) -> Labels:
-    """Return the labels that training rows have; of names that look alike the commonest, see `check_alike`.
+    """Labels that training rows have; of names that look alike the commonest, see `check_alike`.
 
     Args:
         where: the table, for messages.
-        cells: what is `written` in each row; all are numbers or all are names, unless ``names`` are given.
+        cells: what is `label_cells` in each row; all are numbers or all are names, unless ``names`` are given.
         names: of the labels, in order, where they are known.
         numbered: whether numbers are the places of names, as in a ``ClassLabel``; else a number may itself be a name.
 
@@ -181,8 +181,8 @@ def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], n
 
 
 def _numbers_of(names: Sequence[str]) -> dict[int, int]:
-    """Return the places of the names that are whole numbers, or look like one, by these."""
-    alike = {int(seen): i for i, name in enumerate(names) if _WHOLE.fullmatch(seen := compared(name))}
+    """Places of the names that are whole numbers, or look like one, by these."""
+    alike = {int(seen): i for i, name in enumerate(names) if _WHOLE.fullmatch(seen := folded(name))}
     return alike | {int(name): i for i, name in enumerate(names) if _WHOLE.fullmatch(name)}
 
 
@@ -192,7 +192,7 @@ def _numbers_of(names: Sequence[str]) -> dict[int, int]:
 def check_alike(
     where: str, cells: Sequence[Any], rows: Sequence[int], what: str = "labels", key: str = "label_names"
 ) -> None:
-    """Raise ``DataError`` if names look alike to a reader, or are one number: see `compared`.
+    """Raise ``DataError`` if names look alike to a reader, or are one number: see `folded`.
 
     Args:
         where: the table, for messages.
@@ -220,24 +220,24 @@ def check_alike(
 def _groups(names: Iterable[str]) -> list[list[str]]:
     groups = dict[str, list[str]]()
     for name in sorted(names):
-        groups.setdefault(compared(name), []).append(name)
+        groups.setdefault(folded(name), []).append(name)
     return [*groups.values()]
 
 
 def _rows_of(cell: str, count: int, first: int) -> str:
-    """Return how many rows have a label, and the first of them."""
+    """Number of rows with a label, and the first of them."""
     return f"row {first}" if count == 1 else f"{count:,} rows, the first is row {first}"
 
 
-def compared(name: str) -> str:
-    """Return what of a name a reader sees: without case and invisible characters, blanks alike, é in one code; 1.0 is 1."""
+def folded(name: str) -> str:
+    """Name as a reader sees it: without case and invisible characters, blanks alike, é in one code; 1.0 is 1."""
     seen = " ".join(unicodedata.normalize("NFKC", without_invisible(name)).casefold().split())
     seen = unicodedata.normalize("NFKC", seen)
     return seen.removesuffix(".0") if _WHOLE_AS_REAL.fullmatch(seen) else seen
 
 
 def _difference(names: Sequence[str]) -> str:
-    """Return in what names differ that look alike."""
+    """Difference of names that look alike."""
     if len({name.casefold() for name in names}) == 1:
         return "case"
     if len({without_invisible(name) for name in names}) == 1:
@@ -253,10 +253,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def notes_of_labels(cells: Sequence[int | str], labels: Labels, numbers: Sequence[int], split: str) -> list[str]:
-    """Return what to say of labels: those that are written otherwise than their names, and those that look like lists.
+    """Notes on labels: those that are written otherwise than their names, and those that look like lists.
 
     Args:
-        cells: what is `written` in each row.
+        cells: what is `label_cells` in each row.
         labels: what was learned of them.
         numbers: of the rows, for a user.
         split: whose rows these are.
@@ -267,7 +267,7 @@ def notes_of_labels(cells: Sequence[int | str], labels: Labels, numbers: Sequenc
     read = [  # a number may be that of a name, which is no other spelling
         (cell, labels.names[place])
         for cell, place in places.items()
-        if place is not None and (isinstance(cell, str) or compared(str(cell)) == compared(labels.names[place]))
+        if place is not None and (isinstance(cell, str) or folded(str(cell)) == folded(labels.names[place]))
     ]
     notes = [
         f"label {shown(cell)} ({counted(every[cell], f'{where}row')}, the first is row {numbers[cells.index(cell)]}) is read "
@@ -283,7 +283,7 @@ def notes_of_labels(cells: Sequence[int | str], labels: Labels, numbers: Sequenc
 
 
 def list_labels(names: Iterable[str]) -> list[str]:
-    """Return the labels whose every part, between signs that make lists, is another label or a part of another one.
+    """Labels whose every part, between signs that make lists, is another label or a part of another one.
 
     >>> list_labels(["drama", "comedy", "drama;comedy", "Sci/Tech"])
     ['drama;comedy']

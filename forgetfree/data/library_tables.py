@@ -28,7 +28,7 @@ Tables = tuple[dict[str, Table], str]
 
 
 def tables_of(where: str, rows: Any) -> Tables:
-    """Return the tables of rows in one of the forms that users have them in.
+    """Tables of rows in one of the forms that users have them in.
 
     Args:
         where: what the rows are called, for messages.
@@ -51,7 +51,7 @@ def tables_of(where: str, rows: Any) -> Tables:
 
 
 def splits_of(where: str, names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return our name of each split by the given one, and the names of what is no split.
+    """Our name of each split by the given one, and the names of what is no split.
 
     Raises:
         DataError: a split is there twice, or the training rows are missing.
@@ -117,7 +117,7 @@ def _of_dataset(where: str, dataset: Any) -> Table:
 
 
 def _table_of_rows(where: str, dataset: Any) -> Table:
-    """Return the table of the rows that a data set yields one after another."""
+    """Table of the rows that a data set yields one after another."""
     try:
         return _of_records(where, [*dataset])
     except Exception as error:  # whatever it reads, or a user's function raises
@@ -130,12 +130,12 @@ def _table_of_rows(where: str, dataset: Any) -> Table:
 
 
 def is_saved(folder: Path) -> bool:
-    """Return whether ``datasets.save_to_disk`` wrote the folder."""
+    """True if ``datasets.save_to_disk`` wrote the folder."""
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
 def is_snapshot(folder: Path) -> bool:
-    """Return whether the folder is a data set of the hub as it is downloaded: files in parts, or a card that describes them."""
+    """True if the folder is a data set of the hub as it is downloaded: files in parts, or a card that describes them."""
     if is_saved(folder):
         return False
     places = [place for place in (folder, folder / "data") if place.is_dir() and os.access(place, os.R_OK | os.X_OK)]
@@ -143,7 +143,7 @@ def is_snapshot(folder: Path) -> bool:
 
 
 def has_card(folder: Path) -> bool:
-    """Return whether a ``README.md``, or ``dataset_infos.json``, describes the folder as a data set of the hub."""
+    """True if a ``README.md``, or ``dataset_infos.json``, describes the folder as a data set of the hub."""
     if (folder / "dataset_infos.json").is_file():
         return True
     card = folder / "README.md"
@@ -155,7 +155,7 @@ def has_card(folder: Path) -> bool:
 
 
 def configurations(folder: Path) -> list[str]:
-    """Return the names of the configurations of a hub snapshot."""
+    """Names of the configurations of a hub snapshot."""
     with datasets_errors(folder):
         from datasets import get_dataset_config_names
 
@@ -163,7 +163,7 @@ def configurations(folder: Path) -> list[str]:
 
 
 def is_part(name: str) -> bool:
-    """Whether the name of a file is that of one of several parts of a split."""
+    """True if the name of a file is that of one of several parts of a split."""
     match = _PART.fullmatch(name)
     return bool(match and split_of(match[1].rstrip("-_.")) and format_of(name)[1])
 
@@ -186,7 +186,7 @@ def check_parts(where: Path, files: Iterable[str | Path]) -> None:
 
 
 def part_note(path: Path) -> str:
-    """Return what to say of a file that is read alone, and has the name of one of several parts."""
+    """Note on a file that is read alone, and has the name of one of several parts."""
     match = _PART.fullmatch(path.name)
     is_part = match and 1 < int(match[4]) >= int(match[2])
     return f"{path.name} is one of {int(match[4])} parts, and read alone" if match and is_part else ""
@@ -225,7 +225,7 @@ def read_snapshot(folder: Path, name: str) -> Tables:
 
 
 def rows_of_card(folder: Path, name: str) -> dict[str, int]:
-    """Return how many rows a card says that each split of a task has; nothing where it says none, or cannot be read."""
+    """Number of rows of each split by a task's card; nothing where it says none, or cannot be read."""
     if not has_card(folder):
         return {}
     from datasets.info import DatasetInfo, DatasetInfosDict
@@ -286,7 +286,7 @@ def datasets_errors(folder: Path) -> Iterator[None]:
 
 
 def read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
-    """Return the tables of a registered task, by split, from where the hub has them.
+    """Tables of a registered task, by split, from where the hub has them.
 
     Raises:
         NoDataError: they cannot be read, or one lacks a column.
@@ -320,7 +320,7 @@ def read_hub(task: TaskDefinition, hub: HubSource) -> dict[str, Table]:
 
 
 def _hub_texts(table: Any, column: str) -> list[Any]:
-    """Return a column of the hub, or the texts that a template makes of several, without missing values."""
+    """Column of the hub, or the texts that a template makes of several, without missing values."""
     names = slots(column)
     if not names:
         return list(table[column])

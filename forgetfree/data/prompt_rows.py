@@ -51,7 +51,7 @@ def _pair_of(names: set[str]) -> tuple[tuple[str, ...], str] | None:
 
 
 def are_prompts(task: TaskTables) -> bool:
-    """Return whether the columns of a task are those of prompts and answers, or of chats.
+    """True if the columns of a task are those of prompts and answers, or of chats.
 
     Texts with a label beside them, and rows whose label column the user names, are to be classified.
     """
@@ -63,12 +63,12 @@ def are_prompts(task: TaskTables) -> bool:
 
 
 def are_prompts_and_answers(columns: Sequence[str]) -> bool:
-    """Return whether columns have common names of prompts, and the last that of their answers."""
+    """True if columns have common names of prompts, and the last that of their answers."""
     return columns[-1] in _COLUMNS.get(tuple(columns[:-1]), ())
 
 
 def prompt_columns(names: Collection[str], form: str) -> tuple[str, ...]:
-    """Return the columns that prompts, or chats, are read from, where answers may be missing; none where no name is known."""
+    """Columns that prompts, or chats, are read from, where answers may be missing; none where no name is known."""
     if form == "messages" and (chat := _chat_of(names)):
         return (chat,)
     pair = _pair_of(set(names))
@@ -76,13 +76,13 @@ def prompt_columns(names: Collection[str], form: str) -> tuple[str, ...]:
 
 
 def closed_answers(task: TaskTables) -> tuple[str, ...]:
-    """Return the answers that a task allows; none where any text may answer."""
+    """Answers that a task allows; none where any text may answer."""
     known = task.registered.closed_answers if task.registered else ()
     return tuple(str(text).strip() for text in task.source.get("closed_answers") or known)
 
 
 def one_prompt(texts: Sequence[str]) -> str:
-    """Return the texts of a row as one prompt, one after another."""
+    """Texts of a row as one prompt, one after another."""
     return texts[0] if len(texts) == 1 else "\n\n".join(text for text in texts if text.strip())
 
 
@@ -90,13 +90,13 @@ def one_prompt(texts: Sequence[str]) -> str:
 
 
 def is_empty(cell: Any) -> bool:
-    """Return whether a cell beside a chat says nothing."""
+    """True if a cell beside a chat says nothing."""
     cell = plain(cell)
     return is_missing(cell) or (isinstance(cell, str) and cell.strip() in ("", "[]", "null")) or cell in ([], {}, ())
 
 
-def filled(cells: Mapping[str, Any], read: Collection[str] = ()) -> list[str]:
-    """Return the columns of a row beside those that are ``read`` whose cells belong to what is asked, and are not empty."""
+def columns_beside(cells: Mapping[str, Any], read: Collection[str] = ()) -> list[str]:
+    """Columns of a row beside those that are ``read`` whose cells belong to what is asked, and are not empty."""
     names = (*BESIDE, *_UNREADABLE)
     return [name for name in names if name in cells and name not in read and not is_empty(cells[name])]
 
@@ -111,7 +111,7 @@ class CellError(ValueError):
 
 def whole_chat(chat: Chat, cells: Mapping[str, Any]) -> Chat:
     """Chat with what the columns beside it say; raise `CellError` for a cell that says something else than was expected."""
-    for name in filled(cells):
+    for name in columns_beside(cells):
         cell = plain(cells[name])
         try:
             chat = _with_cell(chat, name, cell)
@@ -121,7 +121,7 @@ def whole_chat(chat: Chat, cells: Mapping[str, Any]) -> Chat:
 
 
 def _with_cell(chat: Chat, name: str, cell: Any) -> Chat:
-    """Return a chat with what one column says; raise ``ValueError`` with what was expected."""
+    """Chat with what one column says; raise ``ValueError`` with what was expected."""
     if name in _UNREADABLE:
         raise ValueError("nothing, since texts alone are read here: remove the column or the row")
     system = chat.turns[:1] if chat.turns[0]["role"] in ("system", "developer") else []
@@ -142,7 +142,7 @@ def _with_cell(chat: Chat, name: str, cell: Any) -> Chat:
 
 
 def _earlier_turns(cell: Any) -> list[Turn]:
-    """Return the turns of a history, which is a list of pairs of texts, as LLaMA-Factory's."""
+    """Turns of a history, which is a list of pairs of texts, as LLaMA-Factory's."""
     expected = "a list of pairs of texts, of the user and of the assistant"
     cell = of_json(cell, expected)
     pairs: list[Any] = [plain(pair) for pair in cell] if isinstance(cell, list | tuple) else [None]
@@ -180,13 +180,18 @@ class PromptReader:
         self._has_chats = form == "messages"
         others = [name for name in table.columns if name not in self.columns]
         self._beside = [name for name in (*BESIDE, *_UNREADABLE) if name in others]
-        used = [name for name in self._beside if any(_is_filled(each, name) for each in task.tables.values())]
+        tables = [*task.tables.values()]
+        used = [
+            name
+            for name in self._beside
+            if not all(is_empty(cell) for each in tables for cell in each.columns.get(name, ()))
+        ]
         self.form = "messages" if used else form
         unread = [name for name in others if name not in used]
         self.phrase = _phrase(self.columns, used, unread, chats=self._has_chats)
 
     def rows(self) -> Rows:
-        """Return the good rows; the others are added to the table's bad rows."""
+        """Good rows; the others are added to the table's bad rows."""
         table = self._table
         read = [table.bad.attempt(self._row, i) for i in range(len(table.numbers))]
         good = [(*row, number) for row, number in zip(read, table.numbers, strict=True) if row is not None]
@@ -194,7 +199,7 @@ class PromptReader:
         return Rows(tuple(prompt for prompt, *_ in good), (), tuple(right for _, right, _ in good), places)
 
     def _row(self, i: int) -> tuple[str, tuple[str, ...]]:
-        """Return the prompt of a row, and the texts that are right; where answers are closed, as they are written there."""
+        """Prompt of a row, and the texts that are right; where answers are closed, as they are written there."""
         prompt, right = self._chat(i) if self._has_chats else self._prompt_and_targets(i)
         if self._allowed:
             allowed = tuple(text.strip() for text in right if text.strip() in self._allowed)
@@ -205,7 +210,7 @@ class PromptReader:
         return prompt, right
 
     def _prompt_and_targets(self, i: int) -> tuple[str, tuple[str, ...]]:
-        """Return the prompt of a row, and the texts that are right."""
+        """Prompt of a row, and the texts that are right."""
         *prompts, column = self.columns
         texts = []
         for name in prompts:
@@ -226,7 +231,7 @@ class PromptReader:
         return prompt, right
 
     def _chat(self, i: int) -> tuple[str, tuple[str, ...]]:
-        """Return a chat before the last turn of the assistant, as JSON, and the text of that."""
+        """Chat before the last turn of the assistant, as JSON, and the text of that."""
         (column,) = self.columns
         cell = self._cell(column, i)
         try:
@@ -248,19 +253,15 @@ class PromptReader:
             raise self._refusal(error.column, i, what, error.expected, error.got) from error
 
     def _cell(self, column: str, i: int) -> Any:
-        """Return a cell; a number of numpy as one of Python, an array as a list."""
+        """Cell; a number of numpy as one of Python, an array as a list."""
         return plain(self._table.columns[column][i])
 
     def _refusal(self, column: str, i: int, what: str, expected: str, got: Any) -> BadDataError:
         return refusal(self._table.fault(i, column, what, expected, brief(got)))
 
 
-def _is_filled(table: Table, name: str) -> bool:
-    return not all(map(is_empty, table.columns.get(name, ())))
-
-
 def _phrase(columns: Sequence[str], beside: Sequence[str], unread: Sequence[str], *, chats: bool) -> str:
-    """Return which columns are read, unless these have our own names, and which are not."""
+    """Note on which columns are read, unless these have our own names, and which are not."""
     named = " and ".join(map(repr, [*beside, *(columns if chats else columns[:-1])]))
     what = f"{'chats' if chats or beside else 'prompts'} from {named}"
     if not chats:
@@ -271,7 +272,7 @@ def _phrase(columns: Sequence[str], beside: Sequence[str], unread: Sequence[str]
 
 
 def _form_of(table: Table, task: TaskTables) -> tuple[str, tuple[str, ...]]:
-    """Return ``generation`` or ``messages``, and the columns that a table is read from; errors as `PromptReader`."""
+    """Either ``generation`` or ``messages``, and the columns that a table is read from; errors as `PromptReader`."""
     named, names = task.columns, set(table.columns)
     for column in (*named.texts, *filter(None, [named.label])):
         if column not in names:
@@ -300,7 +301,7 @@ def _lacks(table: Table, column: str) -> DataError:
 
 
 def _texts(cell: Any) -> tuple[Any, ...]:
-    """Return the right texts that a cell holds: one, a list, or those of SQuAD's answers."""
+    """Right texts that a cell holds: one, a list, or those of SQuAD's answers."""
     if isinstance(cell, Mapping):
         cell = plain(cell.get("text", cell.get("answer")))
     if isinstance(cell, list | tuple):

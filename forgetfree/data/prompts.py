@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.data.bad_rows import BadRow, BadRows, DataFaults, RowError
-from forgetfree.data.chats import PLAIN_CHAT, Chat, ChatTemplate, Turn, answer_turn, shown
+from forgetfree.data.chats import PLAIN_CHAT, Chat, ChatTemplate, Turn, answer_turn, without_marks
 from forgetfree.data.encoding import Encoder, token_ids
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
@@ -73,7 +73,7 @@ class EncodedTexts(EncodedRows):
         return [list(self.longer.get(i) or prompt_of(self[i][0]).tolist()) for i in range(len(self))]
 
     def subset(self, indices: Sequence[int]) -> EncodedTexts:
-        """Return the rows at ``indices``, in that order."""
+        """Rows at ``indices``, in that order."""
         rows = super().subset(indices)
         fields = {name: getattr(rows, name) for name in ("tokens", "offsets", "labels", "words")}
         longer = {new: self.longer[i] for new, i in enumerate(indices) if i in self.longer}
@@ -82,7 +82,7 @@ class EncodedTexts(EncodedRows):
 
 
 def prompt_of(x: Tensor) -> Tensor:
-    """Return the ids ``(n,)`` of a row up to the first that is marked; of a row without marks, all."""
+    """Ids ``(n,)`` of a row up to the first that is marked; of a row without marks, all."""
     marks = (x < 0).nonzero()
     x = x if not len(marks) else x[: int(marks[0]) + 1]
     return torch.where(x < 0, ~x, x)
@@ -90,30 +90,30 @@ def prompt_of(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a prompt stands: the space before it, and which of its ends lose their white space."""
+    """Place of a prompt: the space before it, and which of its ends lose their white space."""
 
     space: str
     strips_left: bool
     strips_right: bool
 
     def of(self, text: str) -> str:
-        """Return a text as it stands here."""
+        """Text as it stands here."""
         text = text.lstrip() if self.strips_left else text
         return self.space + (text.rstrip() if self.strips_right else text)
 
     @property
     def trimming(self) -> str:
-        """What Python calls on a text to that end."""
+        """Methods of a text in Python to that end."""
         return ".lstrip()" * self.strips_left + ".rstrip()" * self.strips_right
 
 
 def _literal(text: str) -> str:
-    """Return a text as Jinja writes it."""
+    """Text as Jinja writes it."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _written(text: str) -> str:
-    """Return what Jinja shows as this text."""
+    """Jinja that shows this text."""
     return f"{{{{ {_literal(text)} }}}}" if text else ""
 
 
@@ -122,11 +122,7 @@ def _written(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Framed:
-    """A prompt in a template that shows it as it is: where there is no room, it loses its beginning.
-
-    Attributes:
-        before, text, after: the ids of the template and of the prompt in it.
-    """
+    """A prompt in a template that shows it as it is: where there is no room, it loses its beginning."""
 
     before: list[int]
     text: list[int]
@@ -150,22 +146,14 @@ class _Framed:
 
 @dataclass(frozen=True)
 class _Rendered:
-    """A chat as a chat template puts it together: where there is no room, its oldest turns lose their beginning.
-
-    Attributes:
-        template: the chat template.
-        chat: the turns before the answer.
-        text: what the template makes of it.
-        opening, closing: the ids around it.
-        lead: how many characters at the beginning of each turn are never cut.
-    """
+    """A chat as a chat template puts it together: where there is no room, its oldest turns lose their beginning."""
 
     template: ChatTemplate
-    chat: Chat
-    text: str
+    chat: Chat  # the turns before the answer
+    text: str  # that the template makes of them
     opening: list[int]
     closing: list[int]
-    lead: int = 0
+    lead: int  # characters at the beginning of each turn that are never cut
 
     @cached_property
     def ids(self) -> list[int]:
@@ -310,11 +298,11 @@ class PromptEncoder(Encoder):
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:
-        """Return the token ids of every row, marked where its answer is learned."""
+        """Token ids of every row, marked where its answer is learned."""
         return self.learned(rows)[0]
 
     def learned(self, rows: Rows) -> tuple[list[list[int]], list[list[int]], dict[int, list[int]]]:
-        """Return the token ids of every row, the ids that are learned at its marks, and prompts that lose less unanswered.
+        """Token ids of every row, the ids that are learned at its marks, and prompts that lose less unanswered.
 
         Raises:
             DataError: rows cannot be learned, as an answer does not fit, or the chat template refuses one; it names them.
@@ -323,7 +311,7 @@ class PromptEncoder(Encoder):
         return [row.ids for row in read], [row.labels for row in read], longer_of(read)
 
     def read(self, rows: Rows) -> list[EncodedPrompt]:
-        """Return rows as token ids, and count what `cut_note` tells of them; errors as `learned`."""
+        """Rows as token ids, and count what `cut_note` tells of them; errors as `learned`."""
         read, bad = self._read(rows)
         if bad and not rows.places:
             raise DataError(next(iter(bad.values())).message)
@@ -340,13 +328,13 @@ class PromptEncoder(Encoder):
         return read
 
     def bad_rows(self, rows: Rows) -> dict[int, BadRow]:
-        """Return what is wrong with the rows that cannot be learned, by their numbers."""
+        """Faults of the rows that cannot be learned, by their numbers."""
         return self._read(rows)[1]
 
     # -- A row -----------------------------------------------------------------------------------------------
 
     def _read(self, rows: Rows) -> tuple[list[EncodedPrompt], dict[int, BadRow]]:
-        """Return the good rows as token ids, and what is wrong with the others."""
+        """Good rows as token ids, and what is wrong with the others."""
         asked, answers, bad = dict[int, _Asked](), dict[int, str](), dict[int, BadRow]()
         for i, (prompt, right) in enumerate(zip(rows.first, rows.labels, strict=True)):
             try:
@@ -373,7 +361,7 @@ class PromptEncoder(Encoder):
         unread = self._template.unread(chat, text)
         if self._task.form != "messages":
             before, place, after = self._frame
-            if shown(text) == before + place.of(prompt) + after:
+            if without_marks(text) == before + place.of(prompt) + after:
                 return _Asked(self._framed(prompt), chat, text, unread)
         rendered = _Rendered(self._template, chat, text, self.opening, self.closing, len(self._lead))
         return _Asked(rendered, chat, text, unread)
@@ -395,15 +383,15 @@ class PromptEncoder(Encoder):
         return answer_turn(right) if self._task.form == "messages" else {"role": "assistant", "content": right}
 
     def _answer(self, asked: _Asked, right: str) -> str:
-        """Return an answer as it follows the prompt, with marks inside the special tokens that it spells."""
+        """Answer as it follows the prompt, with marks inside the special tokens that it spells."""
         if self._template is None:
             return ("" if self.apart else self._space) + right  # a decoder apart begins a text with it
         text = self._template.answer(asked.chat, self._turn(right), asked.text)
         return text.removeprefix(" ") if self.apart else text
 
     def _answer_ids(self, answers: Sequence[str]) -> list[list[int]]:
-        """Return the ids of answers; special tokens are those of the chat template alone."""
-        plain = token_ids(self.tokenizer, [shown(text) for text in answers], inside=not self.apart)
+        """Ids of answers; special tokens are those of the chat template alone."""
+        plain = token_ids(self.tokenizer, [without_marks(text) for text in answers], inside=not self.apart)
         template = self._template
         return [
             template.ids(text, inside=not self.apart) if template and template.has_special(text) else ids
@@ -411,7 +399,7 @@ class PromptEncoder(Encoder):
         ]
 
     def _allowed(self) -> list[list[int]]:
-        """Return the ids of the answers that the task allows; none where any text may answer."""
+        """Ids of the answers that the task allows; none where any text may answer."""
         closed = self._task.closed_answers
         if not closed:
             return []
@@ -422,7 +410,7 @@ class PromptEncoder(Encoder):
             raise ModelError(f"The answers that task {self._task.name!r} allows cannot be given: {error}") from error
 
     def _fitted(self, asked: _Asked, answer: list[int], right: tuple[str, ...], text: str) -> EncodedPrompt:
-        """Return a row within the longest; raise ``RowError`` where its answer does not fit."""
+        """Row within the longest; raise ``RowError`` where its answer does not fit."""
         prompt, longer = asked.prompt, list[int]()
         before = prompt.ids
         if len(before) + max(len(answer), self._most) > self._max_length:
@@ -439,10 +427,10 @@ class PromptEncoder(Encoder):
             before = prompt.within(self._max_length - max(len(answer), kept))
             if len(answer) > kept:  # how long it is, what is asked must not tell
                 longer = prompt.within(self._max_length - kept)
-        content, written = self._turn(right[0]).get("content", "") if right else "", shown(text)
+        content, written = self._turn(right[0]).get("content", "") if right else "", without_marks(text)
         if right and not self.allowed and self._template and written.strip() != right[0].strip():
             right = tuple(self._as_written(asked, each) for each in right)
-        whole = shown(asked.text)[-len(content) :] + written
+        whole = without_marks(asked.text)[-len(content) :] + written
         is_changed = self._template is not None and content.strip() not in whole
         lost = len(prompt.ids) - len(before)
         labels = [*answer, self.end]
@@ -463,7 +451,7 @@ class PromptEncoder(Encoder):
 
     @cached_property
     def _frame(self) -> tuple[str, Place, str]:
-        """What stands before a prompt, its place, and what stands after it."""
+        """Text before a prompt, its place, and the text after it."""
         instruction, template = self._task.instruction, self._task.template
         if self._template is None:
             template = template or (PLAIN_TEMPLATE if instruction else "{prompt}\n\n")
@@ -485,7 +473,7 @@ class PromptEncoder(Encoder):
 
     @property
     def frame(self) -> str:
-        """What stands around a prompt, with ``{prompt}`` in its place; empty for chats."""
+        """Text around a prompt, with ``{prompt}`` in its place; empty for chats."""
         if self._task.form == "messages":
             return ""
         before, place, after = self._frame
@@ -516,7 +504,7 @@ class PromptEncoder(Encoder):
         return f"{ONE_PROMPT}{_written(opening + before + place.space)}{prompt}{_written(after)}"
 
     def cut_note(self, what: str, count: int) -> str:
-        """Return what to say of rows that were cut, and of what is not learned of them."""
+        """Note on rows that were cut, and on what is not learned of them."""
         notes = [super().cut_note(what, count)]
         rows = counted(count, what)
         if self._unwritable:
@@ -537,7 +525,7 @@ class PromptEncoder(Encoder):
         return " ".join(filter(None, notes))
 
     def _end(self) -> int:
-        """Return the token that ends a text: that of the assistant's turn in a chat, if it has one, or the tokenizer's."""
+        """Token that ends a text: that of the assistant's turn in a chat, if it has one, or the tokenizer's."""
         if self._template is not None and self._template.end is not None:
             return self._template.end
         if self.tokenizer.eos_token_id is None:
@@ -548,7 +536,7 @@ class PromptEncoder(Encoder):
         return int(self.tokenizer.eos_token_id)
 
     def _least(self) -> int:
-        """Return how many tokens instruction and template take."""
+        """Number of tokens that instruction and template take."""
         try:
             empty = Chat([{"role": "user", "content": ""}]).text if self._task.form == "messages" else ""
             return self._asked(empty).prompt.least
@@ -556,7 +544,7 @@ class PromptEncoder(Encoder):
             return 0
 
     def _loses_its_end(self, piece: str) -> bool:
-        """Return whether the tokenizer drops the white space at the end of a piece, as T5's does before the next word."""
+        """True if the tokenizer drops the white space at the end of a piece, as T5's does before the next word."""
         return piece[-1:].isspace() and self._ids(piece) == self._ids(piece.rstrip())
 
     def _ids(self, piece: str) -> list[int]:
@@ -566,16 +554,9 @@ class PromptEncoder(Encoder):
 
 @dataclass(frozen=True)
 class _Asked:
-    """What stands before an answer.
-
-    Attributes:
-        prompt: its token ids, which can be cut.
-        chat: its turns.
-        text: what the chat template makes of them; empty where there is none.
-        unread: the keys of turns that the template leaves out.
-    """
+    """Prompt or chat before an answer."""
 
     prompt: _Framed | _Rendered
     chat: Chat
-    text: str
-    unread: Sequence[str]
+    text: str  # that the chat template makes of it; empty where there is none
+    unread: Sequence[str]  # the keys of turns that the template leaves out

@@ -64,7 +64,7 @@ def read_folder(name: str, folder: Path, options: ReadOptions) -> TaskRows:
 
 
 def _files_of(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder's splits, in any of the formats.
+    """Files of a folder's splits, in any of the formats.
 
     Raises:
         DataError: there are several of one split.
@@ -130,7 +130,7 @@ def read_source(folder: Path) -> dict[str, Any]:
 
 
 def _keys(kind: Any) -> dict[str, tuple[str, Callable[[Any], bool]]]:
-    """Return what is read of source.json, where more may stand: what each value must be, and whether it is."""
+    """Keys of source.json that are read, where more may stand: what each value must be, and whether it is."""
     names = ("a list of at least two names, all different", _are_names)
     kinds = list(dict.fromkeys([*KIND_OF_FORM, *registry.kinds()]))
     metrics = registry.metrics_of(kind) if isinstance(kind, str) and kind in kinds else list(registry.metrics())
@@ -161,7 +161,7 @@ def _are_columns(value: Any, most: int) -> bool:
 
 
 def _are_names(names: Any) -> bool:
-    """Return whether these are different texts that are not blank, or whole numbers used as names."""
+    """True if these are different texts that are not blank, or whole numbers used as names."""
     if not isinstance(names, list) or not all(type(name) in (str, int) for name in names):
         return False
     plain = {str(name).strip() for name in names}
@@ -169,7 +169,7 @@ def _are_names(names: Any) -> bool:
 
 
 def read_task(task: TaskTables) -> TaskRows:
-    """Return a task with its rows, from the tables of its splits.
+    """Task with its rows, from the tables of its splits.
 
     Raises:
         DataError: the tables do not hold what the task needs.
@@ -201,7 +201,7 @@ def task_of(
     folder: Path = Path(),
     note: str = "",
 ) -> TaskTables:
-    """Return a task before its rows are read."""
+    """Task before its rows are read."""
     columns = options.columns(name).over(source)
     if kind := options.kind(name):
         source = {**source, "kind": kind}
@@ -210,7 +210,7 @@ def task_of(
 
 
 def _of_its_own_columns(task: TaskTables) -> TaskTables:
-    """Return a task without the definition that is registered under its name, where its rows are another task's."""
+    """Task without the definition that is registered under its name, where its rows are another task's."""
     if task.registered is None:
         return task
     own = replace(task, registered=None, note="; ".join(filter(None, [task.note, _OTHER_COLUMNS.format(task.name)])))
@@ -229,7 +229,7 @@ def _has_columns(task: TaskTables) -> bool:
 
 
 def _kind(task: TaskTables) -> Any:
-    """Return the kind of a task: by ``source.json``, else as it is registered, else by its columns."""
+    """Kind of a task: by ``source.json``, else as it is registered, else by its columns."""
     named = task.source.get("kind") or (task.registered.kind if task.registered else None)
     if named:
         return registry.kind(named)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, get_args
 
 from forgetfree import registry
-from forgetfree.data.bad_rows import DataFaults, left_out
+from forgetfree.data.bad_rows import DataFaults, left_out_note
 from forgetfree.data.tables import TaskTables
 from forgetfree.display import counted, tell_note
 from forgetfree.errors import DataError, UsageError
@@ -50,7 +50,7 @@ class Rows:
         return list(zip(self.first, self.second, strict=True) if self.second else zip(self.first, strict=True))
 
     def take(self, indices: Sequence[int]) -> Rows:
-        """Return the rows at ``indices``, in that order."""
+        """Rows at ``indices``, in that order."""
         return Rows(
             tuple(self.first[i] for i in indices),
             tuple(self.second[i] for i in indices) if self.second else (),
@@ -64,7 +64,7 @@ class Rows:
 
 
 def _plain(text: str) -> str:
-    """Return the words of a text in one case; a text without words as it is."""
+    """Words of a text in one case; a text without words as it is."""
     return " ".join(re.findall(r"\w+", text.casefold())) or text.strip()
 
 
@@ -121,13 +121,13 @@ class TaskRows:
 
     @property
     def cut(self) -> str:
-        """What to say of splits that were all cut from the same rows."""
+        """Note on splits that were all cut from the same rows."""
         test, validation = len(self.test), len(self.validation)
         total = len(self.train) + validation + test
         return f"{test:,} test and {counted(validation, 'validation row')} held out from the {total:,}, always the same"
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 over every row of every split: equal data sets have equal fingerprints."""
+        """SHA-256 over every row of every split: equal data sets have equal fingerprints."""
         digest = hashlib.sha256()
         for split in SPLITS:
             rows: Rows = getattr(self, split)
@@ -135,7 +135,7 @@ class TaskRows:
         return digest.hexdigest()
 
     def evaluated_on(self, split: EvaluatedOn) -> TaskRows:
-        """Return the task with the rows to score models on in place of its test rows.
+        """Task with the rows to score models on in place of its test rows.
 
         Every other validation row of each label then replaces the test rows, and the rest remain for what training
         itself needs validation rows for, such as choosing a mask.
@@ -157,7 +157,7 @@ class TaskRows:
 
 
 def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
-    """Return a task with all three splits.
+    """Task with all three splits.
 
     A missing test split is the validation split; a missing validation split is held out from the training
     rows, equal texts together. Where both are missing, both are held out, label by label.
@@ -201,7 +201,7 @@ def _validation_of(rows: Rows, kind: Any, seed: int) -> tuple[Rows, Rows]:
 
 
 def _rows_by_text(rows: Rows, order: Iterable[int]) -> dict[tuple[str, ...], list[int]]:
-    """Return the numbers of the rows with equal texts, in an order."""
+    """Numbers of the rows with equal texts, in an order."""
     texts, found = rows.texts, dict[tuple[str, ...], list[int]]()
     for i in order:
         found.setdefault(texts[i], []).append(i)
@@ -216,7 +216,7 @@ def read_rows(
     notes: Sequence[str] = (),
     faults: DataFaults | None = None,
 ) -> TaskRows:
-    """Return a task with all three splits, and with what is to be known of how it was read.
+    """Task with all three splits, and with what is to be known of how it was read.
 
     Args:
         read: the tables that the rows are from.
@@ -234,7 +234,7 @@ def read_rows(
         faults.report()  # what a split lacks may stand in its bad rows
     whole = faults.demand(complete, task, rows)
     bad = {split: table.bad for split, table in read.tables.items() if table.bad}
-    parts = [read.note, *phrases, left_out(bad.items()), whole.cut if rows.keys() == {"train"} else ""]
+    parts = [read.note, *phrases, left_out_note(bad.items()), whole.cut if rows.keys() == {"train"} else ""]
     if note := "; ".join(filter(None, parts)):
         notes = [f"Task {task.name!r} ({read.train.where}): {note}.", *notes]
     whole = replace(whole, notes=tuple(notes), left_out={split: each.summary() for split, each in bad.items()})
@@ -244,7 +244,7 @@ def read_rows(
 
 
 def _in_three(rows: Rows, task: TaskDefinition, kind: Any) -> dict[str, Rows]:
-    """Return three splits of rows that are all there are: the same ones for the same rows and task."""
+    """Three splits of rows that are all there are: the same ones for the same rows and task."""
     name = task.name
     train, test = _held_out(rows, kind, _TEST_SHARE, _TEST_ROWS, derive_seed(0, "held out for test", name))
     if len(rows) and not len(test):
@@ -307,6 +307,6 @@ def notes_of_rows(rows: Rows, numbers: Sequence[int]) -> list[str]:
 
 
 def tell(tasks: Iterable[TaskRows]) -> None:
-    """Say on stderr what is to be known of how tasks were read."""
+    """Notes on how tasks were read go to stderr."""
     for note in (note for rows in tasks for note in rows.notes):
         tell_note(note)

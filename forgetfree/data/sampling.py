@@ -9,7 +9,7 @@ from random import Random
 from forgetfree import registry
 from forgetfree.data.rows import Rows
 from forgetfree.display import listed
-from forgetfree.errors import RareLabelError, UsageError
+from forgetfree.errors import UsageError
 from forgetfree.tasks import TaskDefinition
 
 #: Batches whose rows are sorted by length together; more saves padding, fewer mixes lengths better.
@@ -18,34 +18,20 @@ _WINDOW = 50
 _MOST_GROUPS = 5
 
 
-def k_shot(rows: Rows, task: TaskDefinition, shots: int, seed: int, or_fewer: bool = False) -> Rows:
+def k_shot(rows: Rows, task: TaskDefinition, shots: int, seed: int) -> Rows:
     """Draw ``shots`` rows of every label by ``seed``, and return them in their order (LM-BFF, §3).
 
     What is counted is up to the kind of the task. Of sentences whose words are labelled, ``shots`` are to hold each kind of
     entity, the rarest kind first (Yang and Katiyar, 2020, §4.2), and as many none, if there are so many.
 
-    With ``or_fewer``, a label with fewer rows keeps all of them.
+    A label with fewer rows keeps all of them: see `few_rows_note`.
 
     Raises:
-        UsageError: ``shots`` is below 1, or a label has fewer rows.
+        UsageError: ``shots`` is below 1.
     """
     if shots < 1:
         raise UsageError(f"--shots must be at least 1, got {shots}. Leave it out to train on all rows.")
-    kind = registry.kind(task.kind)
-    members = kind.members(rows.labels)
-    needed = {group: len(own) for group, own in members.items() if group != kind.optional_group}
-    rare = sorted((count, members[group], group) for group, count in needed.items() if count < shots)
-    if rare and not or_fewer:
-        counts = [f"{count} training {kind.group_name(task, group, count)}" for count, _, group in rare]
-        hints = [kind.group_hint(task, group, count) for count, _, group in rare]
-        fewest, others = rare[0][0], ""
-        if 1 < len(rare) < len(needed):  # else the number of shots is to blame
-            others = f" Too few, too: {listed(map(''.join, zip(counts[1:], hints[1:], strict=True)), _MOST_GROUPS)}."
-        raise RareLabelError(
-            f"Task {task.name!r} has {counts[0]}, fewer than --shots {shots}.{hints[0]}",
-            f"Give {f'--shots {fewest} or less' if fewest > 1 else 'more rows of it'}, take all rows of such labels with "
-            f"--set or_fewer=true, or leave --shots out to train on all rows.{others}",
-        )
+    members = registry.kind(task.kind).members(rows.labels)
     random, drawn = Random(seed), set[int]()
     for rows_of_group in members.values():
         available = [i for i in rows_of_group if i not in drawn]
@@ -55,10 +41,25 @@ def k_shot(rows: Rows, task: TaskDefinition, shots: int, seed: int, or_fewer: bo
     return rows.take(sorted(drawn))
 
 
+def few_rows_note(rows: Rows, task: TaskDefinition, shots: int | None) -> str:
+    """Return which labels have fewer training rows than ``shots``, of which all are taken; an empty text where none has."""
+    kind = registry.kind(task.kind)
+    members = kind.members(rows.labels)
+    needed = {group: len(own) for group, own in members.items() if group != kind.optional_group}
+    rare = sorted((count, members[group], group) for group, count in needed.items() if count < (shots or 0))
+    if not rare:
+        return ""
+    counts = [
+        f"{count} training {kind.group_name(task, group, count)}{kind.group_hint(task, group, count)}"
+        for count, _, group in rare
+    ]
+    return f"Task {task.name!r} has {listed(counts, _MOST_GROUPS)}, fewer than --shots {shots}: all of them are taken."
+
+
 def plan_batches(
     lengths: Sequence[int], batch_size: int, batches: int, seed: int, *, group_by_length: bool = True
 ) -> list[list[int]]:
-    """Return the row numbers of ``batches`` mini-batches, where every epoch holds each row once.
+    """Row numbers of ``batches`` mini-batches, where every epoch holds each row once.
 
     Batches are drawn evenly at random. Data with more rows than a window may be grouped by length, which saves padding: each
     random window of rows is sorted, and the batches of an epoch then come in random order. No row is favoured: the rows of
@@ -96,20 +97,20 @@ def plan_batches(
 
 
 def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Return row numbers of batches that hold every row once, shortest rows first, for evaluation."""
+    """Row numbers of batches that hold every row once, shortest rows first, for evaluation."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
 
 def evenly(total: int, count: int | None) -> list[int]:
-    """Return at most ``count`` row numbers spread evenly over ``total`` rows; all of them for ``None``."""
+    """At most ``count`` row numbers spread evenly over ``total`` rows; all of them for ``None``."""
     if count is None or count >= total:
         return list(range(total))
     return [i * total // count for i in range(count)]
 
 
 def representative(labels: Sequence[int], count: int | None) -> list[int]:
-    """Return at most ``count`` row numbers with nearly the same shares of labels as all rows, and each label once.
+    """At most ``count`` row numbers with nearly the same shares of labels as all rows, and each label once.
 
     They are spread evenly; where that misses labels, because of their order or because they are rare, evenly within each
     label. If there are more labels than ``count``, the rarest are left out.

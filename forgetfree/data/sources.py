@@ -34,7 +34,7 @@ Data = str | Sequence[str]
 
 
 def default_data() -> str:
-    """Return what ``--data`` is when it is not given: ``FORGETFREE_DATA`` if set, else the hub.
+    """Value of ``--data`` when it is not given: ``FORGETFREE_DATA`` if set, else the hub.
 
     Raises:
         UsageError: its value has no UTF-8 form.
@@ -77,7 +77,7 @@ def read_tasks(
     evaluate_on: EvaluatedOn = "test",
     options: ReadOptions = READ_DEFAULTS,
 ) -> tuple[list[TaskRows], DataFaults]:
-    """Return the tasks of a stream that can be read, and what is wrong with the others; see `load_tasks`."""
+    """Tasks of a stream that can be read, and what is wrong with the others; see `load_tasks`."""
     source, faults = _open(data, options), DataFaults()
     names = _names(stream, data, source)
     options.check(names)
@@ -276,7 +276,7 @@ def _directory(root: Path, options: ReadOptions) -> _Source:
 
 
 def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
-    """Return the source ``--data FILE``, or a folder that is itself a task: of any name that the user gives it.
+    """Source ``--data FILE``, or a folder that is itself a task: of any name that the user gives it.
 
     A hub snapshot with several configurations is one task of each of their names.
     """
@@ -295,7 +295,7 @@ def _one_task(path: Path, names: list[str], options: ReadOptions) -> _Source:
 
 
 def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
-    """Return the source ``data={"NAME": ROWS}`` of Python; and several files."""
+    """Source ``data={"NAME": ROWS}`` of Python; and several files."""
 
     def read(name: str) -> TaskRows:
         if _is_path(rows[name]):
@@ -309,7 +309,7 @@ def _by_name(rows: Mapping[str, Any], options: ReadOptions) -> _Source:
 
 
 def _several(places: Sequence[str], options: ReadOptions) -> _Source:
-    """Return several places, such as a file beside a directory: a task is read from the first that has it."""
+    """Several places, such as a file beside a directory: a task is read from the first that has it."""
     sources = list[_Source]()
     for place in places:
         if tasks_of_files(place):
@@ -364,7 +364,7 @@ def _embedded(source: str) -> _Source:
 
 
 def tasks_of_files(data: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
+    """Names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
     files = [Path(data)] if isinstance(data, str) else [Path(each) for each in data]
     names = [format_of(file.name) for file in files if not file.is_dir()]
     holds_rows = len(names) == len(files) and all(form for _, form in names)
@@ -372,7 +372,7 @@ def tasks_of_files(data: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _files_by_name(paths: Sequence[str]) -> dict[str, str]:
-    """Return files of rows by the names of their tasks; raise ``UsageError`` for what is none, or has the name of another."""
+    """Files of rows by the names of their tasks; raise ``UsageError`` for what is none, or has the name of another."""
     if missing := [path for path in paths if not os.path.exists(path)]:
         raise UsageError(
             f"--data names {' and '.join(map(repr, missing))}, and there {'is' if len(missing) == 1 else 'are'} no such "
@@ -397,7 +397,7 @@ def _files_by_name(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _tasks_at(place: Path) -> list[str] | None:
-    """Return the tasks that a place itself is; ``None`` where it is a folder of tasks, or holds no rows.
+    """Tasks that a place itself is; ``None`` where it is a folder of tasks, or holds no rows.
 
     A file of rows, or a folder with the files of splits, is one task of any name: the list is empty. So is a hub snapshot,
     unless it has several configurations: each is a task of its own name.
@@ -415,12 +415,12 @@ def _tasks_at(place: Path) -> list[str] | None:
 
 
 def _holds_a_task(folder: Path) -> bool:
-    """Return whether a folder holds rows in any form, whatever may be wrong with them."""
+    """True if a folder holds rows in any form, whatever may be wrong with them."""
     return _has_files(folder) or is_saved(folder) or is_snapshot(folder)
 
 
 def _has_files(folder: Path) -> bool:
-    """Return whether a folder holds the file of a split; one that may not be read holds none."""
+    """True if a folder holds the file of a split; one that may not be read holds none."""
     if not os.access(folder, os.R_OK | os.X_OK):
         return False
     named = (format_of(path.name) for path in folder.iterdir() if path.is_file())

@@ -138,7 +138,7 @@ def of_arrow(
 
 
 def _cells(name: str, feature: Any, arrays: Iterable[Any]) -> list[Any]:
-    """Return cells as Python has them: no NaN, and what is written as JSON decoded; pictures and sounds as they are stored."""
+    """Cells as Python has them: no NaN, and what is written as JSON decoded; pictures and sounds as they are stored."""
     cells = [cell for array in arrays for cell in array.to_pylist()]
     cells = [None if isinstance(cell, float) and cell != cell else cell for cell in cells]
     if feature is None:
@@ -157,7 +157,7 @@ def label_names_of(features: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _features_of(schema: Any) -> dict[str, Any]:
-    """Return the features that the ``datasets`` library wrote into a file, and those of columns of JSON.
+    """Features that the ``datasets`` library wrote into a file, and those of columns of JSON.
 
     A column that this version of the library does not understand has none.
     """
@@ -186,7 +186,7 @@ def _features_of(schema: Any) -> dict[str, Any]:
 
 
 def text_of(path: Path) -> tuple[str, str]:
-    """Return the text of a file, unpacked where it is packed, and what to say of its encoding: nothing of UTF-8.
+    """Text of a file, unpacked where it is packed, and what to say of its encoding: nothing of UTF-8.
 
     Raises:
         DataError: it is too large, or in none of UTF-8, UTF-16 and Windows-1252.
@@ -206,7 +206,7 @@ def text_of(path: Path) -> tuple[str, str]:
 
 
 def _text_of_bytes(path: Path, data: bytes) -> tuple[str, str]:
-    """Return a text from its bytes, and what to say of its encoding; errors as `text_of`.
+    """Text from its bytes, and what to say of its encoding; errors as `text_of`.
 
     All characters of Latin-1 that can be seen are written alike in Windows-1252. It is found out here, since charset-normalizer
     takes French for one of the Baltic, and a damaged file in UTF-8, or one with a few Cyrillic words, for Windows-1252.
@@ -240,7 +240,7 @@ def _text_of_bytes(path: Path, data: bytes) -> tuple[str, str]:
 
 
 def lines_of(text: str) -> Iterator[str]:
-    """Return the lines of a text, each with what ends it."""
+    """Lines of a text, each with what ends it."""
     return io.StringIO(text, newline="")
 
 
@@ -257,7 +257,7 @@ def _read_csv(path: Path, text: str) -> Table:
 
 
 def _separator(text: str, usual: str) -> str:
-    """Return what separates cells: as usual, unless another sign alone cuts the header."""
+    """Separator of cells: as usual, unless another sign alone cuts the header."""
     header = next((line for line in lines_of(text) if line.strip()), "")
     with _long_fields():
         columns = {sign: len(next(csv.reader([header], delimiter=sign), [])) for sign in (usual, *_SIGNS)}
@@ -280,7 +280,7 @@ def _tsv_table(path: Path, text: str) -> Table:
 
 
 def _csv_table(path: Path, text: str, sign: str, **dialect: Any) -> Table:
-    """Return the table of rows that have a cell for each column.
+    """Table of rows that have a cell for each column.
 
     Raises:
         DataError: the header cannot be read or names a column twice, or a quote is not closed.

@@ -89,19 +89,19 @@ class Table:
     bad: BadRows = field(default_factory=BadRows)
 
     def labelled(self, column: str) -> Table:
-        """Return the rows that have a label: in a column of ``ClassLabel``, -1 stands for none."""
+        """Rows that have a label: in a column of ``ClassLabel``, -1 stands for none."""
         if column not in self.label_names:
             return self
         keep = [i for i, label in enumerate(self.columns.get(column, ())) if label != -1]
         return self.take(keep) if len(keep) < len(self.numbers) else self
 
     def take(self, rows: Sequence[int]) -> Table:
-        """Return some rows, in that order."""
+        """Some rows, in that order."""
         columns = Columns(self.columns, lambda name: [self.columns[name][i] for i in rows])
         return replace(self, columns=columns, numbers=[self.numbers[i] for i in rows])
 
     def good(self) -> Table:
-        """Return the rows that are not known as bad."""
+        """Rows that are not known as bad."""
         keep = [i for i, number in enumerate(self.numbers) if number not in self.bad.numbers] if self.bad else []
         return self.take(keep) if self.bad and len(keep) < len(self.numbers) else self
 
@@ -128,7 +128,7 @@ def check_names(where: str, names: Sequence[str]) -> None:
 
 
 def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Table:
-    """Return the table of a list of records; one that is no mapping from columns to values is a bad row."""
+    """Table of a list of records; one that is no mapping from columns to values is a bad row."""
     bad, good = BadRows(), dict[int, Mapping[str, Any]]()
     for number, record in zip(numbers, records, strict=True):
         if isinstance(record, Mapping):
@@ -176,7 +176,7 @@ class TaskTables:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a reader of the data sees it, shortened, with the characters that nobody sees escaped."""
+    """Value as a reader of the data sees it, shortened, with the characters that nobody sees escaped."""
     text = "nothing" if value is None else with_invisible(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= 60 else f"{text[:60]}…"
 
@@ -199,7 +199,7 @@ def other_form(cell: Any) -> str:
 
 
 def cells_of(values: Iterable[Any]) -> list[Any]:
-    """Return the values of a column in memory as cells: what pandas takes as missing, such as NaN or NaT, is ``None``."""
+    """Values of a column in memory as cells: what pandas takes as missing, such as NaN or NaT, is ``None``."""
     import pandas
 
     cells = pandas.Series([plain(value) for value in values], dtype=object)
@@ -207,11 +207,11 @@ def cells_of(values: Iterable[Any]) -> list[Any]:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value inside a cell says nothing, as ``None`` and NaN."""
+    """True if a value inside a cell says nothing, as ``None`` and NaN."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def plain(value: Any) -> Any:
-    """Return a number of numpy or torch as one of Python, and an array of one dimension as a list; else the value."""
+    """A number of numpy or torch as one of Python, and an array of one dimension as a list; else the value."""
     is_array = type(value).__module__ in ("numpy", "torch") and getattr(value, "ndim", 2) < 2
     return value.tolist() if is_array else value

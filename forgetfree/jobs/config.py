@@ -50,9 +50,6 @@ class RunOptions(Options):
     evaluate_on: EvaluatedOn = option(
         "test", "validation: score every other validation row instead, to choose options by"
     )
-    or_fewer: bool = option(
-        False, "where a label has fewer training rows than --shots, take all of them, and do not refuse the task"
-    )
     cache: str | None = option(
         None,
         "directory of fine-tuned models to share between runs; none: inside OUT",
@@ -464,8 +461,6 @@ class RunConfig:
 
 def _check_together(config: RunConfig, common: RunOptions, options: Mapping[str, Any], faults: Faults) -> None:
     """Add what the run's own options do not go with."""
-    if common.or_fewer and config.shots is None:
-        faults.add("or_fewer is set without --shots, and all rows are taken anyway. Give --shots, or leave it out.")
     unfit = [name for each in config.metrics if (name := each.rpartition("=")[2]) not in OF_ALL_LABELS]
     if unfit and common.scenario == "class":
         faults.add(

@@ -211,7 +211,7 @@ def _losses_after(strategy: ContinualStrategy, texts: HeldOutTexts) -> dict[str,
     one model. Where each task has a model of its own there is none without a task, and no ``after``.
     ``by_task`` is by the model that answers for each task, where these differ.
     """
-    from forgetfree.continual.regions import RegionStrategy
+    from forgetfree.continual.region_strategy import RegionStrategy
 
     model, options, tasks = strategy.model, strategy.options, strategy.stream.tasks
 
@@ -245,7 +245,7 @@ def floors_of(loader: StreamLoader, key: Mapping[str, Any]) -> dict[str, dict[st
     stream = loader.stream(key["seed"])
     tasks, known, scores = stream.tasks, stream.scenario == "task", dict[str, Sequence[float | None]]()
     if loader.tasks:
-        train = [sampled(each, config.shots, stream.seed, common.or_fewer) for each in loader.tasks]
+        train = [sampled(each, config.shots, stream.seed) for each in loader.tasks]
         test = [
             each.test.take(representative(kind_of(each.task).groups(each.test.labels), common.test_limit))
             for each in loader.tasks

@@ -30,9 +30,9 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.precision import faster_precision
 from forgetfree.core.selection import budget, tiny_region_note
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.encoding import fitting
+from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.data.rows import TaskRows
-from forgetfree.data.sampling import evenly
+from forgetfree.data.sampling import evenly, few_rows_note
 from forgetfree.data.sources import check_stream, read_tasks
 from forgetfree.device import find_device, kind_of_device
 from forgetfree.errors import (
@@ -178,9 +178,10 @@ class _Look:
         attempt(wrong.report)
         tasks += wrong.rest  # for what else is wrong
         for rows in tasks:
-            self._notes += filter(None, (*rows.notes, rows.shared_note(self._common.evaluate_on)))
+            few = few_rows_note(rows.train, rows.task, config.shots)
+            self._notes += filter(None, (*rows.notes, rows.shared_note(self._common.evaluate_on), few))
         for seed, rows in product(config.seeds if self._options else (), tasks):
-            attempt(sampled, rows, config.shots, seed, self._common.or_fewer)
+            attempt(sampled, rows, config.shots, seed)
         return list(tasks)
 
     def _known_model(self) -> _Model:
@@ -244,7 +245,7 @@ class _Look:
             encoder = attempt(loaded.encoder, task)
             if encoder is not None and name in self._rows:
                 read = self._rows[name]
-                self._rows[name] = attempt(fitting, read, encoder, config.skip_bad_rows) or read
+                self._rows[name] = attempt(drop_bad_rows, read, encoder, config.skip_bad_rows) or read
                 self._notes += self._rows[name].notes[len(read.notes) :]
         if config.held_out is not None:
             data, limit = self._objects.data_or(config.data), self._common.test_limit
@@ -317,7 +318,7 @@ class _Look:
     def _updates(self, task: str, seed: int, options: TrainingOptions) -> tuple[int | None, int]:
         """Return the updates that are asked for of a task, as far as they are known, and its training rows."""
         shots, rows, definition = self._config.shots, self._rows.get(task), self._definitions.get(task)
-        drawn = None if rows is None else len(sampled(rows, shots, seed, self._common.or_fewer))
+        drawn = None if rows is None else len(sampled(rows, shots, seed))
         rarest = shots or (rows and min(MOST_SHOTS, *Counter(kind_of(rows.task).groups(rows.train.labels)).values()))
         labels = 2 if definition is None else max(1, len(definition.labels))
         known = rarest or isinstance(options.steps, int)
@@ -347,11 +348,11 @@ class _Look:
         """The stream of the first task that is here, on the model, if both are."""
         from forgetfree.continual.streams import make_stream
 
-        config, common, loaded = self._config, self._common, self._model.loaded
+        config, loaded = self._config, self._model.loaded
         rows = next((self._rows[task] for task in config.names if task in self._rows), None)
         if rows is None or loaded is None:
             return None
-        drawn: Json = {"shots": config.shots, "or_fewer": common.or_fewer, "seed": config.seeds[0], "test_limit": 1}
+        drawn: Json = {"shots": config.shots, "seed": config.seeds[0], "test_limit": 1}
         return make_stream(rows.task.name, [rows], loaded, **drawn)
 
     def _learn_first(self, name: str, stream: Stream, options: Any, monitor: Monitor) -> None:

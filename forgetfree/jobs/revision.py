@@ -51,7 +51,7 @@ from forgetfree.training.monitor import PHASES
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
-    from forgetfree.continual.regions import RegionStrategy
+    from forgetfree.continual.region_strategy import RegionStrategy
     from forgetfree.continual.strategy import ContinualStrategy
 
 _REMEDY = "Restore it from a copy, or run the stream again."
@@ -191,7 +191,7 @@ class Revision:
 
     def _form(self, loader: StreamLoader, key: Mapping[str, Any]) -> Form | None:
         """Return what a unit's folder has of each task: what only the built-in strategies promise."""
-        from forgetfree.continual.regions import RegionStrategy
+        from forgetfree.continual.region_strategy import RegionStrategy
 
         strategy = self.config.classes[key["strategy"]]
         if key["strategy"] not in registry.STRATEGIES or self.config.common.scenario != "task":

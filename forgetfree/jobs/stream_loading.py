@@ -9,7 +9,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
-from forgetfree.data.encoding import fitting
+from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.device import find_device
 from forgetfree.display import tell_note
 from forgetfree.jobs.checkpoints import Row
@@ -70,7 +70,7 @@ class StreamLoader:
         tasks = load_tasks(config.stream, objects.data_or(config.data), common.evaluate_on, config.read_options)
         if any(kind_of(rows.task).depends_on_model for rows in tasks):
             self._fresh = fresh = self._load([rows.task for rows in tasks])
-            tasks = [fitting(rows, fresh.encoder(rows.task), config.skip_bad_rows) for rows in tasks]
+            tasks = [drop_bad_rows(rows, fresh.encoder(rows.task), config.skip_bad_rows) for rows in tasks]
         return tasks
 
     def _load(self, tasks: Sequence[TaskDefinition]) -> LoadedModel:
@@ -98,7 +98,6 @@ class StreamLoader:
             config, common, objects = self.config, self.config.common, self.config.objects
             drawn: dict[str, Any] = {
                 "shots": config.shots,
-                "or_fewer": common.or_fewer,
                 "seed": seed,
                 "test_limit": common.test_limit,
                 "scenario": common.scenario,
@@ -171,7 +170,12 @@ def describe(loader: StreamLoader) -> Json:
         check_options(strategy, config.options[name], stream)
     aside = loader.held_out_texts(config.seeds[0])
     apart = aside.notes(loader.tasks) if aside else []
-    for note in (stream.loaded.note, tuned.note if tuned else "", *(task.note for task in stream.tasks), *apart):
+    for note in (
+        stream.loaded.note,
+        tuned.note if tuned else "",
+        *(note for task in stream.tasks for note in (task.note, task.few_rows)),
+        *apart,
+    ):
         tell_note(note)
     definitions = [task.definition for task in stream.tasks]
     metric, unanswered = [each.metric for each in definitions], [task.unanswered for task in stream.tasks]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from forgetfree import registry
 from forgetfree.data.bad_rows import BadRow, DataFaults
 from forgetfree.data.columns import PAIR, ColumnNames, bare_name, choose
-from forgetfree.data.labels import Labels, check_alike, compared, learn_labels, notes_of_labels, written
+from forgetfree.data.labels import Labels, check_alike, folded, label_cells, learn_labels, notes_of_labels
 from forgetfree.data.prompt_rows import are_prompts_and_answers
 from forgetfree.data.rows import HELD_OUT_SHARE, Rows, TaskRows, notes_of_rows, read_rows
 from forgetfree.data.tables import Table, TaskTables, other_form, shown
@@ -96,7 +96,7 @@ class Classification(Kind):
         labels = None
         if not names:
             faults.attempt(check_alike, train.where, cells, numbers)
-        different = {*cells} if names else {compared(str(cell)) for cell in {*cells}}
+        different = {*cells} if names else {folded(str(cell)) for cell in {*cells}}
         alone = len({*cells}) < 2 and (task.skip_bad_rows or not train.bad)  # else what is wrong hides the other labels
         if len(different) > 1 or alone:
             labels = faults.attempt(learn_labels, train.where, cells, names, bool(numbered))
@@ -382,7 +382,7 @@ class _LabelledTable:
     def _read(self, names: Sequence[str]) -> list[int | str | ValueError]:
         """Return what is written in the label column, as it was read first."""
         if self._cells is None:
-            self._cells = written(self.table.columns[self._label], self.table.typed, names)
+            self._cells = label_cells(self.table.columns[self._label], self.table.typed, names)
         return self._cells
 
     def good_cells(self, names: Sequence[str]) -> tuple[list[int | str], list[int]]:

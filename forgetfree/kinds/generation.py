@@ -19,14 +19,14 @@ import numpy.typing as npt
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.chats import Chat, asked
+from forgetfree.data.chats import Chat, without_weights
 from forgetfree.data.columns import ColumnNames, choose_texts
 from forgetfree.data.prompt_rows import (
     CellError,
     PromptReader,
     are_prompts,
     closed_answers,
-    filled,
+    columns_beside,
     one_prompt,
     prompt_columns,
     whole_chat,
@@ -322,7 +322,7 @@ class Generation(Kind):
         texts = super().texts_of(task, cells, columns)
         if None in texts:
             return texts
-        prompt, beside = one_prompt([text or "" for text in texts]), filled(record, columns)
+        prompt, beside = one_prompt([text or "" for text in texts]), columns_beside(record, columns)
         if not beside:
             return (prompt,)
         if not _reads_chats(task):
@@ -551,7 +551,7 @@ def chat_of(chat: str | list[Any], number: int = 1) -> Chat:
         raise UsageError(
             f'Chat {number}: expected {error}, got {brief(chat)}. Give [{{"role": "user", "content": "…"}}].'
         ) from error
-    turns = asked(whole.turns)
+    turns = without_weights(whole.turns)
     while turns and turns[-1]["role"] == "assistant":
         turns.pop()
     if not turns:

@@ -258,12 +258,7 @@ class RowScore:
 
 
 def _f1(predicted: npt.NDArray[np.bool_], right: npt.NDArray[np.bool_]) -> tuple[float, Floats]:
-    """Return the F1 of a label, 2·TP / ((TP + FP) + (TP + FN)), and what each row adds to it, times their number ``(rows,)``.
-
-    Args:
-        predicted: which rows are answered with the label ``(rows,)``.
-        right: which have it ``(rows,)``.
-    """
+    """Return the F1 of a label, 2·TP / ((TP + FP) + (TP + FN)), and what each row adds, times their number ``(rows,)``."""
     numerator, denominator = 2.0 * (predicted & right), predicted.astype(np.float64) + right
     score = float(numerator.sum() / max(denominator.sum(), 1.0))
     return score, (numerator - score * denominator) / max(float(denominator.mean()), 1e-9)
@@ -318,13 +313,8 @@ class Evidence:
     def retention(self, strategy: str, other: str, floor: float, task: str | None = None) -> Interval | None:
         """Return (score − floor) / (the other's − floor): the share of what the other learned above a floor.
 
-        ``None`` if they share no seed, or the other is not above the floor for certain.
-
-        Args:
-            strategy: whose share.
-            other: of what.
-            floor: a score that counts as exact, of the task or the average.
-            task: whose scores; default: the average's.
+        ``None`` if they share no seed, or the other is not above the floor for certain. The floor, of the task or of the
+        average, counts as exact.
         """
         if not (seeds := self._seeds(strategy, other)):
             return None
@@ -355,10 +345,6 @@ def forgetting(runs: Sequence[Run], test_rows: Mapping[str, int]) -> Interval:
     """Return how far tasks but the last are below their best score since they were learned, the mean.
 
     The answers of the past are not kept: rows then and at the end are taken as independent, where a seed lost anything.
-
-    Args:
-        runs: of a strategy.
-        test_rows: of each task; nothing where it is not known.
     """
     variance, lost, first = 0.0, np.any([run.forgotten for run in runs], axis=0), runs[0]
     most = mean_of([high - low for low, high in map(limits_of, first.metric[:-1])])

@@ -25,8 +25,7 @@ from forgetfree.errors import ForgetfreeError, ReportError, UsageError, first_li
 from forgetfree.json_file import check, checked, parse_json, read_bounded
 from forgetfree.results.answers import Answers, TextAnswers, json_of
 from forgetfree.results.config_file import load_run
-from forgetfree.results.learning_matrix import forgetting_per_task, summarize
-from forgetfree.results.metrics import Floats, limits_of, mean_of
+from forgetfree.results.metrics import Floats, forgetting_per_task, limits_of, mean_of, summarize
 from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
 from forgetfree.results.unit_folder import (
     BEFORE,
@@ -256,7 +255,7 @@ class Run:
 
     @cached_property
     def forgotten(self) -> list[float]:
-        """By how much each task has fallen from its best, see `forgetfree.results.learning_matrix.forgetting_per_task`."""
+        """By how much each task has fallen from its best, see `forgetfree.results.metrics.forgetting_per_task`."""
         return forgetting_per_task(self.learning_matrix, self.metric)
 
     @property
@@ -266,7 +265,7 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, float | None]:
-        """The six numbers of `forgetfree.results.learning_matrix.summarize`."""
+        """The six numbers of `forgetfree.results.metrics.summarize`."""
         learned = np.diagonal(self.reference.learning_matrix, -1) if self.reference else None
         return summarize(self.learning_matrix, self.ece, learned, self.metric)
 
@@ -361,15 +360,7 @@ def frame_of(scores: Sequence[Score]) -> pd.DataFrame:
 def whole_run(
     about: Json, frame: pd.DataFrame, units: Sequence[Json], source: str, files: Sequence[Json] = (), **more: Any
 ) -> RunRecord:
-    """Return a run whose parts are checked, and fit one another.
-
-    Args:
-        about: the whole, see `About`.
-        frame: its scores.
-        units: what each unit says, see `UnitFacts`.
-        source: where it was read.
-        files: what `Run` has of the files of each unit.
-        more: what else `RunRecord` has.
+    """Return a run whose parts are checked, and fit one another: `About`, the frame, and of each unit `UnitFacts` and files.
 
     Raises:
         ReportError: they do not.

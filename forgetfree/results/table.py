@@ -24,8 +24,7 @@ from forgetfree.files import StrPath
 from forgetfree.options import typed
 from forgetfree.results.answers import LabelScores, same_rows, unpack_rows
 from forgetfree.results.evidence import Evidence, RowScore
-from forgetfree.results.learning_matrix import forgetting_by_stage
-from forgetfree.results.metrics import Floats, limits_of, scale_of, sign
+from forgetfree.results.metrics import Floats, forgetting_by_stage, limits_of, scale_of, sign
 from forgetfree.results.runs import (
     CONSTANT,
     LEARNED_FLOORS,
@@ -275,7 +274,7 @@ class Results:
 
         Returns:
             A row for each strategy with ``average``, ``forgetting``, ``bwt``, ``fwt``, ``intransigence`` (against `REFERENCE`
-            with the same seed) and ``ece``, see `forgetfree.results.learning_matrix`: fractions, each with ``mean`` and
+            with the same seed) and ``ece``, see `forgetfree.results.metrics`: fractions, each with ``mean`` and
             ``std``; NaN where a part is missing.
         """
         rows = [{"strategy": entry.label, **run.summary} for entry in self.entries for run in entry.runs]

@@ -25,7 +25,7 @@ from forgetfree.kinds.texts import Text, check_texts, text_rows
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_bound, load_model
 from forgetfree.serve.source import Source
-from forgetfree.serve.weights import LedgerWeights, TaskWeights, unsaid, weights_of
+from forgetfree.serve.weights import LedgerWeights, TaskWeights, missing_definition, weights_of
 from forgetfree.tasks import TaskDefinition
 from forgetfree.training.loop import predict
 from forgetfree.training.task_features import TaskFeatures, share_of_entropy
@@ -164,7 +164,7 @@ class Predictor:
         if task not in self.tasks:
             known = list(self.tasks)
             if self.ledger and task in self.ledger.tasks:
-                raise LedgerError(unsaid(task))
+                raise LedgerError(missing_definition(task))
             raise TaskError(
                 f"There is no task {brief(task)} to answer.{nearest(task, known)} "
                 f"The run learned: {', '.join(known) or 'none'}."

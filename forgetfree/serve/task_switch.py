@@ -23,7 +23,7 @@ from forgetfree.models.heads import HiddenRows, make_head, read_head
 from forgetfree.models.task_model import mean_of_tokens
 from forgetfree.results.unit_folder import check_own
 from forgetfree.serve.source import LEDGER, saved_file
-from forgetfree.serve.weights import unsaid
+from forgetfree.serve.weights import missing_definition
 
 #: From hidden states ``(B, L, H)``, token ids and attention mask to logits.
 Logits = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
@@ -117,7 +117,7 @@ class TaskSwitch:
         """Return what reads hidden states by a head of transformers' own."""
         binding, config = self.ledger.binding, self._model.config
         if binding is None or (definition := record.definition) is None:
-            raise LedgerError(unsaid(record.task))
+            raise LedgerError(missing_definition(record.task))
         head = make_head(binding.architecture, config, len(definition.labels), config.pad_token_id)
         load_tensors_(head, record.own_readout)
 
@@ -131,7 +131,7 @@ class TaskSwitch:
     def _linear(self, record: Record) -> Logits:
         """Return what reads hidden states by a linear readout."""
         if "weight" not in (tensors := record.own_readout):
-            raise LedgerError(unsaid(record.task))
+            raise LedgerError(missing_definition(record.task))
         labels, width = tensors["weight"].shape
         readout = nn.Linear(width, labels, device=next(self._body.parameters()).device)
         load_tensors_(readout, tensors)

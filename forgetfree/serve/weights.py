@@ -5,7 +5,7 @@ A strategy's folder in a run holds one of these files, and each has a class that
     ledger.safetensors        `LedgerWeights`: θ_pre with the records of a task
     checkpoint.safetensors    `ModelWeights`: one model for all tasks
     fine-tuned.json           `ModelWeights`: a model a task, by its name in a store
-    adapters.safetensors      `forgetfree.strategies.lora.weights`: θ_pre with the adapters of a task
+    adapters.safetensors      `forgetfree.strategies.lora.adapter_weights`: θ_pre with the adapters of a task
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class LedgerWeights(TaskWeights):
         self.ledger = ledger
         self.definitions = {each.task: each.definition for each in ledger.records if each.definition is not None}
         if ledger.tasks and not self.definitions:
-            raise LedgerError(unsaid(ledger.tasks[0]))
+            raise LedgerError(missing_definition(ledger.tasks[0]))
         self.binding = loaded.binding(ledger.binding.precision if ledger.binding else "fp32")
         self.switch = LedgerSwitch(ledger, loaded.model.backbone, fingerprint=loaded.fingerprint)
         check_binding(ledger, self.binding, "The ledger")
@@ -132,7 +132,7 @@ class LedgerWeights(TaskWeights):
             yield
 
 
-def unsaid(task: str) -> str:
+def missing_definition(task: str) -> str:
     """Return the sentence on a task whose record does not say what it is."""
     return (
         f"The ledger does not say what task {task!r} asks for: it was learned without labels= and tokenizer=, or its rows are "

@@ -44,7 +44,7 @@ def check_stream(
             else ``hub``.
         model: that reads named tasks, see `forgetfree.continual.streams.load_stream`; default: a tiny one, built in memory.
         readout: of that model.
-        arguments: ``shots``, ``or_fewer``, ``seed``, ``test_limit`` and ``scenario`` of
+        arguments: ``shots``, ``seed``, ``test_limit`` and ``scenario`` of
             `forgetfree.continual.streams.load_stream`.
 
     Raises:

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from forgetfree.core.body import body_prefix
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import EntriesOfProduct, Leaves, SampledWeight, chosen, sampled, trainable, write_
+from forgetfree.core.trained import EntriesOfProduct, Leaves, SampledWeight, sampled, trainable, values_at, write_
 from forgetfree.errors import TrainingError
 
 #: The name of the vector among the model's parameters.
@@ -182,7 +182,7 @@ class RegionVector:
             return
         pairs = zip(self._names, self._pieces, strict=True)
         state[prefix + NAME] = torch.cat(
-            [chosen(state[prefix + name], local).to(self.values) for name, (_, local) in pairs]
+            [values_at(state[prefix + name], local).to(self.values) for name, (_, local) in pairs]
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from forgetfree.core.readout_model import LINEAR
 from forgetfree.data.examples import EncodedRows, Examples
 from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.data.sampling import k_shot, representative
+from forgetfree.data.sampling import few_rows_note, k_shot, representative
 from forgetfree.errors import UsageError
 from forgetfree.kinds.kind import Kind, kind_of
 from forgetfree.models.loading import LoadedModel
@@ -32,6 +32,7 @@ class EncodedTask:
         fingerprint: that of all the task's rows, before sampling.
         classes: the numbers of its labels in rows and logits.
         note: what a user should know of rows that are longer than the model reads; empty if none is.
+        few_rows: what a user should know of labels with fewer rows than ``shots``; empty if there is none.
     """
 
     definition: TaskDefinition
@@ -43,6 +44,7 @@ class EncodedTask:
     fingerprint: str
     classes: tuple[int, ...]
     note: str = ""
+    few_rows: str = ""
 
     @property
     def name(self) -> str:
@@ -88,7 +90,6 @@ def encode_task(
     loaded: LoadedModel,
     *,
     shots: int | None = None,
-    or_fewer: bool = False,
     seed: int = 0,
     test_limit: int | None = None,
     labels: LabelSpace = LabelSpace(),  # frozen
@@ -98,17 +99,16 @@ def encode_task(
     Args:
         rows: the task and all its rows.
         loaded: the model, to which a readout is added.
-        shots: training rows per label, or sentences per kind of entity; default: all.
-        or_fewer: accept labels with fewer rows, and take all of those.
+        shots: training rows per label, or sentences per kind of entity; all, by default and where there are fewer.
         seed: for the sample and the readout's first weights.
         test_limit: keep at most this many test rows, spread evenly; default: all.
         labels: how its labels are numbered.
 
     Raises:
         DataError: the task is measured by F1, and its validation or test rows cannot tell it.
-        UsageError: a label has fewer than ``shots`` rows.
+        UsageError: ``shots`` is below 1.
     """
-    definition, train = rows.task, sampled(rows, shots, seed, or_fewer)
+    definition, train = rows.task, sampled(rows, shots, seed)
     kind = kind_of(definition)
     head = loaded.head(definition)
     label = loaded.model.add_task(replace(head, n_labels=labels.width or head.n_labels), seed)
@@ -129,16 +129,17 @@ def encode_task(
         rows.fingerprint(),
         tuple(range(labels.first, labels.first + len(definition.labels))),
         f"Task {definition.name!r}: {cut}" if cut else "",
+        few_rows_note(rows.train, definition, shots),
     )
 
 
-def sampled(rows: TaskRows, shots: int | None, seed: int, or_fewer: bool = False) -> Rows:
+def sampled(rows: TaskRows, shots: int | None, seed: int) -> Rows:
     """Return the training rows of a task that are drawn; arguments and errors as `encode_task`."""
     task = rows.task
     kind_of(task).check_scored(rows)
     if shots is None:
         return rows.train
-    return k_shot(rows.train, task, shots, derive_seed(seed, "shots", task.name), or_fewer)
+    return k_shot(rows.train, task, shots, derive_seed(seed, "shots", task.name))
 
 
 def label_spaces(

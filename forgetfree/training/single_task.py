@@ -91,7 +91,6 @@ class SingleTask:
         rows: TaskRows,
         *,
         shots: int | None = None,
-        or_fewer: bool = False,
         seed: int = 0,
         test_limit: int | None = None,
         device: str | torch.device = "auto",
@@ -104,7 +103,6 @@ class SingleTask:
             loaded: the model; it must have no readout of this task yet.
             rows: the task and its rows.
             shots: training rows per label; default: all.
-            or_fewer: take all rows of a label that has fewer, instead of refusing.
             seed: for the sample and all training.
             test_limit: evaluate on at most this many test rows, spread evenly; default: all.
             device: where to train; ``auto``: on a GPU, if there is one.
@@ -112,7 +110,7 @@ class SingleTask:
             monitor: logs phases and steps.
         """
         device = torch.device(find_device("auto") if device == "auto" else device)
-        task = encode_task(rows, loaded, shots=shots, or_fewer=or_fewer, seed=seed, test_limit=test_limit)
+        task = encode_task(rows, loaded, shots=shots, seed=seed, test_limit=test_limit)
         pre = ModelState.of(loaded.model, [task.name])
         loaded.model.to(device)
         return cls(loaded, task, pre=pre, seed=seed, device=device, store=store or StateStore(), monitor=monitor)

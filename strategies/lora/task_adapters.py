@@ -22,7 +22,7 @@ from forgetfree.ledger import changed_buffers
 from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, targets
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
-from forgetfree.strategies.lora.file import config_of, load_adapters, save_adapters
+from forgetfree.strategies.lora.adapter_file import config_of, load_adapters, save_adapters
 from forgetfree.tensor_file import TaskTensors, grouped
 from forgetfree.training.training_options import TrainingOptions
 

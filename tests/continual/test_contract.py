@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from forgetfree import registry
-from forgetfree.continual import adapter, regions, strategy
+from forgetfree.continual import adapter, region_strategy, strategy
 from forgetfree.continual.adapter import PluginStrategy
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
 from forgetfree.core.trained import WholeTensors
@@ -47,7 +47,7 @@ MORE = {
 }
 BASES = [
     ContinualStrategy,
-    regions.RegionStrategy,
+    region_strategy.RegionStrategy,
     *(vars(adapter)[name] for name in adapter.__all__ if "Strategy" in name),
 ]
 STRATEGIES = [registry.strategy(name) for name in registry.STRATEGIES]

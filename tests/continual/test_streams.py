@@ -190,9 +190,7 @@ def test_shots_limits_and_scenarios_hold_for_tensors() -> None:
     stream = load_stream(data={"a": (x, y)}, model=network(), shots=4, test_limit=6, seed=3)
     assert (len(stream.tasks[0].train), len(stream.tasks[0].test)) == (12, 6)
     few = (torch.cat((x, x[y == 0][:3])), torch.cat((y, torch.full((3,), 3))))
-    with pytest.raises(UsageError, match="fewer than --shots 4"):
-        load_stream(data={"a": few}, model=network(4), shots=4)
-    task = load_stream(data={"a": few}, model=network(4), shots=4, or_fewer=True).tasks[0]
+    task = load_stream(data={"a": few}, model=network(4), shots=4).tasks[0]
     assert sorted(task.train.labels.tolist()) == [0] * 4 + [1] * 4 + [2] * 4 + [3]
     assert task.shots == 4
     data = {"a": (x[y < 2], y[y < 2]), "b": (x[y > 0], y[y > 0] + 1)}

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from task_files import write_task
 
 from forgetfree.data import table_files
 from forgetfree.data.sources import load_task
@@ -20,15 +21,7 @@ ROWS = [{"text": f"text {i}", "label": i % 2} for i in range(20)]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A task with 20 rows in each split."""
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    for split in ("train", "validation", "test"):
-        write_rows(folder / f"{split}.jsonl", ROWS)
-    return folder
-
-
-def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return write_task(tmp_path, "mine", ROWS)
 
 
 def refusal(folder: Path) -> str:
@@ -91,7 +84,8 @@ def test_a_csv_text_may_be_longer_than_the_bound_of_pythons_csv_module(folder: P
 
 
 def test_half_of_a_surrogate_pair_is_refused_with_its_place(folder: Path) -> None:
-    write_rows(folder / "train.jsonl", [*ROWS, {"text": "a \udcff", "label": 0}])
+    with (folder / "train.jsonl").open("a") as file:
+        file.write(json.dumps({"text": "a \udcff", "label": 0}))
     message = refusal(folder)
     assert message.startswith(f"{folder}/train.jsonl, row 21: expected a JSON object, got ")
     assert r"holds '\udcff', half of a surrogate pair and no character" in message

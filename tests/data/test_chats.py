@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import tiny
+from task_files import write_task
 
 from forgetfree.data.chats import Chat, ChatTemplate, answer_of, answer_turn
 from forgetfree.data.columns import NO_COLUMN_NAMES
-from forgetfree.data.encoding import fitting
+from forgetfree.data.encoding import drop_bad_rows
 from forgetfree.data.prompts import PromptEncoder
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sources import load_tasks
@@ -152,8 +153,8 @@ def test_a_chat_that_the_template_cannot_show_is_a_bad_row(template: str, chat: 
         encoder.learned(rows)
     task = TaskRows(TaskDefinition("own", "messages", (), metric="exact_match"), rows, rows, rows_of(good))
     with pytest.raises(DataError, match=r"^a\.jsonl, row 2: "):
-        fitting(task, encoder, False)
-    left = fitting(task, encoder, True)
+        drop_bad_rows(task, encoder, False)
+    left = drop_bad_rows(task, encoder, True)
     assert ([number for _, number in left.train.places], left.left_out["train"]["rows"]) == ([1, 3], 1)
     assert "1 bad train row left out" in left.notes[0]
 
@@ -230,17 +231,14 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def in_all_splits(tmp_path: Path, row: dict[str, Any]) -> str:
-    (tmp_path / "own").mkdir()
-    for split in ("train", "validation", "test"):
-        (tmp_path / "own" / f"{split}.jsonl").write_text(json.dumps(row))
-    return str(tmp_path)
+def data_of(root: Path, row: dict[str, Any]) -> str:
+    return str(write_task(root, "own", [row]).parent)
 
 
 @pytest.mark.parametrize(("row", "expected"), COLUMNS)
 def test_what_stands_beside_a_chat_is_asked_with_it(row: dict[str, Any], expected: Any, tmp_path: Path) -> None:
     """In training, and by predict of a file."""
-    (task,) = load_tasks("own", in_all_splits(tmp_path, row))
+    (task,) = load_tasks("own", data_of(tmp_path, row))
     prompt = task.train.first[0]
     assert (prompt if isinstance(expected, str) else json.loads(prompt)) == expected
     assert task.train.labels[0] == ("great",)
@@ -265,12 +263,12 @@ def test_what_stands_beside_a_chat_is_asked_with_it(row: dict[str, Any], expecte
 )  # fmt: skip
 def test_what_cannot_be_asked_is_refused_by_name(row: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
-        load_tasks("own", in_all_splits(tmp_path, row))
+        load_tasks("own", data_of(tmp_path, row))
     assert message in str(error.value)
 
 
 def test_columns_that_are_not_read_are_told(tmp_path: Path) -> None:
-    (task,) = load_tasks("own", in_all_splits(tmp_path, {"prompt": "a", "target": "b", "topic": "c"}))
+    (task,) = load_tasks("own", data_of(tmp_path, {"prompt": "a", "target": "b", "topic": "c"}))
     assert "not read: 'topic'" in task.notes[0]
 
 

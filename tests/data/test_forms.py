@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pandas
-import pyarrow
 import pytest
 import torch
+from task_files import refusal, write_rows, zstd
 
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task, load_tasks
-from forgetfree.data.table_files import format_of
-from forgetfree.errors import ForgetfreeError, UsageError
+from forgetfree.errors import UsageError
 
-zstd = partial(pyarrow.compress, codec="zstd", asbytes=True)
 NAMES = ("angry", "joyful", "sad")
 #: Texts with all that files quote, in rows that are not balanced: 20 angry, 12 joyful, 8 sad.
 ROWS: list[dict[str, Any]] = [
@@ -32,26 +28,6 @@ ROWS: list[dict[str, Any]] = [
     }
     for i in range(40)
 ]
-
-
-def text_file(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
-    """Write rows as the file's name says, packed where it says so."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _, form = format_of(path.name)
-    frame = pandas.DataFrame(rows)
-    if form == "parquet":
-        frame.to_parquet(path)
-        return path
-    text = {
-        "csv": lambda: frame.to_csv(index=False, lineterminator="\n"),
-        "tsv": lambda: frame.to_csv(index=False, sep="\t", quoting=csv.QUOTE_MINIMAL),
-        "jsonl": lambda: frame.to_json(orient="records", lines=True, force_ascii=False),
-        "json": lambda: frame.to_json(orient="records", indent=2),
-    }[form]()
-    content = text.encode()
-    pack: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstd}
-    path.write_bytes(pack.get(path.suffix, bytes)(content))
-    return path
 
 
 def dataset(rows: list[dict[str, Any]] = ROWS) -> datasets.Dataset:
@@ -93,11 +69,11 @@ def saved(root: Path, held: Any) -> Path:
 
 FORMS: dict[str, Callable[[Path], Any]] = {
     **{
-        ending: lambda root, ending=ending: text_file(root / f"mood.{ending}")  # type: ignore[misc]
+        ending: lambda root, ending=ending: write_rows(root / f"mood.{ending}", ROWS)  # type: ignore[misc]
         for form in ("csv", "tsv", "jsonl", "json", "parquet")
         for ending in ([form] if form == "parquet" else [form, f"{form}.gz", f"{form}.zst"])
     },
-    "folder": lambda root: text_file(root / "folder" / "train.csv").parent,
+    "folder": lambda root: write_rows(root / "folder" / "train.csv", ROWS).parent,
     "saved Dataset": lambda root: saved(root, dataset()),
     "saved DatasetDict": lambda root: saved(root, datasets.DatasetDict(train=class_labels())),
     "hub snapshot": snapshot,
@@ -118,17 +94,6 @@ def quiet() -> Iterator[None]:
     datasets.disable_progress_bars()
     yield
     datasets.enable_progress_bars()
-
-
-def refusal(data: Any, name: str = "mood", **columns: Any) -> str:
-    """The one paragraph that loading ends with; of bad rows that of the first."""
-    with pytest.raises(ForgetfreeError) as caught:
-        load_tasks(name, data, **columns)
-    bad = getattr(caught.value, "rows", ())
-    text = bad[0].message if bad else str(caught.value)
-    assert "\n" not in text and text.endswith(".")
-    assert not [word for word in ("Traceback", "Error(", "<class", "object at 0x") if word in text], text
-    return text
 
 
 @pytest.mark.sampled("ClassLabel", "tsv.zst")
@@ -156,7 +121,7 @@ def test_the_same_rows_are_read_from_every_form(form: str, tmp_path: Path) -> No
 
 
 def test_a_file_packed_in_several_frames_is_read_whole_and_a_cut_one_is_refused(tmp_path: Path) -> None:
-    whole = text_file(tmp_path / "mood.jsonl").read_bytes()
+    whole = write_rows(tmp_path / "mood.jsonl", ROWS).read_bytes()
     lines = whole.splitlines(keepends=True)
     first, second = b"".join(lines[:20]), b"".join(lines[20:])
     expected = load_task("mood", str(tmp_path / "mood.jsonl")).fingerprint()
@@ -250,7 +215,7 @@ def test_a_wrong_byte_is_named_by_its_position(tmp_path: Path, content: bytes, p
 
 
 def test_a_json_file_may_hold_a_record_a_line(tmp_path: Path) -> None:
-    text_file(tmp_path / "mood.jsonl").rename(tmp_path / "mood.json")
+    write_rows(tmp_path / "mood.jsonl", ROWS).rename(tmp_path / "mood.json")
     assert len(load_task("mood", str(tmp_path / "mood.json")).train) == 28
     for content, fault in (("[1]", "row 1: expected columns and values, got 1."), ('[{"text": 1', "is not valid JSON")):
         (tmp_path / "mood.json").write_text(content)
@@ -262,11 +227,11 @@ def test_a_json_file_may_hold_a_record_a_line(tmp_path: Path) -> None:
 
 def test_other_names_of_splits_are_read_and_said(tmp_path: Path) -> None:
     for name in ("train.csv", "dev.csv", "TEST.jsonl"):
-        text_file(tmp_path / "mood" / name)
+        write_rows(tmp_path / "mood" / name, ROWS)
     read = load_task("mood", str(tmp_path))
     assert (len(read.train), len(read.validation), len(read.test)) == (40, 40, 40)
     assert "dev.csv is the validation split; TEST.jsonl is the test split;" in read.notes[0]
-    text_file(tmp_path / "mood" / "valid.tsv")
+    write_rows(tmp_path / "mood" / "valid.tsv", ROWS)
     assert "holds dev.csv and valid.tsv, and the validation split is one file" in refusal(str(tmp_path))
 
 
@@ -362,7 +327,7 @@ def test_labels_are_what_is_written(labels: list[Any], names: tuple[str, ...], n
 
 
 def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) -> None:
-    text_file(tmp_path / "mood" / "train.csv", [{"text": r["review"], "label": r["sentiment"]} for r in ROWS])
+    write_rows(tmp_path / "mood" / "train.csv", [{"text": r["review"], "label": r["sentiment"]} for r in ROWS])
     (tmp_path / "mood" / "source.json").write_text(json.dumps({"label_names": ["sad", "Joyful", "angry"]}))
     read = load_task("mood", str(tmp_path))
     assert read.task.labels == ("sad", "Joyful", "angry")
@@ -370,12 +335,12 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
     texts = {row["review"]: order.index(row["sentiment"]) for row in ROWS}
     assert all(texts[text] == label for text, label in zip(read.train.first, read.train.labels, strict=True))
     ones = [{"text": f"{i}", "label": i % 4 + 1} for i in range(40)]
-    text_file(tmp_path / "ag_news" / "train.csv", ones)  # as its authors number it
+    write_rows(tmp_path / "ag_news" / "train.csv", ones)  # as its authors number it
     read = load_task("ag_news", str(tmp_path))
     assert read.task.labels == ("World", "Sports", "Business", "Sci/Tech") and set(read.train.labels) == {0, 1, 2, 3}
     assert "labels 1 to 4 are World, Sports, Business, Sci/Tech" in read.notes[0]
     mixed = [{"text": f"{i}", "label": ("1", "2", "3+")[i % 3]} for i in range(30)]
-    text_file(tmp_path / "rooms" / "train.csv", mixed)
+    write_rows(tmp_path / "rooms" / "train.csv", mixed)
     (tmp_path / "rooms" / "source.json").write_text(json.dumps({"label_names": ["1", "2", "3+"]}))
     read = load_task("rooms", str(tmp_path))
     texts = dict(zip(read.train.first, read.train.labels, strict=True))
@@ -425,7 +390,7 @@ def test_texts_that_are_no_plain_whole_numbers_are_names(
     labels: list[str], names: tuple[str, ...], tmp_path: Path
 ) -> None:
     rows = [{"text": f"{i}", "label": labels[i % len(labels)]} for i in range(40)]
-    for data in ({"mood": rows}, str(text_file(tmp_path / "mood.csv", rows))):
+    for data in ({"mood": rows}, str(write_rows(tmp_path / "mood.csv", rows))):
         (read,) = load_tasks(None, data)
         assert read.task.labels == names
         assert all(
@@ -438,7 +403,7 @@ def test_texts_that_are_no_plain_whole_numbers_are_names(
 )
 def test_real_numbers_of_a_csv_file_are_refused_unless_they_are_named(labels: list[str], tmp_path: Path) -> None:
     rows = [{"text": f"{i}", "label": labels[i % len(labels)]} for i in range(40)]
-    text_file(tmp_path / "mood" / "train.csv", rows)
+    write_rows(tmp_path / "mood" / "train.csv", rows)
     assert "A number that is not whole is a value to predict" in (message := refusal(str(tmp_path)))
     assert "list all as label_names in source.json" in message
     (tmp_path / "mood" / "source.json").write_text(json.dumps({"label_names": labels}))
@@ -478,7 +443,7 @@ def test_labels_that_differ_by_case_are_told_with_rows_and_counts(tmp_path: Path
     rows = [{"text": f"{i}", "label": "NUMBER" if i in (7, 9) else ("Number", "date")[i % 2]} for i in range(30)]
     message = refusal({"mood": rows})
     assert '"NUMBER" (2 rows, the first is row 7) and "Number" (15 rows, the first is row 0)' in message
-    text_file(tmp_path / "mood" / "train.csv", rows)
+    write_rows(tmp_path / "mood" / "train.csv", rows)
     (tmp_path / "mood" / "source.json").write_text(json.dumps({"label_names": ["date", "Number"]}))
     read = load_task("mood", str(tmp_path))
     assert 'label "NUMBER" (2 rows, the first is row 8) is read as "Number"' in read.notes[0]
@@ -617,7 +582,7 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
     )
     (read,) = load_tasks(None, data, options=ReadOptions.of(["topic", "phrase"], "rank"))
     assert read.train.texts[0][0].startswith("topic") and read.train.texts[0][1].startswith("phrase")
-    text_file(tmp_path / "mood" / "train.csv", data["mood"])
+    write_rows(tmp_path / "mood" / "train.csv", data["mood"])
     (tmp_path / "mood" / "source.json").write_text('{"text_column": "phrase", "label_column": "rank"}')
     assert load_task("mood", str(tmp_path)).train.first[0].startswith("phrase")
     assert load_task("mood", str(tmp_path), options=ReadOptions.of("review", None)).train.first[0].startswith("review")
@@ -653,7 +618,7 @@ def test_a_column_that_one_split_lacks_is_named() -> None:
 
 
 def test_a_file_is_one_task_of_any_name(tmp_path: Path) -> None:
-    path = str(text_file(tmp_path / "mood.csv.gz"))
+    path = str(write_rows(tmp_path / "mood.csv.gz", ROWS))
     assert [rows.task.name for rows in load_tasks(None, path)] == ["mood"]
     assert [rows.task.name for rows in load_tasks("feelings", path)] == ["feelings"]
     with pytest.raises(UsageError, match="holds the rows of one task, and 2 are named: mood, other"):
@@ -665,21 +630,23 @@ def test_a_file_is_one_task_of_any_name(tmp_path: Path) -> None:
 
 def test_a_task_with_the_name_of_a_registered_stream_is_not_mixed_up_with_it(tmp_path: Path) -> None:
     folder, file = (
-        str(text_file(tmp_path / "data" / "demo" / "train.csv").parent.parent),
-        text_file(tmp_path / "demo.csv"),
+        str(write_rows(tmp_path / "data" / "demo" / "train.csv", ROWS).parent.parent),
+        write_rows(tmp_path / "demo.csv", ROWS),
     )
     for data in (folder, str(file), {"demo": ROWS}):
         told = refusal(data, "demo")
         assert "'demo' is both a task of the data and a registered stream: who_did_it, ag_news, was_it_kind" in told
         for stream in ("demo,", ["demo"]):
             assert [rows.task.name for rows in load_tasks(stream, data)] == ["demo"]
-    assert "holds the rows of one task, and 3 are named" in refusal(str(text_file(tmp_path / "mood.csv")), "demo")
+    assert "holds the rows of one task, and 3 are named" in refusal(
+        str(write_rows(tmp_path / "mood.csv", ROWS)), "demo"
+    )
 
 
 def test_a_folder_of_tasks_stays_one_whatever_lies_beside_them(tmp_path: Path) -> None:
     for name in ("mood", "data"):
-        text_file(tmp_path / name / "train.csv")
-    text_file(tmp_path / "train.csv", ROWS[:20])
+        write_rows(tmp_path / name / "train.csv", ROWS)
+    write_rows(tmp_path / "train.csv", ROWS[:20])
     (tmp_path / "README.md").write_text("---\ndataset_info: x\nconfigs: y\n---\n")
     assert "(" + str(tmp_path / "mood" / "train.csv") in load_task("mood", str(tmp_path)).notes[0]
     assert len(load_task("data", str(tmp_path)).train) > 20
@@ -689,7 +656,7 @@ def test_a_folder_of_tasks_stays_one_whatever_lies_beside_them(tmp_path: Path) -
 
 
 def test_several_tasks_come_from_several_forms(tmp_path: Path) -> None:
-    text_file(tmp_path / "moods" / "b.jsonl")
+    write_rows(tmp_path / "moods" / "b.jsonl", ROWS)
     data = {"a": ROWS, "b": str(tmp_path / "moods" / "b.jsonl"), "c": pandas.DataFrame(ROWS)}
     assert [rows.task.name for rows in load_tasks(None, data)] == ["a", "b", "c"]
     assert [rows.task.name for rows in load_tasks(["c", "a"], data)] == ["c", "a"]
@@ -757,7 +724,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_existing_data_are_read_as_before(tmp_path: Path) -> None:
     """Fingerprints of version 0.2, of which runs have a record."""
     for split in ("train", "validation", "test"):
-        text_file(tmp_path / "mine" / f"{split}.jsonl", [{"text": f"{split} {i}", "label": i % 2} for i in range(30)])
+        write_rows(tmp_path / "mine" / f"{split}.jsonl", [{"text": f"{split} {i}", "label": i % 2} for i in range(30)])
     read: TaskRows = load_task("mine", str(tmp_path))
     assert read.fingerprint() == "9ee3840177d56439eb2f57c46787daa1ce74bbb70b019b01b4c84f0a3593a1a0"
     (tmp_path / "mine" / "test.jsonl").unlink()
@@ -789,7 +756,7 @@ def test_numbers_that_are_names_are_names(names: list[str], labels: list[int], t
     folder.mkdir()
     rows = [{"text": f"text {i}", "label": label} for i, label in enumerate(labels + list(map(int, names)))]
     for split in ("train", "test", "validation"):
-        text_file(folder / f"{split}.jsonl", rows)
+        write_rows(folder / f"{split}.jsonl", rows)
     (folder / "source.json").write_text(json.dumps({"label_names": names}))
     read = load_task("mood", str(tmp_path))
     assert [names[label] for label in read.test.labels] == [str(row["label"]) for row in rows]

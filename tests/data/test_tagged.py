@@ -11,20 +11,19 @@ from typing import Any
 import datasets
 import numpy
 import pandas
-import pyarrow
-import pyarrow.parquet
 import pytest
 import tiny
 from tagged import PEOPLE, tagged_task
+from task_files import write_task
 
 from forgetfree.benchmarks.demo import TAGGED, load
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.encoding import WordEncoder
 from forgetfree.data.examples import EncodedRows
 from forgetfree.data.rows import Rows
-from forgetfree.data.sampling import k_shot
+from forgetfree.data.sampling import few_rows_note, k_shot
 from forgetfree.data.sources import load_task
-from forgetfree.errors import BadDataError, DataError, UsageError
+from forgetfree.errors import BadDataError, DataError
 from forgetfree.kinds.tagging import Tagging, bio
 from forgetfree.tasks import TaskDefinition
 
@@ -36,13 +35,8 @@ ROWS = [
 
 
 def write(folder: Path, rows: list[dict[str, Any]], source: dict[str, Any] | None = None) -> Path:
-    """Write a task with the same rows in each split, and return the data directory."""
-    folder.mkdir(parents=True)
-    for split in ("train", "validation", "test"):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if source is not None:
-        (folder / "source.json").write_text(json.dumps(source))
-    return folder.parent
+    """Write a task, and return the data directory."""
+    return write_task(folder.parent, folder.name, rows, source).parent
 
 
 def test_a_task_is_inferred_from_its_columns(tmp_path: Path) -> None:
@@ -63,12 +57,8 @@ def test_parquet_csv_and_numbered_tags_hold_the_same_rows(tmp_path: Path) -> Non
     numbered = [row | {"tags": [names.index(tag) for tag in row["tags"]]} for row in ROWS]
     data = write(tmp_path / "numbers", [{"tokens": r["tokens"], "ner_tags": r["tags"]} for r in numbered])
     (tmp_path / "numbers" / "source.json").write_text(json.dumps({"label_names": names}))
-    for name in ("parquet", "csv"):
-        (tmp_path / name).mkdir()
-    for split in ("train", "validation", "test"):
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "parquet" / f"{split}.parquet")
-        lines = [f"{' '.join(row['tokens'])},{' '.join(row['tags'])}" for row in ROWS]
-        (tmp_path / "csv" / f"{split}.csv").write_text("\n".join(["tokens,tags", *lines]) + "\n")
+    write_task(tmp_path, "parquet", ROWS, ending="parquet")
+    write_task(tmp_path, "csv", [{key: " ".join(cell) for key, cell in row.items()} for row in ROWS], ending="csv")
     read = [load_task(name, str(data)) for name in ("numbers", "parquet", "csv")]
     assert read[0].train == read[1].train == read[2].train and read[0].task.labels == tuple(names)
 
@@ -161,8 +151,9 @@ def test_shots_are_sentences_of_each_kind() -> None:
     held = Counter(kind for tags in few.labels for kind in {(tag + 1) // 2 for tag in tags if tag} or {0})
     assert held == {0: 3, 1: 3, 2: 3} and len(few) == 9
     assert few == k_shot(rows, task, 3, 0) != k_shot(rows, task, 3, 1)
-    with pytest.raises(UsageError, match=r"training sentences with (PER|LOC) entities, fewer than --shots 20"):
-        k_shot(rows, task, 20, 0)
+    assert re.search(
+        r"training sentences with (PER|LOC) entities.*, fewer than --shots 20", few_rows_note(rows, task, 20)
+    )
 
 
 def test_a_sentence_of_two_kinds_counts_for_both() -> None:
@@ -256,3 +247,77 @@ def test_rows_in_memory_may_have_numbered_tags_with_names_arrays_and_one_piece()
 
 def row_lists(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {key: [row[key] for row in rows] for key in rows[0]}
+
+
+# -- A word and a tag a line, as CoNLL's shared tasks have them -------------------------------------------------
+
+TWO = "Jane\tB-PER\nSmith\tI-PER\nlives\tO\nin\tO\nRome\tB-LOC\n\nnobody\tO\n\n\nRome\tB-LOC"
+FOUR = """-DOCSTART- -X- -X- O
+
+Jane NNP B-NP B-PER
+Smith NNP I-NP I-PER
+lives VBZ B-VP O
+in IN B-PP O
+Rome NNP B-NP B-LOC
+
+-DOCSTART- -X- -X- O
+nobody NN B-NP O
+
+Rome NNP B-NP B-LOC
+"""
+EXPECTED = Rows(("Jane Smith lives in Rome", "nobody", "Rome"), (), ((3, 4, 0, 0, 1), (0,), (1,)))
+
+
+def conll(folder: Path, train: str, ending: str = "conll", **splits: str) -> str:
+    """Write a task's files, and return the data directory."""
+    (folder / "ner").mkdir()
+    for split, text in {"train": train, "validation": train, "test": train, **splits}.items():
+        (folder / "ner" / f"{split}.{ending}").write_text(text, encoding="utf-8")
+    return str(folder)
+
+
+@pytest.mark.parametrize("ending", ["conll", "bio", "txt"])
+@pytest.mark.parametrize("text", [TWO, FOUR, TWO.replace("\n", "\r\n"), "\ufeff" + TWO], ids=["2", "4", "crlf", "bom"])
+def test_words_and_tags_are_read_line_by_line(tmp_path: Path, text: str, ending: str) -> None:
+    rows = load_task("ner", conll(tmp_path, text, ending))
+    assert rows.task.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    assert rows.train == rows.test == EXPECTED
+    assert rows.notes == ()
+
+
+def test_comments_hashes_and_blanks_within_words(tmp_path: Path) -> None:
+    text = "# id 7 domain=en\n#\tO\nNew York\tB-LOC\n\n# newdoc\nhere\tO\n"
+    rows = load_task("ner", conll(tmp_path, text))
+    assert rows.train.first == ("# New\u00a0York", "here")
+
+
+def test_a_txt_beside_another_file_is_not_read(tmp_path: Path) -> None:
+    data = conll(tmp_path, TWO)
+    (tmp_path / "ner" / "train.txt").write_text("All that is known of these sentences.")
+    assert load_task("ner", data).train == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Jane\tB-PER\nSmith\n", 'line 2: expected a word and its tag, got "Smith"'),
+        ("Jane\tPER\n", "line 1: expected a word and its tag, got "),
+        ("Jane NNP B-PER\nSmith I-PER\n", 'line 2: expected 3 columns, as in the lines before, got "Smith I-PER"'),
+        ("\n\nThis film is a joy.\n", 'line 3: expected a word and its tag, got "This film is a joy."'),
+        ("Jane\tX-PER\n", "row 1, column 'tags': expected tags O, B-X and I-X"),
+        ("-DOCSTART- -X- O O\n\n", "no rows"),
+    ],
+)
+def test_what_is_no_tagged_word_is_refused_by_its_line(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(DataError) as caught:
+        load_task("ner", conll(tmp_path, text))
+    assert told in str(caught.value)
+
+
+def test_a_txt_that_is_a_split_and_holds_no_tags_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mood").mkdir()
+    (tmp_path / "mood" / "train.csv").write_text("text,label\na joy,1\na bore,0\n")
+    (tmp_path / "mood" / "dev.txt").write_text("text,label\na joy,1\n")
+    with pytest.raises(DataError) as caught:
+        load_task("mood", str(tmp_path))
+    assert "dev.txt, line 1: expected a word and its tag" in str(caught.value)

@@ -24,7 +24,6 @@ from forgetfree.continual.template import sizes_of
 from forgetfree.data.columns import ReadOptions
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import DataError, MetricError, ModelError, UsageError
-from forgetfree.jobs.revision import revise
 from forgetfree.kinds import generation
 from forgetfree.models.loading import load_model
 from forgetfree.results.answers import TextAnswers
@@ -358,7 +357,7 @@ def test_rows_of_texts_are_read_further_than_others(data: Path, tmp_path: Path) 
     bloom = families.write("Bloom", tmp_path / "bloom")  # reads rows of any length
     how: dict[str, Any] = {"stream": "labels,last", "data": str(both), "model": str(bloom), "steps": 2, "sparsity": 0.2}
     forgetfree.run(strategies=("grafting-continual",), out=str(tmp_path / "both"), **how)
-    revise(tmp_path / "both", [], "last", tmp_path / "one", {}).write()
+    forgetfree.run(on=tmp_path / "both", without="last", out=tmp_path / "one", progress=False)
     for out in ("both", "one"):
         assert json.loads((tmp_path / out / "config.json").read_text())["model"]["max_length"] == 1024
     binding = Ledger.load(tmp_path / "one" / "grafting-continual" / "seed-0" / "ledger.safetensors").binding

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import tiny
 import torch
 from edited import write_config
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import (
     AutoModel,
@@ -32,7 +30,6 @@ from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.ledger.binding import Binding, network_differences, network_of, tokenizer_digest
 from forgetfree.models.loading import load_model
 from forgetfree.options import build
-from forgetfree.serve.inference import Predictor
 from forgetfree.strategies.grafting_continual import GraftingContinual
 from forgetfree.strategies.lora.lora import LoRA
 
@@ -141,24 +138,11 @@ def grafting(model: Path, data: Path, *, max_length: int = 128, **options: Any) 
 
 
 def test_a_strategy_that_would_answer_differently_does_not_load(run: Path, model: Path, data_directory: Path) -> None:
-    as_learned: dict[str, Any] = {"max_length": 24, "precision": "bf16"}
-    for changes, named in (
-        ({"precision": "fp32"}, r"precision \(expected bf16, got fp32\)"),
-        ({"max_length": 32}, r"max_length \(expected 24, got 32\)"),
-    ):
-        with pytest.raises(LedgerError, match=named):
-            grafting(model, data_directory, **as_learned | changes).load(ledger_file(run).parent)
-    grafting(model, data_directory, **as_learned).load(str(ledger_file(run).parent))
-
-
-def test_predict_answers_in_the_precision_of_the_run(run: Path, data_directory: Path) -> None:
-    """The logits equal those of the run's own forward passes, bit for bit."""
-    predictor = Predictor.of_run(str(run))
-    (rows,) = [each.test for each in load_tasks(tiny.STREAM, str(data_directory)) if each.task.name == "sst2"]
-    kept = load_file(ledger_file(run).parent / "predictions.safetensors")["sst2/logits"]
-    assert torch.equal(predictor.logits("sst2", rows), kept)
-    predictor.weights.binding = replace(predictor.weights.binding, precision="fp32")
-    assert not torch.equal(predictor.logits("sst2", rows), kept)
+    """It reads longer rows. How it would train is its own affair: answers are computed in the dtype of the weights."""
+    with pytest.raises(LedgerError, match=r"max_length \(expected 24, got 32\)"):
+        grafting(model, data_directory, max_length=32, precision="bf16").load(ledger_file(run).parent)
+    for precision in ("bf16", "fp32"):
+        grafting(model, data_directory, max_length=24, precision=precision).load(str(ledger_file(run).parent))
 
 
 def test_a_body_with_a_pooler_fits(model_directory: Any, data_directory: Path) -> None:

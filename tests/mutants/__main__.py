@@ -33,7 +33,7 @@ TARGETS = (
     "forgetfree/results/learning_matrix.py",
     "forgetfree/results/metrics.py",
     "forgetfree/results/evidence.py",
-    "forgetfree/continual/regions.py",
+    "forgetfree/continual/region_strategy.py",
     "strategies/**/*.py",
 )
 #: Seconds of tests that one mutant may take, as they took where coverage was measured, and by the clock.

@@ -13,7 +13,7 @@ from handmade import Json, results_of, run_of, together, write
 
 from forgetfree import load_results, registry
 from forgetfree.errors import MetricError, ReportError, UnknownNameError, UsageError
-from forgetfree.results import learning_matrix, metrics
+from forgetfree.results import metrics
 from forgetfree.results.learning_matrix import LearningMatrix
 from forgetfree.results.report.run_report import lay_out, render
 
@@ -35,28 +35,28 @@ def test_the_numbers_are_worked_by_hand() -> None:
     task out: ((0.30 − 0.25) + (0.50 − 0.40)) / 2. Intransigence: ((0.85 − 0.80) + (0.75 − 0.70) + (0.80 − 0.85)) / 3. ECE:
     (0.1 + 0.2 + 0.3) / 3.
     """
-    assert learning_matrix.forgetting_per_task(MATRIX) == pytest.approx([0.30, 0.05, 0.0])
-    by_stage = learning_matrix.forgetting_by_stage(MATRIX)
+    assert metrics.forgetting_per_task(MATRIX) == pytest.approx([0.30, 0.05, 0.0])
+    by_stage = metrics.forgetting_by_stage(MATRIX)
     assert by_stage[1:, 0].tolist() == pytest.approx([0, -0.10, 0.30]) and np.isnan(by_stage[:2, 1]).all()
-    summary = learning_matrix.summarize(np.array(MATRIX), ECE, [0.85, 0.75, 0.80])
+    summary = metrics.summarize(np.array(MATRIX), ECE, [0.85, 0.75, 0.80])
     assert list(summary) == ["average", "forgetting", "bwt", "fwt", "intransigence", "ece"]
     assert list(summary.values()) == pytest.approx([0.70, 0.175, -0.125, 0.075, 0.05 / 3, 0.2])
     assert all(type(value) is float for value in summary.values())
-    assert learning_matrix.summarize(MATRIX, ECE)["intransigence"] is None
-    parts = learning_matrix.average_accuracy, learning_matrix.forgetting, learning_matrix.backward_transfer
+    assert metrics.summarize(MATRIX, ECE)["intransigence"] is None
+    parts = metrics.average_accuracy, metrics.forgetting, metrics.backward_transfer
     assert [part(MATRIX) for part in parts] == list(summary.values())[:3]
 
 
 def test_forgetting_ignores_the_rows_before_learning_and_is_negative_where_a_task_got_better() -> None:
     """0.80 − 0.75, although row 0 had 0.99; 0.70 − 0.75."""
     for first, learned, expected in ((0.99, 0.80, 0.05), (0.5, 0.70, -0.05)):
-        assert learning_matrix.forgetting([[first, 0.5], [learned, 0.5], [0.75, 0.9]]) == pytest.approx(expected)
+        assert metrics.forgetting([[first, 0.5], [learned, 0.5], [0.75, 0.9]]) == pytest.approx(expected)
 
 
 def test_one_task_neither_transfers_nor_forgets() -> None:
     """Average 0.9, intransigence 0.95 − 0.9 = 0.05, ECE 0.2, and zeros."""
-    assert learning_matrix.forgetting_per_task(ONE_TASK) == [0.0]
-    assert learning_matrix.summarize(ONE_TASK, [[0.3], [0.2]], [0.95]) == pytest.approx(
+    assert metrics.forgetting_per_task(ONE_TASK) == [0.0]
+    assert metrics.summarize(ONE_TASK, [[0.3], [0.2]], [0.95]) == pytest.approx(
         {"average": 0.9, "forgetting": 0.0, "bwt": 0.0, "fwt": 0.0, "intransigence": 0.05, "ece": 0.2}
     )
 
@@ -76,17 +76,17 @@ def test_one_task_neither_transfers_nor_forgets() -> None:
 )
 def test_a_wrong_matrix_is_refused_by_every_metric(matrix: list[list[float]], message: str) -> None:
     for metric in (
-        learning_matrix.average_accuracy,
-        learning_matrix.forgetting,
-        learning_matrix.forgetting_per_task,
-        learning_matrix.backward_transfer,
+        metrics.average_accuracy,
+        metrics.forgetting,
+        metrics.forgetting_per_task,
+        metrics.backward_transfer,
     ):
         with pytest.raises(MetricError, match=message):
             metric(matrix)
     with pytest.raises(MetricError, match=message):
-        learning_matrix.summarize(matrix, None, [0.5])
+        metrics.summarize(matrix, None, [0.5])
     with pytest.raises(MetricError, match=message.replace("matrix", "ece")):
-        learning_matrix.summarize(ONE_TASK, matrix)
+        metrics.summarize(ONE_TASK, matrix)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_wrong_matrix_is_refused_by_every_metric(matrix: list[list[float]], me
 )
 def test_what_does_not_belong_to_the_matrix_is_refused(ece: Any, reference: Any, message: str) -> None:
     with pytest.raises(MetricError, match=message):
-        learning_matrix.summarize(MATRIX, ece, reference)
+        metrics.summarize(MATRIX, ece, reference)
 
 
 OWN = {
@@ -118,7 +118,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("registered")
 def test_where_lower_is_better_to_forget_is_above_zero() -> None:
     """Errors 4, 1, 3 of the first task: it falls back by 2; the second, an accuracy, gains 0.2 before it is learned."""
-    found = learning_matrix.summarize([[4, 0.3], [1, 0.5], [3, 0.9]], None, [2, 0.8], ["error", "accuracy"])
+    found = metrics.summarize([[4, 0.3], [1, 0.5], [3, 0.9]], None, [2, 0.8], ["error", "accuracy"])
     assert found == pytest.approx(
         {
             "average": (3 + 0.9) / 2,
@@ -133,7 +133,7 @@ def test_where_lower_is_better_to_forget_is_above_zero() -> None:
 
 def test_scores_of_other_bounds_are_not_called_fractions() -> None:
     with pytest.raises(MetricError, match=r"^matrix must hold numbers; got nan\.$"):
-        learning_matrix.summarize([[0.5], [np.nan]], None, metrics=["accuracy"])
+        metrics.summarize([[0.5], [np.nan]], None, metrics=["accuracy"])
 
 
 # -- Scores of a trainer of one's own --------------------------------------------------------------------
@@ -200,10 +200,10 @@ WHOLE = [[0.1, 0.2, 0.3], [0.9, 0.4, 0.3], [0.8, 0.7, 0.2], [0.6, 0.7, 0.5]]
 
 
 def test_metrics_of_what_is_there_do_not_change() -> None:
-    lower, whole = (learning_matrix.summarize(matrix, matrix, [0.9, 0.9, 0.9]) for matrix in (LOWER, WHOLE))
+    lower, whole = (metrics.summarize(matrix, matrix, [0.9, 0.9, 0.9]) for matrix in (LOWER, WHOLE))
     assert lower.pop("fwt") is None and whole.pop("fwt") == pytest.approx((0.4 - 0.2 + 0.2 - 0.3) / 2)
     assert lower == whole
-    assert learning_matrix.forgetting_per_task(LOWER) == learning_matrix.forgetting_per_task(WHOLE)
+    assert metrics.forgetting_per_task(LOWER) == metrics.forgetting_per_task(WHOLE)
 
 
 def test_a_missing_score_of_a_learned_task_is_refused() -> None:
@@ -211,7 +211,7 @@ def test_a_missing_score_of_a_learned_task_is_refused() -> None:
         damaged = copy.deepcopy(LOWER)
         damaged[place[0]][place[1]] = None
         with pytest.raises(MetricError, match="fractions"):
-            learning_matrix.average_accuracy(damaged)
+            metrics.average_accuracy(damaged)
 
 
 CLAIM = "forget_free: claimed as True, but learning b changed the answers for a"

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from forgetfree import Ledger, Predictor, cli, registry
 from forgetfree.checkpoint import Checkpoint
-from forgetfree.continual import regions
+from forgetfree.continual import region_strategy
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.sources import load_tasks
 from forgetfree.jobs.checkpoints import pack
@@ -55,7 +55,7 @@ def prefer(monkeypatch: pytest.MonkeyPatch, alone: set[str]) -> None:
         is_alone = asked[task.name] % 2 == 1  # first, before the training on the union
         return float(is_alone != (task.name in alone))
 
-    monkeypatch.setattr(regions, "loss_of", loss)
+    monkeypatch.setattr(region_strategy, "loss_of", loss)
 
 
 def assert_same(one: Record, other: Record) -> None:
@@ -143,7 +143,7 @@ def test_an_interrupted_rival_leaves_the_model_as_it_was(
                 next(left)  # noqa: B023
                 return 0.0
 
-            patch.setattr(regions, "loss_of", loss)
+            patch.setattr(region_strategy, "loss_of", loss)
             with pytest.raises((StopIteration, RuntimeError)):
                 strategy.train(second)
         assert (strategy.evaluate([stream.tasks[0]])["qnli"].logits == before).all()

@@ -33,7 +33,7 @@ from small_strategies import (
 from torch import Tensor
 
 from forgetfree import Predictor, registry
-from forgetfree.continual.regions import region_training_options
+from forgetfree.continual.region_strategy import region_training_options
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import weight_matrices

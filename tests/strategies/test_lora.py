@@ -33,29 +33,6 @@ MakeStream = Callable[..., Any]
 # -- θ_pre and earlier adapters ----------------------------------------------------------------------------
 
 
-@pytest.mark.sampled("gpt2-lm-o-lora")
-@pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize("kind", MODELS)
-def test_the_streams_model_is_as_it_was_and_serves_the_next_strategy(
-    tiny_stream: MakeStream, kind: str, name: str
-) -> None:
-    """θ_pre keeps every bit, flags and modules are the model's own, and fine-tuning right after is as on a new stream."""
-    used, fresh = (tiny_stream(kind, MODELS[kind], stream="qnli,sst2") for _ in range(2))
-    before, flags = everything(used.model.backbone), [p.requires_grad for p in used.model.parameters()]
-    backbone = used.model.backbone
-    strategy = make(name, used, weight_decay=0.1)
-    for experience in used.benchmark.train_stream:
-        strategy.train(experience)
-        assert_same(everything(used.model.backbone), before)
-    strategy.evaluate()
-    assert used.model.backbone is backbone
-    assert_same(everything(used.model.backbone), before)
-    assert [p.requires_grad for p in used.model.parameters()] == flags
-    answers = [learned_rows(make("continual-ft", stream, learning_rate=0.05)) for stream in (used, fresh)]
-    for one, other in zip(*answers, strict=True):
-        assert_same(one, other)
-
-
 @pytest.mark.sampled("lora")
 @pytest.mark.parametrize("name", BOTH)
 def test_only_the_newest_adapters_and_the_readout_get_gradients(tiny_stream: MakeStream, name: str) -> None:

@@ -145,13 +145,13 @@ def test_precision_is_the_strategys_own(name: str) -> None:
     assert stream.model.precision == "fp32"
     strategy.evaluate()
     assert stream.model.precision == "fp32"
+    strategy.plugins.append(_Fails())
     with pytest.raises(ZeroDivisionError):
-        strategy.plugins.append(_Fails())
-        strategy.evaluate()
+        strategy.train(stream.benchmark.train_stream[1])
     assert stream.model.precision == "fp32"
 
 
 class _Fails(SupervisedPlugin):
-    def before_eval_forward(self, strategy: Any, **_: Any) -> None:
+    def before_forward(self, strategy: Any, **_: Any) -> None:
         assert strategy.model.precision == "bf16"
         raise ZeroDivisionError

@@ -207,7 +207,7 @@ def test_updates_go_by_the_shots_asked_for(model_directory) -> None:
         return bench.task.full_steps(TrainingOptions())
 
     assert steps(shots=64) == 16 * 2 * 64
-    assert steps(shots=4096, or_fewer=True) == 16 * 2 * 512  # the paper's 4096-shot, though labels have fewer rows
+    assert steps(shots=4096) == 16 * 2 * 512  # the paper's 4096-shot, though labels have fewer rows
     assert steps() == 16 * 2 * 512  # all rows
     task = replace(task, train=few)
     assert steps() == 16 * 2 * 1

@@ -31,12 +31,7 @@ Numbers = Sequence[float | None] | Floats
 
 
 def tables_of(results: Results, evidence: Evidence) -> list[Table]:
-    """Return all tables of a report, in the order in which they are read.
-
-    Args:
-        results: any; tables that are made of answers are left out where these are not there.
-        evidence: of them.
-    """
+    """Return all tables of a report in order; those that are made of answers only where these are there."""
     several = any(len(entry.runs) > 1 for entry in results.entries)
     shares = results.scale == PERCENT and results.sign == 1
     by_entry = (_growth, _ledger, _course if len(results.tasks) > WIDE else _matrix)
@@ -82,16 +77,9 @@ def _table(
     of_tasks: bool = False,
     legend: Sequence[str] = (),
 ) -> Table:
-    """Return a table of numbers.
+    """Return a table of rows, each with its name and, for each seed, its numbers, one a column.
 
-    Args:
-        results: of which runs.
-        title: what it shows, and in which units.
-        corner: what rows are.
-        columns: of the numbers.
-        rows: the name of each, and for each seed its numbers, one a column.
-        of_tasks: its columns are tasks, which become rows where there are many.
-        legend: further names of `MEANINGS`.
+    Where ``of_tasks``, columns are tasks, which become rows where there are many. ``legend`` has further names of `MEANINGS`.
     """
     cells = [
         (name, *(cell(values, column.show) for column, *values in zip(columns, *seeds, strict=True)))

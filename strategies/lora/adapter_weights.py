@@ -13,7 +13,7 @@ from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.models.loading import LoadedModel
 from forgetfree.serve.source import Source
 from forgetfree.serve.weights import RunWeights
-from forgetfree.strategies.lora.file import load_adapters
+from forgetfree.strategies.lora.adapter_file import load_adapters
 from forgetfree.strategies.lora.task_adapters import loaded_adapters
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, final
 
 from forgetfree.continual.ledger_model import LedgerModel
 from forgetfree.continual.strategy import ContinualStrategy, EncodedTask, Stream, TaskwiseOptions, Training
-from forgetfree.continual.strategy_parts import Skill
+from forgetfree.continual.strategy_parts import TaskRegion
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import budget
 from forgetfree.core.tensors import load_tensors_
@@ -147,8 +147,8 @@ class RegionStrategy(ContinualStrategy):
         if not any(parameter.numel() for parameter in (*what.parameters, *readouts)):
             steps = 0
         options = options or region_training_options(own, len(space), rate_for or allowed)
-        skill = Skill(region, len(region) / len(space) if sparsity is None else sparsity, alone)
-        return Training(task, what, readouts, steps, options, skill=skill)
+        task_region = TaskRegion(region, len(region) / len(space) if sparsity is None else sparsity, alone)
+        return Training(task, what, readouts, steps, options, region=task_region)
 
     @final
     def better_training(self, task: EncodedTask, tuned: ModelState, region: Region) -> Training:
@@ -185,7 +185,7 @@ class RegionStrategy(ContinualStrategy):
         def better() -> Training:
             if loss_alone < loss():
                 self.ledger_model.put_alone(task, record)
-                return replace(training, skill=alone.skill)
+                return replace(training, region=alone.region)
             return training
 
         return replace(training, finish=better)
