@@ -178,7 +178,7 @@ class _Look:
         attempt(wrong.report)
         tasks += wrong.rest  # for what else is wrong
         for rows in tasks:
-            few = few_rows_note(rows.train, rows.task, config.shots)
+            few = few_rows_note(rows.train, rows.task, config.shots) if self._options else ""
             self._notes += filter(None, (*rows.notes, rows.shared_note(self._common.evaluate_on), few))
         for seed, rows in product(config.seeds if self._options else (), tasks):
             attempt(sampled, rows, config.shots, seed)

@@ -188,8 +188,11 @@ class ShownProgress(Progress):
             bars.TextColumn("{task.description}", markup=False, table_column=name),
             bars.BarColumn(_BAR),
             bars.TextColumn("{task.fields[numbers]}", markup=False, table_column=numbers),
-            **{"console": console, "expand": True, "disable": not live},
-            **{"get_time": time.monotonic, "speed_estimate_period": math.inf},
+            console=console,
+            expand=True,
+            disable=not live,
+            get_time=time.monotonic,
+            speed_estimate_period=math.inf,
         )
         self._units: dict[str, _UnitProgress] = {}
         self._all, self._tasks, self._usual, self._spoken = bars.TaskID(0), 1, 0, time.monotonic()
@@ -216,8 +219,14 @@ class ShownProgress(Progress):
             done, of = unit.steps[event.task, event.phase] = event.done
             loss = "" if math.isnan(event.loss) else f" loss {event.loss:.3f}"
             visible = sum(row.visible for row in self._bars.tasks) <= _SHOWN or self._row(unit.row).visible
-            row = {"completed": done, "total": max(of, 1), "numbers": f"{event.count}{loss}", "visible": visible}
-            self._bars.update(unit.row, description=str(event), **row)
+            self._bars.update(
+                unit.row,
+                description=str(event),
+                completed=done,
+                total=max(of, 1),
+                numbers=f"{event.count}{loss}",
+                visible=visible,
+            )
             if time.monotonic() - self._spoken >= _INTERVAL:
                 text = f"{event} {event.count}{loss}"
         else:

@@ -129,7 +129,7 @@ class FinishedRun:
         section = self.config["run"]
         places: Json = {key: of_each(located, section[key], self.directory) for key in PLACES if section.get(key)}
         # Where both have a task, the new rows are meant.
-        data = [*_listed(options.get("data")), *_listed(places["data"])]
+        data = list(dict.fromkeys([*_listed(options.get("data")), *_listed(places["data"])]))
         rows = {key: [*section.get(key, ()), *options[key]] for key in _OF_ROWS if options.get(key)}
         return {**places, **options, **rows, "data": data if len(data) > 1 else data[0]}
 

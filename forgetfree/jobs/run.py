@@ -272,7 +272,8 @@ def _config_json(loader: StreamLoader, execution: Execution, begun: Json) -> Jso
         content["objects"] = config.unnamed
     out = Path(config.out)
     if not begun:
-        return as_json(content)
+        whole: Json = as_json(content)
+        return whole
     merged = merged_config(out, begun, as_json(content))
     # Where nothing else is new, it stays as it is.
     circumstances_then = {key: begun[key] for key in (*here, "command") if key in begun}
