@@ -42,7 +42,7 @@ from forgetfree.continual.streams import Stream, benchmark_stream
 from forgetfree.errors import TrainingError, UnknownNameError
 from forgetfree.files import write_atomically
 from forgetfree.options import build
-from forgetfree.results import learning_matrix
+from forgetfree.results import metrics
 from forgetfree.results.runs import CONSTANT
 
 STREAMS = ("permuted", "split-task", "split-class")
@@ -206,8 +206,8 @@ def measure(
                             "stream": stream,
                             "strategy": line,
                             "seed": seed,
-                            "average": round(learning_matrix.average_accuracy(matrix), 4),
-                            "forgetting": round(learning_matrix.forgetting(matrix), 4),
+                            "average": round(metrics.average_accuracy(matrix), 4),
+                            "forgetting": round(metrics.forgetting(matrix), 4),
                             "constant": constant,
                             "seconds": round(time.perf_counter() - start, 2),
                             "options": " ".join(f"{key}={value}" for key, value in options.items()),
@@ -256,7 +256,7 @@ def tune(strategies: Sequence[str], steps: int, streams: Sequence[str], seed: in
                 options = FIXED.get(strategy, {}) | {name: value}
                 try:
                     matrix = learn(strategy, make_stream(stream, seed, "validation"), seed, steps, options)
-                    scores.append(learning_matrix.average_accuracy(matrix))
+                    scores.append(metrics.average_accuracy(matrix))
                 except TrainingError:
                     scores.append(0.0)
             best = values[scores.index(max(scores))]
