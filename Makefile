@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo results test check lint types fast slow all-tests nightly kill docs install lock newest clean
 
-# A stream on the embedded model and data: five to seven minutes on two cores.
+# A stream on the embedded model and data: a little over two minutes on two cores.
 DEMO_OUT ?= runs/demo
 demo: $(BIN)/.installed
 	@if [ -f $(DEMO_OUT)/report.md ] && [ -f $(DEMO_OUT)/.complete ]; then \
