@@ -34,6 +34,8 @@ class ModelEntry:
 
 #: The strategies of ``forgetfree graft``: a task's graft, beside the fine-tuned model that it comes from.
 GRAFT = ("fine-tune", "bare-graft")
+#: Strategies whose regions are others than those that a recipe's options of the region were chosen for.
+OTHER_REGIONS = ("packnet", "wsn", "lotto", "bitfit")
 #: How a run names a model that was given as an object.
 IN_MEMORY = " in memory"
 MODELS: dict[str, ModelEntry] = {
@@ -52,9 +54,8 @@ MODELS: dict[str, ModelEntry] = {
             "region_start": "pre-trained",
             "region_rate_factor": 3.0,
             "dropout": "fine-tuning",
-            # Their regions are others, for which the defaults stand.
-            **{f"{name}.region_rate_factor": 1.0 for name in ("packnet", "wsn", "bitfit")},
-            **{f"{name}.dropout": True for name in ("packnet", "wsn", "bitfit")},
+            **{f"{name}.region_rate_factor": 1.0 for name in OTHER_REGIONS},
+            **{f"{name}.dropout": True for name in OTHER_REGIONS},
             # Where the mask is searched for.
             "base_fraction": 0.0,
             "mask_steps": 4,
@@ -96,7 +97,7 @@ MODELS: dict[str, ModelEntry] = {
             "region_from": "gradient",
             "gradient_rows": 64,
             "region_rate_factor": 3.0,
-            **{f"{name}.region_rate_factor": 1.0 for name in ("packnet", "wsn", "bitfit")},
+            **{f"{name}.region_rate_factor": 1.0 for name in OTHER_REGIONS},
             "grafting-continual.composition": "alone",
             # Where the mask is searched for, as in docs/results/smollm2.md.
             "base_fraction": 0.0,

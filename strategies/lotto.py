@@ -68,6 +68,7 @@ class LoTTO(ContinualStrategy):
                 learning_rate=options.region_rate_factor * region_rate(options, len(self.space), len(mask)),
                 readout_learning_rate=options.readout_learning_rate or options.learning_rate,
                 l1=0.0,  # a mask is as sparse as it gets
+                dropout=options.dropout is True,
             ),
         )
 

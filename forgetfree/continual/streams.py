@@ -122,6 +122,7 @@ def load_stream(
     made = make_stream(name, tasks, loaded, **common)
     for task in made.tasks:
         tell_note(task.note)
+        tell_note(task.few_rows)
     return made
 
 

@@ -49,11 +49,10 @@ def few_rows_note(rows: Rows, task: TaskDefinition, shots: int | None) -> str:
     rare = sorted((count, members[group], group) for group, count in needed.items() if count < (shots or 0))
     if not rare:
         return ""
-    counts = [
-        f"{count} training {kind.group_name(task, group, count)}{kind.group_hint(task, group, count)}"
-        for count, _, group in rare
-    ]
-    return f"Task {task.name!r} has {listed(counts, _MOST_GROUPS)}, fewer than --shots {shots}: all of them are taken."
+    counts = [f"{count} training {kind.group_name(task, group, count)}" for count, _, group in rare]
+    hints = [kind.group_hint(task, group, count) for count, _, group in rare]
+    few = f"Task {task.name!r} has {listed(counts, _MOST_GROUPS)}, fewer than --shots {shots}: all of them are taken."
+    return few + "".join(hints[:_MOST_GROUPS])
 
 
 def plan_batches(

@@ -108,7 +108,8 @@ class Table:
     def fault(self, i: int, column: str, what: str, expected: str, got: str, remedy: str = "") -> BadRow:
         """Fault of the row at place ``i``, by one of its cells; ``remedy`` is as in `BadRow`."""
         message = f"{self.where}, row {self.numbers[i]}, column {column!r}: expected {expected}, got {got}."
-        message = " ".join(filter(None, [message, remedy, "Fix or remove the row."]))
+        of_row = "" if remedy.endswith(_REMEDY) else "Fix or remove the row."
+        message = " ".join(filter(None, [message, remedy, of_row]))
         return BadRow(self.where, self.numbers[i], column, what, got, message, remedy)
 
     def check_columns(self, columns: ColumnNames) -> None:

@@ -160,7 +160,7 @@ class Classification(Kind):
         """Return whether a label with one row or two may be a misspelling of another."""
         own = task.labels[group]
         others = [name for name in task.labels if name != own]
-        return nearest(own, others, 0.7).replace("Did you mean", "Is it a misspelling of") if count <= 2 else ""
+        return nearest(own, others, 0.7).replace("Did you mean", f"Is {own!r} a misspelling of") if count <= 2 else ""
 
     def check_splits(self, task: TaskDefinition, rows: Mapping[str, Rows], before: Rows) -> None:
         """Raise ``DataError`` if a label has no training row."""

@@ -111,7 +111,7 @@ class LedgerSwitch:
         for piece in self._pieces[part]:
             tensor, values = self._tensor(piece.number), piece.pre if pre else piece.values
             if tensor.is_contiguous() and tensor.device == piece.local.device:
-                tensor.view(-1).scatter_(0, piece.local, values)
+                tensor.view(-1).scatter_(0, piece.local, values.to(tensor.dtype))
             else:
                 flat, at = entries(tensor, piece.local)
                 flat[at] = values.to(flat)

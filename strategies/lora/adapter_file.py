@@ -97,7 +97,8 @@ def _check_settings(key: str, stored: Any, adapter: Mapping[str, Tensor]) -> Non
     """Raise ``ValueError`` unless these are settings of an adapter, of the rank that its tensors have."""
     check_fields(key, stored, {"r": int, "lora_alpha": int, "target_modules": str})
     check(key, ", ".join(stored), set(stored) == set(SETTINGS), f"{', '.join(SETTINGS)} alone")
-    check(f"{key}.lora_alpha", stored["lora_alpha"], stored["lora_alpha"] >= 1, "at least 1")
+    for name in ("r", "lora_alpha"):
+        check(f"{key}.{name}", stored[name], stored[name] >= 1, "at least 1")
     dropout = stored["lora_dropout"]
     check(f"{key}.lora_dropout", dropout, is_number(dropout, 0.0, 1.0), "a number in [0, 1]")
     for name, tensor in adapter.items():

@@ -163,8 +163,12 @@ def test_a_strategy_that_searches_for_its_mask_takes_no_region_from_the_others()
     assert "region_" not in recipe_said(config) and "mask_batch_size=256" in recipe_said(config)
 
 
-def test_a_recipe_may_say_for_one_strategy_what_it_says_for_all_otherwise() -> None:
-    config = RunConfig(stream="sst2", strategies=("grafting-continual", "packnet"), model="minilm").check()
+@pytest.mark.parametrize("model", ["minilm", "smollm2"])
+def test_a_recipe_says_for_strategies_with_other_regions_what_it_says_for_all_otherwise(model: str) -> None:
+    others = ("packnet", "wsn", "lotto", "bitfit")
+    config = RunConfig(stream="sst2", strategies=("grafting-continual", *others), model=model).check()
     assert config.options["grafting-continual"].region_rate_factor == 3.0
-    packnet = registry.strategy("packnet").Options.for_model("minilm", strategy="packnet")
-    assert config.options["packnet"].region_rate_factor == packnet.region_rate_factor == 1.0
+    for name in others:
+        by_hand = registry.strategy(name).Options.for_model(model, strategy=name)
+        for options in (config.options[name], by_hand):
+            assert (options.region_rate_factor, options.dropout) == (1.0, True)

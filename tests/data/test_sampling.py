@@ -187,6 +187,8 @@ def test_a_large_batch_is_cut_into_rows_of_nearly_equal_length() -> None:
 
 def test_a_rare_label_is_named_and_may_be_a_misspelling() -> None:
     rows = Rows(tuple("abcdefg"), (), (0, 1, 1, 1, 2, 2, 2))
-    said = few_rows_note(rows, TaskDefinition("tickets", "single", ("Biling", "Billing", "Sales")), 3)
-    assert "1 training row of label 'Biling' Is it a misspelling of 'Billing'?, fewer than --shots 3" in said
+    assert few_rows_note(rows, TaskDefinition("tickets", "single", ("Biling", "Billing", "Sales")), 3) == (
+        "Task 'tickets' has 1 training row of label 'Biling', fewer than --shots 3: all of them are taken. "
+        "Is 'Biling' a misspelling of 'Billing'?"
+    )
     assert "misspelling" not in few_rows_note(rows, TaskDefinition("answers", "single", ("maybe", "yes", "no")), 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from forgetfree import registry
 from forgetfree.core.regions import Region
 from forgetfree.core.selection import most_moved, top
+from forgetfree.data.examples import EncodedRows
+from forgetfree.data.sampling import representative
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.training.loop import loss_of, quality_of
 from forgetfree.training.monitor import Monitor
@@ -104,6 +106,23 @@ def test_nothing_is_fine_tuned_where_theta_pre_is_enough(tiny_stream: MakeStream
     assert not torch.equal(record.readout["weight"], pre.readouts["qnli"]["weight"])
     moved = learn(tiny_stream("bert", "linear"), 1, name, **how | {"region_steps": 2, "learning_rate": 0.5})
     assert not torch.equal(moved.ledger.records[0].owned.values, pre.theta[record.region.indices])
+
+
+@pytest.mark.parametrize("source", ["gradient", "snip", "fisher"])
+def test_gradients_are_those_of_as_many_rows_as_gradient_rows_says(
+    tiny_stream: MakeStream, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = learn(tiny_stream("bert", "linear"), 0, region_from=source, gradient_rows=3)
+    task, read, batch = strategy.stream.tasks[0], list[int](), EncodedRows.batch
+    tuned = strategy.fine_tuned(task)
+
+    def noted(rows: EncodedRows, places: Sequence[int]) -> Any:
+        read.extend(places)
+        return batch(rows, places)
+
+    monkeypatch.setattr(EncodedRows, "batch", noted)
+    strategy.localize(task, tuned)
+    assert sorted(read) == sorted(representative(task.train.targets, 3))
 
 
 def test_label_words_need_no_readout_first(tiny_stream: MakeStream) -> None:

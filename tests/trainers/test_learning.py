@@ -313,6 +313,16 @@ def test_an_exception_restores_the_model_and_leaves_the_ledger(error: type[BaseE
         pass
 
 
+def test_a_model_that_is_cast_while_it_answers_holds_what_it_was_trained_from_after() -> None:
+    model = classifier()
+    ledger, before = Ledger.of_model(model), state_of(model)
+    with learning(model, ledger, "one", batches=labelled(1), sparsity=0.01):
+        train(model, labelled(2))
+    with answering(model, ledger, "one"):
+        model.to(torch.bfloat16)
+    assert_same(model, {name: tensor.to(model.dtype) for name, tensor in before.items()})
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_saved_in_the_midst_is_a_plain_model(tmp_path: Any, dtype: torch.dtype) -> None:
     """It has the values of the last step, and loading it gives the vector back, to the bit. A copy of it stays as it was."""
