@@ -101,7 +101,7 @@ def test_a_device_that_is_not_here_is_refused_before_anything_is_read(command: s
 
 
 #: A share of the suite that reaches most of what computes, in half a minute.
-SHARE = ("tests/core/test_grafting.py", "tests/core/test_saliency.py", "tests/ledger/test_mixed_batch.py")
+SHARE = ("tests/core/test_grafting.py", "tests/core/test_selection.py", "tests/ledger/test_mixed_batch.py")
 
 
 @pytest.mark.slow

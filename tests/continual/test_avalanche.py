@@ -38,7 +38,7 @@ from forgetfree import registry
 from forgetfree.continual.streams import benchmark_stream
 from forgetfree.errors import LedgerError, ModelError, OptionError, UsageError
 from forgetfree.models.state import StateStore
-from forgetfree.results import learning_matrix
+from forgetfree.results import metrics
 
 #: Those that keep what a task learned, and that any network can be trained by.
 FORGET_FREE = [name for name in registry.STRATEGIES if registry.strategy(name).forget_free and name != "lora"]
@@ -305,8 +305,8 @@ def test_avalanches_forgetting_is_our_backward_transfer_with_the_sign_turned(nam
         strategy.train(experience)
         found = strategy.eval(stream.benchmark.test_stream)
         matrix.append([strategy.predictions[task.name].score("accuracy") for task in stream.tasks])
-    assert found["StreamForgetting/eval_phase/test_stream"] == pytest.approx(-learning_matrix.backward_transfer(matrix))
-    assert found["StreamBWT/eval_phase/test_stream"] == pytest.approx(learning_matrix.backward_transfer(matrix))
+    assert found["StreamForgetting/eval_phase/test_stream"] == pytest.approx(-metrics.backward_transfer(matrix))
+    assert found["StreamBWT/eval_phase/test_stream"] == pytest.approx(metrics.backward_transfer(matrix))
     for k in range(2):
         name = f"ExperienceForgetting/eval_phase/test_stream/Task00{k if scenario == 'task' else 0}/Exp00{k}"
         assert found[name] == pytest.approx(matrix[k + 1][k] - matrix[-1][k])
@@ -338,9 +338,9 @@ def test_the_two_differ_where_a_task_was_better_in_between() -> None:
     first_minus_last = [theirs.result_key(task) for task in range(2)]
     assert first_minus_last == pytest.approx([-0.1, 0.1])
     assert [transfer.result_key(task) for task in range(2)] == pytest.approx([0.1, -0.1])
-    assert learning_matrix.backward_transfer(matrix) == pytest.approx(0.0)
-    assert learning_matrix.forgetting_per_task(matrix) == pytest.approx([0.2, 0.1, 0.0])
-    assert learning_matrix.forgetting(matrix) == pytest.approx(0.15)
+    assert metrics.backward_transfer(matrix) == pytest.approx(0.0)
+    assert metrics.forgetting_per_task(matrix) == pytest.approx([0.2, 0.1, 0.0])
+    assert metrics.forgetting(matrix) == pytest.approx(0.15)
 
 
 # -- Plugins ---------------------------------------------------------------------------------------------
