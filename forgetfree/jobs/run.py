@@ -48,7 +48,6 @@ from forgetfree.jobs.environment import (
     threads_as_before,
     threads_of_each,
 )
-from forgetfree.jobs.environment import versions as versions_here
 from forgetfree.jobs.learn import floors_of, learn
 from forgetfree.jobs.progress import Ended, Progress
 from forgetfree.jobs.signals import STOP, terminable
@@ -251,8 +250,7 @@ def _config_before(config: RunConfig, execution: Execution) -> Json:
             f"{out} was begun from Python with {', '.join(lacking)}, which no file can name. Go on by the "
             "same call in Python, with resume=True."
         )
-    now = {"run": as_json(config.section()), "versions": versions_here()}
-    merged_config(out, begun, now)  # before anything is loaded
+    merged_config(out, begun, {"run": as_json(config.section())})  # before anything is loaded
     return begun
 
 
@@ -298,8 +296,9 @@ def _missing(work: UnitWork, content: Json, begun: Json) -> list[Unit]:
     path = out / CONFIG
     if content != begun:
         text = json_text(content, indent=1)
-        for unit in done:  # before it is there: a kill leaves a config.json that all of them know
-            unit.accept(hashlib.sha256(text.encode()).hexdigest())
+        for unit in units_in(out, content["units"]):  # before it is there: a kill leaves one that all of them know
+            if unit not in missing:
+                unit.accept(hashlib.sha256(text.encode()).hexdigest())
         write_atomically(path, text)
     work.config_json = sha256(path)
     return missing
