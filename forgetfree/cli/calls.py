@@ -102,7 +102,7 @@ def run(
     check_form(default_data() if data is None else data)
     rows = data if isinstance(data, Mapping) else None
     places = [_text(each) for each in data] if isinstance(data, list | tuple) else _text(data)
-    if stream is None and data is not None:
+    if stream is None and data is not None and without is None:
         tasks = list(rows) if rows is not None else tasks_of_files(places)
         stream = stream_of(tasks) if rows is not None or tasks else None
     names, classes = _named_strategies(strategies)
@@ -186,7 +186,7 @@ def _job_on(run: Any, without: str | None, values: Json, objects: InMemory) -> J
         if values.get(field.name) and field.name not in ("out", "stream", "device", "settings")
         if field.name == "data" or values[field.name] not in (one := getattr(usual, field.name), _listed(one))
     } | values["settings"]
-    stream = "" if without and not values["data"] else values["stream"]
+    stream = values["stream"]
     call = _call(
         {key: each for key, each in {"stream": stream, "on": run, "without": without, **asked}.items() if each}
     )

@@ -388,6 +388,7 @@ def test_python_has_the_same_words(run: MakeRun, tmp_path: Path) -> None:
         ("steps cannot be given with on=: a run goes on with its own options", {"on": base, "steps": 9}),
         ("mask_steps cannot be given with on=", {"on": base, "mask_steps": 2}),
         ("needs the run that learned the task", {"without": "qnli"}),
+        ("without='qnli' takes a task away, and sst2 would be learned", {"on": base, "without": "qnli"}),
     ):
         with pytest.raises(UsageError, match=message):
             forgetfree.run("sst2", **arguments, progress=False)
