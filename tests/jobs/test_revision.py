@@ -333,7 +333,8 @@ def test_some_strategies_of_the_run_or_others_and_more_seeds(run: MakeRun, tmp_p
     whole = run(
         "qnli", "sst2", strategies=("bitfit", "fine-tune"), options=FEW[:6], more=("--seed", "0", "--seed", "1")
     )
-    base = run("qnli", strategies=("lora", "bitfit"), options=FEW[:6])
+    own = ("--set", "lora.rank=2")  # which no strategy of the other run has
+    base = run("qnli", strategies=("lora", "bitfit"), options=FEW[:6], more=own)
     more = ("--strategy", "bitfit", "--strategy", "fine-tune", "--seed", "0", "--seed", "1")
     assert extend(base, "sst2", tmp_path / "out", *more) == 0
     assert hashes(tmp_path / "out") == hashes(whole)
