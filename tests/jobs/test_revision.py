@@ -378,13 +378,15 @@ def test_what_cannot_be_learned_on_top_is_refused(
 
 def test_python_has_the_same_words(run: MakeRun, tmp_path: Path) -> None:
     base = run("qnli", **GRAFTING)
-    results = forgetfree.run("sst2", on=base, out=tmp_path / "more", progress=False)
+    named = {"strategies": "grafting-continual", "progress": False}
+    results = forgetfree.run("sst2", on=base, out=tmp_path / "more", **named)
     assert results.tasks == ["qnli", "sst2"]
     same(tmp_path / "more", run("qnli", "sst2", **GRAFTING))
     forgetfree.run(on=tmp_path / "more", without="sst2", out=tmp_path / "less", progress=False)
     same(tmp_path / "less", base)
     call = json.loads((tmp_path / "more" / "config.json").read_text())["command"]
     assert call.startswith("forgetfree.run(stream='sst2', on=")
+    assert "strategies=['grafting-continual']" in call
     for message, arguments in (
         ("steps cannot be given with on=: a run goes on with its own options", {"on": base, "steps": 9}),
         ("mask_steps cannot be given with on=", {"on": base, "mask_steps": 2}),
